@@ -1,0 +1,120 @@
+# Everything a developer runs. Needs make and Python 3.11 or newer with venv; the rest is installed
+# into .venv and .venv-proto on first use. Options reach the program through ARGS, for example
+#
+#     make test ARGS="tests/domain -k lease"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROTO_VENV := .venv-proto
+GENERATORS := grpcio-tools mypy-protobuf googleapis-common-protos
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check
+
+# Folders with Python in them; bench and tests may be absent from a source archive.
+SOURCES := $(wildcard liveness tasks tests bench scripts)
+PROTOS := $(shell find proto -name '*.proto')
+DESCRIPTORS := build/liveness.binpb
+RELEASED := proto/released.binpb
+
+.PHONY: help run test check fmt proto proto-release bench crash clean
+.PHONY: check-style check-types check-proto check-generated
+
+help: ## list these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: $(VENV)/.ready-run ## start a server (ARGS: options of `liveness serve`)
+	@$(BIN)/liveness serve $(ARGS)
+
+test: $(VENV)/.ready-dev ## run the tests (ARGS: options of pytest)
+	@$(BIN)/pytest -n auto --dist=loadgroup $(ARGS)
+
+check: check-style check-types check-proto check-generated ## lint, types, proto rules, generated code
+
+check-style: $(VENV)/.ready-dev
+	@echo "Style"
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+
+check-types: $(VENV)/.ready-dev
+	@echo "Types"
+	@$(BIN)/mypy $(SOURCES)
+
+check-proto: $(VENV)/.ready-dev $(DESCRIPTORS)
+	@echo "Proto: lint, and nothing that breaks released clients"
+	@$(BIN)/buf lint $(DESCRIPTORS)
+	@$(BIN)/buf breaking $(DESCRIPTORS) --against $(RELEASED)
+
+check-generated: $(PROTO_VENV)/.ready
+	@echo "Generated code is current"
+	@$(PROTO_VENV)/bin/python scripts/generate_proto.py check
+
+fmt: $(VENV)/.ready-dev ## format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+proto: $(PROTO_VENV)/.ready ## generate liveness/v1 from proto/
+	@$(PROTO_VENV)/bin/python scripts/generate_proto.py generate
+
+# `make check` compares proto/ with the baseline in proto/released.binpb, the contract that clients in
+# the field were built from. Refresh and commit it with each release, and never to silence a finding.
+proto-release: $(PROTO_VENV)/.ready ## make today's proto/ the contract that must not break
+	@$(PROTO_VENV)/bin/python scripts/generate_proto.py baseline $(RELEASED)
+	@echo "$(RELEASED) is refreshed; commit it with the release."
+
+bench: $(VENV)/.ready-dev ## run the benchmarks (ARGS: options of `python -m bench`)
+	@$(BIN)/python -m bench $(ARGS)
+
+crash: $(VENV)/.ready-dev ## run the long crash campaign (ARGS: options of pytest)
+	@$(BIN)/pytest tests/end_to_end -m crash_long --timeout=3600 $(ARGS)
+
+clean: ## remove environments, caches and build products
+	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(DESCRIPTORS): $(PROTOS) scripts/generate_proto.py $(PROTO_VENV)/.ready
+	@$(PROTO_VENV)/bin/python scripts/generate_proto.py descriptors $@
+
+# An environment is marked .unfinished while something is being installed into it. A mark that is
+# already there means that an earlier run was interrupted: then the environment is made anew.
+# $(1): folder, $(2): what for
+define begin_environment
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "liveness needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true)." \
+		"Name another one, for example: make $(or $(firstword $(MAKECMDGOALS)),run) PYTHON=python3.12" >&2; \
+	exit 1; }
+@echo "Setting up $(1) for $(2) (once) …"
+@if [ ! -x $(1)/bin/python ] || [ -e $(1)/.unfinished ]; then \
+	mkdir -p $(1) && touch $(1)/.unfinished && $(PYTHON) -m venv --clear $(1); fi
+@touch $(1)/.unfinished
+endef
+
+define end_environment
+@rm $(1)/.unfinished
+@touch $@
+endef
+
+# setuptools comes first so that the build uses the pinned one instead of fetching its own.
+$(VENV)/.ready-run: pyproject.toml constraints.txt
+	$(call begin_environment,$(VENV),running)
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e .
+	$(call end_environment,$(VENV))
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt
+	$(call begin_environment,$(VENV),development)
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $(VENV)/.ready-run
+	$(call end_environment,$(VENV))
+
+# Apart from .venv, because the generator needs an older protobuf than the one we run with.
+$(PROTO_VENV)/.ready: constraints-proto.txt
+	$(call begin_environment,$(PROTO_VENV),generating code)
+	@$(PROTO_VENV)/bin/python $(PIP_INSTALL) -c constraints-proto.txt $(GENERATORS)
+	$(call end_environment,$(PROTO_VENV))

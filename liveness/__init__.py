@@ -1,0 +1,1 @@
+"""Worker liveness: who is alive, decided durably and announced exactly once."""

@@ -1,0 +1,1 @@
+"""What has to happen later: lease expiry, worker clean-up, activity rescheduling."""
