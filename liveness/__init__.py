@@ -1,1 +1,1 @@
-"""Worker liveness: who is alive, decided durably and announced exactly once."""
+"""Worker liveness: who is alive, who is not, and what has to be done about it."""
