@@ -74,14 +74,14 @@ crash: $(VENV)/.ready-dev ## run the long crash campaign (ARGS: options of pytes
 	@$(BIN)/pytest tests/end_to_end -m crash_long --timeout=3600 $(ARGS)
 
 clean: ## remove environments, caches and build products
-	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) .venv*.unfinished build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DESCRIPTORS): $(PROTOS) scripts/generate_proto.py $(PROTO_VENV)/.ready
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py descriptors $@
 
-# An environment is marked .unfinished while something is being installed into it. A mark that is
-# already there means that an earlier run was interrupted: then the environment is made anew.
+# While something is being installed into an environment, a mark lies beside it. A mark that is already
+# there means that an earlier run was interrupted: then the environment is made anew.
 # $(1): folder, $(2): what for
 define begin_environment
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -89,13 +89,13 @@ define begin_environment
 		"Name another one, for example: make $(or $(firstword $(MAKECMDGOALS)),run) PYTHON=python3.12" >&2; \
 	exit 1; }
 @echo "Setting up $(1) for $(2) (once) …"
-@if [ ! -x $(1)/bin/python ] || [ -e $(1)/.unfinished ]; then \
-	mkdir -p $(1) && touch $(1)/.unfinished && $(PYTHON) -m venv --clear $(1); fi
-@touch $(1)/.unfinished
+@if [ ! -x $(1)/bin/python ] || [ -e $(1).unfinished ]; then \
+	touch $(1).unfinished && $(PYTHON) -m venv --clear $(1); fi
+@touch $(1).unfinished
 endef
 
 define end_environment
-@rm $(1)/.unfinished
+@rm $(1).unfinished
 @touch $@
 endef
 
