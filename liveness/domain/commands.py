@@ -1,0 +1,37 @@
+"""What is asked of a worker. A command carries all that deciding needs: time and policy included."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liveness.domain.policy import Policy
+from liveness.domain.worker import BoundActivity, InactiveReason, Profile, WorkerStatus
+
+
+class Heartbeat(NamedTuple):
+    """A tuple, because one is made for each heartbeat."""
+
+    session_id: str
+    sequence: int
+    requested_ms: int | None
+    """The lease asked for; None for the default."""
+    bound: tuple[BoundActivity, ...]
+    unbound: tuple[BoundActivity, ...]
+    full_bindings: bool
+    profile: Profile
+    """`NO_PROFILE` keeps what is known."""
+    status: WorkerStatus
+    last_error: str
+    successes: int
+    errors: int
+    policy: Policy
+
+
+class Deactivate(NamedTuple):
+    """Leave ACTIVE now, by goodbye or by force."""
+
+    reason: InactiveReason
+    detail: str
+    policy: Policy
+    session_id: str = ""
+    """When given, only this session may."""

@@ -1,0 +1,225 @@
+"""decide: (state, command, time) → events, or a refusal that changes nothing.
+
+One function per command; `heartbeat` is the table of the worker's state machine, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.errors import (
+    BindingQuotaExceeded,
+    InvalidField,
+    SessionSuperseded,
+    StaleHeartbeat,
+    WorkerNotActive,
+    WorkerQuotaExceeded,
+)
+from liveness.domain.errors import WorkerCleanedUp as WorkerCleanedUpError
+from liveness.domain.events import (
+    Activation,
+    BindingsChanged,
+    LeaseRenewed,
+    LeaseTermsChanged,
+    SessionReplaced,
+    WorkerCleanedUp,
+    WorkerDeactivated,
+    WorkerDescribed,
+    WorkerEvent,
+    WorkerForgotten,
+    WorkerRegistered,
+    WorkerResurrected,
+)
+from liveness.domain.keys import ActivityId, WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, BoundActivity, InactiveReason, Worker, WorkerState
+
+ActivationT = TypeVar("ActivationT", bound=Activation)
+
+ACTIVE = WorkerState.ACTIVE
+
+
+def admit(namespace: str, policy: Policy, occupancy: int) -> None:
+    """Refuse one more worker in a full namespace."""
+    if occupancy >= policy.max_workers:
+        raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
+
+
+def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
+    if worker is None:
+        return (_activate(WorkerRegistered, key, None, beat, at_ms),)
+    if worker.state is WorkerState.CLEANED_UP:
+        raise WorkerCleanedUpError(worker=key.instance_key)
+    session_id = beat.session_id
+    if session_id and session_id != worker.session_id:
+        if session_id in worker.superseded:
+            raise SessionSuperseded(session_id=session_id, worker=key.instance_key)
+        activation = SessionReplaced if worker.state is ACTIVE else WorkerResurrected
+        return (_activate(activation, key, worker, beat, at_ms),)
+    sequence = beat.sequence
+    # A sequence number means something only inside a named session: an unnamed one may have restarted at 1.
+    if sequence and session_id and sequence <= worker.sequence:
+        if sequence == worker.sequence:
+            return ()
+        raise StaleHeartbeat(sequence=sequence, last_sequence=worker.sequence)
+    if worker.state is not ACTIVE:
+        return (_activate(WorkerResurrected, key, worker, beat, at_ms),)
+    return _renew(key, worker, beat, at_ms)
+
+
+def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
+    renewal = LeaseRenewed(
+        beat.sequence or worker.sequence, at_ms, worker.successes + beat.successes, worker.errors + beat.errors
+    )
+    events: list[WorkerEvent] = []
+    granted_ms = beat.policy.granted_ms(beat.requested_ms)
+    if granted_ms != worker.granted_ms:
+        events.append(LeaseTermsChanged(granted_ms=granted_ms))
+    profile = worker.profile if beat.profile == NO_PROFILE else beat.profile
+    last_error = beat.last_error or worker.last_error
+    if profile != worker.profile or beat.status != worker.status or last_error != worker.last_error:
+        events.append(WorkerDescribed(profile=profile, status=beat.status, last_error=last_error))
+    if beat.bound or beat.unbound or beat.full_bindings:
+        change = _rebind(key, worker, beat)
+        if change is not None and beat.full_bindings:
+            # The whole set is known now, whatever gap this very heartbeat's sequence shows.
+            return (*events, renewal, change)
+        if change is not None:
+            events.append(change)
+    return (*events, renewal) if events else (renewal,)
+
+
+def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
+    """The effect of a heartbeat's binding changes, or None if there is none."""
+    held = worker.bindings
+    resync = worker.resync
+    task_queue = beat.profile.task_queue or worker.profile.task_queue
+    declared = _declared(beat.bound, task_queue)
+    gone: dict[ActivityId, None] = {}
+    if beat.full_bindings:
+        gone.update((id, None) for id in held if id not in declared)
+        gone.update((id, None) for id in worker.lost if id not in declared)
+    for activity in beat.unbound:
+        id = activity.id
+        known = held.get(id)
+        if id in declared and declared[id].attempt == activity.attempt:
+            del declared[id]  # taken up and finished between two heartbeats
+            if known is not None:
+                gone[id] = None
+        elif known is not None and known.attempt == activity.attempt:
+            gone[id] = None
+        elif id in worker.lost:
+            gone[id] = None
+        elif known is None and id not in declared and beat.sequence and beat.session_id:
+            resync = True  # it says it held what was never heard of here
+    bound = tuple(activity for id, activity in declared.items() if held.get(id) != activity)
+    unbound = tuple(id for id in gone if id not in declared)
+    count = len(held) + sum(a.id not in held for a in bound) - sum(id in held for id in unbound)
+    _check_binding_quota(key, beat.policy, count, len(held))
+    in_doubt = worker.resync
+    if beat.full_bindings:
+        resync = False
+        in_doubt = in_doubt or beat.sequence > worker.sequence + 1 > 1
+    if not bound and not unbound and resync == in_doubt:
+        return None
+    return BindingsChanged(bound=bound, unbound=unbound, resync=resync)
+
+
+def _activate(
+    kind: type[ActivationT], key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
+) -> ActivationT:
+    """A new lease whose bindings are exactly those in the heartbeat."""
+    known_profile = worker.profile if worker else NO_PROFILE
+    profile = known_profile if beat.profile == NO_PROFILE else beat.profile
+    bindings = _declared(beat.bound, profile.task_queue)
+    for activity in beat.unbound:
+        if activity.id in bindings and bindings[activity.id].attempt == activity.attempt:
+            del bindings[activity.id]
+    _check_binding_quota(key, beat.policy, len(bindings), 0)
+    same_session = worker is not None and beat.session_id in ("", worker.session_id)
+    first_sequence = (worker.sequence if worker and same_session else 0) + 1
+    return kind(
+        session_id=beat.session_id or (worker.session_id if worker else ""),
+        sequence=beat.sequence or (worker.sequence if worker and same_session else 0),
+        epoch=worker.epoch + 1 if worker else 1,
+        at_ms=at_ms,
+        granted_ms=beat.policy.granted_ms(beat.requested_ms),
+        bindings=tuple(bindings.values()),
+        profile=profile,
+        status=beat.status,
+        last_error=beat.last_error or (worker.last_error if worker else ""),
+        successes=(worker.successes if worker else 0) + beat.successes,
+        errors=(worker.errors if worker else 0) + beat.errors,
+        resync=not beat.full_bindings and beat.sequence > first_sequence,
+    )
+
+
+def _declared(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityId, BoundActivity]:
+    """What a heartbeat says is held; an activity without a task queue of its own is on the worker's."""
+    declared = {}
+    for activity in bound:
+        if not activity.task_queue:
+            if not task_queue:
+                raise InvalidField(
+                    field="heartbeat.bound_activities.task_queue", rule="must be set when the worker has no task_queue"
+                )
+            activity = activity._replace(task_queue=task_queue)
+        declared[activity.id] = activity
+    return declared
+
+
+def _check_binding_quota(key: WorkerKey, policy: Policy, count: int, held: int) -> None:
+    # A worker above a quota that was lowered may still shrink.
+    if count > policy.max_bindings_per_worker and count > held:
+        raise BindingQuotaExceeded(worker=key.instance_key, count=count, limit=policy.max_bindings_per_worker)
+
+
+def deactivate(key: WorkerKey, worker: Worker, command: Deactivate, at_ms: int) -> tuple[WorkerDeactivated, ...]:
+    """Goodbye or force. Nothing to do for a worker that has left ACTIVE already."""
+    if worker.state is WorkerState.CLEANED_UP:
+        raise WorkerCleanedUpError(worker=key.instance_key)
+    if command.session_id and command.session_id != worker.session_id:
+        if command.session_id in worker.superseded:
+            raise SessionSuperseded(session_id=command.session_id, worker=key.instance_key)
+        raise InvalidField(field="session_id", rule="is not the worker's current session")
+    if worker.state is not ACTIVE:
+        if command.reason is InactiveReason.FORCED:
+            raise WorkerNotActive(worker=key.instance_key, state=worker.state.name)
+        return ()
+    return (_deactivated(command.reason, command.detail, command.policy, at_ms),)
+
+
+def expire_lease(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactivated, ...]:
+    """The lease ran out, unless it did not: the only place that ends a lease for silence."""
+    if worker.state is not ACTIVE or at_ms < worker.deadline_ms:
+        return ()
+    detail = f"no heartbeat for {at_ms - worker.renewed_ms} ms of a {worker.granted_ms} ms lease"
+    return (_deactivated(InactiveReason.LEASE_EXPIRED, detail, policy, at_ms),)
+
+
+def _deactivated(reason: InactiveReason, detail: str, policy: Policy, at_ms: int) -> WorkerDeactivated:
+    return WorkerDeactivated(reason=reason, detail=detail, at_ms=at_ms, cleanup_delay_ms=policy.cleanup_delay_ms)
+
+
+def clean_up(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerCleanedUp, ...]:
+    if worker.state is not WorkerState.INACTIVE or at_ms < worker.deadline_ms:
+        return ()
+    return (WorkerCleanedUp(at_ms=at_ms, tombstone_retention_ms=policy.tombstone_retention_ms),)
+
+
+def forget(worker: Worker, at_ms: int) -> tuple[WorkerForgotten, ...]:
+    if worker.state is not WorkerState.CLEANED_UP or not worker.deadline_ms or at_ms < worker.deadline_ms:
+        return ()
+    return (WorkerForgotten(),)
+
+
+def lost_with(worker: Worker, event: WorkerEvent) -> Mapping[ActivityId, BoundActivity]:
+    """The bindings that an event takes from a worker; each becomes an `ActivityRescheduleTask`."""
+    if isinstance(event, WorkerDeactivated):
+        return worker.bindings
+    if isinstance(event, SessionReplaced):
+        kept = {activity.id for activity in event.bindings}
+        return {id: activity for id, activity in worker.bindings.items() if id not in kept}
+    return NO_BINDINGS

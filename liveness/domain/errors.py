@@ -1,0 +1,127 @@
+"""Every way a request can be refused. Each class's docstring is its message; fields fill the braces.
+
+LivenessError
+├── InvalidRequest          the client must change the request
+│   ├── InvalidField
+│   ├── MalformedRequest
+│   ├── PageTokenInvalid
+│   └── ResumeTokenInvalid
+├── Refused                 the request is fine, the state is against it
+│   ├── StaleHeartbeat
+│   ├── SessionSuperseded
+│   ├── WorkerCleanedUp
+│   ├── WorkerNotActive
+│   └── TaskFinished
+├── Exhausted               a limit is reached
+│   ├── WorkerQuotaExceeded
+│   ├── BindingQuotaExceeded
+│   └── RateLimited
+├── NotFound
+│   ├── WorkerNotFound
+│   └── TaskNotFound
+└── Unavailable             try again; nothing is known to have changed
+    ├── ShardUnavailable
+    └── ShuttingDown
+"""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from re import sub
+
+
+class LivenessError(Exception):
+    """Something was refused."""
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(cleandoc(type(self).__doc__ or "").format(**fields))
+
+    @property
+    def reason(self) -> str:
+        """Machine-readable: StaleHeartbeat → STALE_HEARTBEAT."""
+        return sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).upper()
+
+
+class InvalidRequest(LivenessError):
+    """The request is not valid."""
+
+
+class InvalidField(InvalidRequest):
+    """{field} {rule}."""
+
+
+class MalformedRequest(InvalidRequest):
+    """The request is not a valid protobuf message: {detail}."""
+
+
+class PageTokenInvalid(InvalidRequest):
+    """page_token does not belong to this request; use the one from the previous page, with the same filter."""
+
+
+class ResumeTokenInvalid(InvalidRequest):
+    """resume_token does not belong to this request; use one from the same selection of events."""
+
+
+class Refused(LivenessError):
+    """The state does not allow this."""
+
+
+class StaleHeartbeat(Refused):
+    """Heartbeat {sequence} came after heartbeat {last_sequence} of the same session was applied."""
+
+
+class SessionSuperseded(Refused):
+    """Session {session_id} of worker {worker} was replaced by a newer one; this process must stop its work."""
+
+
+class WorkerCleanedUp(Refused):
+    """Worker {worker} was cleaned up; register under a new instance key."""
+
+
+class WorkerNotActive(Refused):
+    """Worker {worker} is {state}, not ACTIVE."""
+
+
+class TaskFinished(Refused):
+    """Task {task_id} is {state} already."""
+
+
+class Exhausted(LivenessError):
+    """A limit is reached."""
+
+
+class WorkerQuotaExceeded(Exhausted):
+    """Namespace {namespace} has its {limit} workers; remove some or raise max_workers."""
+
+
+class BindingQuotaExceeded(Exhausted):
+    """Worker {worker} would hold {count} activities; the limit is {limit} (max_bindings_per_worker)."""
+
+
+class RateLimited(Exhausted):
+    """Too many heartbeats of {whose}; try again in {retry_after_ms} ms."""
+
+
+class NotFound(LivenessError):
+    """There is no such thing."""
+
+
+class WorkerNotFound(NotFound):
+    """There is no worker {worker} in namespace {namespace}."""
+
+
+class TaskNotFound(NotFound):
+    """There is no task {task_id}."""
+
+
+class Unavailable(LivenessError):
+    """Not now; try again."""
+
+
+class ShardUnavailable(Unavailable):
+    """Shard {shard_id} is being re-read; try again."""
+
+
+class ShuttingDown(Unavailable):
+    """The server is shutting down; try again elsewhere or later."""

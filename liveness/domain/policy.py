@@ -1,0 +1,65 @@
+"""What a namespace allows. Read when deciding; what shaped a decision is recorded in its events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from liveness.domain.errors import InvalidField
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+DURATION_MS_MAX = 100 * 365 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    default_lease_ms: int = 30 * SECOND_MS
+    min_lease_ms: int = SECOND_MS
+    max_lease_ms: int = HOUR_MS
+    cleanup_delay_ms: int = 60 * MINUTE_MS
+    """How long an INACTIVE worker may still come back."""
+    tombstone_retention_ms: int = 30 * DAY_MS
+    """How long a cleaned-up key stays refused; 0 for ever."""
+    event_retention_ms: int = 30 * DAY_MS
+    """How long events are kept; 0 for ever."""
+    max_workers: int = 1_000_000
+    """ACTIVE and INACTIVE workers of the namespace."""
+    max_bindings_per_worker: int = 1_000
+    namespace_heartbeat_rate: float = 0.0
+    """Heartbeats per second over the namespace; 0 for no limit."""
+    worker_heartbeat_rate: float = 0.0
+    """Heartbeats per second of one worker; 0 for no limit."""
+
+    def granted_ms(self, requested_ms: int | None) -> int:
+        if requested_ms is None:
+            requested_ms = self.default_lease_ms
+        return min(max(requested_ms, self.min_lease_ms), self.max_lease_ms)
+
+
+POLICY_FIELDS = frozenset(field.name for field in fields(Policy))
+_MAY_BE_ZERO = POLICY_FIELDS - {"default_lease_ms", "min_lease_ms", "max_lease_ms", "max_bindings_per_worker"}
+BUILT_IN = Policy()
+
+
+def policy_with(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
+    """`base` with some fields set, or `InvalidField` if that makes no sense as a whole."""
+    for name, value in overrides.items():
+        if name not in POLICY_FIELDS:
+            raise InvalidField(field=name, rule=f"is not a setting; there are: {', '.join(sorted(POLICY_FIELDS))}")
+        if not value >= 0 or value == float("inf"):
+            raise InvalidField(field=name, rule="must be a finite number, 0 or more")
+        if value == 0 and name not in _MAY_BE_ZERO:
+            raise InvalidField(field=name, rule="must be more than 0")
+        if name.endswith("_ms") and value > DURATION_MS_MAX:
+            raise InvalidField(field=name, rule="must be at most 100 years")
+    policy = replace(base, **overrides)  # type: ignore[arg-type]  # names were checked above
+    if not policy.min_lease_ms <= policy.default_lease_ms <= policy.max_lease_ms:
+        raise InvalidField(
+            field="default_lease",
+            rule=f"must lie between min_lease and max_lease, but {policy.min_lease_ms} ms <= "
+            f"{policy.default_lease_ms} ms <= {policy.max_lease_ms} ms does not hold",
+        )
+    return policy

@@ -1,0 +1,56 @@
+"""react: (state, event) → what must happen later.
+
+Timers are derived from a worker's state and never stored; a timer is a promise to look again, and what it finds
+then is decided anew. Reschedules are stored, in the transaction that took the activity from its worker.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liveness.domain.decider import lost_with
+from liveness.domain.events import WorkerEvent
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import BoundActivity, Worker, WorkerState
+
+
+class LeaseExpiryTask(NamedTuple):
+    """Look at the worker when its lease runs out. Stale if the epoch has moved on."""
+
+    worker: WorkerKey
+    epoch: int
+
+
+class WorkerCleanupTask(NamedTuple):
+    worker: WorkerKey
+    epoch: int
+
+
+TimerTask = LeaseExpiryTask | WorkerCleanupTask
+
+
+class ActivityRescheduleTask(NamedTuple):
+    """One activity taken from one worker in one lease."""
+
+    namespace: str
+    activity: BoundActivity
+    worker: str
+    epoch: int
+
+
+def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> tuple[ActivityRescheduleTask, ...]:
+    if before is None:
+        return ()
+    return tuple(
+        ActivityRescheduleTask(key.namespace, activity, key.instance_key, before.epoch)
+        for activity in lost_with(before, event).values()
+    )
+
+
+def timer_of(key: WorkerKey, worker: Worker) -> TimerTask | None:
+    """What the worker's `deadline_ms` is for. Tombstones end by maintenance, not by the second."""
+    if worker.state is WorkerState.ACTIVE:
+        return LeaseExpiryTask(key, worker.epoch)
+    if worker.state is WorkerState.INACTIVE:
+        return WorkerCleanupTask(key, worker.epoch)
+    return None

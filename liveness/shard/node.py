@@ -1,0 +1,211 @@
+"""The shards that this process owns, and their way through start, trouble and end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from liveness.clock import Clock
+from liveness.domain.errors import ShardUnavailable, ShuttingDown
+from liveness.domain.keys import shard_of
+from liveness.shard.committer import Committer, Group
+from liveness.shard.policies import Policies
+from liveness.shard.shard import Deadlines, HandedOver, Shard
+from liveness.store.api import Store
+from liveness.store.errors import StoreBroken, StoreError
+
+logger = structlog.get_logger("liveness.node")
+
+PULSE_MS = 50
+CLOCK_WRITTEN_EVERY_MS = 500
+"""Half of what the observed clock may run ahead, so that a slow commit does not freeze it."""
+STALL_MS = 500
+"""A pulse this late means that the process stood still, and that heartbeats may lie unread in its sockets."""
+REOPEN_BACKOFF_MS = (50, 200, 1_000, 2_000, 5_000)
+
+
+class Node:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        shard_count: int,
+        owner: str,
+        grace_ms: int,
+        commit_interval_ms: float,
+        deadlines: Callable[[int], Deadlines],
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.shard_count = shard_count
+        self.policies = Policies({})
+        self.broken: asyncio.Future[StoreBroken] = asyncio.get_running_loop().create_future()
+        """Done when durability can no longer be promised: the process must end."""
+        self.on_pulse: list[Callable[[], None]] = []
+        self.on_committed: list[Callable[[Sequence[HandedOver]], None]] = []
+        self.on_opened: list[Callable[[Shard], None]] = []
+        self._owner = owner
+        self._grace_ms = grace_ms
+        self._deadlines = deadlines
+        self._shards: list[Shard | None] = [None] * shard_count
+        self._dropped_population: dict[int, Counter[str]] = {}
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_pulse_ms = clock.monotonic_ms()
+        self._expiries_held_until_ms = 0
+        self.committer = Committer(
+            store,
+            clock,
+            interval_ms=commit_interval_ms,
+            on_lost=self._on_lost,
+            on_committed=self._after_commit,
+            on_broken=self._on_broken,
+        )
+
+    # -- life
+
+    async def open(self) -> None:
+        self.policies = Policies(await self.store.load_config())
+        await self._take_over(range(self.shard_count))
+
+    def start(self) -> None:
+        """Begin committing and keeping time by itself."""
+        self._spawn(self.committer.run())
+        self._spawn(self._run_pulse())
+
+    def stop_accepting(self) -> None:
+        self._closing = True
+
+    async def close(self) -> None:
+        """Commit what was decided, checkpoint, stop. Durable replies may still be waiting to leave."""
+        self._closing = True
+        if not self.committer.broken:
+            await self.checkpoint()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def checkpoint(self) -> None:
+        """Shorten the next recovery: fold each shard's renewals into one row. One shard per commit, to stall nobody."""
+        for shard in self.shards():
+            if shard.durable_seq > shard.checkpoint_seq + 1:
+                await self.committer.request_checkpoint(shard).wait()
+
+    # -- routing
+
+    def shard(self, namespace: str, name: str) -> Shard:
+        return self.shard_by_id(shard_of(namespace, name, self.shard_count))
+
+    def shard_by_id(self, shard_id: int) -> Shard:
+        shard = self._shards[shard_id]
+        if self._closing:
+            raise ShuttingDown()
+        if shard is None:
+            raise ShardUnavailable(shard_id=shard_id)
+        return shard
+
+    def shards(self) -> list[Shard]:
+        """Those that serve."""
+        return [shard for shard in self._shards if shard is not None]
+
+    def occupancy(self, namespace: str) -> int:
+        """Workers of a namespace. A shard that is being re-read counts as it was, undurable registrations included:
+        a quota may refuse one too many meanwhile, but never admits one."""
+        return sum(shard.population[namespace] for shard in self._shards if shard is not None) + sum(
+            population[namespace] for population in self._dropped_population.values()
+        )
+
+    def barrier(self) -> Group:
+        return self.committer.barrier()
+
+    async def durable(self, shard: Shard) -> None:
+        """Return when everything `shard` shows now is committed, or raise."""
+        group = self.barrier()
+        await group.wait()
+        group.check(shard.id)
+
+    # -- time
+
+    async def _run_pulse(self) -> None:
+        while True:
+            await self.clock.sleep(PULSE_MS)
+            self.pulse()
+
+    def pulse(self) -> None:
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._last_pulse_ms > STALL_MS:
+            logger.warning("stood still", ms=now_ms - self._last_pulse_ms)
+            self._expiries_held_until_ms = now_ms + STALL_MS
+        self._last_pulse_ms = now_ms
+        if now_ms >= self._expiries_held_until_ms:
+            for look in self.on_pulse:
+                look()
+        for shard in self.shards():
+            if shard.clock_age_ms() >= CLOCK_WRITTEN_EVERY_MS:
+                self.committer.touch(shard)
+
+    # -- trouble
+
+    def _on_lost(self, shard_ids: frozenset[int]) -> None:
+        for shard_id in shard_ids:
+            shard, self._shards[shard_id] = self._shards[shard_id], None
+            if shard is not None:
+                self._dropped_population[shard_id] = shard.population
+        if not self._closing:
+            self._spawn(self._reopen(shard_ids))
+
+    async def _reopen(self, shard_ids: frozenset[int]) -> None:
+        for attempt in range(1_000_000):
+            try:
+                await self._take_over(shard_ids)
+            except StoreBroken as error:
+                self._on_broken(error)
+                return
+            except StoreError as error:
+                logger.warning("cannot re-read shards", shards=len(shard_ids), why=str(error))
+                await self.clock.sleep(REOPEN_BACKOFF_MS[min(attempt, len(REOPEN_BACKOFF_MS) - 1)])
+            else:
+                logger.info("shards serve again", shards=len(shard_ids))
+                return
+
+    async def _take_over(self, shard_ids: Sequence[int] | frozenset[int]) -> None:
+        images = await self.store.take_over(shard_ids, self._owner, self.clock.wall_ms())
+        for image in images:
+            shard = Shard(
+                image,
+                clock=self.clock,
+                shard_count=self.shard_count,
+                grace_ms=self._grace_ms,
+                deadlines=self._deadlines(image.shard_id),
+                on_dirty=self.committer.touch,
+            )
+            self._shards[image.shard_id] = shard
+            self._dropped_population.pop(image.shard_id, None)
+            for opened in self.on_opened:
+                opened(shard)
+
+    def _on_broken(self, error: StoreBroken) -> None:
+        self._closing = True
+        self.committer.broken = True
+        if not self.broken.done():
+            self.broken.set_result(error)
+
+    def _after_commit(self, handed: Sequence[HandedOver]) -> None:
+        for listen in self.on_committed:
+            listen(handed)
+
+    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug in the engine room: nothing more can be promised.
+            logger.error("engine stopped", exc_info=error)
+            self._on_broken(StoreBroken(detail=f"internal error: {error!r}"))

@@ -1,0 +1,47 @@
+"""The policy in force for each namespace: what was set for it, over what was set for all, over the built-in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from liveness.domain.policy import BUILT_IN, Policy, policy_with
+
+DEFAULT = ""
+"""The name under which settings for all namespaces are kept."""
+
+
+class Policies:
+    def __init__(self, overrides: Mapping[str, Mapping[str, float]]) -> None:
+        self._overrides = {namespace: dict(values) for namespace, values in overrides.items()}
+        self._policies: dict[str, Policy] = {}
+
+    def of(self, namespace: str) -> Policy:
+        # Only names that were configured are kept: clients may send any number of others.
+        name = namespace if namespace in self._overrides else DEFAULT
+        policy = self._policies.get(name)
+        if policy is None:
+            policy = self._policies[name] = self.preview(name, self.overrides(name))
+        return policy
+
+    def overrides(self, namespace: str) -> dict[str, float]:
+        return self._overrides.get(namespace, {})
+
+    def preview(self, namespace: str, overrides: Mapping[str, float]) -> Policy:
+        """What would be in force; raises `InvalidField` if it makes no sense."""
+        base = BUILT_IN if namespace == DEFAULT else policy_with(BUILT_IN, self.overrides(DEFAULT))
+        return policy_with(base, overrides)
+
+    def preview_all(self, overrides: Mapping[str, float]) -> None:
+        """Refuse a default under which some namespace's own settings would make no sense."""
+        base = policy_with(BUILT_IN, overrides)
+        for namespace, own in self._overrides.items():
+            if namespace != DEFAULT:
+                policy_with(base, own)
+
+    def replace(self, namespace: str, overrides: Mapping[str, float]) -> None:
+        self._overrides[namespace] = dict(overrides)
+        self._policies.clear()
+
+    def namespaces(self) -> list[str]:
+        """Those with settings of their own."""
+        return [namespace for namespace in self._overrides if namespace != DEFAULT]

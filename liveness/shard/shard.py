@@ -1,0 +1,354 @@
+"""One shard: its state in memory, and the rules for changing it.
+
+Everything here is synchronous. A method decides on the state as it is, changes it, and leaves the facts in `Pending`;
+the committer makes them durable and only then lets replies go. If that fails, this object is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from liveness.clock import Clock
+from liveness.domain import activity as activities
+from liveness.domain import decider
+from liveness.domain.activity import Activity
+from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.errors import WorkerNotFound
+from liveness.domain.events import (
+    ActivityMadeAvailable,
+    BindingsChanged,
+    ConfigChanged,
+    LeaseRenewed,
+    LeaseTermsChanged,
+    SessionReplaced,
+    WorkerDeactivated,
+    WorkerDescribed,
+    WorkerEvent,
+    WorkerRegistered,
+    WorkerResurrected,
+)
+from liveness.domain.fold import evolve, renewed
+from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
+from liveness.domain.worker import Worker, WorkerState
+from liveness.shard.observed_clock import ObservedClock
+from liveness.shard.pending import Pending
+from liveness.shard.recovery import Recovered, pulse_of
+from liveness.store.api import NewTask, ShardCommit, ShardImage, TaskUpdate
+
+GRACES_MAX = 3
+"""How many take-overs in a row may hold up a silent worker's expiry."""
+
+
+class Outcome(IntEnum):
+    """What a heartbeat did."""
+
+    REGISTERED = 1
+    RENEWED = 2
+    REPEATED = 3
+    SESSION_REPLACED = 4
+    RESURRECTED = 5
+
+
+_OUTCOMES: dict[type, Outcome] = {
+    WorkerRegistered: Outcome.REGISTERED,
+    SessionReplaced: Outcome.SESSION_REPLACED,
+    WorkerResurrected: Outcome.RESURRECTED,
+}
+
+# These leave the worker's row as it is until the next checkpoint; recovery finds them in the log.
+_LAZY = (BindingsChanged, LeaseTermsChanged, WorkerDescribed)
+
+
+class Transition(NamedTuple):
+    """A change of a worker's state, for the structured log."""
+
+    key: WorkerKey
+    before: WorkerState | None
+    after: WorkerState | None
+    reason: str
+    activities: int
+    """How many were taken from it."""
+
+
+class HandedOver(NamedTuple):
+    """A shard's part of a group commit, with what becomes true when it is durable."""
+
+    shard: Shard
+    commit: ShardCommit
+    notable_seq: int
+    """Of its newest entry that is not plain renewals; 0 if there is none."""
+    monotonic_ms: int
+    transitions: list[Transition]
+
+
+class Deadlines(Protocol):
+    """Where a shard says when a worker must be looked at again."""
+
+    def arm(self, key: WorkerKey, due_ms: int) -> None: ...
+
+    def disarm(self, key: WorkerKey) -> None: ...
+
+
+class Shard:
+    def __init__(
+        self,
+        image: ShardImage,
+        *,
+        clock: Clock,
+        shard_count: int,
+        grace_ms: int,
+        deadlines: Deadlines,
+        on_dirty: Callable[[Shard], None],
+    ) -> None:
+        self.id = image.shard_id
+        self.epoch = image.epoch
+        self.durable_seq = image.last_seq
+        """Of the newest entry known to be committed."""
+        self.durable_notable_seq = image.last_seq
+        """The same without plain renewals; what a feed may read up to."""
+        self.checkpoint_seq = image.checkpoint_seq
+        self.transitions: list[Transition] = []
+        """Since the last commit was handed over."""
+        recovered = Recovered(image)
+        self.workers = recovered.workers
+        self.activities: dict[ActivityKey, Activity] = dict(image.activities)
+        self.population = Counter(key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP)
+        """ACTIVE and INACTIVE workers per namespace."""
+        self._clock = clock
+        self._shard_count = shard_count
+        self._deadlines = deadlines
+        self._on_dirty = on_dirty
+        self._observed = ObservedClock(image.observed_ms, clock.monotonic_ms())
+        self._takeovers = image.takeovers
+        self._grace_until_ms = image.observed_ms + grace_ms
+        self._renewed = recovered.renewed
+        self._changed = recovered.changed
+        self._pending = Pending(image.last_seq)
+        self._handed_seq = image.last_seq
+        self._dirty = False
+        for key, worker in self.workers.items():
+            self._arm(key, worker)
+
+    # -- time
+
+    def now_ms(self) -> int:
+        return self._observed.now_ms(self._clock.monotonic_ms())
+
+    def clock_age_ms(self) -> int:
+        """How long the durable observed time has not been written."""
+        return self._observed.age_ms(self._clock.monotonic_ms())
+
+    def expiry_ms(self, worker: Worker) -> int:
+        """When a silent worker's lease may be ended: its deadline, or after the grace that follows a take-over."""
+        if worker.deadline_ms >= self._grace_until_ms:
+            return worker.deadline_ms
+        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self._takeovers)
+        return worker.deadline_ms if takeovers_in_silence > GRACES_MAX else self._grace_until_ms
+
+    # -- commands
+
+    def heartbeat(self, key: WorkerKey, beat: Heartbeat, occupancy: Callable[[str], int]) -> tuple[Outcome, Worker]:
+        worker = self.workers.get(key)
+        if worker is None:
+            decider.admit(key.namespace, beat.policy, occupancy(key.namespace))
+        now_ms = self.now_ms()
+        events = decider.heartbeat(key, worker, beat, now_ms)
+        if not events:
+            assert worker is not None
+            return Outcome.REPEATED, worker
+        if len(events) == 1 and type(event := events[0]) is LeaseRenewed:
+            assert worker is not None
+            return Outcome.RENEWED, self._renew(key, worker, event)
+        after = self._apply(key, worker, events, now_ms)
+        assert after is not None
+        return _OUTCOMES.get(type(events[0]), Outcome.RENEWED), after
+
+    def deactivate(self, key: WorkerKey, command: Deactivate) -> tuple[Worker, int]:
+        """Returns the worker and how many activities were taken from it."""
+        worker = self.describe(key)
+        now_ms = self.now_ms()
+        events = decider.deactivate(key, worker, command, now_ms)
+        if not events:
+            return worker, 0
+        after = self._apply(key, worker, events, now_ms)
+        assert after is not None
+        return after, len(worker.bindings)
+
+    def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
+        worker = self.workers[key]
+        now_ms = self.now_ms()
+        if now_ms < self.expiry_ms(worker):
+            return False
+        return self._apply_if_any(key, worker, decider.expire_lease(worker, policy, now_ms), now_ms)
+
+    def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
+        worker = self.workers[key]
+        now_ms = self.now_ms()
+        return self._apply_if_any(key, worker, decider.clean_up(worker, policy, now_ms), now_ms)
+
+    def forget_tombstones(self, limit: int) -> int:
+        """Let go of cleaned-up keys whose retention is over."""
+        now_ms = self.now_ms()
+        forgotten = 0
+        for key, worker in list(self.workers.items()):
+            if worker.state is WorkerState.CLEANED_UP and forgotten < limit:
+                forgotten += self._apply_if_any(key, worker, decider.forget(worker, now_ms), now_ms)
+        return forgotten
+
+    def reschedule(self, task: ActivityRescheduleTask) -> Activity:
+        """Take an activity from the worker that lost it; the same task again changes nothing."""
+        key = ActivityKey(task.namespace, *task.activity.id)
+        activity = self.activities.get(key)
+        wall_ms, now_ms = self._clock.wall_ms(), self.now_ms()
+        for event in activities.reschedule(activity, task):
+            self._pending.add(
+                event, number=None, namespace=key.namespace, worker=None, workflow_id=key.workflow_id,
+                wall_ms=wall_ms, observed_ms=now_ms,
+            )  # fmt: skip
+            activity = activities.evolve(activity, event, key.workflow_id)
+            if isinstance(event, ActivityMadeAvailable):
+                self.activities[key] = self._pending.activities[key] = activity
+                self._touch()
+        assert activity is not None
+        return activity
+
+    def update_task(self, update: TaskUpdate) -> None:
+        self._pending.task_updates[update.task_id] = update
+        self._touch()
+
+    def change_config(self, namespace: str, change: ConfigChanged, overrides: Mapping[str, float]) -> None:
+        self._pending.add(
+            change, number=None, namespace=namespace, worker=None, workflow_id=None,
+            wall_ms=self._clock.wall_ms(), observed_ms=self.now_ms(),
+        )  # fmt: skip
+        self._pending.config[namespace] = overrides
+        self._touch()
+
+    # -- queries
+
+    def describe(self, key: WorkerKey) -> Worker:
+        worker = self.workers.get(key)
+        if worker is None:
+            raise WorkerNotFound(worker=key.instance_key, namespace=key.namespace)
+        return worker
+
+    # -- the way to the store
+
+    def hand_over(self, *, checkpoint: bool = False) -> HandedOver:
+        """Everything decided so far, as one commit; without news it still carries the clock."""
+        pending, transitions = self._pending, self.transitions
+        monotonic_ms = self._clock.monotonic_ms()
+        now_ms = self._observed.now_ms(monotonic_ms)
+        commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, self._clock.wall_ms())
+        if checkpoint:
+            commit.checkpoint = (commit.last_seq, [pulse_of(self.workers[key]) for key in self._renewed])
+            for key in self._changed:
+                commit.workers[key] = (self.workers[key], commit.last_seq)
+            # Rows written just now contain their renewals; the others' stay in this checkpoint and the next.
+            self._renewed -= self._changed
+            self._changed = set()
+        self._handed_seq = commit.last_seq
+        self._pending = Pending(commit.last_seq)
+        self._dirty = False
+        self.transitions = []
+        return HandedOver(self, commit, pending.notable_seq, monotonic_ms, transitions)
+
+    def committed(self, handed: HandedOver) -> None:
+        """It is durable."""
+        commit = handed.commit
+        self.durable_seq = commit.last_seq
+        self.durable_notable_seq = handed.notable_seq or self.durable_notable_seq
+        if commit.checkpoint is not None:
+            self.checkpoint_seq = commit.checkpoint[0]
+        self._observed.committed(commit.observed_ms, handed.monotonic_ms)
+
+    # -- inside
+
+    def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
+        after = renewed(worker, event)
+        self.workers[key] = after
+        pending = self._pending
+        if worker.number in pending.renewals:
+            pending.close_renewals(self._clock.wall_ms())
+        pending.renewals[worker.number] = event
+        self._renewed.add(key)
+        if not self._dirty:
+            self._touch()
+        return after
+
+    def _apply_if_any(self, key: WorkerKey, worker: Worker, events: tuple[WorkerEvent, ...], now_ms: int) -> bool:
+        if events:
+            self._apply(key, worker, events, now_ms)
+        return bool(events)
+
+    def _apply(
+        self, key: WorkerKey, worker: Worker | None, events: tuple[WorkerEvent, ...], now_ms: int
+    ) -> Worker | None:
+        wall_ms = self._clock.wall_ms()
+        for event in events:
+            if isinstance(event, LeaseRenewed):
+                assert worker is not None
+                worker = self._renew(key, worker, event)
+                continue
+            seq = self._pending.add(
+                event, number=worker.number if worker else None, namespace=key.namespace, worker=key.instance_key,
+                workflow_id=None, wall_ms=wall_ms, observed_ms=now_ms,
+            )  # fmt: skip
+            before, worker = worker, evolve(worker, event, seq)
+            self._note(key, before, event, worker, seq)
+        self._touch()
+        return worker
+
+    def _note(
+        self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
+    ) -> None:
+        """Keep everything derived from workers in step with one event."""
+        if after is None:
+            del self.workers[key]
+            self._deadlines.disarm(key)
+        else:
+            self.workers[key] = after
+            if before is None or after.deadline_ms < before.deadline_ms or after.state is not before.state:
+                self._arm(key, after)
+        if isinstance(event, _LAZY) and before and after and _listed(before) == _listed(after):
+            self._changed.add(key)
+            return
+        self._pending.workers[key] = (after, seq) if after else None
+        self._renewed.discard(key)
+        self._changed.discard(key)
+        if isinstance(event, _LAZY):
+            return
+        tasks = react(key, before, event)
+        self._pending.new_tasks += [NewTask(self._shard_of(task), task) for task in tasks]
+        counted = (after is not None and after.state < WorkerState.CLEANED_UP) - (
+            before is not None and before.state < WorkerState.CLEANED_UP
+        )
+        self.population[key.namespace] += counted
+        reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
+        self.transitions.append(
+            Transition(key, before.state if before else None, after.state if after else None, reason, len(tasks))
+        )
+
+    def _shard_of(self, task: ActivityRescheduleTask) -> int:
+        return shard_of(task.namespace, task.activity.workflow_id, self._shard_count)
+
+    def _arm(self, key: WorkerKey, worker: Worker) -> None:
+        if timer_of(key, worker) is None:
+            self._deadlines.disarm(key)
+        else:
+            self._deadlines.arm(key, worker.deadline_ms)
+
+    def _touch(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._on_dirty(self)
+
+
+def _listed(worker: Worker) -> tuple[str, str, str]:
+    """What lists filter by; a row must always be right about it."""
+    return worker.profile.task_queue, worker.profile.build_id, worker.profile.host_name

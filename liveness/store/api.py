@@ -1,0 +1,159 @@
+"""The seam between shards and what keeps their facts: values that cross it, and `Store` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from liveness.domain.activity import Activity
+from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.worker import Worker, WorkerState
+from liveness.store.codec import LogEntry, Pulse
+
+
+class TaskState(IntEnum):
+    PENDING = 1
+    RETRYING = 2
+    DEAD_LETTERED = 3
+    DONE = 4
+    DISCARDED = 5
+
+
+OPEN_TASK_STATES = (TaskState.PENDING, TaskState.RETRYING)
+FINISHED_TASK_STATES = (TaskState.DONE, TaskState.DISCARDED)
+
+
+class NewTask(NamedTuple):
+    shard_id: int
+    """The activity's shard, not the worker's."""
+    task: ActivityRescheduleTask
+
+
+class TaskUpdate(NamedTuple):
+    task_id: int
+    state: TaskState
+    due_ms: int
+    attempts: int
+    last_error: str
+
+
+class StoredTask(NamedTuple):
+    task_id: int
+    shard_id: int
+    kind: str
+    state: TaskState
+    due_ms: int
+    attempts: int
+    last_error: str
+    task: ActivityRescheduleTask
+    created_wall_ms: int
+    finished_wall_ms: int | None
+
+
+@dataclass(slots=True)
+class ShardCommit:
+    """Everything one shard adds in one transaction. All of it becomes durable, or none."""
+
+    shard_id: int
+    epoch: int
+    after_seq: int
+    """The head this builds on: the commit fails if it, or the epoch, is another."""
+    last_seq: int
+    observed_ms: int
+    wall_ms: int
+    entries: list[LogEntry] = field(default_factory=list)
+    workers: dict[WorkerKey, tuple[Worker, int] | None] = field(default_factory=dict)
+    """Rows to write with the sequence they contain, or None to delete."""
+    activities: dict[ActivityKey, Activity] = field(default_factory=dict)
+    new_tasks: list[NewTask] = field(default_factory=list)
+    task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
+    config: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    checkpoint: tuple[int, list[Pulse]] | None = None
+
+
+class ShardImage(NamedTuple):
+    """A shard as read back: the checkpoint, and what came after it."""
+
+    shard_id: int
+    epoch: int
+    last_seq: int
+    observed_ms: int
+    takeovers: tuple[int, ...]
+    """Observed times of the last take-overs, this one included, oldest first."""
+    checkpoint_seq: int
+    pulses: list[Pulse]
+    workers: dict[WorkerKey, tuple[Worker, int]]
+    tail: list[LogEntry]
+    activities: dict[ActivityKey, Activity]
+
+
+class WorkerRow(NamedTuple):
+    key: WorkerKey
+    shard_id: int
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFilter:
+    """All conditions hold together; an empty one always holds."""
+
+    states: tuple[WorkerState, ...] = ()
+    task_queue: str = ""
+    build_id: str = ""
+    host_name: str = ""
+    key_prefix: str = ""
+
+
+TAKEOVERS_KEPT = 4
+
+
+class Store(Protocol):
+    async def open(self, shard_count: int, created_by: str) -> None:
+        """Create or migrate the tables; refuse a store that does not fit."""
+
+    async def close(self) -> None: ...
+
+    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
+        """Raise the shards' epochs, which fences every earlier owner, and read them back."""
+
+    async def commit(self, commits: Sequence[ShardCommit]) -> None:
+        """One durable transaction over several shards. Raises `ShardsLost`, `CommitRejected`, `CommitUnknown`, `StoreBroken`."""
+
+    async def load_config(self) -> dict[str, dict[str, float]]: ...
+
+    async def list_workers(
+        self, namespace: str, where: WorkerFilter, after_key: str | None, limit: int
+    ) -> list[WorkerRow]: ...
+
+    async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]: ...
+
+    async def worker_history(
+        self, key: WorkerKey, shard_id: int, *, newest_first: bool, beyond_seq: int | None, limit: int
+    ) -> list[LogEntry]: ...
+
+    async def read_log(
+        self, shard_id: int, after_seq: int, through_seq: int, limit: int, *,
+        namespace: str | None = None, worker: str | None = None,
+    ) -> list[LogEntry]:
+        """Notable events (all but plain renewals) in order."""
+
+    async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]: ...
+
+    async def next_due_ms(self, shard_id: int) -> int | None: ...
+
+    async def list_tasks(
+        self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int
+    ) -> list[StoredTask]: ...
+
+    async def get_task(self, task_id: int) -> StoredTask | None: ...
+
+    async def compact_renewals(self, owned: Mapping[int, int]) -> int:
+        """Delete renewals that a checkpoint of every owned shard has made superfluous. `owned`: shard → epoch."""
+
+    async def prune_events(self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int) -> int:
+        """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all)."""
+
+    async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int: ...

@@ -1,0 +1,314 @@
+"""The only mapping between domain values and stored rows.
+
+Payloads are JSON: small enough, and readable with any database shell. Each log row carries a checksum over its own
+place and payload, so that a flipped bit is found and never served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from liveness.domain import events
+from liveness.domain.activity import Activity, ActivityState, Release
+from liveness.domain.events import Event, LeaseRenewed
+from liveness.domain.fold import freeze
+from liveness.domain.keys import ActivityId
+from liveness.domain.worker import BoundActivity, InactiveReason, Profile, Worker, WorkerState, WorkerStatus
+from liveness.store.errors import CorruptRow, WrittenByNewerVersion
+from liveness.store.schema import RENEWALS_KIND
+
+VERSION = 1
+"""Of all event payloads so far. A change that old readers would misread takes a new number and a reader for the old."""
+
+_EVENT_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        events.WorkerRegistered,
+        events.SessionReplaced,
+        events.WorkerResurrected,
+        events.LeaseTermsChanged,
+        events.BindingsChanged,
+        events.WorkerDescribed,
+        events.WorkerDeactivated,
+        events.WorkerCleanedUp,
+        events.WorkerForgotten,
+        events.ActivityCancelRequested,
+        events.ActivityReleased,
+        events.ActivityMadeAvailable,
+        events.ConfigChanged,
+        events.ShardTaken,
+    )
+}
+EVENT_KINDS = (RENEWALS_KIND, *_EVENT_TYPES)
+
+_encode = msgspec.json.Encoder().encode
+_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in _EVENT_TYPES.items()}
+
+
+class Renewals(NamedTuple):
+    """All plain renewals of one shard in one commit: worker numbers and, in step with them, the events."""
+
+    numbers: list[int]
+    renewals: list[LeaseRenewed]
+
+
+class LogEntry(NamedTuple):
+    """A row of the log, decoded."""
+
+    seq: int
+    namespace: str | None
+    worker: str | None
+    workflow_id: str | None
+    wall_ms: int
+    observed_ms: int
+    event: Event | Renewals
+
+
+class LogRow(NamedTuple):
+    """A row of the log in column order, without its id."""
+
+    shard_id: int
+    seq: int
+    kind: str
+    version: int
+    namespace: str | None
+    worker_key: str | None
+    workflow_id: str | None
+    wall_ms: int
+    observed_ms: int
+    payload: str
+    checksum: int
+
+
+class _PackedRenewals(msgspec.Struct, array_like=True):
+    """Columns, because equal columns of small numbers are what JSON writes shortest. Times count from `base_ms`."""
+
+    base_ms: int
+    numbers: list[int]
+    sequences: list[int]
+    after_ms: list[int]
+    successes: list[int]
+    errors: list[int]
+
+
+_renewals_decoder = msgspec.json.Decoder(_PackedRenewals)
+
+
+def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
+    event = entry.event
+    if isinstance(event, Renewals):
+        kind, payload = RENEWALS_KIND, _encode(_pack(event)).decode()
+    else:
+        kind, payload = type(event).__name__, _encode(event).decode()
+    return LogRow(
+        shard_id,
+        entry.seq,
+        kind,
+        VERSION,
+        entry.namespace,
+        entry.worker,
+        entry.workflow_id,
+        entry.wall_ms,
+        entry.observed_ms,
+        payload,
+        _checksum(shard_id, entry.seq, kind, payload),
+    )
+
+
+def decode_entry(row: LogRow) -> LogEntry:
+    if row.checksum != _checksum(row.shard_id, row.seq, row.kind, row.payload):
+        raise CorruptRow(table="log", place=f"shard {row.shard_id}, sequence {row.seq}")
+    if row.version > VERSION or row.kind not in EVENT_KINDS:
+        raise WrittenByNewerVersion(what=f"an event {row.kind} of version {row.version}")
+    event: Event | Renewals
+    if row.kind == RENEWALS_KIND:
+        event = _unpack(_renewals_decoder.decode(row.payload))
+    else:
+        event = _event_decoders[row.kind].decode(row.payload)
+    return LogEntry(row.seq, row.namespace, row.worker_key, row.workflow_id, row.wall_ms, row.observed_ms, event)
+
+
+def _checksum(shard_id: int, seq: int, kind: str, payload: str) -> int:
+    return crc32(payload.encode(), crc32(f"{shard_id}:{seq}:{kind}".encode()))
+
+
+def _pack(event: Renewals) -> _PackedRenewals:
+    sequences, times, successes, errors = zip(*event.renewals, strict=True)
+    base_ms = min(times)
+    return _PackedRenewals(
+        base_ms, event.numbers, list(sequences), [at - base_ms for at in times], list(successes), list(errors)
+    )
+
+
+def _unpack(packed: _PackedRenewals) -> Renewals:
+    times = [packed.base_ms + after for after in packed.after_ms]
+    columns = zip(packed.sequences, times, packed.successes, packed.errors, strict=True)
+    return Renewals(packed.numbers, [LeaseRenewed(*column) for column in columns])
+
+
+class Pulse(NamedTuple):
+    """The part of a worker that plain renewals change, as a checkpoint holds it."""
+
+    number: int
+    sequence: int
+    renewed_ms: int
+    successes: int
+    errors: int
+    resync: bool
+
+
+_pulses_decoder = msgspec.json.Decoder(list[Pulse])
+
+
+def encode_pulses(pulses: Iterable[Pulse]) -> str:
+    return _encode(list(pulses)).decode()
+
+
+def decode_pulses(payload: str) -> list[Pulse]:
+    return _pulses_decoder.decode(payload)
+
+
+class _StoredWorker(msgspec.Struct, omit_defaults=True):
+    session_id: str
+    sequence: int
+    epoch: int
+    granted_ms: int
+    renewed_ms: int
+    deadline_ms: int
+    bindings: list[BoundActivity] = []
+    lost: list[BoundActivity] = []
+    superseded: tuple[str, ...] = ()
+    profile: Profile = Profile()
+    status: WorkerStatus = WorkerStatus.UNSPECIFIED
+    last_error: str = ""
+    successes: int = 0
+    errors: int = 0
+    resync: bool = False
+    inactive_reason: InactiveReason | None = None
+    inactive_detail: str = ""
+
+
+_worker_decoder = msgspec.json.Decoder(_StoredWorker)
+
+
+def encode_worker(worker: Worker) -> str:
+    return _encode(
+        _StoredWorker(
+            session_id=worker.session_id,
+            sequence=worker.sequence,
+            epoch=worker.epoch,
+            granted_ms=worker.granted_ms,
+            renewed_ms=worker.renewed_ms,
+            deadline_ms=worker.deadline_ms,
+            bindings=list(worker.bindings.values()),
+            lost=list(worker.lost.values()),
+            superseded=worker.superseded,
+            profile=worker.profile,
+            status=worker.status,
+            last_error=worker.last_error,
+            successes=worker.successes,
+            errors=worker.errors,
+            resync=worker.resync,
+            inactive_reason=worker.inactive_reason,
+            inactive_detail=worker.inactive_detail,
+        )
+    ).decode()
+
+
+def decode_worker(number: int, state: int, payload: str) -> Worker:
+    stored = _worker_decoder.decode(payload)
+    return Worker(
+        number=number,
+        state=WorkerState(state),
+        session_id=stored.session_id,
+        sequence=stored.sequence,
+        epoch=stored.epoch,
+        granted_ms=stored.granted_ms,
+        renewed_ms=stored.renewed_ms,
+        deadline_ms=stored.deadline_ms,
+        bindings=_by_id(stored.bindings),
+        lost=_by_id(stored.lost),
+        superseded=stored.superseded,
+        profile=stored.profile,
+        status=stored.status,
+        last_error=stored.last_error,
+        successes=stored.successes,
+        errors=stored.errors,
+        resync=stored.resync,
+        inactive_reason=stored.inactive_reason,
+        inactive_detail=stored.inactive_detail,
+    )
+
+
+def _by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
+    return freeze({activity.id: activity for activity in activities})
+
+
+class _StoredActivity(msgspec.Struct):
+    attempt: int
+    token: bytes
+    releases: tuple[Release, ...]
+
+
+_activity_decoder = msgspec.json.Decoder(_StoredActivity)
+
+
+def encode_activity(activity: Activity) -> str:
+    return _encode(_StoredActivity(activity.attempt, activity.token, activity.releases)).decode()
+
+
+def decode_activity(id: ActivityId, state: int, task_queue: str, payload: str) -> Activity:
+    stored = _activity_decoder.decode(payload)
+    return Activity(id, ActivityState(state), stored.attempt, task_queue, stored.token, stored.releases)
+
+
+_bound_decoder = msgspec.json.Decoder(BoundActivity)
+_settings_decoder = msgspec.json.Decoder(dict[str, float])
+_times_decoder = msgspec.json.Decoder(tuple[int, ...])
+
+
+def encode_bound_activity(activity: BoundActivity) -> str:
+    return _encode(activity).decode()
+
+
+def decode_bound_activity(payload: str) -> BoundActivity:
+    return _bound_decoder.decode(payload)
+
+
+def encode_settings(overrides: Mapping[str, float]) -> str:
+    return _encode(dict(overrides)).decode()
+
+
+def decode_settings(payload: str) -> dict[str, float]:
+    return _settings_decoder.decode(payload)
+
+
+def encode_times(times: tuple[int, ...]) -> str:
+    return _encode(times).decode()
+
+
+def decode_times(payload: str) -> tuple[int, ...]:
+    return _times_decoder.decode(payload)
+
+
+def describe_event(event: Event | Renewals) -> str:
+    """The event as JSON with every part named, for people and API clients."""
+    return _encode(_named(event)).decode()
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, Renewals):
+        return {"renewals": len(value.numbers)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _named(part) for name, part in value._asdict().items()}
+    if isinstance(value, list | tuple):
+        return [_named(part) for part in value]
+    if isinstance(value, WorkerStatus | InactiveReason | WorkerState):
+        return value.name
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _named(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value

@@ -1,0 +1,158 @@
+"""One group commit: what several shards add, checked against their epochs and heads in the same transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, select
+
+from liveness.store import codec
+from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, TaskState, TaskUpdate
+from liveness.store.bulk import insert_rows, update_rows
+from liveness.store.codec import LogRow, encode_entry
+from liveness.store.errors import ShardsLost
+from liveness.store.schema import activities, checkpoints, config, log, shards, tasks, workers
+
+_NEW_TASK_COLUMNS = tuple(column.name for column in tasks.columns if column.name != "task_id")
+_BIGINTS = ("BIGINT",) * 5
+
+
+def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> None:
+    _advance_heads(connection, commits)
+    insert_rows(
+        connection,
+        log,
+        [encode_entry(commit.shard_id, entry) for commit in commits for entry in commit.entries],
+        LogRow._fields,
+    )
+    for commit in commits:
+        if commit.workers:
+            _write_workers(connection, commit)
+        if commit.activities:
+            _write_activities(connection, commit)
+        if commit.config:
+            rows = [(name, commit.shard_id, codec.encode_settings(values)) for name, values in commit.config.items()]
+            insert_rows(connection, config, rows, replace_on=("namespace",))
+    insert_rows(
+        connection,
+        tasks,
+        [_new_task_row(new, commit.wall_ms) for commit in commits for new in commit.new_tasks],
+        _NEW_TASK_COLUMNS,
+    )
+    for commit in commits:
+        if commit.task_updates:
+            _update_tasks(connection, commit)
+    _write_checkpoints(connection, commits)
+
+
+def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> None:
+    """Fencing: each head must be the one this commit builds on, under the epoch this owner holds."""
+    heads = [(c.shard_id, c.epoch, c.after_seq, c.last_seq, c.observed_ms) for c in commits]
+    matched = update_rows(
+        connection,
+        "shards",
+        "last_seq = given.column4, observed_ms = given.column5",
+        "shards.shard_id = given.column1 AND shards.epoch = given.column2 AND shards.last_seq = given.column3",
+        heads,
+        _BIGINTS,
+    )
+    if matched != len(heads):
+        # Those that did match carry their new head already; a head that is neither is another owner's.
+        ours = {c.shard_id: (c.epoch, c.last_seq) for c in commits}
+        rows = connection.execute(
+            select(shards.c.shard_id, shards.c.epoch, shards.c.last_seq).where(shards.c.shard_id.in_(ours))
+        )
+        kept = {shard_id for shard_id, epoch, last_seq in rows if ours[shard_id] == (epoch, last_seq)}
+        raise ShardsLost(ours.keys() - kept)
+
+
+def check_owned(connection: Connection, owned: Mapping[int, int]) -> None:
+    """For transactions that only delete: the epochs must be ours, and stay so until the commit."""
+    query = select(shards.c.shard_id, shards.c.epoch).where(shards.c.shard_id.in_(owned)).with_for_update(read=True)
+    lost = {shard_id for shard_id, epoch in connection.execute(query) if owned[shard_id] != epoch}
+    if lost:
+        raise ShardsLost(lost)
+
+
+def _write_workers(connection: Connection, commit: ShardCommit) -> None:
+    rows = []
+    for key, row in commit.workers.items():
+        if row is None:
+            connection.execute(
+                delete(workers).where(
+                    and_(workers.c.namespace == key.namespace, workers.c.worker_key == key.instance_key)
+                )
+            )
+            continue
+        worker, as_of_seq = row
+        profile = worker.profile
+        rows.append(
+            (
+                key.namespace,
+                key.instance_key,
+                commit.shard_id,
+                worker.number,
+                as_of_seq,
+                int(worker.state),
+                profile.task_queue,
+                profile.build_id,
+                profile.host_name,
+                codec.encode_worker(worker),
+            )
+        )
+    insert_rows(connection, workers, rows, replace_on=("namespace", "worker_key"))
+
+
+def _write_activities(connection: Connection, commit: ShardCommit) -> None:
+    rows = [
+        (*key, commit.shard_id, int(activity.state), activity.task_queue, codec.encode_activity(activity))
+        for key, activity in commit.activities.items()
+    ]
+    insert_rows(connection, activities, rows, replace_on=("namespace", "workflow_id", "run_id", "activity_id"))
+
+
+def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:
+    task = new.task
+    return (
+        new.shard_id,
+        type(task).__name__,
+        int(TaskState.PENDING),
+        0,  # due at once, whatever the activity's shard thinks the time is
+        0,
+        "",
+        task.namespace,
+        task.worker,
+        task.epoch,
+        codec.encode_bound_activity(task.activity),
+        wall_ms,
+        None,
+    )
+
+
+def _update_tasks(connection: Connection, commit: ShardCommit) -> None:
+    def row(change: TaskUpdate) -> tuple[Any, ...]:
+        finished_ms = commit.wall_ms if change.state in FINISHED_TASK_STATES else None
+        return (
+            change.task_id, int(change.state), change.due_ms, change.attempts, change.last_error, finished_ms,
+            commit.shard_id,
+        )  # fmt: skip
+
+    update_rows(
+        connection,
+        "tasks",
+        "state = given.column2, due_ms = given.column3, attempts = given.column4, last_error = given.column5, "
+        "finished_wall_ms = given.column6",
+        "tasks.task_id = given.column1 AND tasks.shard_id = given.column7 AND tasks.state IN (1, 2, 3)",
+        [row(change) for change in commit.task_updates.values()],
+        ("BIGINT", "INTEGER", "BIGINT", "INTEGER", "TEXT", "BIGINT", "INTEGER"),
+    )
+
+
+def _write_checkpoints(connection: Connection, commits: Sequence[ShardCommit]) -> None:
+    made = [(commit.shard_id, *commit.checkpoint) for commit in commits if commit.checkpoint is not None]
+    if made:
+        # Every row of these shards up to their checkpoint is in the log by now, at or before this place.
+        position = connection.execute(select(func.coalesce(func.max(log.c.id), 0))).scalar_one()
+        rows = [(shard_id, seq, position, codec.encode_pulses(pulses)) for shard_id, seq, pulses in made]
+        insert_rows(connection, checkpoints, rows, replace_on=("shard_id",))

@@ -1,0 +1,66 @@
+"""How a store can fail. The shard's answer to each is fixed: see `liveness.shard.committer`.
+
+StoreError
+├── ShardsLost            another owner raised their epoch; nothing was committed
+├── CommitRejected        nothing was committed, and it is known
+├── CommitUnknown         it may or may not have been committed
+├── StoreBroken           durability can no longer be promised: stop acknowledging and exit
+└── StoreUnusable         the store cannot be opened
+    ├── WrittenByNewerVersion
+    ├── WrongShardCount
+    ├── StoreInUse
+    └── CorruptRow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from inspect import cleandoc
+
+
+class StoreError(Exception):
+    """The store failed: {detail}."""
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(cleandoc(type(self).__doc__ or "").format(**fields))
+
+
+class ShardsLost(StoreError):
+    """Another owner took over shards {shard_ids}."""
+
+    def __init__(self, shard_ids: Iterable[int]) -> None:
+        self.shard_ids = frozenset(shard_ids)
+        super().__init__(shard_ids=sorted(self.shard_ids))
+
+
+class CommitRejected(StoreError):
+    """Nothing was committed: {detail}."""
+
+
+class CommitUnknown(StoreError):
+    """It is not known whether the commit took place: {detail}."""
+
+
+class StoreBroken(StoreError):
+    """The disk no longer keeps what it is given: {detail}."""
+
+
+class StoreUnusable(StoreError):
+    """The database cannot be used: {detail}."""
+
+
+class WrittenByNewerVersion(StoreUnusable):
+    """The database holds {what}, which this version does not know; start the version that wrote it, or a newer one."""
+
+
+class WrongShardCount(StoreUnusable):
+    """The database was created with {stored} shards, not {requested}; start with --shards {stored}."""
+
+
+class StoreInUse(StoreUnusable):
+    """{path} is in use by another liveness server{holder}; stop it first or choose another file with --db."""
+
+
+class CorruptRow(StoreUnusable):
+    """The row at {place} of table {table} does not match its checksum; restore the database from a backup."""

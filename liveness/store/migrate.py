@@ -1,0 +1,28 @@
+"""Bring a database's tables to this version's shape, or refuse one that is ahead of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from liveness.store.errors import WrittenByNewerVersion
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def migrate(connection: Connection) -> None:
+    # Imported here: only a starting server needs it, and it is slow to load.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    settings = Config()
+    settings.set_main_option("script_location", str(MIGRATIONS))
+    settings.attributes["connection"] = connection
+    current = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(settings).walk_revisions()}
+    if current is not None and current not in known:
+        raise WrittenByNewerVersion(what=f"tables of revision {current}")
+    command.upgrade(settings, "head")

@@ -1,0 +1,69 @@
+"""PostgreSQL through asyncpg. Commits are synchronous whatever the server's default says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from liveness.store.errors import CommitRejected, CommitUnknown, StoreError
+
+T = TypeVar("T")
+
+CONNECTIONS_MAX = 8
+
+
+class PostgresDatabase:
+    def __init__(self, url: str) -> None:
+        self._engine = create_async_engine(
+            make_url(url).set(drivername="postgresql+asyncpg"),
+            pool_size=4,
+            max_overflow=CONNECTIONS_MAX - 4,
+            pool_pre_ping=False,
+            connect_args={
+                "timeout": 10,
+                "server_settings": {"synchronous_commit": "on", "application_name": "liveness"},
+                "prepared_statement_cache_size": 512,
+            },
+        )
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        try:
+            connection = await self._engine.connect()
+        except (DBAPIError, OSError, TimeoutError) as error:
+            raise CommitRejected(detail=f"no connection: {error}") from error
+        try:
+            return await self._write(connection, work)
+        finally:
+            await connection.close()
+
+    async def _write(self, connection: AsyncConnection, work: Callable[[Connection], T]) -> T:
+        try:
+            result = await connection.run_sync(work)
+        except StoreError:
+            await connection.rollback()
+            raise
+        except (DBAPIError, OSError) as error:
+            # Without a COMMIT sent, the server forgets it all.
+            await connection.invalidate()
+            raise CommitRejected(detail=str(getattr(error, "orig", error))) from error
+        try:
+            await connection.commit()
+        except (DBAPIError, OSError) as error:
+            await connection.invalidate()
+            raise CommitUnknown(detail=str(getattr(error, "orig", error))) from error
+        return result
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        try:
+            async with self._engine.connect() as connection:
+                return await connection.run_sync(work)
+        except (DBAPIError, OSError, TimeoutError) as error:
+            raise CommitRejected(detail=str(getattr(error, "orig", error))) from error
+
+    async def close(self) -> None:
+        await self._engine.dispose()

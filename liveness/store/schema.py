@@ -1,0 +1,176 @@
+"""The tables. Statements that must differ between databases say so here, nowhere else.
+
+log         the truth: one ordered log per shard
+shards      head of each shard: who may write (epoch), how far it is (last_seq), how late it is (observed_ms)
+checkpoints the renewals of a shard folded to one per worker
+workers     projection: current row per worker; renewals and binding changes since the checkpoint are in the log
+activities  projection: activities taken from a worker
+tasks       the stored queues, keyed by the activity's shard
+config      projection: settings per namespace
+meta        what the store was created with
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData()
+
+# Byte order on both databases: keys are compared, sorted and paged byte for byte.
+Key = String(255).with_variant(Text(collation="BINARY"), "sqlite").with_variant(Text(collation="C"), "postgresql")
+# SQLite's rowid must be declared INTEGER; STRICT tables know no BIGINT.
+Int64 = BigInteger().with_variant(Integer(), "sqlite")
+Int16 = SmallInteger().with_variant(Integer(), "sqlite")
+JsonText = Text()
+
+RENEWALS_KIND = "LeasesRenewed"
+_NOT_RENEWALS = text(f"kind <> '{RENEWALS_KIND}'")
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Key, primary_key=True),
+    Column("value", Text, nullable=False),
+    sqlite_strict=True,
+)
+
+shards = Table(
+    "shards",
+    metadata,
+    Column("shard_id", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Int64, nullable=False),
+    Column("last_seq", Int64, nullable=False),
+    Column("observed_ms", Int64, nullable=False),
+    Column("takeovers", JsonText, nullable=False),  # observed times of the last few, oldest first
+    Column("owner", Text, nullable=False),
+    CheckConstraint("shard_id >= 0", name="shards_id"),
+    CheckConstraint("epoch >= 0 AND last_seq >= 0 AND observed_ms >= 0", name="shards_head"),
+    sqlite_strict=True,
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("shard_id", Integer, primary_key=True, autoincrement=False),
+    Column("seq", Int64, nullable=False),
+    Column("position", Int64, nullable=False),  # log.id up to which recovery need not look
+    Column("payload", JsonText, nullable=False),
+    CheckConstraint("seq >= 0 AND position >= 0", name="checkpoints_place"),
+    sqlite_strict=True,
+)
+
+log = Table(
+    "log",
+    metadata,
+    Column("id", Int64, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("seq", Int64, nullable=False),
+    Column("kind", Key, nullable=False),
+    Column("version", Int16, nullable=False),
+    Column("namespace", Key),
+    Column("worker_key", Key),
+    Column("workflow_id", Key),
+    Column("wall_ms", Int64, nullable=False),
+    Column("observed_ms", Int64, nullable=False),
+    Column("payload", JsonText, nullable=False),
+    Column("checksum", Int64, nullable=False),
+    CheckConstraint("seq > 0 AND version > 0", name="log_place"),
+    CheckConstraint("(worker_key IS NULL) OR (namespace IS NOT NULL)", name="log_worker_has_namespace"),
+    # Renewals are most rows and are only ever read in order from a checkpoint. On SQLite an index over them would
+    # touch a page per shard in each commit and triple its cost; the shard's head row keeps the sequence unique.
+    Index("log_by_shard", "shard_id", "seq", unique=True, sqlite_where=_NOT_RENEWALS),
+    Index(
+        "log_by_worker",
+        "namespace",
+        "worker_key",
+        "seq",
+        sqlite_where=text("worker_key IS NOT NULL"),
+        postgresql_where=text("worker_key IS NOT NULL"),
+    ),
+    sqlite_strict=True,
+    sqlite_autoincrement=True,  # an id is never used twice, or a row could hide behind a checkpoint's position
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("namespace", Key, primary_key=True),
+    Column("worker_key", Key, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("number", Int64, nullable=False),
+    Column("as_of_seq", Int64, nullable=False),  # the row contains every event up to here
+    Column("state", Int16, nullable=False),
+    Column("task_queue", Key, nullable=False),
+    Column("build_id", Key, nullable=False),
+    Column("host_name", Key, nullable=False),
+    Column("payload", JsonText, nullable=False),
+    CheckConstraint("state IN (1, 2, 3)", name="workers_state"),
+    CheckConstraint("number > 0 AND as_of_seq >= number", name="workers_place"),
+    Index("workers_by_shard", "shard_id"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+activities = Table(
+    "activities",
+    metadata,
+    Column("namespace", Key, primary_key=True),
+    Column("workflow_id", Key, primary_key=True),
+    Column("run_id", Key, primary_key=True),
+    Column("activity_id", Key, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("state", Int16, nullable=False),
+    Column("task_queue", Key, nullable=False),
+    Column("payload", JsonText, nullable=False),
+    CheckConstraint("state IN (1, 2, 3)", name="activities_state"),
+    Index("activities_by_shard", "shard_id"),
+    Index("activities_by_queue", "namespace", "task_queue", "state"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+_OPEN = text("state IN (1, 2)")
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("task_id", Int64, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("kind", Key, nullable=False),
+    Column("state", Int16, nullable=False),
+    Column("due_ms", Int64, nullable=False),  # on the shard's observed clock
+    Column("attempts", Integer, nullable=False),
+    Column("last_error", Text, nullable=False),
+    Column("namespace", Key, nullable=False),
+    Column("worker_key", Key, nullable=False),
+    Column("lease_epoch", Int64, nullable=False),
+    Column("activity", JsonText, nullable=False),
+    Column("created_wall_ms", Int64, nullable=False),
+    Column("finished_wall_ms", Int64),
+    CheckConstraint("state IN (1, 2, 3, 4, 5)", name="tasks_state"),
+    CheckConstraint("(state IN (4, 5)) = (finished_wall_ms IS NOT NULL)", name="tasks_finish"),
+    Index("tasks_due", "shard_id", "due_ms", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    sqlite_strict=True,
+    sqlite_autoincrement=True,
+)
+
+config = Table(
+    "config",
+    metadata,
+    Column("namespace", Key, primary_key=True),
+    Column("shard_id", Integer, nullable=False),
+    Column("payload", JsonText, nullable=False),
+    sqlite_strict=True,
+)

@@ -1,0 +1,361 @@
+"""The store over any `Database`: one body of SQL for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, insert, or_, select, update
+
+from liveness.domain.activity import Activity
+from liveness.domain.events import ShardTaken
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
+from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.worker import WorkerState
+from liveness.store import codec
+from liveness.store.api import (
+    FINISHED_TASK_STATES,
+    OPEN_TASK_STATES,
+    TAKEOVERS_KEPT,
+    ShardCommit,
+    ShardImage,
+    StoredTask,
+    TaskState,
+    WorkerFilter,
+    WorkerRow,
+)
+from liveness.store.bulk import insert_rows
+from liveness.store.codec import LogEntry, LogRow, encode_entry
+from liveness.store.commit import apply_commits, check_owned
+from liveness.store.database import Database
+from liveness.store.errors import WrongShardCount
+from liveness.store.migrate import migrate
+from liveness.store.schema import (
+    RENEWALS_KIND,
+    activities,
+    checkpoints,
+    config,
+    log,
+    meta,
+    shards,
+    tasks,
+    workers,
+)
+
+LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
+DELETE_BATCH = 5_000
+
+
+class SqlStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open(self, shard_count: int, created_by: str) -> None:
+        await self._database.write(migrate)
+        await self._database.write(lambda connection: _fit(connection, shard_count, created_by))
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
+        return await self._database.write(lambda connection: _take_over(connection, sorted(shard_ids), owner, wall_ms))
+
+    async def commit(self, commits: Sequence[ShardCommit]) -> None:
+        await self._database.write(lambda connection: apply_commits(connection, commits))
+
+    async def load_config(self) -> dict[str, dict[str, float]]:
+        def load(connection: Connection) -> dict[str, dict[str, float]]:
+            rows = connection.execute(select(config.c.namespace, config.c.payload))
+            return {namespace: codec.decode_settings(payload) for namespace, payload in rows}
+
+        return await self._database.read(load)
+
+    async def list_workers(
+        self, namespace: str, where: WorkerFilter, after_key: str | None, limit: int
+    ) -> list[WorkerRow]:
+        query = (
+            select(workers.c.worker_key, workers.c.shard_id, workers.c.number, workers.c.state, workers.c.payload)
+            .where(_matches(namespace, where))
+            .order_by(workers.c.worker_key)
+            .limit(limit)
+        )
+        if after_key is not None:
+            query = query.where(workers.c.worker_key > after_key)
+        rows = await self._all(query)
+        return [
+            WorkerRow(WorkerKey(namespace, key), shard_id, codec.decode_worker(number, state, payload))
+            for key, shard_id, number, state, payload in rows
+        ]
+
+    async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]:
+        query = select(workers.c.state, func.count()).where(_matches(namespace, where)).group_by(workers.c.state)
+        return {WorkerState(state): count for state, count in await self._all(query)}
+
+    async def worker_history(
+        self, key: WorkerKey, shard_id: int, *, newest_first: bool, beyond_seq: int | None, limit: int
+    ) -> list[LogEntry]:
+        query = (
+            select(*LOG_COLUMNS)
+            .where(
+                log.c.namespace == key.namespace, log.c.worker_key == key.instance_key, log.c.shard_id == shard_id
+            )
+            .order_by(log.c.seq.desc() if newest_first else log.c.seq)
+            .limit(limit)
+        )
+        if beyond_seq is not None:
+            query = query.where(log.c.seq < beyond_seq if newest_first else log.c.seq > beyond_seq)
+        return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
+
+    async def read_log(
+        self,
+        shard_id: int,
+        after_seq: int,
+        through_seq: int,
+        limit: int,
+        *,
+        namespace: str | None = None,
+        worker: str | None = None,
+    ) -> list[LogEntry]:
+        query = (
+            select(*LOG_COLUMNS)
+            .where(
+                log.c.shard_id == shard_id,
+                log.c.seq > after_seq,
+                log.c.seq <= through_seq,
+                log.c.kind != RENEWALS_KIND,
+            )
+            .order_by(log.c.seq)
+            .limit(limit)
+        )
+        if namespace is not None:
+            query = query.where(log.c.namespace == namespace)
+        if worker is not None:
+            query = query.where(log.c.worker_key == worker)
+        return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
+
+    async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]:
+        query = (
+            select(tasks)
+            .where(tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms <= now_ms)
+            .order_by(tasks.c.due_ms, tasks.c.task_id)
+            .limit(limit)
+        )
+        return [_stored_task(row) for row in await self._all(query)]
+
+    async def next_due_ms(self, shard_id: int) -> int | None:
+        query = select(func.min(tasks.c.due_ms)).where(
+            tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES)
+        )
+        [(due_ms,)] = await self._all(query)
+        return due_ms  # type: ignore[no-any-return]
+
+    async def list_tasks(
+        self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int
+    ) -> list[StoredTask]:
+        query = (
+            select(tasks)
+            .where(tasks.c.state.in_(states), tasks.c.task_id > after_id)
+            .order_by(tasks.c.task_id)
+            .limit(limit)
+        )
+        if namespace is not None:
+            query = query.where(tasks.c.namespace == namespace)
+        return [_stored_task(row) for row in await self._all(query)]
+
+    async def get_task(self, task_id: int) -> StoredTask | None:
+        rows = await self._all(select(tasks).where(tasks.c.task_id == task_id))
+        return _stored_task(rows[0]) if rows else None
+
+    async def compact_renewals(self, owned: Mapping[int, int]) -> int:
+        def compact(connection: Connection) -> int:
+            check_owned(connection, owned)
+            places = connection.execute(
+                select(checkpoints.c.shard_id, checkpoints.c.position).where(checkpoints.c.shard_id.in_(owned))
+            ).all()
+            if len(places) < len(owned):
+                return 0  # some shard has no checkpoint yet
+            behind = and_(
+                log.c.kind == RENEWALS_KIND,
+                log.c.id <= min(position for _, position in places),
+                log.c.shard_id.in_(owned),
+            )
+            return _delete_some(connection, behind)
+
+        return await self._delete_in_batches(compact)
+
+    async def prune_events(self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int) -> int:
+        def prune(connection: Connection) -> int:
+            check_owned(connection, owned)
+            checkpointed = (
+                select(checkpoints.c.seq).where(checkpoints.c.shard_id == log.c.shard_id).scalar_subquery()
+            )
+            old = or_(
+                and_(func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff),
+                *(and_(log.c.namespace == namespace, log.c.wall_ms < cutoff) for namespace, cutoff in cutoffs.items()),
+            )
+            kept_by = and_(log.c.shard_id.in_(owned), log.c.seq <= checkpointed, log.c.kind != RENEWALS_KIND)
+            return _delete_some(connection, and_(kept_by, old))
+
+        return await self._delete_in_batches(prune)
+
+    async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        def prune(connection: Connection) -> int:
+            check_owned(connection, owned)
+            old = select(tasks.c.task_id).where(
+                tasks.c.shard_id.in_(owned),
+                tasks.c.state.in_(FINISHED_TASK_STATES),
+                tasks.c.finished_wall_ms < cutoff_wall_ms,
+            )
+            return connection.execute(delete(tasks).where(tasks.c.task_id.in_(old.limit(DELETE_BATCH)))).rowcount
+
+        return await self._delete_in_batches(prune)
+
+    async def _delete_in_batches(self, delete_some: Any) -> int:
+        """Short transactions, so that heartbeats commit in between."""
+        total = 0
+        while deleted := await self._database.write(delete_some):
+            total += deleted
+            if deleted < DELETE_BATCH:
+                break
+        return total
+
+    async def _all(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        return await self._database.read(lambda connection: connection.execute(query).all())
+
+
+def _delete_some(connection: Connection, condition: ColumnElement[bool]) -> int:
+    ids = select(log.c.id).where(condition).order_by(log.c.id).limit(DELETE_BATCH)
+    return connection.execute(delete(log).where(log.c.id.in_(ids))).rowcount
+
+
+def _fit(connection: Connection, shard_count: int, created_by: str) -> None:
+    stored = connection.execute(select(meta.c.value).where(meta.c.name == "shard_count")).scalar()
+    if stored is None:
+        connection.execute(
+            insert(meta),
+            [{"name": "shard_count", "value": str(shard_count)}, {"name": "created_by", "value": created_by}],
+        )
+        insert_rows(connection, shards, ([shard_id, 0, 0, 0, "[]", ""] for shard_id in range(shard_count)))
+    elif int(stored) != shard_count:
+        raise WrongShardCount(stored=stored, requested=shard_count)
+
+
+def _take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wall_ms: int) -> list[ShardImage]:
+    # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below
+    # must see.
+    mine = shards.c.shard_id.in_(shard_ids)
+    connection.execute(
+        update(shards).where(mine).values(epoch=shards.c.epoch + 1, last_seq=shards.c.last_seq + 1, owner=owner)
+    )
+    heads = connection.execute(select(shards).where(mine).order_by(shards.c.shard_id)).all()
+    takeovers = {}
+    taken = []
+    for head in heads:
+        times = (*codec.decode_times(head.takeovers), head.observed_ms)[-TAKEOVERS_KEPT:]
+        takeovers[head.shard_id] = times
+        connection.execute(
+            update(shards).where(shards.c.shard_id == head.shard_id).values(takeovers=codec.encode_times(times))
+        )
+        fact = ShardTaken(epoch=head.epoch, owner=owner)
+        entry = LogEntry(head.last_seq, None, None, None, wall_ms, head.observed_ms, fact)
+        taken.append(encode_entry(head.shard_id, entry))
+    insert_rows(connection, log, taken, LogRow._fields)
+    saved = {
+        row.shard_id: row for row in connection.execute(select(checkpoints).where(checkpoints.c.shard_id.in_(shard_ids)))
+    }
+    worker_rows = _read_workers(connection, shard_ids)
+    activity_rows = _read_activities(connection, shard_ids)
+    tails = _read_tails(connection, shard_ids, {id: (row.seq, row.position) for id, row in saved.items()})
+    return [
+        ShardImage(
+            shard_id=head.shard_id,
+            epoch=head.epoch,
+            last_seq=head.last_seq,
+            observed_ms=head.observed_ms,
+            takeovers=takeovers[head.shard_id],
+            checkpoint_seq=saved[head.shard_id].seq if head.shard_id in saved else 0,
+            pulses=codec.decode_pulses(saved[head.shard_id].payload) if head.shard_id in saved else [],
+            workers=worker_rows[head.shard_id],
+            tail=tails[head.shard_id],
+            activities=activity_rows[head.shard_id],
+        )
+        for head in heads
+    ]
+
+
+def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[WorkerKey, Any]]:
+    query = select(
+        workers.c.shard_id,
+        workers.c.namespace,
+        workers.c.worker_key,
+        workers.c.number,
+        workers.c.as_of_seq,
+        workers.c.state,
+        workers.c.payload,
+    ).where(workers.c.shard_id.in_(shard_ids))
+    found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
+    for shard_id, namespace, key, number, as_of_seq, state, payload in connection.execute(query):
+        found[shard_id][WorkerKey(namespace, key)] = (codec.decode_worker(number, state, payload), as_of_seq)
+    return found
+
+
+def _read_activities(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[ActivityKey, Activity]]:
+    found: defaultdict[int, dict[ActivityKey, Activity]] = defaultdict(dict)
+    for row in connection.execute(select(activities).where(activities.c.shard_id.in_(shard_ids))):
+        id = ActivityId(row.workflow_id, row.run_id, row.activity_id)
+        activity = codec.decode_activity(id, row.state, row.task_queue, row.payload)
+        found[row.shard_id][ActivityKey(row.namespace, *id)] = activity
+    return found
+
+
+def _read_tails(
+    connection: Connection, shard_ids: Sequence[int], places: Mapping[int, tuple[int, int]]
+) -> Mapping[int, list[LogEntry]]:
+    """Each shard's entries after its checkpoint. One scan in log order serves all shards."""
+    position = min((places[id][1] if id in places else 0 for id in shard_ids), default=0)
+    query = select(*LOG_COLUMNS).where(log.c.id > position, log.c.shard_id.in_(shard_ids)).order_by(log.c.id)
+    found: defaultdict[int, list[LogEntry]] = defaultdict(list)
+    for row in connection.execute(query):
+        if row.seq > places.get(row.shard_id, (0, 0))[0]:
+            found[row.shard_id].append(codec.decode_entry(LogRow(*row)))
+    return found
+
+
+def _matches(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
+    conditions: list[ColumnElement[bool]] = [workers.c.namespace == namespace]
+    if where.states:
+        conditions.append(workers.c.state.in_(where.states))
+    for name in ("task_queue", "build_id", "host_name"):
+        if value := getattr(where, name):
+            conditions.append(workers.c[name] == value)
+    if where.key_prefix:
+        conditions.append(workers.c.worker_key >= where.key_prefix)
+        if (end := after_prefix(where.key_prefix)) is not None:
+            conditions.append(workers.c.worker_key < end)
+    return and_(*conditions)
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The least string that sorts after everything starting with `prefix`; UTF-8 sorts as its code points do."""
+    for place in range(len(prefix) - 1, -1, -1):
+        point = ord(prefix[place])
+        if point < 0x10FFFF:
+            return prefix[:place] + chr(0xE000 if point == 0xD7FF else point + 1)
+    return None
+
+
+def _stored_task(row: Row[Any]) -> StoredTask:
+    activity = codec.decode_bound_activity(row.activity)
+    return StoredTask(
+        task_id=row.task_id,
+        shard_id=row.shard_id,
+        kind=row.kind,
+        state=TaskState(row.state),
+        due_ms=row.due_ms,
+        attempts=row.attempts,
+        last_error=row.last_error,
+        task=ActivityRescheduleTask(row.namespace, activity, row.worker_key, row.lease_epoch),
+        created_wall_ms=row.created_wall_ms,
+        finished_wall_ms=row.finished_wall_ms,
+    )

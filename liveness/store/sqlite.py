@@ -1,0 +1,131 @@
+"""SQLite: one writer connection on one thread, which also owns WAL checkpoints; one reader on another thread.
+
+`synchronous=FULL` in WAL mode syncs the log in every commit, so an acknowledged commit survives power loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from liveness.store.errors import CommitRejected, StoreBroken, StoreError, StoreInUse, StoreUnusable
+
+T = TypeVar("T")
+
+WAL_PAGES_BEFORE_CHECKPOINT = 8_000  # 32 MB: a checkpoint stalls one commit, so not too often
+STATEMENT_CACHE = 512
+
+# After these, what the file holds is not known to be what was written to it.
+_BROKEN_CODES = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+class SqliteDatabase:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_file: Any = None
+        self._writer = _Lane("liveness-sqlite-writer")
+        self._reader = _Lane("liveness-sqlite-reader")
+        self._write_engine = _engine(path, writer=True)
+        self._read_engine = _engine(path, writer=False)
+        self._broken: StoreBroken | None = None
+
+    def lock(self) -> None:
+        """Refuse a second server on the same file. The kernel lets go of the lock when the process ends."""
+        lock_path = self.path.with_name(self.path.name + ".lock")
+        try:
+            self._lock_file = lock_path.open("a+")
+        except OSError as error:
+            raise StoreUnusable(detail=f"cannot open {lock_path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock_file.seek(0)
+            holder = self._lock_file.read().strip()
+            raise StoreInUse(path=self.path, holder=f" ({holder})" if holder else "") from error
+
+    def name_holder(self, holder: str) -> None:
+        """Say who holds the lock, for the message of whoever is refused."""
+        self._lock_file.seek(0)
+        self._lock_file.truncate()
+        self._lock_file.write(holder)
+        self._lock_file.flush()
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        if self._broken is not None:
+            raise self._broken
+        return await self._writer.run(self._write, work)
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        try:
+            with self._write_engine.begin() as connection:
+                return work(connection)
+        except StoreError:
+            raise
+        except DBAPIError as error:
+            code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+            if code in _BROKEN_CODES:
+                # A failed fsync may have dropped the pages it was to write: trying again would lie.
+                self._broken = StoreBroken(detail=str(error.orig))
+                raise self._broken from error
+            raise CommitRejected(detail=str(error.orig)) from error
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        return await self._reader.run(self._read, work)
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with self._read_engine.begin() as connection:
+            return work(connection)
+
+    async def close(self) -> None:
+        await self._reader.run(self._read_engine.dispose)
+        await self._writer.run(self._write_engine.dispose)
+        self._reader.stop()
+        self._writer.stop()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+
+class _Lane:
+    """One thread; what is run there runs in order."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+
+    def stop(self) -> None:
+        self._executor.shutdown(wait=False)
+
+
+def _engine(path: Path, *, writer: bool) -> Engine:
+    engine = create_engine(
+        f"sqlite:///{path}",
+        poolclass=StaticPool,
+        connect_args={"check_same_thread": False, "cached_statements": STATEMENT_CACHE, "timeout": 10},
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None  # transactions begin where `on_begin` says, not where the driver guesses
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_BEFORE_CHECKPOINT}")
+        connection.execute("PRAGMA cache_size=-65536")
+        if not writer:
+            connection.execute("PRAGMA query_only=ON")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+
+    return engine
