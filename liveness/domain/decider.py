@@ -39,6 +39,7 @@ from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, BoundActivity, Inact
 ActivationT = TypeVar("ActivationT", bound=Activation)
 
 ACTIVE = WorkerState.ACTIVE
+COUNTER_MAX = 2**63 - 1
 
 
 def admit(namespace: str, policy: Policy, occupancy: int) -> None:
@@ -71,7 +72,10 @@ def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
 
 def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
     renewal = LeaseRenewed(
-        beat.sequence or worker.sequence, at_ms, worker.successes + beat.successes, worker.errors + beat.errors
+        beat.sequence or worker.sequence,
+        at_ms,
+        _total(worker.successes, beat.successes),
+        _total(worker.errors, beat.errors),
     )
     events: list[WorkerEvent] = []
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
@@ -150,10 +154,14 @@ def _activate(
         profile=profile,
         status=beat.status,
         last_error=beat.last_error or (worker.last_error if worker else ""),
-        successes=(worker.successes if worker else 0) + beat.successes,
-        errors=(worker.errors if worker else 0) + beat.errors,
+        successes=_total(worker.successes if worker else 0, beat.successes),
+        errors=_total(worker.errors if worker else 0, beat.errors),
         resync=not beat.full_bindings and beat.sequence > first_sequence,
     )
+
+
+def _total(before: int, more: int) -> int:
+    return min(before + more, COUNTER_MAX) if more else before
 
 
 def _declared(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityId, BoundActivity]:

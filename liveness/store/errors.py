@@ -4,6 +4,7 @@ StoreError
 ├── ShardsLost            another owner raised their epoch; nothing was committed
 ├── CommitRejected        nothing was committed, and it is known
 ├── CommitUnknown         it may or may not have been committed
+├── ReadFailed            the answer is not known; nothing was to change
 ├── StoreBroken           durability can no longer be promised: stop acknowledging and exit
 └── StoreUnusable         the store cannot be opened
     ├── WrittenByNewerVersion
@@ -40,6 +41,10 @@ class CommitRejected(StoreError):
 
 class CommitUnknown(StoreError):
     """It is not known whether the commit took place: {detail}."""
+
+
+class ReadFailed(StoreError):
+    """The database could not be read: {detail}."""
 
 
 class StoreBroken(StoreError):

@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from liveness.store.errors import CommitRejected, CommitUnknown, StoreError
+from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreError
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class PostgresDatabase:
             async with self._engine.connect() as connection:
                 return await connection.run_sync(work)
         except (DBAPIError, OSError, TimeoutError) as error:
-            raise CommitRejected(detail=str(getattr(error, "orig", error))) from error
+            raise ReadFailed(detail=str(getattr(error, "orig", error))) from error
 
     async def close(self) -> None:
         await self._engine.dispose()

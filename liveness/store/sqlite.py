@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from liveness.store.errors import CommitRejected, StoreBroken, StoreError, StoreInUse, StoreUnusable
+from liveness.store.errors import CommitRejected, ReadFailed, StoreBroken, StoreError, StoreInUse, StoreUnusable
 
 T = TypeVar("T")
 
@@ -82,8 +82,11 @@ class SqliteDatabase:
         return await self._reader.run(self._read, work)
 
     def _read(self, work: Callable[[Connection], T]) -> T:
-        with self._read_engine.begin() as connection:
-            return work(connection)
+        try:
+            with self._read_engine.begin() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            raise ReadFailed(detail=str(error.orig)) from error
 
     async def close(self) -> None:
         await self._reader.run(self._read_engine.dispose)

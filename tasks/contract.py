@@ -1,0 +1,51 @@
+"""What a task is, and the closed set of ways its execution can end.
+
+Two species: a timer task runs inside the shard, at once, without I/O; a queued task runs outside it and may wait for
+others. Neither may do the other's work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from liveness.domain.policy import Policy
+from liveness.domain.worker import Worker
+from liveness.shard.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """It no longer applies; nothing happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Look again then."""
+
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It did not work this time."""
+
+    error: str
+
+
+TimerOutcome = Done | Stale | NotYet
+QueueOutcome = Done | Stale | Failed
+
+TaskT = TypeVar("TaskT", contravariant=True)
+
+
+class TimerExecutor(Protocol[TaskT]):
+    def validate(self, task: TaskT, worker: Worker) -> bool:
+        """Is the worker still in the state, and the lease, that the task was made for?"""
+
+    def execute(self, task: TaskT, shard: Shard, policy: Policy) -> TimerOutcome: ...

@@ -1,0 +1,61 @@
+"""Periodic housekeeping, on APScheduler: checkpoints, compaction, retention. Leases never come near it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from liveness.domain.errors import LivenessError
+from liveness.shard.node import Node
+from liveness.shard.policies import DEFAULT
+from liveness.store.errors import StoreError
+
+logger = structlog.get_logger("liveness.maintenance")
+
+FORGOTTEN_PER_RUN_MAX = 1_000
+
+
+class Maintenance:
+    def __init__(self, node: Node, *, task_retention_ms: int) -> None:
+        self._node = node
+        self._task_retention_ms = task_retention_ms
+
+    async def checkpoint(self) -> None:
+        """Fold renewals, then delete those that every shard's checkpoint contains."""
+        await self._node.checkpoint()
+        deleted = await self._node.store.compact_renewals(self._owned())
+        logger.debug("checkpointed", renewals_deleted=deleted)
+
+    async def retain(self) -> None:
+        """Let go of what is older than its retention: tombstones, events, finished tasks."""
+        node = self._node
+        forgotten = sum(shard.forget_tombstones(FORGOTTEN_PER_RUN_MAX) for shard in node.shards())
+        wall_ms = node.clock.wall_ms()
+
+        def cutoff(namespace: str) -> int:
+            retention_ms = node.policies.of(namespace).event_retention_ms
+            return wall_ms - retention_ms if retention_ms else 0
+
+        cutoffs = {namespace: cutoff(namespace) for namespace in node.policies.namespaces()}
+        events = await node.store.prune_events(self._owned(), cutoffs, cutoff(DEFAULT))
+        tasks = await node.store.prune_tasks(self._owned(), wall_ms - self._task_retention_ms)
+        logger.debug("retention applied", tombstones=forgotten, events=events, tasks=tasks)
+
+    def schedule(self, *, checkpoint_interval_s: float, retention_interval_s: float) -> AsyncIOScheduler:
+        scheduler = AsyncIOScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})
+        scheduler.add_job(self._guarded, "interval", [self.checkpoint], seconds=checkpoint_interval_s)
+        scheduler.add_job(self._guarded, "interval", [self.retain], seconds=retention_interval_s)
+        scheduler.start()
+        return scheduler
+
+    async def _guarded(self, job: Callable[[], Awaitable[None]]) -> None:
+        """A run that meets trouble is left to the next one; heartbeats deal with the trouble itself."""
+        try:
+            await job()
+        except (StoreError, LivenessError) as error:
+            logger.warning("maintenance interrupted", job=job.__name__, why=str(error))
+
+    def _owned(self) -> dict[int, int]:
+        return {shard.id: shard.epoch for shard in self._node.shards()}
