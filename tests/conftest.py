@@ -1,0 +1,57 @@
+"""Fixtures that tests of all parts share. Databases are real ones: see `tests.databases`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from liveness.store.sql import SqlStore
+from tests.databases import PostgresServer, StoreHome, postgres_home, sqlite_home
+
+# A shared machine may stall for longer than any deadline that would mean something.
+settings.register_profile("liveness", deadline=None, print_blob=True)
+settings.load_profile("liveness")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server per test process, started by the first test that needs it."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_database(postgres: PostgresServer) -> Iterator[str]:
+    """The name of an empty database on `postgres`; `postgres.url(name)` leads to it."""
+    name = postgres.create_database()
+    yield name
+    postgres.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def dialect(request: pytest.FixtureRequest) -> str:
+    """Whoever uses this, or a fixture below, runs once on each database."""
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+async def home(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHome]:
+    """An empty database, without tables."""
+    if dialect == "sqlite":
+        home = sqlite_home(tmp_path)
+    else:
+        home = postgres_home(
+            request.getfixturevalue("postgres"), request.getfixturevalue("postgres_database")
+        )
+    yield home
+    await home.close()
+
+
+@pytest.fixture
+async def store(home: StoreHome) -> SqlStore:
+    """An opened store. `home.open()` gives another on the same data, as after a crash."""
+    return await home.open()
