@@ -26,3 +26,36 @@ class SystemClock:
 
     async def sleep(self, ms: float) -> None:
         await asyncio.sleep(ms / 1_000)
+
+
+class ManualClock:
+    """Time for tests and simulations: it stands still until moved."""
+
+    def __init__(self, wall_ms: int = 1_750_000_000_000) -> None:
+        self._monotonic_ms = 1_000
+        self._wall_ms = wall_ms
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ms
+
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
+    async def sleep(self, ms: float) -> None:
+        waker = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._monotonic_ms + ms, waker))
+        await waker
+
+    def move(self, ms: int) -> None:
+        self._monotonic_ms += ms
+        self._wall_ms += ms
+        due = [waker for at_ms, waker in self._sleepers if at_ms <= self._monotonic_ms]
+        self._sleepers = [(at_ms, waker) for at_ms, waker in self._sleepers if at_ms > self._monotonic_ms]
+        for waker in due:
+            if not waker.done():
+                waker.set_result(None)
+
+    def jump_wall(self, ms: int) -> None:
+        """What an operator or NTP does to a machine's clock."""
+        self._wall_ms += ms

@@ -36,7 +36,9 @@ def backoff_ms(attempts: int, random: Random) -> int:
 
 
 class QueueRunner:
-    def __init__(self, node: Node, reschedule: ActivityReschedule, *, attempts_max: int, random: Random) -> None:
+    def __init__(
+        self, node: Node, reschedule: ActivityReschedule, *, attempts_max: int, random: Random
+    ) -> None:
         self._node = node
         self._reschedule = reschedule
         self._attempts_max = attempts_max
@@ -126,7 +128,10 @@ class QueueRunner:
             return TaskUpdate(stored.task_id, TaskState.DONE, stored.due_ms, attempts, "")
         dead = attempts >= self._attempts_max
         logger.warning(
-            "task dead-lettered" if dead else "task failed", task=stored.task_id, attempts=attempts, why=outcome.error
+            "task dead-lettered" if dead else "task failed",
+            task=stored.task_id,
+            attempts=attempts,
+            why=outcome.error,
         )
         state = TaskState.DEAD_LETTERED if dead else TaskState.RETRYING
         due_ms = now_ms + backoff_ms(attempts, self._random)

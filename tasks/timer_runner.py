@@ -54,5 +54,3 @@ class TimerRunner:
         if not executor.validate(task, worker):
             return Stale()
         return executor.execute(task, shard, node.policies.of(key.namespace))
-
-

@@ -8,7 +8,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from liveness.domain.events import ActivityCancelRequested, ActivityEvent, ActivityMadeAvailable, ActivityReleased
+from liveness.domain.events import (
+    ActivityCancelRequested,
+    ActivityEvent,
+    ActivityMadeAvailable,
+    ActivityReleased,
+)
 from liveness.domain.keys import ActivityId
 from liveness.domain.reactions import ActivityRescheduleTask
 
@@ -73,7 +78,9 @@ def evolve(activity: Activity | None, event: ActivityEvent, workflow_id: str) ->
             token=event.token,
             releases=(*(activity.releases if activity else ()), release)[-REMEMBERED_RELEASES_MAX:],
         )
-    assert activity is not None, f"{type(event).__name__} about an activity that was never taken from a worker"
+    assert activity is not None, (
+        f"{type(event).__name__} about an activity that was never taken from a worker"
+    )
     if isinstance(event, ActivityReleased):
         return activity._replace(state=ActivityState.RELEASED)
     return activity._replace(state=ActivityState.AVAILABLE, attempt=event.attempt)

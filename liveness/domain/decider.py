@@ -57,8 +57,9 @@ def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
     if session_id and session_id != worker.session_id:
         if session_id in worker.superseded:
             raise SessionSuperseded(session_id=session_id, worker=key.instance_key)
-        activation = SessionReplaced if worker.state is ACTIVE else WorkerResurrected
-        return (_activate(activation, key, worker, beat, at_ms),)
+        if worker.state is ACTIVE:
+            return (_activate(SessionReplaced, key, worker, beat, at_ms),)
+        return (_activate(WorkerResurrected, key, worker, beat, at_ms),)
     sequence = beat.sequence
     # A sequence number means something only inside a named session: an unnamed one may have restarted at 1.
     if sequence and session_id and sequence <= worker.sequence:
@@ -102,9 +103,7 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     task_queue = beat.profile.task_queue or worker.profile.task_queue
     declared = _declared(beat.bound, task_queue)
     gone: dict[ActivityId, None] = {}
-    if beat.full_bindings:
-        gone.update((id, None) for id in held if id not in declared)
-        gone.update((id, None) for id in worker.lost if id not in declared)
+    cancelled: dict[ActivityId, None] = {}
     for activity in beat.unbound:
         id = activity.id
         known = held.get(id)
@@ -115,12 +114,25 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
         elif known is not None and known.attempt == activity.attempt:
             gone[id] = None
         elif id in worker.lost:
-            gone[id] = None
+            cancelled[id] = None
         elif known is None and id not in declared and beat.sequence and beat.session_id:
             resync = True  # it says it held what was never heard of here
-    bound = tuple(activity for id, activity in declared.items() if held.get(id) != activity)
-    unbound = tuple(id for id in gone if id not in declared)
-    count = len(held) + sum(a.id not in held for a in bound) - sum(id in held for id in unbound)
+    if beat.full_bindings:
+        gone.update((id, None) for id in held if id not in declared)
+        cancelled.update((id, None) for id in worker.lost if id not in declared)
+    bound = {id: activity for id, activity in declared.items() if held.get(id) != activity}
+    unbound = {id: None for id in gone if id not in declared}
+    for id in cancelled:
+        unbound[id] = None
+        # The lost attempt is over; a later attempt that the worker holds is not.
+        kept = declared.get(id) or (held.get(id) if id not in gone else None)
+        if kept is not None:
+            bound[id] = kept
+    count = (
+        len(held)
+        + sum(id not in held for id in bound)
+        - sum(id in held and id not in bound for id in unbound)
+    )
     _check_binding_quota(key, beat.policy, count, len(held))
     in_doubt = worker.resync
     if beat.full_bindings:
@@ -128,7 +140,7 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
         in_doubt = in_doubt or beat.sequence > worker.sequence + 1 > 1
     if not bound and not unbound and resync == in_doubt:
         return None
-    return BindingsChanged(bound=bound, unbound=unbound, resync=resync)
+    return BindingsChanged(bound=tuple(bound.values()), unbound=tuple(unbound), resync=resync)
 
 
 def _activate(
@@ -171,7 +183,8 @@ def _declared(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityI
         if not activity.task_queue:
             if not task_queue:
                 raise InvalidField(
-                    field="heartbeat.bound_activities.task_queue", rule="must be set when the worker has no task_queue"
+                    field="heartbeat.bound_activities.task_queue",
+                    rule="must be set when the worker has no task_queue",
                 )
             activity = activity._replace(task_queue=task_queue)
         declared[activity.id] = activity
@@ -184,7 +197,9 @@ def _check_binding_quota(key: WorkerKey, policy: Policy, count: int, held: int) 
         raise BindingQuotaExceeded(worker=key.instance_key, count=count, limit=policy.max_bindings_per_worker)
 
 
-def deactivate(key: WorkerKey, worker: Worker, command: Deactivate, at_ms: int) -> tuple[WorkerDeactivated, ...]:
+def deactivate(
+    key: WorkerKey, worker: Worker, command: Deactivate, at_ms: int
+) -> tuple[WorkerDeactivated, ...]:
     """Goodbye or force. Nothing to do for a worker that has left ACTIVE already."""
     if worker.state is WorkerState.CLEANED_UP:
         raise WorkerCleanedUpError(worker=key.instance_key)
@@ -208,7 +223,9 @@ def expire_lease(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeac
 
 
 def _deactivated(reason: InactiveReason, detail: str, policy: Policy, at_ms: int) -> WorkerDeactivated:
-    return WorkerDeactivated(reason=reason, detail=detail, at_ms=at_ms, cleanup_delay_ms=policy.cleanup_delay_ms)
+    return WorkerDeactivated(
+        reason=reason, detail=detail, at_ms=at_ms, cleanup_delay_ms=policy.cleanup_delay_ms
+    )
 
 
 def clean_up(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerCleanedUp, ...]:

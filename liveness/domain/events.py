@@ -63,6 +63,8 @@ class LeaseTermsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingsChanged:
+    """What is unbound goes first, then what is bound comes: both may name the same activity."""
+
     bound: tuple[BoundActivity, ...]
     unbound: tuple[ActivityId, ...]
     """Also what the worker let go of after it was told to cancel it."""

@@ -111,7 +111,11 @@ def _(event: LeaseTermsChanged, worker: Worker) -> Worker:
 @_evolve.register
 def _(event: BindingsChanged, worker: Worker) -> Worker:
     gone = set(event.unbound)
-    kept = {id: activity for id, activity in worker.bindings.items() if id not in gone} if gone else worker.bindings
+    kept = (
+        {id: activity for id, activity in worker.bindings.items() if id not in gone}
+        if gone
+        else worker.bindings
+    )
     lost = worker.lost
     if lost and gone:
         lost = freeze({id: activity for id, activity in lost.items() if id not in gone})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from liveness.domain.errors import InvalidField
 
@@ -40,22 +41,30 @@ class Policy:
 
 
 POLICY_FIELDS = frozenset(field.name for field in fields(Policy))
+_WHOLE_NUMBERS = frozenset(field.name for field in fields(Policy) if field.type == "int")
 _MAY_BE_ZERO = POLICY_FIELDS - {"default_lease_ms", "min_lease_ms", "max_lease_ms", "max_bindings_per_worker"}
 BUILT_IN = Policy()
 
 
 def policy_with(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
     """`base` with some fields set, or `InvalidField` if that makes no sense as a whole."""
+    values: dict[str, Any] = {}
     for name, value in overrides.items():
+        shown = name.removesuffix("_ms")
         if name not in POLICY_FIELDS:
-            raise InvalidField(field=name, rule=f"is not a setting; there are: {', '.join(sorted(POLICY_FIELDS))}")
+            known = ", ".join(sorted(field.removesuffix("_ms") for field in POLICY_FIELDS))
+            raise InvalidField(field=shown, rule=f"is not a setting; there are: {known}")
         if not value >= 0 or value == float("inf"):
-            raise InvalidField(field=name, rule="must be a finite number, 0 or more")
+            raise InvalidField(field=shown, rule="must be a finite number, 0 or more")
         if value == 0 and name not in _MAY_BE_ZERO:
-            raise InvalidField(field=name, rule="must be more than 0")
+            raise InvalidField(field=shown, rule="must be more than 0")
         if name.endswith("_ms") and value > DURATION_MS_MAX:
-            raise InvalidField(field=name, rule="must be at most 100 years")
-    policy = replace(base, **overrides)  # type: ignore[arg-type]  # names were checked above
+            raise InvalidField(field=shown, rule="must be at most 100 years")
+        if name in _WHOLE_NUMBERS and value != int(value):
+            raise InvalidField(field=shown, rule="must be a whole number")
+        # Settings come back from the store as floats; one in an event would not be read back as the integer it is.
+        values[name] = int(value) if name in _WHOLE_NUMBERS else float(value)
+    policy = replace(base, **values)
     if not policy.min_lease_ms <= policy.default_lease_ms <= policy.max_lease_ms:
         raise InvalidField(
             field="default_lease",

@@ -42,10 +42,14 @@ class Group:
             self._waiters.append(waiter)
             await waiter
 
-    def check(self, shard_id: int) -> None:
-        """After `wait`: raise unless what was decided on this shard is durable."""
-        if shard_id in self._failed:
-            raise ShardUnavailable(shard_id=shard_id)
+    def failed(self, shard_id: int) -> bool:
+        """After `wait`: was what this shard decided lost?"""
+        return shard_id in self._failed
+
+    def check(self) -> None:
+        """After `wait`: raise if anything was lost."""
+        if self._failed:
+            raise ShardUnavailable(shard_id=min(self._failed))
 
     def fail(self, shard_ids: Iterable[int]) -> None:
         self._failed.update(shard_ids)
@@ -124,9 +128,7 @@ class Committer:
         self._wake.clear()
         self._last_start_ms = self._clock.monotonic_ms()
         group, self._open = self._open, Group()
-        handed = [
-            shard.hand_over(checkpoint=shard.id in self._checkpoints) for shard in self._dirty.values()
-        ]
+        handed = [shard.hand_over(checkpoint=shard.id in self._checkpoints) for shard in self._dirty.values()]
         self._checkpoints.difference_update(self._dirty)
         self._dirty = {}
         self._in_flight = group

@@ -72,10 +72,11 @@ class Node:
         self.policies = Policies(await self.store.load_config())
         await self._take_over(range(self.shard_count))
 
-    def start(self) -> None:
-        """Begin committing and keeping time by itself."""
+    def start(self, *, pulse: bool = True) -> None:
+        """Begin committing and, with `pulse`, looking at the clock by itself."""
         self._spawn(self.committer.run())
-        self._spawn(self._run_pulse())
+        if pulse:
+            self._spawn(self._run_pulse())
 
     def stop_accepting(self) -> None:
         self._closing = True
@@ -92,7 +93,7 @@ class Node:
     async def checkpoint(self) -> None:
         """Shorten the next recovery: fold each shard's renewals into one row. One shard per commit, to stall nobody."""
         for shard in self.shards():
-            if shard.durable_seq > shard.checkpoint_seq + 1:
+            if shard.durable_seq > shard.checkpoint_seq:
                 await self.committer.request_checkpoint(shard).wait()
 
     # -- routing
@@ -126,7 +127,14 @@ class Node:
         """Return when everything `shard` shows now is committed, or raise."""
         group = self.barrier()
         await group.wait()
-        group.check(shard.id)
+        if group.failed(shard.id):
+            raise ShardUnavailable(shard_id=shard.id)
+
+    async def settle(self) -> None:
+        """Return when everything memory shows now is committed, or raise: for refusals, which rest on all of it."""
+        group = self.barrier()
+        await group.wait()
+        group.check()
 
     # -- time
 

@@ -47,7 +47,9 @@ class Pending:
             self.close_renewals(wall_ms)
         self.last_seq += 1
         self.notable_seq = self.last_seq
-        self.entries.append(LogEntry(self.last_seq, namespace, worker, workflow_id, wall_ms, observed_ms, event))
+        self.entries.append(
+            LogEntry(self.last_seq, namespace, worker, workflow_id, wall_ms, observed_ms, event)
+        )
         return self.last_seq
 
     def close_renewals(self, wall_ms: int) -> None:
@@ -58,7 +60,9 @@ class Pending:
             self.entries.append(LogEntry(self.last_seq, None, None, None, wall_ms, observed_ms, renewals))
             self.renewals = {}
 
-    def commit(self, shard_id: int, epoch: int, after_seq: int, observed_ms: int, wall_ms: int) -> ShardCommit:
+    def commit(
+        self, shard_id: int, epoch: int, after_seq: int, observed_ms: int, wall_ms: int
+    ) -> ShardCommit:
         """Hand over; call once."""
         self.close_renewals(wall_ms)
         return ShardCommit(

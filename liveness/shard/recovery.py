@@ -23,7 +23,9 @@ def with_pulse(worker: Worker, pulse: Pulse) -> Worker:
 
 
 def pulse_of(worker: Worker) -> Pulse:
-    return Pulse(worker.number, worker.sequence, worker.renewed_ms, worker.successes, worker.errors, worker.resync)
+    return Pulse(
+        worker.number, worker.sequence, worker.renewed_ms, worker.successes, worker.errors, worker.resync
+    )
 
 
 class Recovered:

@@ -117,7 +117,9 @@ class Shard:
         recovered = Recovered(image)
         self.workers = recovered.workers
         self.activities: dict[ActivityKey, Activity] = dict(image.activities)
-        self.population = Counter(key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP)
+        self.population = Counter(
+            key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP
+        )
         """ACTIVE and INACTIVE workers per namespace."""
         self._clock = clock
         self._shard_count = shard_count
@@ -152,7 +154,9 @@ class Shard:
 
     # -- commands
 
-    def heartbeat(self, key: WorkerKey, beat: Heartbeat, occupancy: Callable[[str], int]) -> tuple[Outcome, Worker]:
+    def heartbeat(
+        self, key: WorkerKey, beat: Heartbeat, occupancy: Callable[[str], int]
+    ) -> tuple[Outcome, Worker]:
         worker = self.workers.get(key)
         if worker is None:
             decider.admit(key.namespace, beat.policy, occupancy(key.namespace))
@@ -281,7 +285,9 @@ class Shard:
             self._touch()
         return after
 
-    def _apply_if_any(self, key: WorkerKey, worker: Worker, events: tuple[WorkerEvent, ...], now_ms: int) -> bool:
+    def _apply_if_any(
+        self, key: WorkerKey, worker: Worker, events: tuple[WorkerEvent, ...], now_ms: int
+    ) -> bool:
         if events:
             self._apply(key, worker, events, now_ms)
         return bool(events)
@@ -331,7 +337,9 @@ class Shard:
         self.population[key.namespace] += counted
         reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
         self.transitions.append(
-            Transition(key, before.state if before else None, after.state if after else None, reason, len(tasks))
+            Transition(
+                key, before.state if before else None, after.state if after else None, reason, len(tasks)
+            )
         )
 
     def _shard_of(self, task: ActivityRescheduleTask) -> int:

@@ -135,8 +135,14 @@ class Store(Protocol):
     ) -> list[LogEntry]: ...
 
     async def read_log(
-        self, shard_id: int, after_seq: int, through_seq: int, limit: int, *,
-        namespace: str | None = None, worker: str | None = None,
+        self,
+        shard_id: int,
+        after_seq: int,
+        through_seq: int,
+        limit: int,
+        *,
+        namespace: str | None = None,
+        worker: str | None = None,
     ) -> list[LogEntry]:
         """Notable events (all but plain renewals) in order."""
 
@@ -153,7 +159,9 @@ class Store(Protocol):
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
         """Delete renewals that a checkpoint of every owned shard has made superfluous. `owned`: shard → epoch."""
 
-    async def prune_events(self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int) -> int:
+    async def prune_events(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
         """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all)."""
 
     async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int: ...

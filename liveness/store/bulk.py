@@ -33,7 +33,12 @@ def insert_rows(
 
 
 def update_rows(
-    connection: Connection, table: str, set_clause: str, where: str, rows: Iterable[Sequence[Any]], casts: tuple[str, ...]
+    connection: Connection,
+    table: str,
+    set_clause: str,
+    where: str,
+    rows: Iterable[Sequence[Any]],
+    casts: tuple[str, ...],
 ) -> int:
     """UPDATE each row from its own values, named column1, column2, … in the clauses. Returns how many rows matched."""
     matched = 0
@@ -56,7 +61,9 @@ def _style(connection: Connection) -> str:
 
 
 @cache
-def _insert_text(table: str, names: tuple[str, ...], count: int, replace_on: tuple[str, ...], style: str) -> str:
+def _insert_text(
+    table: str, names: tuple[str, ...], count: int, replace_on: tuple[str, ...], style: str
+) -> str:
     text = f"INSERT INTO {table} ({', '.join(names)}) VALUES {_values(count, ('',) * len(names), style)}"
     if replace_on:
         kept = ", ".join(f"{name} = excluded.{name}" for name in names if name not in replace_on)
@@ -65,9 +72,13 @@ def _insert_text(table: str, names: tuple[str, ...], count: int, replace_on: tup
 
 
 @cache
-def _update_text(table: str, set_clause: str, where: str, count: int, casts: tuple[str, ...], style: str) -> str:
+def _update_text(
+    table: str, set_clause: str, where: str, count: int, casts: tuple[str, ...], style: str
+) -> str:
     # Both databases call the columns of a bare VALUES list column1, column2, …
-    return f"UPDATE {table} SET {set_clause} FROM (VALUES {_values(count, casts, style)}) AS given WHERE {where}"
+    return (
+        f"UPDATE {table} SET {set_clause} FROM (VALUES {_values(count, casts, style)}) AS given WHERE {where}"
+    )
 
 
 def _values(count: int, casts: tuple[str, ...], style: str) -> str:

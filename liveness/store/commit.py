@@ -32,7 +32,10 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         if commit.activities:
             _write_activities(connection, commit)
         if commit.config:
-            rows = [(name, commit.shard_id, codec.encode_settings(values)) for name, values in commit.config.items()]
+            rows = [
+                (name, commit.shard_id, codec.encode_settings(values))
+                for name, values in commit.config.items()
+            ]
             insert_rows(connection, config, rows, replace_on=("namespace",))
     insert_rows(
         connection,
@@ -69,7 +72,11 @@ def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> No
 
 def check_owned(connection: Connection, owned: Mapping[int, int]) -> None:
     """For transactions that only delete: the epochs must be ours, and stay so until the commit."""
-    query = select(shards.c.shard_id, shards.c.epoch).where(shards.c.shard_id.in_(owned)).with_for_update(read=True)
+    query = (
+        select(shards.c.shard_id, shards.c.epoch)
+        .where(shards.c.shard_id.in_(owned))
+        .with_for_update(read=True)
+    )
     lost = {shard_id for shard_id, epoch in connection.execute(query) if owned[shard_id] != epoch}
     if lost:
         raise ShardsLost(lost)
@@ -109,7 +116,9 @@ def _write_activities(connection: Connection, commit: ShardCommit) -> None:
         (*key, commit.shard_id, int(activity.state), activity.task_queue, codec.encode_activity(activity))
         for key, activity in commit.activities.items()
     ]
-    insert_rows(connection, activities, rows, replace_on=("namespace", "workflow_id", "run_id", "activity_id"))
+    insert_rows(
+        connection, activities, rows, replace_on=("namespace", "workflow_id", "run_id", "activity_id")
+    )
 
 
 def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:

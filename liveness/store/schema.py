@@ -29,7 +29,11 @@ from sqlalchemy import (
 metadata = MetaData()
 
 # Byte order on both databases: keys are compared, sorted and paged byte for byte.
-Key = String(255).with_variant(Text(collation="BINARY"), "sqlite").with_variant(Text(collation="C"), "postgresql")
+Key = (
+    String(255)
+    .with_variant(Text(collation="BINARY"), "sqlite")
+    .with_variant(Text(collation="C"), "postgresql")
+)
 # SQLite's rowid must be declared INTEGER; STRICT tables know no BIGINT.
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
 Int16 = SmallInteger().with_variant(Integer(), "sqlite")

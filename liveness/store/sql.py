@@ -50,6 +50,8 @@ DELETE_BATCH = 5_000
 class SqlStore:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._compacted_through = 0
+        """Of the log's ids: below, no renewals are left."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
         await self._database.write(migrate)
@@ -59,7 +61,9 @@ class SqlStore:
         await self._database.close()
 
     async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
-        return await self._database.write(lambda connection: _take_over(connection, sorted(shard_ids), owner, wall_ms))
+        return await self._database.write(
+            lambda connection: _take_over(connection, sorted(shard_ids), owner, wall_ms)
+        )
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self._database.write(lambda connection: apply_commits(connection, commits))
@@ -75,7 +79,9 @@ class SqlStore:
         self, namespace: str, where: WorkerFilter, after_key: str | None, limit: int
     ) -> list[WorkerRow]:
         query = (
-            select(workers.c.worker_key, workers.c.shard_id, workers.c.number, workers.c.state, workers.c.payload)
+            select(
+                workers.c.worker_key, workers.c.shard_id, workers.c.number, workers.c.state, workers.c.payload
+            )
             .where(_matches(namespace, where))
             .order_by(workers.c.worker_key)
             .limit(limit)
@@ -89,7 +95,9 @@ class SqlStore:
         ]
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]:
-        query = select(workers.c.state, func.count()).where(_matches(namespace, where)).group_by(workers.c.state)
+        query = (
+            select(workers.c.state, func.count()).where(_matches(namespace, where)).group_by(workers.c.state)
+        )
         return {WorkerState(state): count for state, count in await self._all(query)}
 
     async def worker_history(
@@ -98,7 +106,9 @@ class SqlStore:
         query = (
             select(*LOG_COLUMNS)
             .where(
-                log.c.namespace == key.namespace, log.c.worker_key == key.instance_key, log.c.shard_id == shard_id
+                log.c.namespace == key.namespace,
+                log.c.worker_key == key.instance_key,
+                log.c.shard_id == shard_id,
             )
             .order_by(log.c.seq.desc() if newest_first else log.c.seq)
             .limit(limit)
@@ -137,7 +147,9 @@ class SqlStore:
     async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]:
         query = (
             select(tasks)
-            .where(tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms <= now_ms)
+            .where(
+                tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms <= now_ms
+            )
             .order_by(tasks.c.due_ms, tasks.c.task_id)
             .limit(limit)
         )
@@ -170,29 +182,35 @@ class SqlStore:
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
         def compact(connection: Connection) -> int:
             check_owned(connection, owned)
-            places = connection.execute(
-                select(checkpoints.c.shard_id, checkpoints.c.position).where(checkpoints.c.shard_id.in_(owned))
-            ).all()
-            if len(places) < len(owned):
-                return 0  # some shard has no checkpoint yet
             behind = and_(
                 log.c.kind == RENEWALS_KIND,
-                log.c.id <= min(position for _, position in places),
+                log.c.id > self._compacted_through,
+                log.c.id <= through,
                 log.c.shard_id.in_(owned),
             )
             return _delete_some(connection, behind)
 
-        return await self._delete_in_batches(compact)
+        through = await self._database.read(lambda connection: _checkpointed_through(connection, owned))
+        deleted = await self._delete_in_batches(compact)
+        self._compacted_through = through
+        return deleted
 
-    async def prune_events(self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int) -> int:
+    async def prune_events(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
         def prune(connection: Connection) -> int:
             check_owned(connection, owned)
             checkpointed = (
                 select(checkpoints.c.seq).where(checkpoints.c.shard_id == log.c.shard_id).scalar_subquery()
             )
             old = or_(
-                and_(func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff),
-                *(and_(log.c.namespace == namespace, log.c.wall_ms < cutoff) for namespace, cutoff in cutoffs.items()),
+                and_(
+                    func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff
+                ),
+                *(
+                    and_(log.c.namespace == namespace, log.c.wall_ms < cutoff)
+                    for namespace, cutoff in cutoffs.items()
+                ),
             )
             kept_by = and_(log.c.shard_id.in_(owned), log.c.seq <= checkpointed, log.c.kind != RENEWALS_KIND)
             return _delete_some(connection, and_(kept_by, old))
@@ -207,7 +225,9 @@ class SqlStore:
                 tasks.c.state.in_(FINISHED_TASK_STATES),
                 tasks.c.finished_wall_ms < cutoff_wall_ms,
             )
-            return connection.execute(delete(tasks).where(tasks.c.task_id.in_(old.limit(DELETE_BATCH)))).rowcount
+            return connection.execute(
+                delete(tasks).where(tasks.c.task_id.in_(old.limit(DELETE_BATCH)))
+            ).rowcount
 
         return await self._delete_in_batches(prune)
 
@@ -222,6 +242,18 @@ class SqlStore:
 
     async def _all(self, query: Select[Any]) -> Sequence[Row[Any]]:
         return await self._database.read(lambda connection: connection.execute(query).all())
+
+
+def _checkpointed_through(connection: Connection, shard_ids: Collection[int]) -> int:
+    """The log's id up to which every one of the shards has folded its renewals into a checkpoint. A shard without
+    entries after its checkpoint holds nobody back."""
+    rows = connection.execute(
+        select(shards.c.last_seq, checkpoints.c.seq, checkpoints.c.position)
+        .join_from(shards, checkpoints, shards.c.shard_id == checkpoints.c.shard_id, isouter=True)
+        .where(shards.c.shard_id.in_(shard_ids))
+    ).all()
+    busy = [position or 0 for last_seq, seq, position in rows if last_seq > (seq or 0)]
+    return min(busy) if busy else max((position or 0 for _, _, position in rows), default=0)
 
 
 def _delete_some(connection: Connection, condition: ColumnElement[bool]) -> int:
@@ -241,12 +273,16 @@ def _fit(connection: Connection, shard_count: int, created_by: str) -> None:
         raise WrongShardCount(stored=stored, requested=shard_count)
 
 
-def _take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wall_ms: int) -> list[ShardImage]:
+def _take_over(
+    connection: Connection, shard_ids: Sequence[int], owner: str, wall_ms: int
+) -> list[ShardImage]:
     # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below
     # must see.
     mine = shards.c.shard_id.in_(shard_ids)
     connection.execute(
-        update(shards).where(mine).values(epoch=shards.c.epoch + 1, last_seq=shards.c.last_seq + 1, owner=owner)
+        update(shards)
+        .where(mine)
+        .values(epoch=shards.c.epoch + 1, last_seq=shards.c.last_seq + 1, owner=owner)
     )
     heads = connection.execute(select(shards).where(mine).order_by(shards.c.shard_id)).all()
     takeovers = {}
@@ -255,18 +291,22 @@ def _take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wal
         times = (*codec.decode_times(head.takeovers), head.observed_ms)[-TAKEOVERS_KEPT:]
         takeovers[head.shard_id] = times
         connection.execute(
-            update(shards).where(shards.c.shard_id == head.shard_id).values(takeovers=codec.encode_times(times))
+            update(shards)
+            .where(shards.c.shard_id == head.shard_id)
+            .values(takeovers=codec.encode_times(times))
         )
         fact = ShardTaken(epoch=head.epoch, owner=owner)
         entry = LogEntry(head.last_seq, None, None, None, wall_ms, head.observed_ms, fact)
         taken.append(encode_entry(head.shard_id, entry))
     insert_rows(connection, log, taken, LogRow._fields)
     saved = {
-        row.shard_id: row for row in connection.execute(select(checkpoints).where(checkpoints.c.shard_id.in_(shard_ids)))
+        row.shard_id: row
+        for row in connection.execute(select(checkpoints).where(checkpoints.c.shard_id.in_(shard_ids)))
     }
     worker_rows = _read_workers(connection, shard_ids)
     activity_rows = _read_activities(connection, shard_ids)
-    tails = _read_tails(connection, shard_ids, {id: (row.seq, row.position) for id, row in saved.items()})
+    before_this = {head.shard_id: head.last_seq - 1 for head in heads}
+    tails = _read_tails(connection, before_this, {id: (row.seq, row.position) for id, row in saved.items()})
     return [
         ShardImage(
             shard_id=head.shard_id,
@@ -300,7 +340,9 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
     return found
 
 
-def _read_activities(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[ActivityKey, Activity]]:
+def _read_activities(
+    connection: Connection, shard_ids: Sequence[int]
+) -> Mapping[int, dict[ActivityKey, Activity]]:
     found: defaultdict[int, dict[ActivityKey, Activity]] = defaultdict(dict)
     for row in connection.execute(select(activities).where(activities.c.shard_id.in_(shard_ids))):
         id = ActivityId(row.workflow_id, row.run_id, row.activity_id)
@@ -310,14 +352,17 @@ def _read_activities(connection: Connection, shard_ids: Sequence[int]) -> Mappin
 
 
 def _read_tails(
-    connection: Connection, shard_ids: Sequence[int], places: Mapping[int, tuple[int, int]]
+    connection: Connection, heads: Mapping[int, int], places: Mapping[int, tuple[int, int]]
 ) -> Mapping[int, list[LogEntry]]:
-    """Each shard's entries after its checkpoint. One scan in log order serves all shards."""
-    position = min((places[id][1] if id in places else 0 for id in shard_ids), default=0)
-    query = select(*LOG_COLUMNS).where(log.c.id > position, log.c.shard_id.in_(shard_ids)).order_by(log.c.id)
+    """Each shard's entries after its checkpoint, up to its head. One scan in log order serves all shards."""
     found: defaultdict[int, list[LogEntry]] = defaultdict(list)
+    behind = [shard_id for shard_id, last_seq in heads.items() if last_seq > places.get(shard_id, (0, 0))[0]]
+    if not behind:
+        return found
+    position = min(places.get(shard_id, (0, 0))[1] for shard_id in behind)
+    query = select(*LOG_COLUMNS).where(log.c.id > position, log.c.shard_id.in_(behind)).order_by(log.c.id)
     for row in connection.execute(query):
-        if row.seq > places.get(row.shard_id, (0, 0))[0]:
+        if places.get(row.shard_id, (0, 0))[0] < row.seq <= heads[row.shard_id]:
             found[row.shard_id].append(codec.decode_entry(LogRow(*row)))
     return found
 

@@ -17,7 +17,14 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from liveness.store.errors import CommitRejected, ReadFailed, StoreBroken, StoreError, StoreInUse, StoreUnusable
+from liveness.store.errors import (
+    CommitRejected,
+    ReadFailed,
+    StoreBroken,
+    StoreError,
+    StoreInUse,
+    StoreUnusable,
+)
 
 T = TypeVar("T")
 
@@ -119,7 +126,9 @@ def _engine(path: Path, *, writer: bool) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where `on_begin` says, not where the driver guesses
+        connection.isolation_level = (
+            None  # transactions begin where `on_begin` says, not where the driver guesses
+        )
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_BEFORE_CHECKPOINT}")

@@ -3,6 +3,8 @@
 from alembic import context
 
 context.configure(
-    connection=context.config.attributes["connection"], transactional_ddl=True, transaction_per_migration=False
+    connection=context.config.attributes["connection"],
+    transactional_ddl=True,
+    transaction_per_migration=False,
 )
 context.run_migrations()

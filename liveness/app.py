@@ -1,0 +1,232 @@
+"""The composition root: the one place where things are wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from random import Random
+from types import TracebackType
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from liveness.clock import Clock, ManualClock, SystemClock
+from liveness.logs import configure_logs, log_transitions
+from liveness.server.admin_service import AdminService
+from liveness.server.binding import bind
+from liveness.server.feed import Feed
+from liveness.server.liveness_service import LivenessService
+from liveness.settings import Settings
+from liveness.shard.node import Node
+from liveness.store.errors import StoreUnusable
+from liveness.store.postgres import PostgresDatabase
+from liveness.store.sql import SqlStore
+from liveness.store.sqlite import SqliteDatabase
+from liveness.v1 import admin_pb2, service_pb2
+from tasks.activity_reschedule import ActivityReschedule
+from tasks.maintenance import Maintenance
+from tasks.matching import AvailableActivities, Matching
+from tasks.queue_runner import QueueRunner
+from tasks.timer_runner import TimerRunner
+
+logger = structlog.get_logger("liveness.app")
+
+EXIT_DISK_BROKEN = 74
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+# The store's thread asks for the interpreter lock a few times per commit; by default each could take 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+ADVANCE_STEP_MS = 250
+
+
+class ListenFailed(StoreUnusable):
+    """Cannot listen on {listen}; is another server using it? Choose another address with --listen."""
+
+
+class Server:
+    """A whole liveness server in this process. Tests drive it with a clock of their own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        matching: Matching | None = None,
+        random: Random | None = None,
+        self_driven: bool = True,
+    ) -> None:
+        """`self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._random = random or Random()
+        self._self_driven = self_driven
+        self._running: list[asyncio.Task[None]] = []
+        self.available = AvailableActivities()
+        self._matching = matching or self.available
+        self.address = ""
+        """host:port, with the port that was really taken."""
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        settings = self._settings
+        self.store = await open_store(settings)
+        try:
+            await self._start(settings)
+        except BaseException:
+            await self.store.close()
+            raise
+
+    async def _start(self, settings: Settings) -> None:
+        timers = TimerRunner()
+        self.node = node = Node(
+            self.store,
+            self._clock,
+            shard_count=settings.shards,
+            owner=f"{socket.gethostname()}:{os.getpid()}",
+            grace_ms=settings.takeover_grace_ms,
+            commit_interval_ms=settings.commit_interval_ms,
+            deadlines=timers.fresh_heap,
+        )
+        timers.attach(node)
+        node.on_committed.append(log_transitions)
+        node.on_opened.append(self.available.on_opened)
+        self.feed = Feed(node)
+        self.queue = QueueRunner(
+            node,
+            ActivityReschedule(self._matching),
+            attempts_max=settings.task_attempts_max,
+            random=self._random,
+        )
+        self.maintenance = Maintenance(node, task_retention_ms=int(settings.task_retention_s * 1_000))
+        await node.open()
+        await self._listen(settings)
+        self._scheduler = None
+        node.start(pulse=self._self_driven)
+        if self._self_driven:
+            self._running.append(asyncio.create_task(self.queue.run()))
+            self._scheduler = self.maintenance.schedule(
+                checkpoint_interval_s=settings.checkpoint_interval_s,
+                retention_interval_s=settings.retention_interval_s,
+            )
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def _listen(self, settings: Settings) -> None:
+        self._grpc = server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        services = {
+            service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: LivenessService(
+                self.node, self.feed, self._random
+            ),
+            admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(self.node),
+        }
+        names = [descriptor.full_name for descriptor in services]
+        for descriptor, service in services.items():
+            bind(server, descriptor, service, self.node.settle)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for name in names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if settings.reflection:
+            reflection.enable_server_reflection(
+                [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
+            )
+        host, _, _ = settings.listen.rpartition(":")
+        try:
+            port = server.add_insecure_port(settings.listen)
+        except RuntimeError as error:
+            raise ListenFailed(listen=settings.listen) from error
+        await server.start()
+        self.address = f"{host}:{port}"
+
+    async def advance(self, ms: int) -> None:
+        """For a server that is not self-driven: let time pass and everything that is due happen."""
+        clock = self._clock
+        assert isinstance(clock, ManualClock), "only a manual clock can be moved"
+        while ms > 0:
+            step_ms = min(ms, ADVANCE_STEP_MS)
+            ms -= step_ms
+            clock.move(step_ms)
+            self.node.pulse()
+            await self.node.barrier().wait()
+        await self.queue.work_off()
+
+    async def stop(self) -> None:
+        """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
+        await self._health.enter_graceful_shutdown()
+        self.feed.close()
+        stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
+        if not self.node.committer.broken:
+            await stopped  # calls in flight get their answers first: the engine still runs
+        else:
+            await self._grpc.stop(None)
+        if self._scheduler is not None:
+            self._scheduler.shutdown(wait=False)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self.node.close()
+        await self.store.close()
+
+
+async def open_store(settings: Settings) -> SqlStore:
+    database: SqliteDatabase | PostgresDatabase
+    if (path := settings.sqlite_path) is not None:
+        database = SqliteDatabase(path)
+        database.lock()
+        database.name_holder(f"process {os.getpid()}, listening on {settings.listen}")
+    else:
+        database = PostgresDatabase(settings.db)
+    store = SqlStore(database)
+    try:
+        await store.open(settings.shards, f"liveness {version('liveness')}")
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+async def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code."""
+    configure_logs(settings.log_level, settings.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    server = Server(settings)
+    await server.start()
+    logger.info("serving", address=server.address, shards=settings.shards)
+    if on_ready is not None:
+        on_ready(server.address)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({stopping, server.node.broken}, return_when=asyncio.FIRST_COMPLETED)
+    if server.node.broken.done():
+        # Nothing can be committed or answered any more; an orderly end would only pretend.
+        logger.critical(
+            "stopping at once: nothing can be promised any more", why=str(server.node.broken.result())
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_DISK_BROKEN)
+    logger.info("stopping")
+    await server.stop()
+    logger.info("stopped")
+    return 0

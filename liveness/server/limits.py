@@ -1,0 +1,63 @@
+"""Heartbeat rates: a token bucket per namespace and per worker, kept only where a limit is set."""
+
+from __future__ import annotations
+
+from liveness.clock import Clock
+from liveness.domain.errors import RateLimited
+from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import Policy
+
+BURST_S = 2.0
+BUCKETS_MAX = 100_000
+
+
+class _Bucket:
+    __slots__ = ("_at_ms", "_tokens")
+
+    def __init__(self, now_ms: int, burst: float) -> None:
+        self._at_ms = now_ms
+        self._tokens = burst
+
+    def take(self, now_ms: int, rate: float, burst: float) -> int:
+        """0, or how many milliseconds to wait for a token."""
+        self._tokens = min(burst, self._tokens + (now_ms - self._at_ms) * rate / 1_000)
+        self._at_ms = now_ms
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return 0
+        return int((1 - self._tokens) / rate * 1_000) + 1
+
+    def give_back(self) -> None:
+        self._tokens += 1
+
+
+class RateLimits:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._buckets: dict[str | WorkerKey, _Bucket] = {}
+
+    def admit(self, key: WorkerKey, policy: Policy) -> None:
+        """Count one heartbeat, or refuse it and count nothing."""
+        if not policy.worker_heartbeat_rate and not policy.namespace_heartbeat_rate:
+            return
+        taken = self._take(key, policy.worker_heartbeat_rate, f"worker {key.instance_key}")
+        try:
+            self._take(key.namespace, policy.namespace_heartbeat_rate, f"namespace {key.namespace}")
+        except RateLimited:
+            if taken is not None:
+                taken.give_back()
+            raise
+
+    def _take(self, whose: str | WorkerKey, rate: float, name: str) -> _Bucket | None:
+        if not rate:
+            return None
+        now_ms, burst = self._clock.monotonic_ms(), max(1.0, rate * BURST_S)
+        bucket = self._buckets.get(whose)
+        if bucket is None:
+            if len(self._buckets) >= BUCKETS_MAX:
+                self._buckets.clear()  # everybody's burst anew: bounded memory is worth that
+            bucket = self._buckets[whose] = _Bucket(now_ms, burst)
+        wait_ms = bucket.take(now_ms, rate, burst)
+        if wait_ms:
+            raise RateLimited(whose=name, retry_after_ms=wait_ms)
+        return bucket

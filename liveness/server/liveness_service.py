@@ -1,0 +1,191 @@
+"""LivenessService: handlers translate; what happens is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from random import Random
+
+from liveness.domain.commands import Deactivate
+from liveness.domain.errors import InvalidField, LivenessError, PageTokenInvalid, ShardUnavailable
+from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
+from liveness.domain.worker import InactiveReason, Worker
+from liveness.server import tokens, wire
+from liveness.server.errors import status_of
+from liveness.server.feed import Feed, Selection
+from liveness.server.limits import RateLimits
+from liveness.server.validation import identifier, optional_identifier, page_size, text
+from liveness.shard.committer import Group
+from liveness.shard.node import Node
+from liveness.shard.shard import Outcome, Shard
+from liveness.v1 import service_pb2, worker_pb2
+
+HEARTBEATS_PER_CALL_MAX = 1_000
+
+
+class LivenessService:
+    def __init__(self, node: Node, feed: Feed, random: Random) -> None:
+        self._node = node
+        self._feed = feed
+        self._random = random
+        self._limits = RateLimits(node.clock)
+
+    async def record_worker_heartbeat(
+        self, request: service_pb2.RecordWorkerHeartbeatRequest
+    ) -> worker_pb2.HeartbeatResult:
+        if not request.HasField("heartbeat"):
+            raise InvalidField(field="heartbeat", rule="must be set")
+        [answer] = await self._record(request.namespace, (request.heartbeat,))
+        if isinstance(answer, LivenessError):
+            raise answer
+        return answer
+
+    async def record_worker_heartbeats(
+        self, request: service_pb2.RecordWorkerHeartbeatsRequest
+    ) -> service_pb2.RecordWorkerHeartbeatsResponse:
+        if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
+            raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
+        response = service_pb2.RecordWorkerHeartbeatsResponse()
+        for answer in await self._record(request.namespace, request.heartbeats):
+            if isinstance(answer, LivenessError):
+                response.items.add().status.CopyFrom(status_of(answer))
+            else:
+                response.items.add().result.CopyFrom(answer)
+        return response
+
+    async def _record(
+        self, namespace: str, beats: Iterable[worker_pb2.WorkerHeartbeat]
+    ) -> list[worker_pb2.HeartbeatResult | LivenessError]:
+        """Decide each heartbeat at once, wait for one commit, answer each."""
+        node = self._node
+        identifier("namespace", namespace)
+        policy, seed, shard_count = node.policies.of(namespace), namespace_seed(namespace), node.shard_count
+        decided: list[tuple[Shard | None, tuple[Outcome, Worker] | LivenessError]] = []
+        for beat in beats:
+            shard = None
+            try:
+                key = WorkerKey(namespace, beat.worker_instance_key)
+                shard = node.shard_by_id(shard_from_seed(seed, key.instance_key, shard_count))
+                known = shard.workers.get(key)
+                if known is None:
+                    identifier("heartbeat.worker_instance_key", key.instance_key)
+                command = wire.heartbeat(beat, policy, known)
+                self._limits.admit(key, policy)
+                decided.append((shard, shard.heartbeat(key, command, node.occupancy)))
+            except LivenessError as error:
+                decided.append((shard, error))
+        group = node.barrier()
+        await group.wait()
+        wall_ms = node.clock.wall_ms()
+        return [self._answer(shard, answer, group, wall_ms) for shard, answer in decided]
+
+    def _answer(
+        self, shard: Shard | None, answer: tuple[Outcome, Worker] | LivenessError, group: Group, wall_ms: int
+    ) -> worker_pb2.HeartbeatResult | LivenessError:
+        """Refusals, too, may rest on what was to become durable with the group."""
+        if shard is not None and group.failed(shard.id):
+            return ShardUnavailable(shard_id=shard.id)
+        if shard is None or isinstance(answer, LivenessError):
+            assert isinstance(answer, LivenessError)
+            return answer
+        outcome, worker = answer
+        return wire.heartbeat_result(
+            outcome, worker, now_ms=shard.now_ms(), wall_ms=wall_ms, random=self._random
+        )
+
+    async def shutdown_worker(
+        self, request: service_pb2.ShutdownWorkerRequest
+    ) -> service_pb2.ShutdownWorkerResponse:
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        shard = self._node.shard(*key)
+        command = Deactivate(
+            InactiveReason.SHUTDOWN,
+            text("reason", request.reason),
+            self._node.policies.of(key.namespace),
+            optional_identifier("session_id", request.session_id),
+        )
+        worker, moved = shard.deactivate(key, command)
+        await self._node.durable(shard)
+        return service_pb2.ShutdownWorkerResponse(state=worker.state, rescheduled_activities=moved)  # type: ignore[arg-type]
+
+    async def describe_worker(
+        self, request: service_pb2.DescribeWorkerRequest
+    ) -> service_pb2.DescribeWorkerResponse:
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        shard = self._node.shard(*key)
+        worker = shard.describe(key)
+        await self._node.durable(shard)
+        message = wire.worker_message(
+            key, worker, shard.id, now_ms=shard.now_ms(), wall_ms=self._node.clock.wall_ms(), whole=True
+        )
+        return service_pb2.DescribeWorkerResponse(worker=message)
+
+    async def list_workers(self, request: service_pb2.ListWorkersRequest) -> service_pb2.ListWorkersResponse:
+        namespace = identifier("namespace", request.namespace)
+        where = wire.worker_filter(request.filter)
+        size = page_size(request.page_size)
+        listing = ("workers", namespace, where)
+        after = (
+            tokens.redeem(request.page_token, str, PageTokenInvalid, *listing) if request.page_token else None
+        )
+        rows = await self._node.store.list_workers(namespace, where, after, size + 1)
+        wall_ms = self._node.clock.wall_ms()
+        response = service_pb2.ListWorkersResponse()
+        for row in rows[:size]:
+            shard = self._node.shard_by_id(row.shard_id)
+            # The row is right about the state; memory knows the lease as of now.
+            live = shard.workers.get(row.key)
+            worker = live if live is not None and live.state is row.worker.state else row.worker
+            response.workers.append(
+                wire.worker_message(
+                    row.key, worker, shard.id, now_ms=shard.now_ms(), wall_ms=wall_ms, whole=False
+                )
+            )
+        if len(rows) > size:
+            response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
+        return response
+
+    async def count_workers(
+        self, request: service_pb2.CountWorkersRequest
+    ) -> service_pb2.CountWorkersResponse:
+        namespace = identifier("namespace", request.namespace)
+        counts = await self._node.store.count_workers(namespace, wire.worker_filter(request.filter))
+        response = service_pb2.CountWorkersResponse(total=sum(counts.values()))
+        for state in sorted(counts):
+            response.groups.add(state=state, count=counts[state])  # type: ignore[arg-type]
+        return response
+
+    async def get_worker_history(
+        self, request: service_pb2.GetWorkerHistoryRequest
+    ) -> service_pb2.GetWorkerHistoryResponse:
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        shard_id = shard_of(*key, self._node.shard_count)
+        size = page_size(request.page_size)
+        listing = ("history", *key, request.newest_first)
+        beyond = (
+            tokens.redeem(request.page_token, int, PageTokenInvalid, *listing) if request.page_token else None
+        )
+        entries = await self._node.store.worker_history(
+            key, shard_id, newest_first=request.newest_first, beyond_seq=beyond, limit=size + 1
+        )
+        if not entries and beyond is None:
+            self._node.shard_by_id(shard_id).describe(key)
+        response = service_pb2.GetWorkerHistoryResponse(
+            events=[wire.event_message(shard_id, entry) for entry in entries[:size]]
+        )
+        if len(entries) > size:
+            response.next_page_token = tokens.issue(entries[size - 1].seq, *listing)
+        return response
+
+    async def watch_events(
+        self, request: service_pb2.WatchEventsRequest
+    ) -> AsyncIterator[service_pb2.WatchEventsResponse]:
+        namespace = optional_identifier("namespace", request.namespace) or None
+        worker = optional_identifier("worker_instance_key", request.worker_instance_key) or None
+        if worker is not None and namespace is None:
+            raise InvalidField(field="namespace", rule="must be set when worker_instance_key is")
+        selection = Selection(namespace, worker)
+        async for batch in self._feed.watch(selection, request.resume_token, request.from_beginning):
+            yield service_pb2.WatchEventsResponse(
+                events=[wire.event_message(batch.shard_id, entry) for entry in batch.entries],
+                resume_token=batch.resume_token,
+            )

@@ -1,0 +1,335 @@
+"""The only mapping between protobuf messages and domain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from random import Random
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from liveness.domain.commands import Heartbeat
+from liveness.domain.errors import InvalidField
+from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.worker import (
+    NO_PROFILE,
+    BoundActivity,
+    Profile,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+)
+from liveness.server.validation import (
+    COUNTER_MAX,
+    SEQUENCE_MAX,
+    duration_ms,
+    identifier,
+    optional_identifier,
+    text,
+    timestamp_ns,
+)
+from liveness.shard.shard import Outcome
+from liveness.store.api import StoredTask, WorkerFilter
+from liveness.store.codec import LogEntry, describe_event, event_kind
+from liveness.v1 import admin_pb2, event_pb2, worker_pb2
+from liveness.v1.service_pb2 import WorkerFilter as WorkerFilterMessage
+
+METADATA_BYTES_MAX = 16 * 1024
+BINDING_CHANGES_MAX = 200
+FULL_BINDINGS_MAX = 1_000
+TOKEN_BYTES_MAX = 2 * 1024
+HEARTBEAT_FIELD = "heartbeat"
+
+_STATUSES = {status.value: status for status in WorkerStatus}
+
+
+# -- in
+
+
+def heartbeat(beat: worker_pb2.WorkerHeartbeat, policy: Policy, known: Worker | None) -> Heartbeat:
+    """What equals the `known` worker's was validated when it came first."""
+    session_id = beat.session_id
+    if session_id and (known is None or session_id != known.session_id):
+        optional_identifier("heartbeat.session_id", session_id)
+    sequence, successes, errors, last_error = beat.sequence, beat.successes, beat.errors, beat.last_error
+    if sequence > SEQUENCE_MAX:
+        raise InvalidField(field="heartbeat.sequence", rule="must be at most 2^63 - 1")
+    if successes > COUNTER_MAX or errors > COUNTER_MAX:
+        raise InvalidField(field="heartbeat.successes and errors", rule="must be at most 2^40 each")
+    status = _STATUSES.get(beat.status)
+    if status is None:
+        raise InvalidField(field="heartbeat.status", rule="is not one of the known values")
+    requested_ms = None
+    if beat.HasField("lease_duration"):
+        requested_ms = duration_ms("heartbeat.lease_duration", beat.lease_duration)
+    bound, unbound, full = beat.bound_activities, beat.unbound_activities, beat.full_bindings
+    changes = len(bound) + len(unbound)
+    if changes > (FULL_BINDINGS_MAX if full else BINDING_CHANGES_MAX):
+        rule = f"must name at most {BINDING_CHANGES_MAX} changes together ({FULL_BINDINGS_MAX} with full_bindings)"
+        raise InvalidField(field="heartbeat.bound_activities and unbound_activities", rule=rule)
+    return Heartbeat(
+        session_id,
+        sequence,
+        requested_ms,
+        _activities("heartbeat.bound_activities", bound) if bound else (),
+        _activities("heartbeat.unbound_activities", unbound) if unbound else (),
+        full,
+        _profile(beat, last_error, known),
+        status,
+        last_error,
+        successes,
+        errors,
+        policy,
+    )
+
+
+def _profile(beat: worker_pb2.WorkerHeartbeat, last_error: str, known: Worker | None) -> Profile:
+    labels, capabilities = beat.labels, beat.capabilities
+    profile = Profile(
+        beat.worker_identity,
+        beat.task_queue,
+        beat.build_id,
+        beat.sdk_name,
+        beat.sdk_version,
+        beat.host_name,
+        beat.process_id,
+        timestamp_ns("heartbeat.start_time", beat.start_time) if beat.HasField("start_time") else None,
+        tuple(sorted(labels.items())) if labels else (),
+        tuple(capabilities) if capabilities else (),
+        beat.current_job,
+    )
+    if known is not None and profile == known.profile:
+        if last_error and last_error != known.last_error:
+            _check_profile(profile, last_error)
+        return known.profile
+    if profile == NO_PROFILE and not last_error:
+        return NO_PROFILE
+    _check_profile(profile, last_error)
+    return profile
+
+
+def _check_profile(profile: Profile, last_error: str) -> None:
+    size = len(last_error.encode())
+    for name, value in profile._asdict().items():
+        if isinstance(value, str):
+            size += len(value.encode())
+            if name != "current_job":
+                optional_identifier(f"heartbeat.{name}", value)
+    size += sum(len(name.encode()) + len(value.encode()) for name, value in profile.labels)
+    size += sum(len(name.encode()) for name in profile.capabilities)
+    if size > METADATA_BYTES_MAX:
+        raise InvalidField(
+            field="heartbeat", rule=f"must carry at most {METADATA_BYTES_MAX} bytes of metadata"
+        )
+
+
+def _activities(field: str, refs: Iterable[worker_pb2.ActivityRef]) -> tuple[BoundActivity, ...]:
+    return tuple(_activity(field, ref) for ref in refs)
+
+
+def _activity(field: str, ref: worker_pb2.ActivityRef) -> BoundActivity:
+    attempt, token = ref.attempt, ref.token
+    if attempt < 0:
+        raise InvalidField(field=f"{field}.attempt", rule="must not be negative")
+    if len(token) > TOKEN_BYTES_MAX:
+        raise InvalidField(field=f"{field}.token", rule=f"must be at most {TOKEN_BYTES_MAX} bytes")
+    return BoundActivity(
+        identifier(f"{field}.workflow_id", ref.workflow_id),
+        identifier(f"{field}.run_id", ref.run_id),
+        identifier(f"{field}.activity_id", ref.activity_id),
+        attempt or 1,
+        optional_identifier(f"{field}.task_queue", ref.task_queue),
+        token,
+    )
+
+
+def worker_key(namespace: str, instance_key: str) -> WorkerKey:
+    return WorkerKey(identifier("namespace", namespace), identifier("worker_instance_key", instance_key))
+
+
+def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
+    states = set()
+    for number in message.states:
+        if number not in WorkerState.__members__.values():
+            raise InvalidField(field="filter.states", rule="must be ACTIVE, INACTIVE or CLEANED_UP")
+        states.add(WorkerState(number))
+    return WorkerFilter(
+        states=tuple(sorted(states)),
+        task_queue=optional_identifier("filter.task_queue", message.task_queue),
+        build_id=optional_identifier("filter.build_id", message.build_id),
+        host_name=optional_identifier("filter.host_name", message.host_name),
+        key_prefix=optional_identifier("filter.key_prefix", message.key_prefix),
+    )
+
+
+def settings(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
+    """The fields that are set, under their policy names."""
+    found: dict[str, float] = {}
+    for field, value in message.ListFields():
+        if isinstance(value, Duration):
+            found[f"{field.name}_ms"] = duration_ms(f"set.{field.name}", value, zero=True)
+        else:
+            found[field.name] = value
+    # A number that is set to 0 is still set.
+    for name in (
+        "max_workers",
+        "max_bindings_per_worker",
+        "namespace_heartbeat_rate",
+        "worker_heartbeat_rate",
+    ):
+        if message.HasField(name):  # type: ignore[arg-type]
+            found[name] = getattr(message, name)
+    return found
+
+
+def setting_names(names: Iterable[str]) -> tuple[str, ...]:
+    known = {field.name: _policy_name(field.name) for field in admin_pb2.NamespaceConfig.DESCRIPTOR.fields}
+    for name in names:
+        if name not in known:
+            raise InvalidField(field="unset", rule=f"names no setting {text('unset', name)[:100]!r}")
+    return tuple(known[name] for name in names)
+
+
+def _policy_name(name: str) -> str:
+    return f"{name}_ms" if f"{name}_ms" in Policy.__dataclass_fields__ else name
+
+
+# -- out
+
+
+def duration(ms: int) -> Duration:
+    return Duration(seconds=ms // 1_000, nanos=ms % 1_000 * 1_000_000)
+
+
+def timestamp(wall_ms: int) -> Timestamp:
+    return Timestamp(seconds=wall_ms // 1_000, nanos=wall_ms % 1_000 * 1_000_000)
+
+
+def heartbeat_result(
+    outcome: Outcome, worker: Worker, *, now_ms: int, wall_ms: int, random: Random
+) -> worker_pb2.HeartbeatResult:
+    """`now_ms` on the shard's clock and `wall_ms` are the same moment."""
+    granted_ms = worker.granted_ms
+    result = worker_pb2.HeartbeatResult(
+        state=worker.state,  # type: ignore[arg-type]
+        outcome=outcome,  # type: ignore[arg-type]
+        lease_epoch=worker.epoch,
+        resync_bindings=worker.resync,
+    )
+    result.granted_lease_duration.seconds, rest_ms = divmod(granted_ms, 1_000)
+    result.granted_lease_duration.nanos = rest_ms * 1_000_000
+    result.server_time.seconds, rest_ms = divmod(wall_ms, 1_000)
+    result.server_time.nanos = rest_ms * 1_000_000
+    after_ns = int(granted_ms * random.uniform(300_000, 366_666))
+    result.next_heartbeat_after.seconds, result.next_heartbeat_after.nanos = divmod(after_ns, 1_000_000_000)
+    if worker.state is WorkerState.ACTIVE:
+        deadline_ms = wall_ms + worker.deadline_ms - now_ms
+        result.lease_deadline.seconds, rest_ms = divmod(deadline_ms, 1_000)
+        result.lease_deadline.nanos = rest_ms * 1_000_000
+    if worker.lost:
+        result.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
+    return result
+
+
+def activity_ref(activity: BoundActivity) -> worker_pb2.ActivityRef:
+    return worker_pb2.ActivityRef(**activity._asdict())
+
+
+def worker_message(
+    key: WorkerKey, worker: Worker, shard_id: int, *, now_ms: int, wall_ms: int, whole: bool
+) -> worker_pb2.Worker:
+    """`whole` includes the activities themselves, not only their number."""
+    profile = worker.profile
+    message = worker_pb2.Worker(
+        namespace=key.namespace,
+        worker_instance_key=key.instance_key,
+        state=worker.state,  # type: ignore[arg-type]
+        session_id=worker.session_id,
+        sequence=worker.sequence,
+        lease_epoch=worker.epoch,
+        granted_lease_duration=duration(worker.granted_ms),
+        last_heartbeat_time=timestamp(wall_ms - now_ms + worker.renewed_ms),
+        bound_activity_count=len(worker.bindings),
+        shard_id=shard_id,
+        status=worker.status,  # type: ignore[arg-type]
+        successes=worker.successes,
+        errors=worker.errors,
+        last_error=worker.last_error,
+        worker_identity=profile.worker_identity,
+        task_queue=profile.task_queue,
+        build_id=profile.build_id,
+        sdk_name=profile.sdk_name,
+        sdk_version=profile.sdk_version,
+        host_name=profile.host_name,
+        process_id=profile.process_id,
+        labels=dict(profile.labels),
+        capabilities=profile.capabilities,
+        current_job=profile.current_job,
+    )
+    if profile.start_time_ns is not None:
+        message.start_time.seconds, message.start_time.nanos = divmod(profile.start_time_ns, 1_000_000_000)
+    if worker.inactive_reason is not None:
+        message.inactive_reason = worker.inactive_reason  # type: ignore[assignment]
+        message.inactive_detail = worker.inactive_detail
+    deadline = timestamp(wall_ms - now_ms + worker.deadline_ms)
+    if worker.state is WorkerState.ACTIVE:
+        message.lease_deadline.CopyFrom(deadline)
+    elif worker.state is WorkerState.INACTIVE:
+        message.cleanup_time.CopyFrom(deadline)
+    if whole:
+        message.bound_activities.extend(activity_ref(activity) for activity in worker.bindings.values())
+        message.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
+    return message
+
+
+def event_message(shard_id: int, entry: LogEntry) -> event_pb2.Event:
+    return event_pb2.Event(
+        shard_id=shard_id,
+        sequence=entry.seq,
+        type=event_kind(entry.event),
+        namespace=entry.namespace or "",
+        worker_instance_key=entry.worker or "",
+        time=timestamp(entry.wall_ms),
+        observed_ms=entry.observed_ms,
+        data_json=describe_event(entry.event),
+        workflow_id=entry.workflow_id or "",
+    )
+
+
+def config_message(values: Mapping[str, float]) -> admin_pb2.NamespaceConfig:
+    message = admin_pb2.NamespaceConfig()
+    for field in message.DESCRIPTOR.fields:
+        name = _policy_name(field.name)
+        if name not in values:
+            continue
+        if name != field.name:
+            getattr(message, field.name).CopyFrom(duration(int(values[name])))
+        else:
+            is_float = field.cpp_type in (field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT)
+            setattr(message, field.name, float(values[name]) if is_float else int(values[name]))
+    return message
+
+
+def policy_message(policy: Policy) -> admin_pb2.NamespaceConfig:
+    return config_message({name: getattr(policy, name) for name in Policy.__dataclass_fields__})
+
+
+def task_message(stored: StoredTask) -> admin_pb2.Task:
+    task = stored.task
+    message = admin_pb2.Task(
+        task_id=stored.task_id,
+        shard_id=stored.shard_id,
+        type=stored.kind,
+        state=stored.state,  # type: ignore[arg-type]
+        namespace=task.namespace,
+        activity=activity_ref(task.activity),
+        worker_instance_key=task.worker,
+        lease_epoch=task.epoch,
+        attempts=stored.attempts,
+        last_error=stored.last_error,
+        create_time=timestamp(stored.created_wall_ms),
+    )
+    if stored.finished_wall_ms is not None:
+        message.finish_time.CopyFrom(timestamp(stored.finished_wall_ms))
+    return message
