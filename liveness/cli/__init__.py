@@ -1,0 +1,58 @@
+"""The `liveness` command. Subcommands are loaded when they are called, so that help appears at once."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+
+class Entry(NamedTuple):
+    module: str
+    help: str
+    """Repeated here, so that the list of commands can be shown without loading them."""
+
+
+COMMANDS = {
+    "serve": Entry("serve", "Start a server."),
+    "workers": Entry("workers", "See workers and force them out."),
+    "tasks": Entry("tasks", "See, retry and discard queued tasks."),
+    "shards": Entry("shards", "See how the shards are doing."),
+    "config": Entry("config", "See and change what namespaces allow."),
+    "doctor": Entry("doctor", "Check this installation and its database."),
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(f"liveness.cli.{entry.module}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="liveness", message="%(prog)s %(version)s", prog_name="liveness")
+def main() -> None:
+    """Know within seconds that a worker has died, and get its work moving again.
+
+    \b
+    Examples:
+      liveness serve                        a server on 127.0.0.1:7400, kept in liveness.db
+      liveness workers list --state active  who is alive
+      liveness doctor                       is everything in order here?
+
+    Client commands find the server through --address or LIVENESS_ADDRESS.
+    """

@@ -1,0 +1,193 @@
+"""Calling a server from the command line: options, channel, paging, and errors as sentences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import click
+import grpc
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
+
+from liveness.cli import durations
+from liveness.cli.failure import Failure, Misuse
+from liveness.cli.output import note
+from liveness.settings import SettingsError, load_client_settings
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Item = TypeVar("Item", bound=Message)
+
+PAGE_MAX = 1_000
+ERROR_DOMAIN = "liveness"
+
+CHANNEL_OPTIONS = (
+    # A thousand workers with all they say about themselves are more than the usual 4 MB.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    # A proxy for the web is rarely meant for this, and would turn "no server" into a riddle.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    address: str
+    namespace: str
+    timeout_s: float
+    liveness: LivenessServiceStub
+    admin: AdminServiceStub
+
+    def call(self, method: Callable[..., Response], request: Message) -> Response:
+        try:
+            return method(request, timeout=self.timeout_s)
+        except grpc.RpcError as error:
+            raise Failure(self._sentence(error)) from error
+
+    def pages(
+        self,
+        method: Callable[..., Response],
+        request: Any,
+        items: Callable[[Response], Iterable[Item]],
+        limit: int,
+    ) -> Iterator[Item]:
+        """What a paged call lists, up to `limit` items; 0 for all."""
+        left = limit
+        while True:
+            request.page_size = min(left, PAGE_MAX) if limit else PAGE_MAX
+            response: Any = self.call(method, request)
+            for item in items(response):
+                yield item
+                left -= 1
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return
+            if limit and left <= 0:
+                note(f"These are the first {limit}; --limit 0 shows all.")
+                return
+
+    def _sentence(self, error: grpc.RpcError) -> str:
+        call = cast(grpc.Call, error)  # what a stub raises is both
+        code, details, reason = call.code(), call.details() or "", _reason(call)
+        if reason:
+            return f"{details.rstrip('.')} ({reason})."
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return f"no liveness server answers at {self.address}; start one with `liveness serve`"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"{self.address} did not answer within {durations.show_ms(round(self.timeout_s * 1_000))}"
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return f"the server at {self.address} does not know this call; it is older than this command, or not liveness"
+        return f"{details.rstrip('.')} ({code.name})."
+
+
+def _reason(error: grpc.Call) -> str:
+    """The machine-readable reason, empty if it is not the liveness server that speaks."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # the details contradict the status they came with
+        return ""
+    for detail in status.details if status is not None else ():
+        info = ErrorInfo()
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return info.reason
+    return ""
+
+
+def channel_to(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Timeout(click.ParamType[float]):
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        ms = durations.parse_ms(value)
+        if not ms:
+            self.fail(f"{value!r} is not a duration like 500ms, 10s or 1m.", param, ctx)
+        return ms / 1_000
+
+
+def address_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--address", metavar="HOST:PORT", help="The server.  [default: LIVENESS_ADDRESS or 127.0.0.1:7400]"
+    )(command)
+
+
+def json_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+
+
+def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the options every client command has, and hands it a `Client` that is connected by them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(*, address: str | None, timeout: float, namespace: str | None = None, **rest: Any) -> None:
+            try:
+                settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
+            except SettingsError as error:
+                raise Misuse(str(error)) from error
+            with channel_to(settings.address) as channel:
+                command(
+                    Client(
+                        settings.address,
+                        settings.namespace,
+                        timeout,
+                        LivenessServiceStub(channel),
+                        AdminServiceStub(channel),
+                    ),
+                    **rest,
+                )
+
+        options: list[Callable[..., Any]] = [
+            click.option(
+                "--timeout", type=Timeout(), default="10s", show_default=True, help="Wait this long."
+            ),
+            json_option,
+            address_option,
+        ]
+        if namespace:
+            options.append(
+                click.option(
+                    "--namespace", "-n", metavar="NAME", help="[default: LIVENESS_NAMESPACE or default]"
+                )
+            )
+        decorated: Callable[..., None] = run
+        for option in options:
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def limit_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--limit",
+        type=click.IntRange(min=0),
+        default=100,
+        show_default=True,
+        help="Show at most so many; 0 shows all.",
+    )(command)
+
+
+def confirm_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(question: str) -> None:
+    """Ask on stderr; whatever is not a yes ends the command."""
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        note("")
+        agreed = False
+    if not agreed:
+        raise Failure("not confirmed, so nothing was changed; --yes skips the question")

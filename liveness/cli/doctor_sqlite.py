@@ -1,0 +1,168 @@
+"""Looking at a SQLite database without touching it, and at the disk it lies on with a scratch file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+from sqlalchemy import Connection
+
+from liveness.cli.finding import (
+    COMMITS_MEASURED,
+    Finding,
+    commit_latency,
+    failed,
+    ok,
+    schema_revision,
+    shard_count,
+    warning,
+)
+from liveness.store.errors import StoreError
+from liveness.store.sqlite import SqliteDatabase
+
+MAGIC = b"SQLite format 3\0"
+WAL_RESET_FIXED = (3, 51, 3)
+LOW_SPACE_BYTES = 1 << 30
+NO_SPACE_BYTES = 64 << 20
+SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
+
+
+def examine(path: Path, shards: int) -> Iterator[Finding]:
+    yield _library()
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        yield failed("folder", f"{folder} is not a folder", f"Create it: mkdir -p {folder}")
+        return
+    yield from _file(path, shards)
+    yield _space(folder)
+    yield from _scratch_commits(folder)
+
+
+def _library() -> Finding:
+    if sqlite3.sqlite_version_info < WAL_RESET_FIXED:
+        return ok(
+            "SQLite library",
+            sqlite3.sqlite_version,
+            "Before 3.51.3 two writing connections can lose data when the WAL is reset; liveness has one "
+            "writer, so this does not concern it. Let no other program write to the file.",
+        )
+    return ok("SQLite library", sqlite3.sqlite_version)
+
+
+def _file(path: Path, shards: int) -> Iterator[Finding]:
+    if not path.exists():
+        yield ok("database", f"{path} does not exist yet", "It is created at the first start.")
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(MAGIC))
+    except OSError as error:
+        yield failed("database", f"{path} cannot be read: {error.strerror}", "Correct its permissions.")
+        return
+    if start and start != MAGIC:
+        yield failed("database", f"{path} is not a SQLite database", "Choose another file with --db.")
+        return
+    if not os.access(path, os.W_OK):
+        yield failed("database", f"{path} is not writable", "Correct its permissions.")
+        return
+    yield ok("database", f"{path}, {_size(path.stat().st_size)}")
+    try:
+        with closing(_open_read_only(path)) as connection:
+            yield from _contents(connection, shards)
+    except sqlite3.Error as error:
+        yield failed("database", f"{path} cannot be read: {error}", "Restore it from a backup.")
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    # Without a WAL nobody has the file open and it can be read as it lies. Otherwise SQLite would create a WAL
+    # to read a file in WAL mode, and leave it behind.
+    mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "mode=ro&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=10)
+
+
+def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode == "wal":
+        yield ok("journal mode", mode)
+    else:
+        yield warning(
+            "journal mode", mode, "The server turns on WAL when it starts; let nothing turn it off."
+        )
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "alembic_version" not in tables:
+        if tables:
+            yield failed("tables", "those of another program", "Choose another file with --db.")
+        else:
+            yield schema_revision(None)
+        return
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    yield schema_revision(row and row[0])
+    if "meta" in tables:
+        row = connection.execute("SELECT value FROM meta WHERE name = 'shard_count'").fetchone()
+        yield from shard_count(row and row[0], shards)
+
+
+def _space(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    saw = f"{_size(free)} free where the database lies"
+    if free < NO_SPACE_BYTES:
+        return failed("disk space", saw, "Make room before starting the server.")
+    if free < LOW_SPACE_BYTES:
+        return warning("disk space", saw, "Make room soon.")
+    return ok("disk space", saw)
+
+
+def _scratch_commits(folder: Path) -> Iterator[Finding]:
+    """Through the store's own connection, so that what is measured is what the server does."""
+    try:
+        with TemporaryDirectory(prefix=".liveness-doctor-", dir=folder) as scratch:
+            mode, synchronous, median_s = asyncio.run(_commit_in(Path(scratch) / "scratch.db"))
+    except (OSError, StoreError) as error:
+        yield failed("commits", f"cannot commit in {folder}: {error}", "The server needs to write there.")
+        return
+    saw = f"journal_mode={mode}, synchronous={synchronous}"
+    if mode == "wal" and synchronous in ("FULL", "EXTRA"):
+        yield ok("durability", f"{saw} on the server's connection")
+    else:
+        yield failed("durability", saw, "WAL does not work on this file system; use a local disk.")
+    yield commit_latency(median_s, f"a scratch file in {folder}")
+
+
+async def _commit_in(path: Path) -> tuple[str, str, float]:
+    database = SqliteDatabase(path)
+
+    def prepare(connection: Connection) -> tuple[str, int]:
+        connection.exec_driver_sql("CREATE TABLE scratch (n INTEGER)")
+        mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+        return str(mode), int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+
+    def insert(connection: Connection) -> None:
+        connection.exec_driver_sql("INSERT INTO scratch VALUES (1)")
+
+    try:
+        mode, synchronous = await database.write(prepare)
+        time = asyncio.get_running_loop().time
+        durations_s = []
+        for _ in range(COMMITS_MEASURED):
+            before_s = time()
+            await database.write(insert)
+            durations_s.append(time() - before_s)
+    finally:
+        await database.close()
+    return mode, SYNCHRONOUS.get(synchronous, str(synchronous)), median(durations_s)
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1_024:
+            return f"{count:.4g} {unit}"
+        count /= 1_024
+    return f"{count:.1f} GiB"

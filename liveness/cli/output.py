@@ -1,0 +1,139 @@
+"""What commands print: tables for people, JSON for programs. Texts from the server are shown, never obeyed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC
+from io import StringIO
+from typing import Any
+
+import click
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from liveness.cli.durations import show_ms
+from liveness.cli.failure import Failure, inert
+from liveness.clock import SystemClock
+
+STYLES = {
+    "ACTIVE": "green",
+    "INACTIVE": "yellow",
+    "CLEANED_UP": "dim",
+    "DEAD_LETTERED": "red",
+    "RETRYING": "yellow",
+    "DONE": "green",
+    "DISCARDED": "dim",
+    "ok": "green",
+    "warning": "yellow",
+    "FAILED": "bold red",
+}
+
+PIPED_WIDTH = 1_000_000
+"""Wide enough that nothing is folded; a table takes only what it needs."""
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    _print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """One thing in detail; fields without a value are left out."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields:
+        if value not in ("", None):
+            table.add_row(name, _cell(value))
+    _print(table)
+
+
+def _cell(value: object) -> Text:
+    # A Text, because rich would read markup in a string.
+    text = inert(str(value))
+    return Text(text, style=STYLES.get(text, ""))
+
+
+def _print(table: Table) -> None:
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    table.box = None  # no rules between what a program reads line by line
+    lines = StringIO()
+    Console(file=lines, width=PIPED_WIDTH, color_system=None, force_terminal=False).print(table)
+    for line in lines.getvalue().splitlines():
+        click.echo(line.rstrip())
+
+
+def print_json(value: object) -> None:
+    # ASCII only: a terminal obeys nothing in it.
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_json_array(messages: Iterable[Message]) -> None:
+    """One by one, so that a long list needs little memory."""
+    opening = "["
+    for message in messages:
+        click.echo(opening + "\n" + json.dumps(to_json(message), indent=2), nl=False)
+        opening = ","
+    click.echo("[]" if opening == "[" else "\n]")
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Proto-JSON under the names of the proto, every plain field present."""
+    try:
+        return json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    except (json_format.Error, ValueError) as error:
+        raise Failure(f"the server's answer cannot be written as JSON: {error}") from error
+
+
+def note(text: str) -> None:
+    """Beside the output, not in it."""
+    click.echo(inert(text), err=True)
+
+
+def enum_word(kind: Any, number: int) -> str:
+    """WORKER_STATE_ACTIVE → ACTIVE; what was not set → nothing; what a newer server says → its number."""
+    values = kind.DESCRIPTOR.values_by_number
+    if number not in values:
+        return str(number)
+    prefix = values[0].name.removesuffix("UNSPECIFIED")
+    return values[number].name.removeprefix(prefix) if number else ""
+
+
+def point_in_time(message: Message, field: str) -> str:
+    """A timestamp field as UTC; empty if it is not set."""
+    if not message.HasField(field):
+        return ""
+    timestamp: Timestamp = getattr(message, field)
+    try:
+        return timestamp.ToDatetime(tzinfo=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError):
+        return f"{timestamp.seconds}s since 1970"
+
+
+def age(message: Message, field: str) -> str:
+    """How long ago a timestamp was, in two units at most; empty if it is not set."""
+    if not message.HasField(field):
+        return ""
+    seconds = SystemClock().wall_ms() // 1_000 - getattr(message, field).seconds
+    if seconds < 0:
+        return point_in_time(message, field)
+    for unit_s in (86_400, 3_600, 60):
+        if seconds >= 10 * unit_s:
+            seconds -= seconds % unit_s
+            break
+    return f"{show_ms(seconds * 1_000)} ago"

@@ -1,0 +1,93 @@
+"""`liveness serve`: check the settings, run the server, say where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from liveness.cli.failure import Failure, Misuse
+from liveness.settings import Settings, SettingsError, host_port, load_settings
+
+INTERRUPTED = 130
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""A server that listens everywhere is reached, from here, at these."""
+
+
+@click.command()
+@click.option(
+    "--db", metavar="URL", help="sqlite:///FILE or postgresql://…  [default: sqlite:///liveness.db]"
+)
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7400]")
+@click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
+@click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
+@click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
+def serve(*, config: str | None, **flags: Any) -> None:
+    """Start a server.
+
+    Each setting is taken from its flag, else from its variable (--log-level: LIVENESS_LOG_LEVEL), else from the
+    TOML file (log_level = "info"), else from its default.
+
+    \b
+    Examples:
+      liveness serve
+      liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 0.0.0.0:7400
+      liveness serve --db postgresql://liveness:secret@db.example:5432/liveness
+      LIVENESS_SHARDS=128 liveness serve --config liveness.toml
+    """
+    settings = settings_from(flags, config)
+    # Loaded here: a wrong flag is told at once, and help needs none of it.
+    from liveness.app import serve as run_server
+    from liveness.store.errors import StoreError, StoreUnusable
+
+    def on_ready(address: str) -> None:
+        # Who asks for JSON reads it with a program; the log tells that one where the server is.
+        if settings.log_format != "json":
+            click.echo(banner(settings, address))
+
+    try:
+        code = asyncio.run(run_server(settings, on_ready=on_ready))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except StoreUnusable as error:
+        raise Misuse(str(error)) from error
+    except StoreError as error:
+        raise Failure(str(error)) from error
+    sys.exit(code)
+
+
+def settings_from(flags: dict[str, Any], config: str | None) -> Settings:
+    try:
+        return load_settings(flags, os.environ, None if config is None else Path(config))
+    except SettingsError as error:
+        raise Misuse(str(error)) from error
+
+
+def banner(settings: Settings, address: str) -> str:
+    place = host_port(address)
+    assert place is not None, address
+    reached_at = address
+    if place.host in EVERYWHERE:
+        reached_at = f"{EVERYWHERE[place.host]}:{place.port}"
+    option = "" if reached_at == "127.0.0.1:7400" else f" --address {reached_at}"
+    lines = [
+        f"liveness {version('liveness')} is ready",
+        f"  listening on  {address}",
+        f"  database      {settings.db_for_people}",
+        "",
+        "Try next, in another terminal:",
+        f"  liveness workers list{option}",
+        f"  liveness config get{option}",
+    ]
+    if settings.reflection:
+        heartbeat = '{"namespace": "default", "heartbeat": {"worker_instance_key": "worker-1"}}'
+        call = "liveness.v1.LivenessService/RecordWorkerHeartbeat"
+        lines.append(f"  grpcurl -plaintext -d '{heartbeat}' {reached_at} {call}")
+    return "\n".join([*lines, "", "Ctrl-C stops it."])

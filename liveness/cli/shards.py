@@ -1,0 +1,47 @@
+"""`liveness shards`: how the partitions of the server's state are doing."""
+
+from __future__ import annotations
+
+import click
+
+from liveness.cli.client import Client, client_command
+from liveness.cli.output import print_json_array, print_table
+from liveness.v1.admin_pb2 import ListShardsRequest, Shard
+
+
+@click.group()
+def shards() -> None:
+    """See how the shards are doing."""
+
+
+@shards.command("list")
+@client_command(namespace=False)
+def list_(client: Client, *, as_json: bool) -> None:
+    """List all shards with their log and workers.
+
+    \b
+    Examples:
+      liveness shards list
+      liveness shards list --json | jq '[.[] | select(.serving | not)] | length'
+    """
+    found = client.call(client.admin.ListShards, ListShardsRequest()).shards
+    if as_json:
+        print_json_array(found)
+        return
+    print_table(
+        ("shard", "serving", "epoch", "sequence", "not checkpointed", "active", "inactive", "cleaned up"),
+        map(_row, found),
+    )
+
+
+def _row(shard: Shard) -> tuple[object, ...]:
+    return (
+        shard.shard_id,
+        "yes" if shard.serving else "NO",
+        shard.epoch,
+        shard.last_sequence,
+        shard.last_sequence - shard.checkpoint_sequence,
+        shard.active_workers,
+        shard.inactive_workers,
+        shard.cleaned_up_workers,
+    )

@@ -1,0 +1,170 @@
+"""`liveness tasks`: what is queued to happen, and what failed for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import click
+
+from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.failure import Failure, inert
+from liveness.cli.output import age, enum_word, note, print_json_array, print_table
+from liveness.v1.admin_pb2 import (
+    TASK_STATE_DEAD_LETTERED,
+    TASK_STATE_DISCARDED,
+    TASK_STATE_DONE,
+    TASK_STATE_PENDING,
+    TASK_STATE_RETRYING,
+    DiscardTaskRequest,
+    ListTasksRequest,
+    RetryTaskRequest,
+    Task,
+    TaskState,
+)
+
+STATES = {
+    "pending": TASK_STATE_PENDING,
+    "retrying": TASK_STATE_RETRYING,
+    "dead-lettered": TASK_STATE_DEAD_LETTERED,
+    "done": TASK_STATE_DONE,
+    "discarded": TASK_STATE_DISCARDED,
+}
+
+# What the database can number.
+TASK_ID = click.IntRange(1, 2**63 - 1)
+
+
+@click.group()
+def tasks() -> None:
+    """See, retry and discard queued tasks.
+
+    \b
+    Examples:
+      liveness tasks list --all-namespaces --state dead-lettered
+      liveness tasks retry 17 18
+    """
+
+
+@tasks.command("list")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(tuple(STATES)),
+    multiple=True,
+    help="In this state; may be repeated.  [default: pending, retrying, dead-lettered]",
+)
+@click.option("--all-namespaces", is_flag=True, help="Of every namespace.")
+@limit_option
+@client_command()
+def list_(
+    client: Client, *, states: tuple[str, ...], all_namespaces: bool, limit: int, as_json: bool
+) -> None:
+    """List tasks, oldest first.
+
+    \b
+    Examples:
+      liveness tasks list
+      liveness tasks list --all-namespaces --state dead-lettered
+      liveness tasks list --state dead-lettered --json --limit 0 | jq -r '.[].task_id'
+    """
+    found = client.pages(
+        client.admin.ListTasks,
+        ListTasksRequest(
+            namespace="" if all_namespaces else client.namespace, states=[STATES[state] for state in states]
+        ),
+        lambda response: response.tasks,
+        limit,
+    )
+    if as_json:
+        print_json_array(found)
+    else:
+        _print(
+            found,
+            f"No such task in {'any namespace' if all_namespaces else f'namespace {client.namespace}'}.",
+        )
+
+
+@tasks.command()
+@click.argument("ids", metavar="ID...", type=TASK_ID, nargs=-1, required=True)
+@client_command(namespace=False)
+def retry(client: Client, *, ids: tuple[int, ...], as_json: bool) -> None:
+    """Make retrying or dead-lettered tasks due now.
+
+    \b
+    Example:
+      liveness tasks retry 17 18
+    """
+    _each(
+        ids,
+        lambda id: client.call(client.admin.RetryTask, RetryTaskRequest(task_id=id)).task,
+        as_json=as_json,
+    )
+
+
+@tasks.command()
+@click.argument("ids", metavar="ID...", type=TASK_ID, nargs=-1, required=True)
+@confirm_option
+@client_command(namespace=False)
+def discard(client: Client, *, ids: tuple[int, ...], yes: bool, as_json: bool) -> None:
+    """Give up on tasks for good. What they were to do will not happen.
+
+    \b
+    Example:
+      liveness tasks discard 17 --yes
+    """
+    if not yes:
+        confirm(f"Discard {len(ids)} task{'s' if len(ids) > 1 else ''} for good?")
+    _each(
+        ids,
+        lambda id: client.call(client.admin.DiscardTask, DiscardTaskRequest(task_id=id)).task,
+        as_json=as_json,
+    )
+
+
+def _each(ids: Iterable[int], change: Callable[[int], Task], *, as_json: bool) -> None:
+    """Change each task on its own: one that is refused keeps no other from being changed."""
+    refused: list[str] = []
+
+    def changed() -> Iterator[Task]:
+        for id in dict.fromkeys(ids):
+            try:
+                yield change(id)
+            except Failure as failure:
+                refused.append(f"task {id}: {failure.message}")
+
+    if as_json:
+        print_json_array(changed())
+    else:
+        _print(changed())
+    for sentence in refused[:-1]:
+        note(f"error: {sentence}")
+    if refused:
+        raise Failure(refused[-1])
+
+
+def _print(found: Iterable[Task], if_none: str = "") -> None:
+    rows = [_row(task) for task in found]
+    if rows:
+        print_table(
+            ("id", "state", "type", "namespace", "workflow / run / activity", "attempt", "taken from", "tries",
+             "created", "last error"),
+            rows,
+        )  # fmt: skip
+    elif if_none:
+        note(if_none)
+
+
+def _row(task: Task) -> tuple[object, ...]:
+    activity = task.activity
+    return (
+        task.task_id,
+        enum_word(TaskState, task.state),
+        task.type,
+        task.namespace,
+        " / ".join(inert(part) for part in (activity.workflow_id, activity.run_id, activity.activity_id)),
+        activity.attempt,
+        f"{task.worker_instance_key} (epoch {task.lease_epoch})",
+        task.attempts,
+        age(task, "create_time"),
+        task.last_error,
+    )

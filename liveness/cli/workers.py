@@ -1,0 +1,279 @@
+"""`liveness workers`: who is alive, who is not, and what happened to them."""
+
+from __future__ import annotations
+
+import click
+
+from liveness.cli import durations
+from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.output import (
+    age,
+    enum_word,
+    note,
+    point_in_time,
+    print_fields,
+    print_json,
+    print_json_array,
+    print_table,
+    to_json,
+)
+from liveness.v1.admin_pb2 import ExpireWorkerRequest
+from liveness.v1.event_pb2 import Event
+from liveness.v1.service_pb2 import (
+    CountWorkersRequest,
+    CountWorkersResponse,
+    DescribeWorkerRequest,
+    GetWorkerHistoryRequest,
+    ListWorkersRequest,
+    WorkerFilter,
+)
+from liveness.v1.worker_pb2 import (
+    WORKER_STATE_ACTIVE,
+    WORKER_STATE_CLEANED_UP,
+    WORKER_STATE_INACTIVE,
+    InactiveReason,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+)
+
+STATES = {
+    "active": WORKER_STATE_ACTIVE,
+    "inactive": WORKER_STATE_INACTIVE,
+    "cleaned-up": WORKER_STATE_CLEANED_UP,
+}
+
+
+@click.group()
+def workers() -> None:
+    """See workers and force them out.
+
+    \b
+    Examples:
+      liveness workers list --state inactive
+      liveness workers describe worker-7
+      liveness workers history worker-7 --newest-first --limit 5
+    """
+
+
+@workers.command("list")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(tuple(STATES)),
+    multiple=True,
+    help="In this state; may be repeated.",
+)
+@click.option("--task-queue", default="", metavar="NAME", help="Serving this task queue.")
+@click.option("--build-id", default="", metavar="ID", help="Of this build.")
+@click.option("--host", default="", metavar="NAME", help="On this host.")
+@click.option("--prefix", default="", metavar="TEXT", help="Whose key begins so.")
+@click.option("--count", is_flag=True, help="Only tell how many there are in each state.")
+@limit_option
+@client_command()
+def list_(
+    client: Client,
+    *,
+    states: tuple[str, ...],
+    task_queue: str,
+    build_id: str,
+    host: str,
+    prefix: str,
+    count: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List a namespace's workers by key. All conditions hold together.
+
+    \b
+    Examples:
+      liveness workers list
+      liveness workers list -n billing --state active --state inactive --host db-3
+      liveness workers list --count
+      liveness workers list --limit 0 --json | jq -r '.[].worker_instance_key'
+    """
+    where = WorkerFilter(
+        states=[STATES[state] for state in states],
+        task_queue=task_queue,
+        build_id=build_id,
+        host_name=host,
+        key_prefix=prefix,
+    )
+    if count:
+        request = CountWorkersRequest(namespace=client.namespace, filter=where)
+        _print_count(client.call(client.liveness.CountWorkers, request), as_json=as_json)
+        return
+    found = client.pages(
+        client.liveness.ListWorkers,
+        ListWorkersRequest(namespace=client.namespace, filter=where),
+        lambda response: response.workers,
+        limit,
+    )
+    if as_json:
+        print_json_array(found)
+        return
+    rows = [_row(worker) for worker in found]
+    if rows:
+        print_table(
+            ("worker", "state", "last heartbeat", "lease", "activities", "task queue", "build", "host"), rows
+        )
+    else:
+        note(f"No such worker in namespace {client.namespace}.")
+
+
+@workers.command()
+@click.argument("key")
+@client_command()
+def describe(client: Client, *, key: str, as_json: bool) -> None:
+    """Show everything known about one worker, with the activities it holds.
+
+    \b
+    Example:
+      liveness workers describe worker-7
+    """
+    request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
+    worker = client.call(client.liveness.DescribeWorker, request).worker
+    if as_json:
+        print_json(to_json(worker))
+        return
+    print_fields(_fields(worker))
+    for title, activities in (
+        ("holds activities", worker.bound_activities),
+        ("lost, not yet given up", worker.cancel_activities),
+    ):
+        if activities:
+            click.echo(f"\n{title}:")
+            print_table(
+                ("workflow", "run", "activity", "attempt", "task queue"),
+                (
+                    (ref.workflow_id, ref.run_id, ref.activity_id, ref.attempt, ref.task_queue)
+                    for ref in activities
+                ),
+            )
+
+
+@workers.command()
+@click.argument("key")
+@click.option("--newest-first", is_flag=True, help="Latest events on top.")
+@limit_option
+@client_command()
+def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json: bool) -> None:
+    """Show what happened to one worker. Plain renewals of the lease are no events of their own.
+
+    \b
+    Example:
+      liveness workers history worker-7 --newest-first --limit 5
+    """
+    events = client.pages(
+        client.liveness.GetWorkerHistory,
+        GetWorkerHistoryRequest(
+            namespace=client.namespace, worker_instance_key=key, newest_first=newest_first
+        ),
+        lambda response: response.events,
+        limit,
+    )
+    if as_json:
+        print_json_array(events)
+        return
+    rows = [_event_row(event) for event in events]
+    if rows:
+        print_table(("time", "sequence", "event", "data"), rows)
+    else:
+        note(f"No events of worker {key} in namespace {client.namespace}.")
+
+
+@workers.command()
+@click.argument("key")
+@click.option("--reason", required=True, metavar="TEXT", help="Why; shown in the worker's history.")
+@confirm_option
+@client_command()
+def expire(client: Client, *, key: str, reason: str, yes: bool, as_json: bool) -> None:
+    """Force a worker INACTIVE. All its activities are rescheduled at once.
+
+    \b
+    Example:
+      liveness workers expire worker-7 --reason "host db-3 is gone"
+    """
+    if not yes:
+        request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
+        held = client.call(client.liveness.DescribeWorker, request).worker.bound_activity_count
+        confirm(
+            f"Expire worker {key} of namespace {client.namespace} and reschedule its {_activities(held)}?"
+        )
+    response = client.call(
+        client.admin.ExpireWorker,
+        ExpireWorkerRequest(namespace=client.namespace, worker_instance_key=key, reason=reason),
+    )
+    if as_json:
+        print_json(to_json(response))
+    else:
+        note(
+            f"Worker {key} is {_state(response.state)}; {_activities(response.rescheduled_activities)} rescheduled."
+        )
+
+
+def _print_count(response: CountWorkersResponse, *, as_json: bool) -> None:
+    if as_json:
+        print_json(to_json(response))
+        return
+    groups = [(_state(group.state), group.count) for group in response.groups]
+    print_table(("state", "workers"), [*groups, ("total", response.total)])
+
+
+def _row(worker: Worker) -> tuple[object, ...]:
+    return (
+        worker.worker_instance_key,
+        _state(worker.state),
+        age(worker, "last_heartbeat_time"),
+        durations.show_ms(durations.to_ms(worker.granted_lease_duration)),
+        worker.bound_activity_count,
+        worker.task_queue,
+        worker.build_id,
+        worker.host_name,
+    )
+
+
+def _event_row(event: Event) -> tuple[object, ...]:
+    return point_in_time(event, "time"), event.sequence, event.type, event.data_json
+
+
+def _fields(worker: Worker) -> list[tuple[str, object]]:
+    lease = durations.show_ms(durations.to_ms(worker.granted_lease_duration))
+    why = enum_word(InactiveReason, worker.inactive_reason)
+    heartbeat = point_in_time(worker, "last_heartbeat_time")
+    return [
+        ("worker", worker.worker_instance_key),
+        ("namespace", worker.namespace),
+        ("state", _state(worker.state)),
+        ("inactive because", ": ".join(part for part in (why, worker.inactive_detail) if part)),
+        ("last heartbeat", heartbeat and f"{heartbeat} ({age(worker, 'last_heartbeat_time')})"),
+        ("lease", f"{lease}, epoch {worker.lease_epoch}"),
+        ("lease ends", point_in_time(worker, "lease_deadline")),
+        ("cleaned up at", point_in_time(worker, "cleanup_time")),
+        ("session", worker.session_id),
+        ("sequence", worker.sequence or ""),
+        ("shard", worker.shard_id),
+        ("status", enum_word(WorkerStatus, worker.status)),
+        ("identity", worker.worker_identity),
+        ("task queue", worker.task_queue),
+        ("build", worker.build_id),
+        ("SDK", f"{worker.sdk_name} {worker.sdk_version}".strip()),
+        ("host", worker.host_name),
+        ("process", worker.process_id),
+        ("started", point_in_time(worker, "start_time")),
+        ("current job", worker.current_job),
+        ("capabilities", ", ".join(worker.capabilities)),
+        ("labels", ", ".join(f"{name}={worker.labels[name]}" for name in sorted(worker.labels))),
+        ("successes", worker.successes),
+        ("errors", worker.errors),
+        ("last error", worker.last_error),
+        ("activities", worker.bound_activity_count),
+    ]
+
+
+def _state(state: int) -> str:
+    return enum_word(WorkerState, state)
+
+
+def _activities(count: int) -> str:
+    return f"{count} {'activity' if count == 1 else 'activities'}"
