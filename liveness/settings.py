@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -139,6 +139,8 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Rule:
 
 _SQLITE = "sqlite:///"
 _POSTGRES = "postgresql://"
+# Those of asyncpg that are plain text; it knows sslmode, which is libpq's, under the name ssl.
+_POSTGRES_OPTIONS = frozenset({"host", "passfile", "ssl", "target_session_attrs"})
 
 
 def _is_database(url: str) -> bool:
@@ -147,7 +149,14 @@ def _is_database(url: str) -> bool:
         path = url.removeprefix(_SQLITE)
         return path not in ("", ":memory:") and not path.endswith("/") and not set(path) & {"?", "\0"}
     try:
-        return url.startswith(_POSTGRES) and url != _POSTGRES and urlsplit(url).port != 0
+        parts = urlsplit(url)
+        options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+        return (
+            url.startswith(_POSTGRES)
+            and url != _POSTGRES
+            and parts.port != 0
+            and options <= _POSTGRES_OPTIONS
+        )
     except ValueError:
         return False
 
@@ -168,7 +177,10 @@ def host_port(text: str) -> HostPort | None:
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
 
 RULES: Mapping[str, Rule] = {
-    "db": _text(_is_database, "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
+    "db": _text(
+        _is_database,
+        "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be",
+    ),
     "listen": _text(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
     "shards": _whole(1, 4_096),
     "reflection": _switch(),

@@ -65,7 +65,11 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
     except OSError as error:
-        yield failed("database", f"{path} cannot be read: {error.strerror}", "Correct its permissions.")
+        yield failed(
+            "database",
+            f"{path} cannot be read: {error.strerror}",
+            "Correct its permissions, or choose another file with --db.",
+        )
         return
     if start and start != MAGIC:
         yield failed("database", f"{path} is not a SQLite database", "Choose another file with --db.")
@@ -78,7 +82,11 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
         with closing(_open_read_only(path)) as connection:
             yield from _contents(connection, shards)
     except sqlite3.Error as error:
-        yield failed("database", f"{path} cannot be read: {error}", "Restore it from a backup.")
+        yield failed(
+            "database",
+            f"{path} cannot be read: {error}",
+            "Check its permissions; if it is damaged, restore a backup.",
+        )
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:

@@ -43,6 +43,8 @@ def serve(*, config: str | None, **flags: Any) -> None:
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
     """
     settings = settings_from(flags, config)
+    # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Loaded here: a wrong flag is told at once, and help needs none of it.
     from liveness.app import serve as run_server
     from liveness.store.errors import StoreError, StoreUnusable
@@ -59,7 +61,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     except StoreUnusable as error:
         raise Misuse(str(error)) from error
     except StoreError as error:
-        raise Failure(str(error)) from error
+        raise Failure(f"the server cannot start on {settings.db_for_people}: {error}") from error
     sys.exit(code)
 
 
