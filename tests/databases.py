@@ -145,7 +145,17 @@ class PostgresServer:
 
     def execute(self, statement: str, database: str = "postgres") -> str:
         """Run one statement; returns its rows, columns separated by |."""
-        command = [self._bin / "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement]
+        command: list[str | Path] = [
+            self._bin / "psql",
+            "-X",
+            "-q",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-c",
+            statement,
+        ]
         done = subprocess.run([*command, self.url(database)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise PostgresFailed(done.stderr)

@@ -10,6 +10,8 @@ from liveness.store.errors import WrittenByNewerVersion
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+_TURN = 0x6C6976656E657373  # "liveness": no other program's advisory lock in the same database
+
 
 def migrate(connection: Connection) -> None:
     # Imported here: only a starting server needs it, and it is slow to load.
@@ -18,6 +20,9 @@ def migrate(connection: Connection) -> None:
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
+    if connection.dialect.name == "postgresql":
+        # Nodes that start side by side take turns, until their transaction ends. SQLite's writers always do.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_TURN})")
     settings = Config()
     settings.set_main_option("script_location", str(MIGRATIONS))
     settings.attributes["connection"] = connection

@@ -54,8 +54,11 @@ class SqlStore:
         """Of the log's ids: below, no renewals are left."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
-        await self._database.write(migrate)
-        await self._database.write(lambda connection: _fit(connection, shard_count, created_by))
+        def prepare(connection: Connection) -> None:
+            migrate(connection)
+            _fit(connection, shard_count, created_by)
+
+        await self._database.write(prepare)
 
     async def close(self) -> None:
         await self._database.close()
@@ -240,7 +243,7 @@ class SqlStore:
                 break
         return total
 
-    async def _all(self, query: Select[Any]) -> Sequence[Row[Any]]:
+    async def _all(self, query: Select[Any]) -> Sequence[Any]:
         return await self._database.read(lambda connection: connection.execute(query).all())
 
 
