@@ -301,6 +301,12 @@ def decode_times(payload: str) -> tuple[int, ...]:
     return _times_decoder.decode(payload)
 
 
+def encode_text(text: str) -> str:
+    """Text from anywhere, in a column of its own: NUL and halves of surrogate pairs, which databases refuse, are
+    replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+
+
 def event_kind(event: Event | Renewals) -> str:
     return RENEWALS_KIND if isinstance(event, Renewals) else type(event).__name__
 

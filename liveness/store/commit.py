@@ -143,7 +143,8 @@ def _update_tasks(connection: Connection, commit: ShardCommit) -> None:
     def row(change: TaskUpdate) -> tuple[Any, ...]:
         finished_ms = commit.wall_ms if change.state in FINISHED_TASK_STATES else None
         return (
-            change.task_id, int(change.state), change.due_ms, change.attempts, change.last_error, finished_ms,
+            change.task_id, int(change.state), change.due_ms, change.attempts,
+            codec.encode_text(change.last_error), finished_ms,
             commit.shard_id,
         )  # fmt: skip
 

@@ -50,8 +50,8 @@ DELETE_BATCH = 5_000
 class SqlStore:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._compacted_through = 0
-        """Of the log's ids: below, no renewals are left."""
+        self._compacted: tuple[dict[int, int], int] = ({}, 0)
+        """Of these owned shards no renewals are left up to this id of the log."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
         def prepare(connection: Connection) -> None:
@@ -187,15 +187,17 @@ class SqlStore:
             check_owned(connection, owned)
             behind = and_(
                 log.c.kind == RENEWALS_KIND,
-                log.c.id > self._compacted_through,
+                log.c.id > after,
                 log.c.id <= through,
                 log.c.shard_id.in_(owned),
             )
             return _delete_some(connection, behind)
 
+        # A shard that came since may bring renewals from before.
+        after = self._compacted[1] if self._compacted[0] == owned else 0
         through = await self._database.read(lambda connection: _checkpointed_through(connection, owned))
         deleted = await self._delete_in_batches(compact)
-        self._compacted_through = through
+        self._compacted = (dict(owned), through)
         return deleted
 
     async def prune_events(
