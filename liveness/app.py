@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from random import Random
 from types import TracebackType
+from typing import Any
 
 import grpc
 import structlog
@@ -218,7 +219,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] | None = Non
     if on_ready is not None:
         on_ready(server.address)
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({stopping, server.node.broken}, return_when=asyncio.FIRST_COMPLETED)
+    ends: set[asyncio.Future[Any]] = {stopping, server.node.broken}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if server.node.broken.done():
         # Nothing can be committed or answered any more; an orderly end would only pretend.
         logger.critical(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
 
 from liveness.domain.keys import WorkerKey
-from liveness.domain.reactions import LeaseExpiryTask, TimerTask, WorkerCleanupTask, timer_of
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import LeaseExpiryTask, timer_of
+from liveness.domain.worker import Worker
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
 from tasks.contract import NotYet, Stale, TimerExecutor, TimerOutcome
@@ -15,10 +18,16 @@ from tasks.worker_cleanup import WorkerCleanup
 FIRED_PER_PULSE_MAX = 2_000
 """Per shard: after so many, heartbeats get their turn before the rest."""
 
-EXECUTORS: dict[type[TimerTask], TimerExecutor[TimerTask]] = {
-    LeaseExpiryTask: LeaseExpiry(),
-    WorkerCleanupTask: WorkerCleanup(),
-}  # type: ignore[dict-item]  # each executor is paired with its own task type here and nowhere else
+LEASE_EXPIRY = LeaseExpiry()
+WORKER_CLEANUP = WorkerCleanup()
+
+TaskT = TypeVar("TaskT")
+
+
+def _run(
+    executor: TimerExecutor[TaskT], task: TaskT, worker: Worker, shard: Shard, policy: Policy
+) -> TimerOutcome:
+    return executor.execute(task, shard, policy) if executor.validate(task, worker) else Stale()
 
 
 class TimerRunner:
@@ -50,7 +59,7 @@ class TimerRunner:
         task = timer_of(key, worker) if worker is not None else None
         if worker is None or task is None:
             return Stale()
-        executor = EXECUTORS[type(task)]
-        if not executor.validate(task, worker):
-            return Stale()
-        return executor.execute(task, shard, node.policies.of(key.namespace))
+        policy = node.policies.of(key.namespace)
+        if isinstance(task, LeaseExpiryTask):
+            return _run(LEASE_EXPIRY, task, worker, shard, policy)
+        return _run(WORKER_CLEANUP, task, worker, shard, policy)

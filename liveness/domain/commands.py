@@ -9,8 +9,6 @@ from liveness.domain.worker import BoundActivity, InactiveReason, Profile, Worke
 
 
 class Heartbeat(NamedTuple):
-    """A tuple, because one is made for each heartbeat."""
-
     session_id: str
     sequence: int
     requested_ms: int | None
@@ -25,6 +23,11 @@ class Heartbeat(NamedTuple):
     successes: int
     errors: int
     policy: Policy
+
+    @property
+    def is_plain(self) -> bool:
+        """Would the same again, from the same session, be nothing but a renewal?"""
+        return not self.bound and not self.unbound and not self.full_bindings and not self.last_error
 
 
 class Deactivate(NamedTuple):

@@ -71,13 +71,21 @@ def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
     return _renew(key, worker, beat, at_ms)
 
 
-def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
-    renewal = LeaseRenewed(
-        beat.sequence or worker.sequence,
-        at_ms,
-        _total(worker.successes, beat.successes),
-        _total(worker.errors, beat.errors),
+def renewal(worker: Worker, sequence: int, successes: int, errors: int, at_ms: int) -> LeaseRenewed:
+    """What every heartbeat of an ACTIVE worker's current session does, whatever else it does."""
+    return tuple.__new__(
+        LeaseRenewed,
+        (
+            sequence or worker.sequence,
+            at_ms,
+            min(worker.successes + successes, COUNTER_MAX) if successes else worker.successes,
+            min(worker.errors + errors, COUNTER_MAX) if errors else worker.errors,
+        ),
     )
+
+
+def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
+    renewed = renewal(worker, beat.sequence, beat.successes, beat.errors, at_ms)
     events: list[WorkerEvent] = []
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
     if granted_ms != worker.granted_ms:
@@ -90,10 +98,10 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
         change = _rebind(key, worker, beat)
         if change is not None and beat.full_bindings:
             # The whole set is known now, whatever gap this very heartbeat's sequence shows.
-            return (*events, renewal, change)
+            return (*events, renewed, change)
         if change is not None:
             events.append(change)
-    return (*events, renewal) if events else (renewal,)
+    return (*events, renewed)
 
 
 def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
@@ -166,14 +174,10 @@ def _activate(
         profile=profile,
         status=beat.status,
         last_error=beat.last_error or (worker.last_error if worker else ""),
-        successes=_total(worker.successes if worker else 0, beat.successes),
-        errors=_total(worker.errors if worker else 0, beat.errors),
+        successes=min((worker.successes if worker else 0) + beat.successes, COUNTER_MAX),
+        errors=min((worker.errors if worker else 0) + beat.errors, COUNTER_MAX),
         resync=not beat.full_bindings and beat.sequence > first_sequence,
     )
-
-
-def _total(before: int, more: int) -> int:
-    return min(before + more, COUNTER_MAX) if more else before
 
 
 def _declared(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityId, BoundActivity]:

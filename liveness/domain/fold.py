@@ -48,16 +48,17 @@ def evolve(worker: Worker | None, event: WorkerEvent, sequence: int) -> Worker |
 
 
 def renewed(worker: Worker, event: LeaseRenewed) -> Worker:
-    """`evolve` for the event that is nearly all of them, spelled out in field order."""
+    """`evolve` for the event that is nearly all of them: spelled out in field order, past the generated constructor."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
      last_error, _, _, resync, reason, detail) = worker  # fmt: skip
     if state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
-    return Worker(
-        number, state, session_id, event.sequence, epoch, granted_ms, event.at_ms, event.at_ms + granted_ms, bindings,
-        lost, superseded, profile, status, last_error, event.successes, event.errors,
-        resync or event.sequence > sequence + 1 > 1, reason, detail,
-    )  # fmt: skip
+    new_sequence, at_ms, successes, errors = event
+    return tuple.__new__(Worker, (
+        number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
+        superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
+        detail,
+    ))  # fmt: skip
 
 
 @singledispatch

@@ -34,9 +34,15 @@ class Policy:
     worker_heartbeat_rate: float = 0.0
     """Heartbeats per second of one worker; 0 for no limit."""
 
+    @property
+    def limits_rates(self) -> bool:
+        return bool(self.namespace_heartbeat_rate or self.worker_heartbeat_rate)
+
     def granted_ms(self, requested_ms: int | None) -> int:
         if requested_ms is None:
             requested_ms = self.default_lease_ms
+        if self.min_lease_ms <= requested_ms <= self.max_lease_ms:
+            return requested_ms
         return min(max(requested_ms, self.min_lease_ms), self.max_lease_ms)
 
 

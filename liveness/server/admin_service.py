@@ -66,6 +66,8 @@ class AdminService:
                 shard.change_config(namespace, ConfigChanged(set=changed, unset=unset), overrides)
                 await node.durable(shard)
                 policies.replace(namespace, overrides)
+                for shard in node.shards():
+                    shard.forget_forms()
         return admin_pb2.UpdateConfigResponse(
             effective=wire.policy_message(effective), overrides=wire.config_message(overrides)
         )

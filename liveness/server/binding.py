@@ -44,10 +44,14 @@ def _handler(
     method: MethodDescriptor, serve: Callable[..., Any], settle: Settle
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(GetMessageClass(method.input_type))
-    serialize = GetMessageClass(method.output_type).SerializeToString
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(serve), parse, serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle), parse, serialize)
+        return grpc.unary_stream_rpc_method_handler(_streaming(serve), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle), parse, _serialize)
+
+
+def _serialize(answer: Message | bytes) -> bytes:
+    """Some services write their own bytes."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def _parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest]:
@@ -63,8 +67,10 @@ def _parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest
     return parse
 
 
-def _unary(serve: Callable[[Any], Awaitable[Message]], settle: Settle) -> Callable[..., Awaitable[Message]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+def _unary(
+    serve: Callable[[Any], Awaitable[Message | bytes]], settle: Settle
+) -> Callable[..., Awaitable[Message | bytes]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         try:
             if isinstance(request, MalformedRequest):
                 raise request

@@ -65,7 +65,7 @@ class Feed:
         while True:
             news = self._news
             if self._closed:
-                raise ShuttingDown()
+                raise ShuttingDown
             more = False
             for shard in self._node.shards():
                 through_seq = shard.durable_notable_seq
@@ -94,9 +94,9 @@ class Feed:
     def _redeem(self, token: str, selection: Selection, shard_ids: Sequence[int]) -> dict[int, int]:
         places = tokens.redeem(token, list[int], ResumeTokenInvalid, "watch", *selection)
         if len(places) != len(shard_ids) or min(places) < 0:
-            raise ResumeTokenInvalid()
+            raise ResumeTokenInvalid
         cursors = dict(zip(shard_ids, places, strict=True))
         # A place beyond the end is from another history, such as one before a restored backup.
         if any(cursors.get(shard.id, 0) > shard.durable_seq for shard in self._node.shards()):
-            raise ResumeTokenInvalid()
+            raise ResumeTokenInvalid
         return cursors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from liveness.clock import Clock
 from liveness.domain.errors import RateLimited
-from liveness.domain.keys import WorkerKey
 from liveness.domain.policy import Policy
 
 BURST_S = 2.0
@@ -34,21 +33,19 @@ class _Bucket:
 class RateLimits:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._buckets: dict[str | WorkerKey, _Bucket] = {}
+        self._buckets: dict[str | tuple[str, str], _Bucket] = {}
 
-    def admit(self, key: WorkerKey, policy: Policy) -> None:
+    def admit(self, key: tuple[str, str], policy: Policy) -> None:
         """Count one heartbeat, or refuse it and count nothing."""
-        if not policy.worker_heartbeat_rate and not policy.namespace_heartbeat_rate:
-            return
-        taken = self._take(key, policy.worker_heartbeat_rate, f"worker {key.instance_key}")
+        taken = self._take(key, policy.worker_heartbeat_rate, f"worker {key[1]}")
         try:
-            self._take(key.namespace, policy.namespace_heartbeat_rate, f"namespace {key.namespace}")
+            self._take(key[0], policy.namespace_heartbeat_rate, f"namespace {key[0]}")
         except RateLimited:
             if taken is not None:
                 taken.give_back()
             raise
 
-    def _take(self, whose: str | WorkerKey, rate: float, name: str) -> _Bucket | None:
+    def _take(self, whose: str | tuple[str, str], rate: float, name: str) -> _Bucket | None:
         if not rate:
             return None
         now_ms, burst = self._clock.monotonic_ms(), max(1.0, rate * BURST_S)

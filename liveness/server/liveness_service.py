@@ -8,30 +8,29 @@ from random import Random
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import InvalidField, LivenessError, PageTokenInvalid, ShardUnavailable
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
+from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
-from liveness.server import tokens, wire
-from liveness.server.errors import status_of
+from liveness.server import replies, tokens, wire
 from liveness.server.feed import Feed, Selection
 from liveness.server.limits import RateLimits
 from liveness.server.validation import identifier, optional_identifier, page_size, text
-from liveness.shard.committer import Group
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
 from liveness.v1 import service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
+RENEWED = Outcome.RENEWED
 
 
 class LivenessService:
     def __init__(self, node: Node, feed: Feed, random: Random) -> None:
         self._node = node
         self._feed = feed
-        self._random = random
+        self._replies = replies.Replies(random)
         self._limits = RateLimits(node.clock)
 
-    async def record_worker_heartbeat(
-        self, request: service_pb2.RecordWorkerHeartbeatRequest
-    ) -> worker_pb2.HeartbeatResult:
+    async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
+        """A serialized HeartbeatResult."""
         if not request.HasField("heartbeat"):
             raise InvalidField(field="heartbeat", rule="must be set")
         [answer] = await self._record(request.namespace, (request.heartbeat,))
@@ -39,58 +38,70 @@ class LivenessService:
             raise answer
         return answer
 
-    async def record_worker_heartbeats(
-        self, request: service_pb2.RecordWorkerHeartbeatsRequest
-    ) -> service_pb2.RecordWorkerHeartbeatsResponse:
+    async def record_worker_heartbeats(self, request: service_pb2.RecordWorkerHeartbeatsRequest) -> bytes:
+        """A serialized RecordWorkerHeartbeatsResponse."""
         if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
             raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
-        response = service_pb2.RecordWorkerHeartbeatsResponse()
-        for answer in await self._record(request.namespace, request.heartbeats):
-            if isinstance(answer, LivenessError):
-                response.items.add().status.CopyFrom(status_of(answer))
-            else:
-                response.items.add().result.CopyFrom(answer)
-        return response
+        return replies.batch(await self._record(request.namespace, request.heartbeats))
 
     async def _record(
         self, namespace: str, beats: Iterable[worker_pb2.WorkerHeartbeat]
-    ) -> list[worker_pb2.HeartbeatResult | LivenessError]:
-        """Decide each heartbeat at once, wait for one commit, answer each."""
+    ) -> list[bytes | LivenessError]:
+        """Decide each heartbeat at once, wait for one commit, then let the answers go."""
         node = self._node
         identifier("namespace", namespace)
         policy, seed, shard_count = node.policies.of(namespace), namespace_seed(namespace), node.shard_count
-        decided: list[tuple[Shard | None, tuple[Outcome, Worker] | LivenessError]] = []
+        limited, render = policy.limits_rates, self._replies.result
+        monotonic_ms, wall_ms = node.clock.monotonic_ms(), node.clock.wall_ms()
+        shards: list[Shard | None] = []
+        answers: list[bytes | LivenessError] = []
         for beat in beats:
             shard = None
             try:
-                key = WorkerKey(namespace, beat.worker_instance_key)
-                shard = node.shard_by_id(shard_from_seed(seed, key.instance_key, shard_count))
-                known = shard.workers.get(key)
-                if known is None:
-                    identifier("heartbeat.worker_instance_key", key.instance_key)
-                command = wire.heartbeat(beat, policy, known)
-                self._limits.admit(key, policy)
-                decided.append((shard, shard.heartbeat(key, command, node.occupancy)))
+                instance_key = beat.worker_instance_key
+                shard = node.shard_by_id(shard_from_seed(seed, instance_key, shard_count))
+                now_ms = shard.at(monotonic_ms)
+                key = (namespace, instance_key)
+                if limited:
+                    self._limits.admit(key, policy)
+                volatile = wire.take_volatile(beat)
+                form = hash(beat.SerializePartialToString())
+                worker = shard.renew_as_before(key, form, *volatile, now_ms)
+                if worker is not None:
+                    outcome = RENEWED
+                else:
+                    outcome, worker = self._decide(shard, key, beat, volatile, policy, now_ms, form)
+                answers.append(render(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
-                decided.append((shard, error))
+                answers.append(error)
+            shards.append(shard)
         group = node.barrier()
         await group.wait()
-        wall_ms = node.clock.wall_ms()
-        return [self._answer(shard, answer, group, wall_ms) for shard, answer in decided]
+        if group.lost_any:
+            # Refusals, too, may rest on what was to become durable with the group.
+            for place, shard in enumerate(shards):
+                if shard is not None and group.failed(shard.id):
+                    answers[place] = ShardUnavailable(shard_id=shard.id)
+        return answers
 
-    def _answer(
-        self, shard: Shard | None, answer: tuple[Outcome, Worker] | LivenessError, group: Group, wall_ms: int
-    ) -> worker_pb2.HeartbeatResult | LivenessError:
-        """Refusals, too, may rest on what was to become durable with the group."""
-        if shard is not None and group.failed(shard.id):
-            return ShardUnavailable(shard_id=shard.id)
-        if shard is None or isinstance(answer, LivenessError):
-            assert isinstance(answer, LivenessError)
-            return answer
-        outcome, worker = answer
-        return wire.heartbeat_result(
-            outcome, worker, now_ms=shard.now_ms(), wall_ms=wall_ms, random=self._random
-        )
+    def _decide(
+        self,
+        shard: Shard,
+        parts: tuple[str, str],
+        beat: worker_pb2.WorkerHeartbeat,
+        volatile: wire.Volatile,
+        policy: Policy,
+        now_ms: int,
+        form: int,
+    ) -> tuple[Outcome, Worker]:
+        key = WorkerKey(*parts)
+        known = shard.workers.get(key)
+        if known is None:
+            identifier("heartbeat.worker_instance_key", key.instance_key)
+        command = wire.heartbeat(beat, volatile, policy, known)
+        outcome, worker = shard.heartbeat(key, command, now_ms, self._node.occupancy)
+        shard.remember_form(worker, form if command.is_plain else None)
+        return outcome, worker
 
     async def shutdown_worker(
         self, request: service_pb2.ShutdownWorkerRequest
@@ -151,7 +162,7 @@ class LivenessService:
         counts = await self._node.store.count_workers(namespace, wire.worker_filter(request.filter))
         response = service_pb2.CountWorkersResponse(total=sum(counts.values()))
         for state in sorted(counts):
-            response.groups.add(state=state, count=counts[state])  # type: ignore[arg-type]
+            response.groups.add(state=state, count=counts[state])
         return response
 
     async def get_worker_history(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from random import Random
+from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -41,18 +41,41 @@ FULL_BINDINGS_MAX = 1_000
 TOKEN_BYTES_MAX = 2 * 1024
 HEARTBEAT_FIELD = "heartbeat"
 
+_STATES = {state.value for state in WorkerState}
 _STATUSES = {status.value: status for status in WorkerStatus}
 
 
 # -- in
 
 
-def heartbeat(beat: worker_pb2.WorkerHeartbeat, policy: Policy, known: Worker | None) -> Heartbeat:
+class Volatile(NamedTuple):
+    """What differs between two plain heartbeats of one worker."""
+
+    sequence: int
+    successes: int
+    errors: int
+
+
+def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> Volatile:
+    """Read it and leave the message without it: what remains is equal for all plain heartbeats of a session."""
+    sequence, successes, errors = beat.sequence, beat.successes, beat.errors
+    if sequence:
+        beat.sequence = 0
+    if successes:
+        beat.successes = 0
+    if errors:
+        beat.errors = 0
+    return tuple.__new__(Volatile, (sequence, successes, errors))
+
+
+def heartbeat(
+    beat: worker_pb2.WorkerHeartbeat, volatile: Volatile, policy: Policy, known: Worker | None
+) -> Heartbeat:
     """What equals the `known` worker's was validated when it came first."""
-    session_id = beat.session_id
+    session_id, last_error = beat.session_id, beat.last_error
     if session_id and (known is None or session_id != known.session_id):
         optional_identifier("heartbeat.session_id", session_id)
-    sequence, successes, errors, last_error = beat.sequence, beat.successes, beat.errors, beat.last_error
+    sequence, successes, errors = volatile
     if sequence > SEQUENCE_MAX:
         raise InvalidField(field="heartbeat.sequence", rule="must be at most 2^63 - 1")
     if successes > COUNTER_MAX or errors > COUNTER_MAX:
@@ -151,7 +174,7 @@ def worker_key(namespace: str, instance_key: str) -> WorkerKey:
 def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
     states = set()
     for number in message.states:
-        if number not in WorkerState.__members__.values():
+        if int(number) not in _STATES:
             raise InvalidField(field="filter.states", rule="must be ACTIVE, INACTIVE or CLEANED_UP")
         states.add(WorkerState(number))
     return WorkerFilter(
@@ -178,7 +201,7 @@ def settings(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
         "namespace_heartbeat_rate",
         "worker_heartbeat_rate",
     ):
-        if message.HasField(name):  # type: ignore[arg-type]
+        if message.HasField(name):
             found[name] = getattr(message, name)
     return found
 
@@ -206,29 +229,36 @@ def timestamp(wall_ms: int) -> Timestamp:
     return Timestamp(seconds=wall_ms // 1_000, nanos=wall_ms % 1_000 * 1_000_000)
 
 
-def heartbeat_result(
-    outcome: Outcome, worker: Worker, *, now_ms: int, wall_ms: int, random: Random
-) -> worker_pb2.HeartbeatResult:
-    """`now_ms` on the shard's clock and `wall_ms` are the same moment."""
-    granted_ms = worker.granted_ms
-    result = worker_pb2.HeartbeatResult(
+NEXT_HEARTBEAT_SHARE = (0.3, 0.3666)
+"""Of the lease, from and to: about a third, spread so that workers that started together drift apart."""
+
+
+def share_of(granted_ms: int, share: float) -> Duration:
+    seconds, nanos = divmod(int(granted_ms * share * 1_000_000), 1_000_000_000)
+    return Duration(seconds=seconds, nanos=nanos)
+
+
+def lease_terms(outcome: Outcome, worker: Worker) -> worker_pb2.HeartbeatResult:
+    """The part of a reply that does not depend on when it is given."""
+    return worker_pb2.HeartbeatResult(
         state=worker.state,  # type: ignore[arg-type]
         outcome=outcome,  # type: ignore[arg-type]
         lease_epoch=worker.epoch,
-        resync_bindings=worker.resync,
+        granted_lease_duration=duration(worker.granted_ms),
     )
-    result.granted_lease_duration.seconds, rest_ms = divmod(granted_ms, 1_000)
-    result.granted_lease_duration.nanos = rest_ms * 1_000_000
-    result.server_time.seconds, rest_ms = divmod(wall_ms, 1_000)
-    result.server_time.nanos = rest_ms * 1_000_000
-    after_ns = int(granted_ms * random.uniform(300_000, 366_666))
-    result.next_heartbeat_after.seconds, result.next_heartbeat_after.nanos = divmod(after_ns, 1_000_000_000)
+
+
+def heartbeat_result(
+    outcome: Outcome, worker: Worker, *, now_ms: int, wall_ms: int, jitter: float
+) -> worker_pb2.HeartbeatResult:
+    """`now_ms` on the shard's clock and `wall_ms` are the same moment."""
+    result = lease_terms(outcome, worker)
+    result.server_time.CopyFrom(timestamp(wall_ms))
+    result.next_heartbeat_after.CopyFrom(share_of(worker.granted_ms, jitter))
+    result.resync_bindings = worker.resync
     if worker.state is WorkerState.ACTIVE:
-        deadline_ms = wall_ms + worker.deadline_ms - now_ms
-        result.lease_deadline.seconds, rest_ms = divmod(deadline_ms, 1_000)
-        result.lease_deadline.nanos = rest_ms * 1_000_000
-    if worker.lost:
-        result.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
+        result.lease_deadline.CopyFrom(timestamp(wall_ms + worker.deadline_ms - now_ms))
+    result.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
     return result
 
 

@@ -46,6 +46,10 @@ class Group:
         """After `wait`: was what this shard decided lost?"""
         return shard_id in self._failed
 
+    @property
+    def lost_any(self) -> bool:
+        return bool(self._failed)
+
     def check(self) -> None:
         """After `wait`: raise if anything was lost."""
         if self._failed:

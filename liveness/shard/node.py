@@ -104,7 +104,7 @@ class Node:
     def shard_by_id(self, shard_id: int) -> Shard:
         shard = self._shards[shard_id]
         if self._closing:
-            raise ShuttingDown()
+            raise ShuttingDown
         if shard is None:
             raise ShardUnavailable(shard_id=shard_id)
         return shard

@@ -23,7 +23,7 @@ class ObservedClock:
 
     def now_ms(self, monotonic_ms: int) -> int:
         elapsed = monotonic_ms - self._since_ms
-        return self._durable_ms + (elapsed if elapsed < STEP_MS_MAX else STEP_MS_MAX)
+        return self._durable_ms + (min(STEP_MS_MAX, elapsed))
 
     def committed(self, observed_ms: int, monotonic_ms: int) -> None:
         """`observed_ms`, read at `monotonic_ms`, is durable now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from liveness.clock import Clock
 from liveness.domain.activity import Activity
 from liveness.domain.events import Event, LeaseRenewed
 from liveness.domain.keys import ActivityKey, WorkerKey
@@ -33,9 +34,12 @@ class Pending:
         self.task_updates: dict[int, TaskUpdate] = {}
         self.config: dict[str, Mapping[str, float]] = {}
 
-    def add_renewal(self, number: int, event: LeaseRenewed, wall_ms: int) -> None:
-        if number in self.renewals:
-            self.close_renewals(wall_ms)
+    def add_renewal(self, number: int, event: LeaseRenewed, clock: Clock) -> None:
+        earlier = self.renewals.get(number)
+        # A later renewal under the same sequence number says all that the earlier one said. Under another, both are
+        # kept: a gap between the numbers is itself a fact.
+        if earlier is not None and earlier.sequence != event.sequence:
+            self.close_renewals(clock.wall_ms())
         self.renewals[number] = event
 
     def add(

@@ -33,10 +33,8 @@ class Recovered:
 
     def __init__(self, image: ShardImage) -> None:
         self.workers: dict[WorkerKey, Worker] = {}
-        self.renewed: set[WorkerKey] = set()
-        """Their rows lack renewals only."""
         self.changed: set[WorkerKey] = set()
-        """Their rows lack more."""
+        """Their rows lack more than renewals."""
         self._as_of: dict[WorkerKey, int] = {}
         self._keys: dict[int, WorkerKey] = {}
         for key, (worker, as_of_seq) in image.workers.items():
@@ -55,7 +53,6 @@ class Recovered:
             # A row written after the checkpoint knows more than the checkpoint.
             if key is not None and self._as_of[key] <= image.checkpoint_seq:
                 self.workers[key] = with_pulse(self.workers[key], pulse)
-                self.renewed.add(key)
 
     def _apply(self, entry: LogEntry) -> None:
         event = entry.event
@@ -74,7 +71,6 @@ class Recovered:
         if worker.state is not WorkerState.ACTIVE:
             raise ImpossibleEvent(f"a renewal at sequence {seq} for a worker that is {worker.state.name}")
         self.workers[key] = renewed(worker, renewal)
-        self.renewed.add(key)
 
     def _evolve(self, seq: int, key: WorkerKey, event: WorkerEvent) -> None:
         worker = self.workers.get(key)

@@ -16,6 +16,7 @@ from liveness.domain import activity as activities
 from liveness.domain import decider
 from liveness.domain.activity import Activity
 from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.decider import COUNTER_MAX
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
     ActivityMadeAvailable,
@@ -40,6 +41,7 @@ from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.store.api import NewTask, ShardCommit, ShardImage, TaskUpdate
 
+PLAIN_COUNTS_MAX = 2**40
 GRACES_MAX = 3
 """How many take-overs in a row may hold up a silent worker's expiry."""
 
@@ -128,7 +130,7 @@ class Shard:
         self._observed = ObservedClock(image.observed_ms, clock.monotonic_ms())
         self._takeovers = image.takeovers
         self._grace_until_ms = image.observed_ms + grace_ms
-        self._renewed = recovered.renewed
+        self._forms: dict[int, int] = {}
         self._changed = recovered.changed
         self._pending = Pending(image.last_seq)
         self._handed_seq = image.last_seq
@@ -140,6 +142,10 @@ class Shard:
 
     def now_ms(self) -> int:
         return self._observed.now_ms(self._clock.monotonic_ms())
+
+    def at(self, monotonic_ms: int) -> int:
+        """The observed time at a moment that the caller has read, for many commands at once."""
+        return self._observed.now_ms(monotonic_ms)
 
     def clock_age_ms(self) -> int:
         """How long the durable observed time has not been written."""
@@ -154,20 +160,47 @@ class Shard:
 
     # -- commands
 
+    def renew_as_before(
+        self, key: tuple[str, str], form: int, sequence: int, successes: int, errors: int, now_ms: int
+    ) -> Worker | None:
+        """The short way for a heartbeat that, but for these numbers, equals the worker's last plain one; None if it
+        is not one. Equality is judged by a keyed 64-bit hash of all else the heartbeat said."""
+        worker = self.workers.get(key)  # type: ignore[call-overload]
+        if (
+            worker is None
+            or self._forms.get(worker.number) != form
+            or worker.state is not WorkerState.ACTIVE
+            or (sequence <= worker.sequence and sequence)
+            or sequence > COUNTER_MAX
+            or successes + errors > PLAIN_COUNTS_MAX
+        ):
+            return None
+        event = decider.renewal(worker, sequence, successes, errors, now_ms)
+        return self._renew(key, worker, event)
+
+    def remember_form(self, worker: Worker, form: int | None) -> None:
+        """Called after every heartbeat that took the long way, so that a form is always of the current session."""
+        if form is None:
+            self._forms.pop(worker.number, None)
+        else:
+            self._forms[worker.number] = form
+
+    def forget_forms(self) -> None:
+        """The policy changed: what a heartbeat asks for may be granted otherwise."""
+        self._forms.clear()
+
     def heartbeat(
-        self, key: WorkerKey, beat: Heartbeat, occupancy: Callable[[str], int]
+        self, key: WorkerKey, beat: Heartbeat, now_ms: int, occupancy: Callable[[str], int]
     ) -> tuple[Outcome, Worker]:
         worker = self.workers.get(key)
         if worker is None:
             decider.admit(key.namespace, beat.policy, occupancy(key.namespace))
-        now_ms = self.now_ms()
         events = decider.heartbeat(key, worker, beat, now_ms)
-        if not events:
-            assert worker is not None
-            return Outcome.REPEATED, worker
-        if len(events) == 1 and type(event := events[0]) is LeaseRenewed:
-            assert worker is not None
-            return Outcome.RENEWED, self._renew(key, worker, event)
+        if worker is not None:
+            if not events:
+                return Outcome.REPEATED, worker
+            if len(events) == 1 and type(event := events[0]) is LeaseRenewed:
+                return Outcome.RENEWED, self._renew(key, worker, event)
         after = self._apply(key, worker, events, now_ms)
         assert after is not None
         return _OUTCOMES.get(type(events[0]), Outcome.RENEWED), after
@@ -250,11 +283,10 @@ class Shard:
         now_ms = self._observed.now_ms(monotonic_ms)
         commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, self._clock.wall_ms())
         if checkpoint:
-            commit.checkpoint = (commit.last_seq, [pulse_of(self.workers[key]) for key in self._renewed])
+            active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
+            commit.checkpoint = (commit.last_seq, [pulse_of(worker) for worker in active])
             for key in self._changed:
                 commit.workers[key] = (self.workers[key], commit.last_seq)
-            # Rows written just now contain their renewals; the others' stay in this checkpoint and the next.
-            self._renewed -= self._changed
             self._changed = set()
         self._handed_seq = commit.last_seq
         self._pending = Pending(commit.last_seq)
@@ -273,14 +305,10 @@ class Shard:
 
     # -- inside
 
-    def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
+    def _renew(self, key: tuple[str, str], worker: Worker, event: LeaseRenewed) -> Worker:
         after = renewed(worker, event)
-        self.workers[key] = after
-        pending = self._pending
-        if worker.number in pending.renewals:
-            pending.close_renewals(self._clock.wall_ms())
-        pending.renewals[worker.number] = event
-        self._renewed.add(key)
+        self.workers[key] = after  # type: ignore[index]  # the worker is there, and so is its key
+        self._pending.add_renewal(worker.number, event, self._clock)
         if not self._dirty:
             self._touch()
         return after
@@ -316,6 +344,7 @@ class Shard:
         """Keep everything derived from workers in step with one event."""
         if after is None:
             del self.workers[key]
+            self._forms.pop(before.number if before else 0, None)
             self._deadlines.disarm(key)
         else:
             self.workers[key] = after
@@ -325,7 +354,6 @@ class Shard:
             self._changed.add(key)
             return
         self._pending.workers[key] = (after, seq) if after else None
-        self._renewed.discard(key)
         self._changed.discard(key)
         if isinstance(event, _LAZY):
             return

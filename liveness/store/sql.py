@@ -376,9 +376,8 @@ def _matches(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
     conditions: list[ColumnElement[bool]] = [workers.c.namespace == namespace]
     if where.states:
         conditions.append(workers.c.state.in_(where.states))
-    for name in ("task_queue", "build_id", "host_name"):
-        if value := getattr(where, name):
-            conditions.append(workers.c[name] == value)
+    columns = ("task_queue", "build_id", "host_name")
+    conditions += [workers.c[name] == value for name in columns if (value := getattr(where, name))]
     if where.key_prefix:
         conditions.append(workers.c.worker_key >= where.key_prefix)
         if (end := after_prefix(where.key_prefix)) is not None:
