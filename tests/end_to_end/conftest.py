@@ -1,0 +1,58 @@
+"""A server process for each test, and a database for it that survives being killed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.databases import PostgresServer, StoreHome, sqlite_home
+from tests.end_to_end.server_process import ServerProcess
+
+Say = Callable[[str], None]
+MakeServer = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Say:
+    """Tell the person who runs the tests, whatever else is captured."""
+
+    def say(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{request.node.name}: {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+@pytest.fixture
+async def make_server() -> AsyncIterator[MakeServer]:
+    """Makes servers that are gone when the test is over."""
+    async with AsyncExitStack() as stack:
+
+        def make(db: str, *, environ: Mapping[str, str] | None = None, **options: object) -> ServerProcess:
+            server = ServerProcess(db, environ=environ, **options)  # type: ignore[arg-type]
+            stack.push_async_callback(server.close)
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def sqlite_file(tmp_path: Path) -> StoreHome:
+    """Where `sqlite_url` leads."""
+    return sqlite_home(tmp_path)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'liveness.db'}"
+
+
+@pytest.fixture(scope="session")
+def durable_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL that syncs, unlike the one that logic tests share."""
+    with PostgresServer(fsync=True) as server:
+        yield server
