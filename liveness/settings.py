@@ -133,7 +133,7 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Rule:
             return None
         return float(value) if low <= value <= high and not (above_low and value == low) else None
 
-    bounds = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+    bounds = f"above {low:.12g} and at most {high:.12g}" if above_low else f"from {low:.12g} to {high:.12g}"
     return Rule(value_of, f"a number {bounds}")
 
 

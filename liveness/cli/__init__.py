@@ -20,7 +20,7 @@ COMMANDS = {
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
     "shards": Entry("shards", "See how the shards are doing."),
     "config": Entry("config", "See and change what namespaces allow."),
-    "doctor": Entry("doctor", "Check this installation and its database."),
+    "doctor": Entry("doctor", "Check this installation, the database and the disk under it."),
 }
 
 

@@ -29,6 +29,8 @@ from liveness.store.errors import StoreError
 from liveness.store.sqlite import SqliteDatabase
 
 MAGIC = b"SQLite format 3\0"
+HEADER_BYTES = 20
+WRITE_VERSION_WAL = 2
 WAL_RESET_FIXED = (3, 51, 3)
 LOW_SPACE_BYTES = 1 << 30
 NO_SPACE_BYTES = 64 << 20
@@ -63,7 +65,7 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
         return
     try:
         with path.open("rb") as file:
-            start = file.read(len(MAGIC))
+            start = file.read(HEADER_BYTES)
     except OSError as error:
         yield failed(
             "database",
@@ -71,13 +73,15 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
             "Correct its permissions, or choose another file with --db.",
         )
         return
-    if start and start != MAGIC:
+    if start and not start.startswith(MAGIC):
         yield failed("database", f"{path} is not a SQLite database", "Choose another file with --db.")
         return
     if not os.access(path, os.W_OK):
         yield failed("database", f"{path} is not writable", "Correct its permissions.")
         return
     yield ok("database", f"{path}, {_size(path.stat().st_size)}")
+    if start:
+        yield _journal_mode(start)
     try:
         with closing(_open_read_only(path)) as connection:
             yield from _contents(connection, shards)
@@ -89,6 +93,15 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
         )
 
 
+def _journal_mode(header: bytes) -> Finding:
+    """From the file itself: a connection that may not write does not tell."""
+    if header[18:20] == bytes((WRITE_VERSION_WAL, WRITE_VERSION_WAL)):
+        return ok("journal mode", "wal")
+    return warning(
+        "journal mode", "not wal", "The server turns on WAL when it starts; let nothing turn it off."
+    )
+
+
 def _open_read_only(path: Path) -> sqlite3.Connection:
     # Without a WAL nobody has the file open and it can be read as it lies. Otherwise SQLite would create a WAL
     # to read a file in WAL mode, and leave it behind.
@@ -97,13 +110,6 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
-    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if mode == "wal":
-        yield ok("journal mode", mode)
-    else:
-        yield warning(
-            "journal mode", mode, "The server turns on WAL when it starts; let nothing turn it off."
-        )
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "alembic_version" not in tables:
         if tables:
