@@ -28,7 +28,7 @@ from liveness.server.feed import Feed
 from liveness.server.liveness_service import LivenessService
 from liveness.settings import Settings
 from liveness.shard.node import Node
-from liveness.store.errors import StoreUnusable
+from liveness.store.errors import StoreBroken, StoreUnusable
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
@@ -86,12 +86,16 @@ class Server:
 
     async def start(self) -> None:
         settings = self._settings
-        self.store = await open_store(settings)
         try:
-            await self._start(settings)
-        except BaseException:
-            await self.store.close()
-            raise
+            self.store = await open_store(settings)
+            try:
+                await self._start(settings)
+            except BaseException:
+                await self.store.close()
+                raise
+        except StoreBroken as error:
+            # Nothing was promised yet: it is not the disk that broke its word, the file is not what it should be.
+            raise StoreUnusable(detail=f"{settings.db_for_people}: {error.fields['detail']}") from error
 
     async def _start(self, settings: Settings) -> None:
         timers = TimerRunner()

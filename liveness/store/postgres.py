@@ -35,7 +35,7 @@ class PostgresDatabase:
         try:
             connection = await self._engine.connect()
         except (DBAPIError, OSError, TimeoutError) as error:
-            raise CommitRejected(detail=f"no connection: {error}") from error
+            raise CommitRejected(detail=f"no connection: {getattr(error, 'orig', error)}") from error
         try:
             return await self._write(connection, work)
         finally:
