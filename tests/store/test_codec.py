@@ -1,0 +1,147 @@
+"""Whatever is stored is read back as it was: the same value of the same type."""
+
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.domain.activity import Activity
+from liveness.domain.events import Event, LeaseRenewed
+from liveness.domain.worker import BoundActivity, Worker, WorkerState
+from liveness.store import codec
+from liveness.store.codec import LogEntry, Pulse, Renewals
+from tests.domain import strategies
+
+maybe_text = st.none() | strategies.text
+
+
+def types_within(value: Any) -> Any:
+    """A value's shape by types, since 1 == 1.0 == True would hide a change."""
+    if isinstance(value, tuple | list):
+        return type(value), [types_within(part) for part in value]
+    if isinstance(value, dict):
+        return type(value), [(types_within(name), types_within(part)) for name, part in value.items()]
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value), [types_within(getattr(value, name)) for name in value.__dataclass_fields__]
+    return type(value)
+
+
+@pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
+def test_an_event_of_each_kind_survives(kind: type) -> None:
+    @given(
+        event=strategies.event_kinds[kind],
+        shard_id=st.integers(0, 2**31 - 1),
+        seq=strategies.counts,
+        namespace=maybe_text,
+        worker=maybe_text,
+        workflow_id=maybe_text,
+        wall_ms=strategies.times,
+        observed_ms=strategies.times,
+    )
+    def survives(event: Event, shard_id: int, **place: Any) -> None:
+        entry = LogEntry(event=event, **place)
+        decoded = codec.decode_entry(codec.encode_entry(shard_id, entry))
+        assert decoded == entry
+        assert types_within(decoded) == types_within(entry)
+
+    survives()
+
+
+def test_there_is_a_strategy_for_every_kind_of_event() -> None:
+    stored = {kind for kind in get_args(Event) if kind is not LeaseRenewed}
+    assert set(strategies.event_kinds) == stored
+    assert set(codec.EVENT_KINDS) == {"LeasesRenewed"} | {kind.__name__ for kind in stored}
+
+
+@given(rows=st.lists(st.tuples(strategies.counts, strategies.renewed), min_size=1, max_size=50))
+def test_packed_renewals_survive_in_order(rows: list[tuple[int, LeaseRenewed]]) -> None:
+    packed = Renewals([number for number, _ in rows], [renewal for _, renewal in rows])
+    entry = LogEntry(1, None, None, None, 0, 0, packed)
+    assert codec.decode_entry(codec.encode_entry(0, entry)).event == packed
+
+
+@given(strategies.workers)
+def test_a_worker_survives(worker: Worker) -> None:
+    decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
+    assert decoded == worker
+    assert types_within(decoded._replace(bindings={}, lost={})) == types_within(
+        worker._replace(bindings={}, lost={})
+    )
+    assert list(decoded.bindings.items()) == list(worker.bindings.items())
+    assert isinstance(decoded.state, WorkerState)
+
+
+@given(strategies.activities)
+def test_an_activity_survives(activity: Activity) -> None:
+    stored = codec.encode_activity(activity)
+    decoded = codec.decode_activity(activity.id, int(activity.state), activity.task_queue, stored)
+    assert decoded == activity
+    assert types_within(decoded) == types_within(activity)
+
+
+@given(strategies.bound_activities)
+def test_a_bound_activity_survives(activity: BoundActivity) -> None:
+    decoded = codec.decode_bound_activity(codec.encode_bound_activity(activity))
+    assert decoded == activity
+    assert types_within(decoded) == types_within(activity)
+
+
+pulses = st.builds(
+    Pulse,
+    strategies.counts,
+    strategies.numbers,
+    strategies.times,
+    strategies.numbers,
+    strategies.numbers,
+    st.booleans(),
+)
+
+
+@given(st.lists(pulses, max_size=10))
+def test_a_checkpoints_pulses_survive(given_pulses: list[Pulse]) -> None:
+    decoded = codec.decode_pulses(codec.encode_pulses(given_pulses))
+    assert decoded == given_pulses
+    assert types_within(decoded) == types_within(given_pulses)
+
+
+@given(strategies.settings)
+def test_settings_survive(overrides: dict[str, float]) -> None:
+    assert codec.decode_settings(codec.encode_settings(overrides)) == overrides
+
+
+@given(st.lists(strategies.numbers, max_size=4).map(tuple))
+def test_take_over_times_survive(times: tuple[int, ...]) -> None:
+    assert codec.decode_times(codec.encode_times(times)) == times
+
+
+@given(st.text())
+def test_text_from_anywhere_becomes_text_that_databases_take(text: str) -> None:
+    stored = codec.encode_text(text)
+    stored.encode()
+    assert "\0" not in stored
+    assert len(stored) <= len(text)
+
+
+@given(strategies.text.filter(lambda text: "\0" not in text))
+def test_text_that_databases_take_is_kept_as_it_is(text: str) -> None:
+    assert codec.encode_text(text) == text
+
+
+@pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
+def test_an_event_is_described_with_every_part_named(kind: type) -> None:
+    @given(strategies.event_kinds[kind])
+    def described(event: Event) -> None:
+        names = set(json.loads(codec.describe_event(event)))
+        assert names == set(event.__dataclass_fields__)  # type: ignore[union-attr]
+
+    described()
+
+
+def test_payloads_are_readable_json() -> None:
+    entry = LogEntry(
+        7, None, None, None, 0, 0, Renewals([3, 4], [LeaseRenewed(1, 100, 5, 0), LeaseRenewed(9, 107, 6, 1)])
+    )
+    row = codec.encode_entry(0, entry)
+    assert json.loads(row.payload) == [100, [3, 4], [1, 9], [0, 7], [5, 6], [0, 1]]

@@ -1,0 +1,118 @@
+"""Rows that were changed behind the store's back, or written by a version of the future, are never served."""
+
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Connection, text
+
+from liveness.store import codec
+from liveness.store.errors import CorruptRow, StoreError, WrittenByNewerVersion
+from liveness.store.sql import SqlStore
+from tests.databases import StoreHome
+from tests.store.samples import About, described, image_of, key, take_one
+
+
+async def with_one_event(store: SqlStore) -> int:
+    """Sequence of an event about `key()` in shard 0."""
+    owner = await take_one(store)
+    await owner.commit([About(described("balance 100"), key(), wall_ms=1_000_000)])
+    return owner.head
+
+
+DAMAGE = {
+    "payload": "replace(payload, 'balance 100', 'balance 900')",
+    "namespace": "'orderz'",
+    "worker_key": "'worker-0'",
+    "workflow_id": "'w'",
+    "kind": "'WorkerForgotten'",
+    "version": "2",
+    "wall_ms": "1000001",
+    "observed_ms": "observed_ms + 1",
+    "checksum": "checksum + 1",
+}
+
+
+@pytest.mark.parametrize("column", DAMAGE)
+async def test_a_changed_column_of_the_log_is_found_when_the_shard_is_taken(
+    home: StoreHome, store: SqlStore, column: str
+) -> None:
+    seq = await with_one_event(store)
+    assert await home.execute(f"UPDATE log SET {column} = {DAMAGE[column]} WHERE seq = {seq}") == 1
+    with pytest.raises(CorruptRow) as found:
+        await image_of(await home.open())
+    assert str(found.value) == (
+        f"The row at shard 0, sequence {seq} of table log does not match its checksum; "
+        "restore the database from a backup."
+    )
+
+
+async def test_a_damaged_event_is_not_served_from_history_or_feed(home: StoreHome, store: SqlStore) -> None:
+    seq = await with_one_event(store)
+    await home.execute(f"UPDATE log SET payload = {DAMAGE['payload']} WHERE seq = {seq}")
+    with pytest.raises(CorruptRow):
+        await store.worker_history(key(), 0, newest_first=True, beyond_seq=None, limit=10)
+    with pytest.raises(CorruptRow):
+        await store.read_log(0, 0, seq, 10)
+
+
+async def test_a_row_in_another_rows_place_is_found(home: StoreHome, store: SqlStore) -> None:
+    seq = await with_one_event(store)
+    await home.execute(f"UPDATE log SET shard_id = 1, seq = {seq + 7} WHERE seq = {seq}")
+    with pytest.raises(CorruptRow, match=f"shard 1, sequence {seq + 7}"):
+        await store.read_log(1, 0, 99, 10)
+
+
+async def test_a_failed_take_over_leaves_the_shard_as_it_was(home: StoreHome, store: SqlStore) -> None:
+    seq = await with_one_event(store)
+    await home.execute(f"UPDATE log SET checksum = 0 WHERE seq = {seq}")
+    before = await home.dump()
+    with pytest.raises(CorruptRow):
+        await image_of(await home.open())
+    assert await home.dump() == before
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_a_flip_that_leaves_no_valid_text_is_found_too(home: StoreHome, store: SqlStore) -> None:
+    """PostgreSQL's pages have checksums of their own."""
+    seq = await with_one_event(store)
+
+    def flip_top_bit(connection: Connection) -> None:
+        row = connection.execute(text(f"SELECT CAST(payload AS BLOB) FROM log WHERE seq = {seq}"))
+        payload = bytearray(row.scalar_one())
+        payload[5] ^= 0x80
+        statement = text("UPDATE log SET payload = CAST(:flipped AS TEXT) WHERE seq = :seq")
+        connection.execute(statement, {"flipped": bytes(payload), "seq": seq})
+
+    await home.run(flip_top_bit)
+    with pytest.raises(StoreError):
+        await image_of(await home.open())
+    with pytest.raises(StoreError):
+        await store.read_log(0, 0, seq, 10)
+
+
+@dataclass(frozen=True)
+class WorkerPromoted:
+    """A kind of event that this version does not have."""
+
+    rank: int
+
+
+async def test_an_event_of_an_unknown_kind_is_refused_by_name(home: StoreHome, store: SqlStore) -> None:
+    owner = await take_one(store)
+    await owner.commit([About(WorkerPromoted(rank=3), key())])  # type: ignore[arg-type]
+    with pytest.raises(WrittenByNewerVersion) as refused:
+        await image_of(await home.open())
+    assert str(refused.value) == (
+        "The database holds an event WorkerPromoted of version 1, which this version does not know; "
+        "start the version that wrote it, or a newer one."
+    )
+
+
+async def test_an_event_of_a_newer_version_is_refused_by_its_number(
+    home: StoreHome, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as future:
+        future.setattr(codec, "VERSION", codec.VERSION + 1)
+        await with_one_event(store)
+    with pytest.raises(WrittenByNewerVersion, match="an event WorkerDescribed of version 2"):
+        await store.worker_history(key(), 0, newest_first=True, beyond_seq=None, limit=10)
