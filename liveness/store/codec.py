@@ -104,7 +104,7 @@ def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
     event = entry.event
     kind = event_kind(event)
     payload = _encode(_pack(event) if isinstance(event, Renewals) else event).decode()
-    row = LogRow(
+    place = (
         shard_id,
         entry.seq,
         kind,
@@ -114,14 +114,12 @@ def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
         entry.workflow_id,
         entry.wall_ms,
         entry.observed_ms,
-        payload,
-        checksum=0,
     )
-    return row._replace(checksum=_checksum(row))
+    return LogRow(*place, payload, _checksum(*place, payload))
 
 
 def decode_entry(row: LogRow) -> LogEntry:
-    if row.checksum != _checksum(row):
+    if row.checksum != _checksum(*row[:-1]):
         raise CorruptRow(table="log", place=f"shard {row.shard_id}, sequence {row.seq}")
     if row.version > VERSION or row.kind not in EVENT_KINDS:
         raise WrittenByNewerVersion(what=f"an event {row.kind} of version {row.version}")
@@ -135,10 +133,23 @@ def decode_entry(row: LogRow) -> LogEntry:
     )
 
 
-def _checksum(row: LogRow) -> int:
+def _checksum(
+    shard_id: int,
+    seq: int,
+    kind: str,
+    version: int,
+    namespace: str | None,
+    worker_key: str | None,
+    workflow_id: str | None,
+    wall_ms: int,
+    observed_ms: int,
+    payload: str,
+) -> int:
     """Over all columns but itself, spelled out here because no library's next version may change it."""
-    *places, payload, _ = row
-    place = "\0".join("" if part is None else f"={part}" for part in places)
+    names = "\0\0"
+    if namespace is not None or workflow_id is not None:
+        names = "\0".join("" if part is None else f"={part}" for part in (namespace, worker_key, workflow_id))
+    place = f"={shard_id}\0={seq}\0={kind}\0={version}\0{names}\0={wall_ms}\0={observed_ms}"
     return crc32(payload.encode(), crc32(place.encode()))
 
 

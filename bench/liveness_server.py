@@ -1,0 +1,18 @@
+"""The product as it is started by `liveness serve`, printing only its port."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from liveness.app import serve
+from liveness.settings import Settings
+
+
+def main(listen, db):
+    settings = Settings(db=db, listen=listen, log_level="error", log_format="json")
+    asyncio.run(serve(settings, on_ready=lambda address: print(address.rpartition(":")[2], flush=True)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
