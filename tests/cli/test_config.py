@@ -46,7 +46,6 @@ def test_a_setting_reaches_what_the_server_decides(shell: Shell) -> None:
     assert shell.heartbeat("w").granted_lease_duration.ToMilliseconds() == 250
 
 
-@pytest.mark.xdist_group("default-config")
 def test_namespaces_inherit_the_default(shell: Shell, default_restored: None) -> None:
     assert table(shell.ok("config", "set", "--default", "event_retention=0"))["event_retention"] == (
         "0s",
