@@ -19,7 +19,7 @@ from liveness.shard.shard import Outcome, Shard
 from liveness.v1 import service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
-RENEWED = Outcome.RENEWED
+RENEWED, REPEATED = Outcome.RENEWED, Outcome.REPEATED
 
 
 class LivenessService:
@@ -77,10 +77,10 @@ class LivenessService:
             shards.append(shard)
         group = node.barrier()
         await group.wait()
-        if group.lost_any:
+        if group.lost:
             # Refusals, too, may rest on what was to become durable with the group.
             for place, shard in enumerate(shards):
-                if shard is not None and group.failed(shard.id):
+                if shard is not None and group.failed(shard):
                     answers[place] = ShardUnavailable(shard_id=shard.id)
         return answers
 
@@ -100,7 +100,9 @@ class LivenessService:
             identifier("heartbeat.worker_instance_key", key.instance_key)
         command = wire.heartbeat(beat, volatile, policy, known)
         outcome, worker = shard.heartbeat(key, command, now_ms, self._node.occupancy)
-        shard.remember_form(worker, form if command.is_plain else None)
+        if outcome is not REPEATED:  # which was not applied and may say something else
+            of_session = command.session_id == worker.session_id
+            shard.remember_form(worker, form if command.is_plain and of_session else None)
         return outcome, worker
 
     async def shutdown_worker(

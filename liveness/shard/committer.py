@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from liveness.clock import Clock
-from liveness.domain.errors import ShardUnavailable
 from liveness.shard.shard import HandedOver, Shard
 from liveness.store.api import Store
 from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreBroken
@@ -25,14 +24,18 @@ from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, Sto
 logger = structlog.get_logger("liveness.commit")
 
 
+Tenure = tuple[int, int]
+"""A shard's id and the epoch under which it was held."""
+
+
 class Group:
     """Those who wait for one commit."""
 
-    __slots__ = ("_failed", "_waiters", "done")
+    __slots__ = ("_lost", "_waiters", "done")
 
     def __init__(self) -> None:
         self.done = False
-        self._failed: set[int] = set()
+        self._lost: set[Tenure] = set()
         self._waiters: list[asyncio.Future[None]] = []
 
     async def wait(self) -> None:
@@ -42,21 +45,16 @@ class Group:
             self._waiters.append(waiter)
             await waiter
 
-    def failed(self, shard_id: int) -> bool:
-        """After `wait`: was what this shard decided lost?"""
-        return shard_id in self._failed
+    def failed(self, shard: Shard) -> bool:
+        """After `wait`: was what this shard decided lost? The same shard re-read since is another tenure."""
+        return (shard.id, shard.epoch) in self._lost
 
     @property
-    def lost_any(self) -> bool:
-        return bool(self._failed)
+    def lost(self) -> frozenset[Tenure]:
+        return frozenset(self._lost)
 
-    def check(self) -> None:
-        """After `wait`: raise if anything was lost."""
-        if self._failed:
-            raise ShardUnavailable(shard_id=min(self._failed))
-
-    def fail(self, shard_ids: Iterable[int]) -> None:
-        self._failed.update(shard_ids)
+    def fail(self, tenures: Iterable[Tenure]) -> None:
+        self._lost.update(tenures)
 
     def finish(self) -> None:
         self.done = True
@@ -111,14 +109,6 @@ class Committer:
             return self._open
         return self._in_flight or _NOTHING_TO_WAIT_FOR
 
-    def drop(self, shard_ids: frozenset[int]) -> None:
-        """Forget what these shards decided; whoever waits for it is told."""
-        for shard_id in shard_ids:
-            self._dirty.pop(shard_id, None)
-        self._open.fail(shard_ids)
-        if self._in_flight is not None:
-            self._in_flight.fail(shard_ids)
-
     async def run(self) -> None:
         while not self.broken:
             await self._wake.wait()
@@ -138,6 +128,10 @@ class Committer:
         self._in_flight = group
         try:
             await self._commit(handed)
+        except BaseException:
+            # Nobody knows what became of the commit, so nobody who waits for it may be told that it took place.
+            self.broken = True
+            raise
         finally:
             self._in_flight = None
             if not self.broken:
@@ -150,10 +144,11 @@ class Committer:
             try:
                 await self._store.commit([part.commit for part in handed])
             except ShardsLost as error:
-                self._lose(error.shard_ids, str(error))
+                lost = [part.shard for part in handed if part.shard.id in error.shard_ids]
                 handed = [part for part in handed if part.shard.id not in error.shard_ids]
+                self._lose(lost, str(error))
             except (CommitRejected, CommitUnknown) as error:
-                self._lose(frozenset(part.shard.id for part in handed), str(error))
+                self._lose([part.shard for part in handed], str(error))
                 return
             except StoreBroken as error:
                 # Nobody who waits gets an answer from here on: their connections end with the process.
@@ -166,7 +161,13 @@ class Committer:
                 self._on_committed(handed)
                 return
 
-    def _lose(self, shard_ids: frozenset[int], why: str) -> None:
-        logger.warning("shards dropped", shards=len(shard_ids), why=why)
-        self.drop(shard_ids)
-        self._on_lost(shard_ids)
+    def _lose(self, lost: Sequence[Shard], why: str) -> None:
+        """Forget what these shards decided; whoever waits for it is told."""
+        logger.warning("shards dropped", shards=len(lost), why=why)
+        tenures = [(shard.id, shard.epoch) for shard in lost]
+        for shard_id, _ in tenures:
+            self._dirty.pop(shard_id, None)
+        self._open.fail(tenures)
+        if self._in_flight is not None:
+            self._in_flight.fail(tenures)
+        self._on_lost(frozenset(shard.id for shard in lost))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import structlog
 
@@ -69,7 +69,6 @@ class Node:
     # -- life
 
     async def open(self) -> None:
-        self.policies = Policies(await self.store.load_config())
         await self._take_over(range(self.shard_count))
 
     def start(self, *, pulse: bool = True) -> None:
@@ -93,7 +92,7 @@ class Node:
     async def checkpoint(self) -> None:
         """Shorten the next recovery: fold each shard's renewals into one row. One shard per commit, to stall nobody."""
         for shard in self.shards():
-            if shard.durable_seq > shard.checkpoint_seq:
+            if shard.durable_seq > shard.checkpoint_seq and self._shards[shard.id] is shard:
                 await self.committer.request_checkpoint(shard).wait()
 
     # -- routing
@@ -127,14 +126,17 @@ class Node:
         """Return when everything `shard` shows now is committed, or raise."""
         group = self.barrier()
         await group.wait()
-        if group.failed(shard.id):
+        if group.failed(shard) or self._shards[shard.id] is not shard:
             raise ShardUnavailable(shard_id=shard.id)
 
     async def settle(self) -> None:
         """Return when everything memory shows now is committed, or raise: for refusals, which rest on all of it."""
         group = self.barrier()
+        # What was lost before now is not in memory any more.
+        lost_before = group.lost
         await group.wait()
-        group.check()
+        if lost := group.lost - lost_before:
+            raise ShardUnavailable(shard_id=min(lost)[0])
 
     # -- time
 
@@ -182,6 +184,7 @@ class Node:
 
     async def _take_over(self, shard_ids: Sequence[int] | frozenset[int]) -> None:
         images = await self.store.take_over(shard_ids, self._owner, self.clock.wall_ms())
+        self._adopt_config(await self.store.load_config(), shard_ids)
         for image in images:
             shard = Shard(
                 image,
@@ -189,12 +192,26 @@ class Node:
                 shard_count=self.shard_count,
                 grace_ms=self._grace_ms,
                 deadlines=self._deadlines(image.shard_id),
-                on_dirty=self.committer.touch,
+                on_dirty=self._touch,
             )
             self._shards[image.shard_id] = shard
             self._dropped_population.pop(image.shard_id, None)
             for opened in self.on_opened:
                 opened(shard)
+
+    def _adopt_config(self, stored: Mapping[str, Mapping[str, float]], shard_ids: Container[int]) -> None:
+        """Settings, too, may have been committed without an answer. Those of other shards may be changing just now,
+        and memory knows better about them."""
+        for namespace, overrides in stored.items():
+            if shard_of(namespace, "", self.shard_count) in shard_ids:
+                self.policies.replace(namespace, overrides)
+        for shard in self.shards():
+            shard.forget_forms()
+
+    def _touch(self, shard: Shard) -> None:
+        # Who still holds on to a shard that was dropped must not push aside the one that was re-read.
+        if self._shards[shard.id] is shard:
+            self.committer.touch(shard)
 
     def _on_broken(self, error: StoreBroken) -> None:
         self._closing = True
