@@ -85,7 +85,7 @@ def renewal(worker: Worker, sequence: int, successes: int, errors: int, at_ms: i
 
 
 def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
-    renewed = renewal(worker, beat.sequence, beat.successes, beat.errors, at_ms)
+    renewed = renewal(worker, _number(worker, beat), beat.successes, beat.errors, at_ms)
     events: list[WorkerEvent] = []
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
     if granted_ms != worker.granted_ms:
@@ -104,6 +104,11 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
     return (*events, renewed)
 
 
+def _number(worker: Worker, beat: Heartbeat) -> int:
+    """The heartbeat's sequence number, or 0: one sent without a session does not count in a session with a name."""
+    return beat.sequence if beat.session_id or not worker.session_id else 0
+
+
 def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
     """The effect of a heartbeat's binding changes, or None if there is none."""
     held = worker.bindings
@@ -119,6 +124,8 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
             del declared[id]  # taken up and finished between two heartbeats
             if known is not None:
                 gone[id] = None
+            elif id in worker.lost:
+                cancelled[id] = None
         elif known is not None and known.attempt == activity.attempt:
             gone[id] = None
         elif id in worker.lost:
@@ -145,7 +152,7 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     in_doubt = worker.resync
     if beat.full_bindings:
         resync = False
-        in_doubt = in_doubt or beat.sequence > worker.sequence + 1 > 1
+        in_doubt = in_doubt or _number(worker, beat) > worker.sequence + 1 > 1
     if not bound and not unbound and resync == in_doubt:
         return None
     return BindingsChanged(bound=tuple(bound.values()), unbound=tuple(unbound), resync=resync)
@@ -163,10 +170,11 @@ def _activate(
             del bindings[activity.id]
     _check_binding_quota(key, beat.policy, len(bindings), 0)
     same_session = worker is not None and beat.session_id in ("", worker.session_id)
-    first_sequence = (worker.sequence if worker and same_session else 0) + 1
+    last_sequence = worker.sequence if worker and same_session else 0
+    sequence = _number(worker, beat) if worker else beat.sequence
     return kind(
         session_id=beat.session_id or (worker.session_id if worker else ""),
-        sequence=beat.sequence or (worker.sequence if worker and same_session else 0),
+        sequence=sequence or last_sequence,
         epoch=worker.epoch + 1 if worker else 1,
         at_ms=at_ms,
         granted_ms=beat.policy.granted_ms(beat.requested_ms),
@@ -176,7 +184,7 @@ def _activate(
         last_error=beat.last_error or (worker.last_error if worker else ""),
         successes=min((worker.successes if worker else 0) + beat.successes, COUNTER_MAX),
         errors=min((worker.errors if worker else 0) + beat.errors, COUNTER_MAX),
-        resync=not beat.full_bindings and beat.sequence > first_sequence,
+        resync=not beat.full_bindings and sequence > last_sequence + 1,
     )
 
 
