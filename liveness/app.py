@@ -28,7 +28,7 @@ from liveness.server.feed import Feed
 from liveness.server.liveness_service import LivenessService
 from liveness.settings import Settings
 from liveness.shard.node import Node
-from liveness.store.errors import StoreBroken, StoreUnusable
+from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreBroken, StoreUnusable
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
@@ -49,7 +49,7 @@ ADVANCE_STEP_MS = 250
 
 
 class ListenFailed(StoreUnusable):
-    """Cannot listen on {listen}; is another server using it? Choose another address with --listen."""
+    """Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."""
 
 
 class Server:
@@ -93,7 +93,7 @@ class Server:
             except BaseException:
                 await self.store.close()
                 raise
-        except StoreBroken as error:
+        except (StoreBroken, CommitRejected, CommitUnknown, ReadFailed) as error:
             # Nothing was promised yet: it is not the disk that broke its word, the file is not what it should be.
             raise StoreUnusable(detail=f"{settings.db_for_people}: {error.fields['detail']}") from error
 
@@ -198,7 +198,7 @@ async def open_store(settings: Settings) -> SqlStore:
     if (path := settings.sqlite_path) is not None:
         database = SqliteDatabase(path)
         database.lock()
-        database.name_holder(f"process {os.getpid()}, listening on {settings.listen}")
+        database.name_holder(f"process {os.getpid()}")
     else:
         database = PostgresDatabase(settings.db)
     store = SqlStore(database)

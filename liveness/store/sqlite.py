@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 WAL_PAGES_BEFORE_CHECKPOINT = 8_000  # 32 MB: a checkpoint stalls one commit, so not too often
 STATEMENT_CACHE = 512
+_MAGIC = b"SQLite format 3\0"
 
 # After these, what the file holds is not known to be what was written to it.
 _BROKEN_CODES = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -47,6 +48,7 @@ class SqliteDatabase:
 
     def lock(self) -> None:
         """Refuse a second server on the same file. The kernel lets go of the lock when the process ends."""
+        self._check_kind()
         lock_path = self.path.with_name(self.path.name + ".lock")
         try:
             self._lock_file = lock_path.open("a+")
@@ -58,6 +60,18 @@ class SqliteDatabase:
             self._lock_file.seek(0)
             holder = self._lock_file.read().strip()
             raise StoreInUse(path=self.path, holder=f" ({holder})" if holder else "") from error
+
+    def _check_kind(self) -> None:
+        """Touch nothing, and put nothing beside it, that is not ours."""
+        try:
+            with self.path.open("rb") as file:
+                start = file.read(len(_MAGIC))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreUnusable(detail=f"cannot read {self.path}: {error.strerror}") from error
+        if start not in (b"", _MAGIC):
+            raise StoreUnusable(detail=f"{self.path} is not a SQLite file; choose another with --db")
 
     def name_holder(self, holder: str) -> None:
         """Say who holds the lock, for the message of whoever is refused."""
@@ -119,7 +133,7 @@ class _Lane:
 
 def _engine(path: Path, *, writer: bool) -> Engine:
     engine = create_engine(
-        f"sqlite:///{path}",
+        URL.create("sqlite", database=str(path)),
         poolclass=StaticPool,
         connect_args={"check_same_thread": False, "cached_statements": STATEMENT_CACHE, "timeout": 10},
     )
