@@ -136,7 +136,9 @@ class PostgresServer:
     def create_database(self, template: str | None = None) -> str:
         """A new database, empty or a copy of another; returns its name."""
         name = f"test_{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+        # Copying files is ten times faster than writing them to the log, unless each has to be synced.
+        strategy = "WAL_LOG" if self.fsync else "FILE_COPY"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template1'} STRATEGY {strategy}")
         return name
 
     def drop_database(self, name: str) -> None:
