@@ -1,0 +1,216 @@
+"""A worker's whole life over gRPC, on each database, driven by the clock."""
+
+from __future__ import annotations
+
+import grpc
+
+from liveness.v1 import admin_pb2, worker_pb2
+from tests.server.site import (
+    ACTIVE,
+    CLEANED_UP,
+    INACTIVE,
+    REGISTERED,
+    RENEWED,
+    REPEATED,
+    RESURRECTED,
+    SESSION_REPLACED,
+    Site,
+    refusal,
+)
+from tests.shard.engine import activity, duration
+
+HOUR_MS = 3_600_000
+
+
+async def types(site: Site, worker: str = "w") -> list[str]:
+    return [event.type for event in (await site.history(worker)).events]
+
+
+async def test_a_worker_lives_falls_silent_returns_and_is_cleaned_up_for_good(site: Site) -> None:
+    await site.configure(cleanup_delay_ms=5_000, tombstone_retention_ms=20_000)
+    charge, ship = activity("charge"), activity("ship")
+
+    first = await site.beat(session_id="s1", sequence=1, lease_ms=30_000)
+    assert (first.outcome, first.state, first.lease_epoch) == (REGISTERED, ACTIVE, 1)
+    assert first.granted_lease_duration == duration(30_000)
+
+    await site.advance(10_000)
+    second = await site.beat(session_id="s1", sequence=2, lease_ms=30_000, bound_activities=[charge, ship])
+    assert (second.outcome, second.lease_epoch) == (RENEWED, 1)
+    again = await site.beat(session_id="s1", sequence=2, lease_ms=30_000, bound_activities=[charge, ship])
+    assert (again.outcome, again.lease_epoch) == (REPEATED, 1)
+    worker = await site.describe()
+    assert list(worker.bound_activities) == [charge, ship]
+
+    await site.advance(29_999)
+    assert (await site.describe()).state == ACTIVE, "its lease is not over"
+    await site.advance(1_000)
+    worker = await site.describe()
+    assert (worker.state, worker.inactive_reason) == (INACTIVE, worker_pb2.INACTIVE_REASON_LEASE_EXPIRED)
+    assert not worker.bound_activities
+    done = await site.tasks(admin_pb2.TASK_STATE_DONE)
+    assert [(task.activity, task.lease_epoch) for task in done] == [(charge, 1), (ship, 1)]
+    waiting = site.server.available.waiting("orders", "queue")
+    assert sorted((a.id.activity_id, a.attempt) for a in waiting) == [("charge", 2), ("ship", 2)]
+
+    back = await site.beat(session_id="s1", sequence=3, lease_ms=1_000, bound_activities=[activity("pack")])
+    assert (back.outcome, back.lease_epoch) == (RESURRECTED, 2)
+    assert list(back.cancel_activities) == [charge, ship]
+    worker = await site.describe()
+    assert list(worker.bound_activities) == [activity("pack")], "a clean slate"
+    obeyed = await site.beat(session_id="s1", sequence=4, lease_ms=1_000, unbound_activities=[charge, ship])
+    assert not obeyed.cancel_activities
+
+    await site.advance(2_000)
+    assert (await site.describe()).state == INACTIVE
+    await site.advance(5_000)
+    assert (await site.describe()).state == CLEANED_UP
+    refused = await refusal(site.beat(session_id="s9", sequence=1))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WORKER_CLEANED_UP")
+    await site.restart()
+    assert (await refusal(site.beat(session_id="s9", sequence=1))).reason == "WORKER_CLEANED_UP"
+
+    await site.advance(20_000)
+    await site.server.maintenance.retain()
+    anew = await site.beat(session_id="s9", sequence=1)
+    assert (anew.outcome, anew.lease_epoch) == (REGISTERED, 1)
+    assert await types(site) == [
+        "WorkerRegistered",
+        "BindingsChanged",
+        "WorkerDeactivated",
+        "WorkerResurrected",
+        "BindingsChanged",
+        "WorkerDeactivated",
+        "WorkerCleanedUp",
+        "WorkerForgotten",
+        "WorkerRegistered",
+    ]
+
+
+async def test_a_goodbye_makes_a_worker_inactive_at_once_and_moves_its_work_on(site: Site) -> None:
+    await site.beat(session_id="s1", sequence=1, bound_activities=[activity("charge")])
+    answer = await site.shut_down(session_id="s1", reason="deploy")
+    assert (answer.state, answer.rescheduled_activities) == (INACTIVE, 1)
+    worker = await site.describe()
+    assert worker.inactive_reason == worker_pb2.INACTIVE_REASON_SHUTDOWN
+    assert worker.inactive_detail == "deploy"
+    await site.advance(1)
+    assert [task.activity for task in await site.tasks(admin_pb2.TASK_STATE_DONE)] == [activity("charge")]
+    assert (await site.shut_down()).rescheduled_activities == 0, "a second goodbye changes nothing"
+
+
+async def test_only_the_current_session_may_say_goodbye(site: Site) -> None:
+    await site.beat(session_id="s1", sequence=1)
+    await site.beat(session_id="s2", sequence=1)
+    assert (await refusal(site.shut_down(session_id="s1"))).reason == "SESSION_SUPERSEDED"
+    assert (await refusal(site.shut_down(session_id="s3"))).reason == "INVALID_FIELD"
+    assert (await site.describe()).state == ACTIVE
+    assert (await site.shut_down(session_id="s2")).state == INACTIVE
+
+
+async def test_an_operator_forces_a_worker_out(site: Site) -> None:
+    await site.beat(bound_activities=[activity("charge")])
+    answer = await site.expire()
+    assert (answer.state, answer.rescheduled_activities) == (INACTIVE, 1)
+    assert (await site.describe()).inactive_reason == worker_pb2.INACTIVE_REASON_FORCED
+    assert (await refusal(site.expire())).reason == "WORKER_NOT_ACTIVE"
+    assert (await refusal(site.expire("nobody"))).reason == "WORKER_NOT_FOUND"
+    assert (await refusal(site.shut_down("nobody"))).code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_new_session_inside_the_lease_replaces_the_old_which_is_refused_from_then_on(site: Site) -> None:
+    charge, ship = activity("charge"), activity("ship")
+    await site.beat(session_id="s1", sequence=5, bound_activities=[charge, ship])
+    replaced = await site.beat(session_id="s2", sequence=1, bound_activities=[ship])
+    assert (replaced.outcome, replaced.lease_epoch) == (SESSION_REPLACED, 2)
+    assert not replaced.cancel_activities, "its process is gone and has nothing to cancel"
+    await site.advance(1)
+    assert [task.activity for task in await site.tasks(admin_pb2.TASK_STATE_DONE)] == [charge]
+    zombie = await refusal(site.beat(session_id="s1", sequence=6, bound_activities=[charge]))
+    assert (zombie.code, zombie.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_SUPERSEDED")
+    worker = await site.describe()
+    assert (worker.session_id, list(worker.bound_activities)) == ("s2", [ship])
+
+
+async def test_a_heartbeat_that_was_overtaken_changes_nothing(site: Site) -> None:
+    await site.beat(session_id="s1", sequence=7, bound_activities=[activity("charge")])
+    before = await site.dump("shards")
+    stale = await refusal(site.beat(session_id="s1", sequence=6, unbound_activities=[activity("charge")]))
+    assert (stale.code, stale.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_HEARTBEAT")
+    assert stale.fields == {"sequence": "6", "last_sequence": "7"}
+    assert await site.dump("shards") == before
+
+
+async def test_a_client_without_session_and_sequence_is_served(site: Site) -> None:
+    assert (await site.beat()).outcome == REGISTERED
+    assert (await site.beat()).outcome == RENEWED
+    await site.shut_down()
+    assert (await site.beat()).outcome == RESURRECTED
+
+
+async def test_a_number_without_a_session_does_not_open_a_named_session_to_old_heartbeats(site: Site) -> None:
+    await site.beat(session_id="s1", sequence=10)
+    await site.beat(sequence=3)
+    assert (await refusal(site.beat(session_id="s1", sequence=5))).reason == "STALE_HEARTBEAT"
+    await site.shut_down()
+    assert (await site.beat(sequence=3)).outcome == RESURRECTED
+    assert (await refusal(site.beat(session_id="s1", sequence=5))).reason == "STALE_HEARTBEAT"
+
+
+async def test_a_repeated_heartbeat_is_not_applied_and_its_words_are_heard_when_they_come_again(site: Site) -> None:
+    await site.beat(session_id="s1", sequence=1, lease_ms=30_000)
+    await site.beat(session_id="s1", sequence=2, lease_ms=30_000)
+    repeated = await site.beat(session_id="s1", sequence=2, lease_ms=60_000, status=worker_pb2.WORKER_STATUS_PAUSED)
+    assert (repeated.outcome, repeated.granted_lease_duration) == (REPEATED, duration(30_000))
+    renewed = await site.beat(session_id="s1", sequence=3, lease_ms=60_000, status=worker_pb2.WORKER_STATUS_PAUSED)
+    assert (renewed.outcome, renewed.granted_lease_duration) == (RENEWED, duration(60_000))
+    assert (await site.describe()).status == worker_pb2.WORKER_STATUS_PAUSED
+
+
+async def test_leases_are_clamped_and_the_granted_duration_is_what_counts(site: Site) -> None:
+    short = await site.beat("short", lease_ms=1)
+    assert short.granted_lease_duration == duration(1_000)
+    long = await site.beat("long", lease_ms=100 * HOUR_MS)
+    assert long.granted_lease_duration == duration(HOUR_MS)
+    unset = await site.beat("unset")
+    assert unset.granted_lease_duration == duration(30_000)
+    for result in (short, long, unset):
+        after = result.next_heartbeat_after.ToMilliseconds() / result.granted_lease_duration.ToMilliseconds()
+        assert 0.29 < after < 0.38
+        lasts = result.lease_deadline.ToMilliseconds() - result.server_time.ToMilliseconds()
+        assert lasts == result.granted_lease_duration.ToMilliseconds()
+    await site.advance(11_000)
+    states = {worker.worker_instance_key: worker.state for worker in (await site.list()).workers}
+    assert states == {"short": INACTIVE, "long": ACTIVE, "unset": ACTIVE}
+
+
+async def test_a_shorter_lease_ends_by_its_own_terms(site: Site) -> None:
+    await site.advance(10_000)  # past the grace after the start
+    await site.beat(lease_ms=HOUR_MS)
+    await site.beat(lease_ms=2_000)
+    await site.advance(1_999)
+    assert (await site.describe()).state == ACTIVE
+    await site.advance(1)
+    assert (await site.describe()).state == INACTIVE
+
+
+async def test_what_a_full_set_leaves_out_is_unbound_and_not_rescheduled(site: Site) -> None:
+    charge, ship, pack = activity("charge"), activity("ship"), activity("pack")
+    await site.beat(session_id="s1", sequence=1, bound_activities=[charge, ship])
+    gap = await site.beat(session_id="s1", sequence=5)
+    assert gap.resync_bindings, "heartbeats are missing, and so may be what they said"
+    whole = await site.beat(session_id="s1", sequence=6, bound_activities=[ship, pack], full_bindings=True)
+    assert not whole.resync_bindings
+    assert list((await site.describe()).bound_activities) == [ship, pack]
+    await site.advance(1)
+    assert await site.tasks(admin_pb2.TASK_STATE_DONE) == []
+
+
+async def test_everything_acknowledged_is_there_after_a_restart(site: Site) -> None:
+    await site.beat(session_id="s1", sequence=1, bound_activities=[activity("charge")], labels={"zone": "b"})
+    await site.beat(session_id="s1", sequence=2, unbound_activities=[activity("charge")], successes=3)
+    await site.beat(session_id="s1", sequence=3, bound_activities=[activity("ship")], errors=1, last_error="no")
+    before = await site.describe()
+    await site.restart()
+    assert await site.describe() == before
+    assert (await site.beat(session_id="s1", sequence=3)).outcome == REPEATED
