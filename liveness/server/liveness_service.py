@@ -52,7 +52,7 @@ class LivenessService:
         identifier("namespace", namespace)
         policy, seed, shard_count = node.policies.of(namespace), namespace_seed(namespace), node.shard_count
         limited, render = policy.limits_rates, self._replies.result
-        monotonic_ms, wall_ms = node.clock.monotonic_ms(), node.clock.wall_ms()
+        listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
         for beat in beats:
@@ -60,9 +60,10 @@ class LivenessService:
             try:
                 instance_key = beat.worker_instance_key
                 shard = node.shard_by_id(shard_from_seed(seed, instance_key, shard_count))
-                now_ms = shard.at(monotonic_ms)
+                now_ms = shard.at(listening_ms)
                 key = (namespace, instance_key)
                 if limited:
+                    identifier("heartbeat.worker_instance_key", instance_key)  # before it names a bucket
                     self._limits.admit(key, policy)
                 volatile = wire.take_volatile(beat)
                 form = hash(beat.SerializePartialToString())
@@ -138,7 +139,7 @@ class LivenessService:
         size = page_size(request.page_size)
         listing = ("workers", namespace, where)
         after = (
-            tokens.redeem(request.page_token, str, PageTokenInvalid, *listing) if request.page_token else None
+            tokens.redeem(request.page_token, tokens.Key, PageTokenInvalid, *listing) if request.page_token else None
         )
         rows = await self._node.store.list_workers(namespace, where, after, size + 1)
         wall_ms = self._node.clock.wall_ms()
@@ -175,7 +176,7 @@ class LivenessService:
         size = page_size(request.page_size)
         listing = ("history", *key, request.newest_first)
         beyond = (
-            tokens.redeem(request.page_token, int, PageTokenInvalid, *listing) if request.page_token else None
+            tokens.redeem(request.page_token, tokens.Sequence, PageTokenInvalid, *listing) if request.page_token else None
         )
         entries = await self._node.store.worker_history(
             key, shard_id, newest_first=request.newest_first, beyond_seq=beyond, limit=size + 1

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from liveness.clock import Clock
+from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.shard import HandedOver, Shard
 from liveness.store.api import Store
 from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreBroken
@@ -73,6 +74,7 @@ class Committer:
         self,
         store: Store,
         clock: Clock,
+        listening: ListeningTime,
         *,
         interval_ms: float,
         on_lost: Callable[[frozenset[int]], None],
@@ -81,6 +83,7 @@ class Committer:
     ) -> None:
         self._store = store
         self._clock = clock
+        self._listening = listening
         self._interval_ms = interval_ms
         self._on_lost = on_lost
         self._on_committed = on_committed
@@ -126,6 +129,7 @@ class Committer:
         self._checkpoints.difference_update(self._dirty)
         self._dirty = {}
         self._in_flight = group
+        self._listening.commit_began()
         try:
             await self._commit(handed)
         except BaseException:
@@ -133,6 +137,7 @@ class Committer:
             self.broken = True
             raise
         finally:
+            self._listening.commit_ended()
             self._in_flight = None
             if not self.broken:
                 group.finish()

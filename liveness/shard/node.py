@@ -12,6 +12,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import ShardUnavailable, ShuttingDown
 from liveness.domain.keys import shard_of
 from liveness.shard.committer import Committer, Group
+from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.policies import Policies
 from liveness.shard.shard import Deadlines, HandedOver, Shard
 from liveness.store.api import Store
@@ -57,9 +58,11 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_pulse_ms = clock.monotonic_ms()
         self._expiries_held_until_ms = 0
+        self.listening = ListeningTime(clock)
         self.committer = Committer(
             store,
             clock,
+            self.listening,
             interval_ms=commit_interval_ms,
             on_lost=self._on_lost,
             on_committed=self._after_commit,
@@ -189,6 +192,7 @@ class Node:
             shard = Shard(
                 image,
                 clock=self.clock,
+                listening=self.listening,
                 shard_count=self.shard_count,
                 grace_ms=self._grace_ms,
                 deadlines=self._deadlines(image.shard_id),

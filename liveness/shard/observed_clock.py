@@ -1,6 +1,10 @@
 """Time that passes only while somebody listens.
 
-A shard's observed clock runs with its owner's monotonic clock, but never more than `STEP_MS_MAX` ahead of the last
+A node's listening time runs with its monotonic clock, but of a commit it counts `COMMIT_MS_MAX` at most: while one
+hangs, workers wait for their answers and cannot be expected to heartbeat again. A heartbeat waits for two commits at
+most, the one in flight and its own, so that their hanging takes half of the shortest lease and not more.
+
+A shard's observed clock runs with its owner's listening time, but never more than `STEP_MS_MAX` ahead of the last
 value known to be durable. So a process that was stopped, a commit that hangs or a database out of reach freezes it,
 a crash sets it back by no more than that, and a take-over goes on where the last commit left it.
 
@@ -11,25 +15,52 @@ If t' - t > max, then o' = o + max already is the most the old pair could show.
 
 from __future__ import annotations
 
+from liveness.clock import Clock
+
 STEP_MS_MAX = 1_000
+COMMIT_MS_MAX = 250
+_NEVER_MS = 2**63
+
+
+class ListeningTime:
+    """Of a whole node: one commit in flight keeps all shards from committing."""
+
+    __slots__ = ("_clock", "_hung_ms", "_until_ms")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._hung_ms = 0
+        """What does not count."""
+        self._until_ms = _NEVER_MS
+        """On the monotonic clock: where the count stops for the commit in flight."""
+
+    def now_ms(self) -> int:
+        return min(self._clock.monotonic_ms(), self._until_ms) - self._hung_ms
+
+    def commit_began(self) -> None:
+        self._until_ms = self._clock.monotonic_ms() + COMMIT_MS_MAX
+
+    def commit_ended(self) -> None:
+        self._hung_ms += max(0, self._clock.monotonic_ms() - self._until_ms)
+        self._until_ms = _NEVER_MS
 
 
 class ObservedClock:
     __slots__ = ("_durable_ms", "_since_ms")
 
-    def __init__(self, durable_ms: int, monotonic_ms: int) -> None:
+    def __init__(self, durable_ms: int, listening_ms: int) -> None:
         self._durable_ms = durable_ms
-        self._since_ms = monotonic_ms
+        self._since_ms = listening_ms
 
-    def now_ms(self, monotonic_ms: int) -> int:
-        elapsed = monotonic_ms - self._since_ms
+    def now_ms(self, listening_ms: int) -> int:
+        elapsed = listening_ms - self._since_ms
         return self._durable_ms + (min(STEP_MS_MAX, elapsed))
 
-    def committed(self, observed_ms: int, monotonic_ms: int) -> None:
-        """`observed_ms`, read at `monotonic_ms`, is durable now."""
+    def committed(self, observed_ms: int, listening_ms: int) -> None:
+        """`observed_ms`, read at `listening_ms`, is durable now."""
         self._durable_ms = observed_ms
-        self._since_ms = monotonic_ms
+        self._since_ms = listening_ms
 
-    def age_ms(self, monotonic_ms: int) -> int:
+    def age_ms(self, listening_ms: int) -> int:
         """How long ago the durable value was read."""
-        return monotonic_ms - self._since_ms
+        return listening_ms - self._since_ms

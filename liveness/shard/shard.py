@@ -36,7 +36,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
 from liveness.domain.worker import Worker, WorkerState
-from liveness.shard.observed_clock import ObservedClock
+from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.store.api import NewTask, ShardCommit, ShardImage, TaskUpdate
@@ -84,7 +84,7 @@ class HandedOver(NamedTuple):
     commit: ShardCommit
     notable_seq: int
     """Of its newest entry that is not plain renewals; 0 if there is none."""
-    monotonic_ms: int
+    listening_ms: int
     transitions: list[Transition]
 
 
@@ -102,6 +102,7 @@ class Shard:
         image: ShardImage,
         *,
         clock: Clock,
+        listening: ListeningTime,
         shard_count: int,
         grace_ms: int,
         deadlines: Deadlines,
@@ -124,10 +125,11 @@ class Shard:
         )
         """ACTIVE and INACTIVE workers per namespace."""
         self._clock = clock
+        self._listening = listening
         self._shard_count = shard_count
         self._deadlines = deadlines
         self._on_dirty = on_dirty
-        self._observed = ObservedClock(image.observed_ms, clock.monotonic_ms())
+        self._observed = ObservedClock(image.observed_ms, listening.now_ms())
         self._takeovers = image.takeovers
         self._grace_until_ms = image.observed_ms + grace_ms
         self._forms: dict[int, int] = {}
@@ -141,15 +143,15 @@ class Shard:
     # -- time
 
     def now_ms(self) -> int:
-        return self._observed.now_ms(self._clock.monotonic_ms())
+        return self._observed.now_ms(self._listening.now_ms())
 
-    def at(self, monotonic_ms: int) -> int:
+    def at(self, listening_ms: int) -> int:
         """The observed time at a moment that the caller has read, for many commands at once."""
-        return self._observed.now_ms(monotonic_ms)
+        return self._observed.now_ms(listening_ms)
 
     def clock_age_ms(self) -> int:
         """How long the durable observed time has not been written."""
-        return self._observed.age_ms(self._clock.monotonic_ms())
+        return self._observed.age_ms(self._listening.now_ms())
 
     def expiry_ms(self, worker: Worker) -> int:
         """When a silent worker's lease may be ended: its deadline, or after the grace that follows a take-over."""
@@ -279,8 +281,8 @@ class Shard:
     def hand_over(self, *, checkpoint: bool = False) -> HandedOver:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
-        monotonic_ms = self._clock.monotonic_ms()
-        now_ms = self._observed.now_ms(monotonic_ms)
+        listening_ms = self._listening.now_ms()
+        now_ms = self._observed.now_ms(listening_ms)
         commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, self._clock.wall_ms())
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
@@ -292,7 +294,7 @@ class Shard:
         self._pending = Pending(commit.last_seq)
         self._dirty = False
         self.transitions = []
-        return HandedOver(self, commit, pending.notable_seq, monotonic_ms, transitions)
+        return HandedOver(self, commit, pending.notable_seq, listening_ms, transitions)
 
     def committed(self, handed: HandedOver) -> None:
         """It is durable."""
@@ -301,7 +303,7 @@ class Shard:
         self.durable_notable_seq = handed.notable_seq or self.durable_notable_seq
         if commit.checkpoint is not None:
             self.checkpoint_seq = commit.checkpoint[0]
-        self._observed.committed(commit.observed_ms, handed.monotonic_ms)
+        self._observed.committed(commit.observed_ms, handed.listening_ms)
 
     # -- inside
 
