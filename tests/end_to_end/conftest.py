@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.databases import PostgresServer, StoreHome, sqlite_home
+from tests.end_to_end.disk import Disk, compile_library
 from tests.end_to_end.server_process import ServerProcess
 
 Say = Callable[[str], None]
@@ -56,3 +57,13 @@ def durable_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL that syncs, unlike the one that logic tests share."""
     with PostgresServer(fsync=True) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def faulty_disk_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_library(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture
+def disk(faulty_disk_library: Path, tmp_path: Path) -> Disk:
+    return Disk(faulty_disk_library, tmp_path / "disk")

@@ -154,6 +154,8 @@ class Ledger:
         self.acked = 0
         self.in_doubt = 0
         self.in_doubt_applied = 0
+        self.no_answers_after: float | None = None
+        """Heartbeats sent later than this must not be acknowledged."""
         self._lapses_checked: Counter[str] = Counter()
 
     def keys(self) -> list[str]:
@@ -168,6 +170,10 @@ class Ledger:
     @property
     def lapses(self) -> int:
         return self._lapses_checked.total()
+
+    def lapsed(self, prefix: str = "") -> list[str]:
+        """Workers that lost a lease by silence, or by what the server took for it."""
+        return [key for key, lapses in self._lapses_checked.items() if lapses and key.startswith(prefix)]
 
     def doubtful(self) -> list[str]:
         return [key for key, possible in self._possible.items() if len(possible) > 1]
@@ -189,6 +195,8 @@ class Ledger:
 
         self._settle(beat.key, agrees, lambda: f"the answer {told} to {beat}")
         self.acked += 1
+        if self.no_answers_after is not None and sent_at > self.no_answers_after:
+            self.violate(f"{beat.key}: acknowledged what cannot have been committed")
 
     def beat_in_doubt(self, beat: Beat, sent_at: float) -> None:
         self._doubt(beat.key, lambda view: after(view, beat, sent_at)[1])
@@ -214,12 +222,12 @@ class Ledger:
         def agrees(view: View | None) -> View | None:
             return view if view is not None and worker is not None and _shows(worker, view) else None
 
-        if worker is None and None in self._possible.get(key, [None]):
+        possible = self._possible.get(key, [None])
+        if worker is None and None in possible:
             self._possible[key] = [None]
             return None
-        possible = self._possible.get(key, [None])
         found = self._settle(key, agrees, lambda: f"what the server shows: {worker}")
-        if len(possible) > 1 and found is not None and found.sequence != _sequence(possible[0]):
+        if len(possible) > 1 and found is not None and found not in _perhaps_lapsed(possible[:1]):
             self.in_doubt_applied += 1
         return found
 
@@ -260,10 +268,6 @@ def _perhaps_lapsed(possible: Iterable[View | None]) -> Iterator[View | None]:
     for view in views:
         if view is not None and not view.ended:
             yield view.over(LEASE_EXPIRED)
-
-
-def _sequence(view: View | None) -> int:
-    return view.sequence if view is not None else 0
 
 
 def _shows(worker: worker_pb2.Worker, view: View) -> bool:

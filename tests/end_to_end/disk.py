@@ -1,0 +1,57 @@
+"""A disk that can be broken and mended under a running server, by a library preloaded into it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("fsync_faults.c")
+
+
+class Disk:
+    def __init__(self, library: Path, control: Path) -> None:
+        self._control = control
+        self.environ = {"LD_PRELOAD": str(library), "LIVENESS_TEST_DISK": str(control)}
+        self.mend()
+
+    def fail_to_sync(self) -> None:
+        self._say("fail")
+
+    def sync_slowly(self, ms: int) -> None:
+        self._say(f"delay {ms}")
+
+    def fill(self) -> None:
+        self._say("full")
+
+    def mend(self) -> None:
+        self._say("well")
+
+    def _say(self, word: str) -> None:
+        # Replaced as a whole, so that the library never reads half a word.
+        new = self._control.with_suffix(".new")
+        new.write_text(word)
+        new.replace(self._control)
+
+
+def compile_library(folder: Path) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to build the library that breaks the disk")
+    library = folder / "fsync_faults.so"
+    command: list[str | Path] = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-o",
+        library,
+        SOURCE,
+        "-ldl",
+    ]
+    subprocess.run(command, check=True)
+    return library
