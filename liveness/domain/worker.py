@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from sys import intern
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -67,6 +68,12 @@ class Profile(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
     capabilities: tuple[str, ...] = ()
     current_job: str = ""
+
+    def sharing(self) -> Profile:
+        """The same with one copy in memory of what many workers have in common."""
+        identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, *rest = self
+        shared = map(intern, (task_queue, build_id, sdk_name, sdk_version, host_name))
+        return Profile(identity, *shared, process_id, *rest)
 
 
 NO_PROFILE = Profile()

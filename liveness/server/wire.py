@@ -129,7 +129,7 @@ def _profile(beat: worker_pb2.WorkerHeartbeat, last_error: str, known: Worker | 
     if profile == NO_PROFILE and not last_error:
         return NO_PROFILE
     _check_profile(profile, last_error)
-    return profile
+    return profile.sharing()
 
 
 def _check_profile(profile: Profile, last_error: str) -> None:

@@ -17,7 +17,15 @@ from liveness.domain.activity import Activity, ActivityState, Release
 from liveness.domain.events import Event, LeaseRenewed
 from liveness.domain.fold import freeze
 from liveness.domain.keys import ActivityId
-from liveness.domain.worker import BoundActivity, InactiveReason, Profile, Worker, WorkerState, WorkerStatus
+from liveness.domain.worker import (
+    NO_BINDINGS,
+    BoundActivity,
+    InactiveReason,
+    Profile,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+)
 from liveness.store.errors import CorruptRow, WrittenByNewerVersion
 from liveness.store.schema import RENEWALS_KIND
 
@@ -250,7 +258,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
         bindings=_by_id(stored.bindings),
         lost=_by_id(stored.lost),
         superseded=stored.superseded,
-        profile=stored.profile,
+        profile=stored.profile.sharing(),
         status=stored.status,
         last_error=stored.last_error,
         successes=stored.successes,
@@ -262,7 +270,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
 
 
 def _by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
-    return freeze({activity.id: activity for activity in activities})
+    return freeze({activity.id: activity for activity in activities}) if activities else NO_BINDINGS
 
 
 class _StoredActivity(msgspec.Struct):

@@ -29,6 +29,8 @@ from liveness.store.errors import (
 T = TypeVar("T")
 
 WAL_PAGES_BEFORE_CHECKPOINT = 8_000  # 32 MB: a checkpoint stalls one commit, so not too often
+WRITER_CACHE_KB = 65_536
+READER_CACHE_KB = 8_192
 STATEMENT_CACHE = 512
 _MAGIC = b"SQLite format 3\0"
 
@@ -146,7 +148,7 @@ def _engine(path: Path, *, writer: bool) -> Engine:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_BEFORE_CHECKPOINT}")
-        connection.execute("PRAGMA cache_size=-65536")
+        connection.execute(f"PRAGMA cache_size=-{WRITER_CACHE_KB if writer else READER_CACHE_KB}")
         if not writer:
             connection.execute("PRAGMA query_only=ON")
 
