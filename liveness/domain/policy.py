@@ -13,6 +13,8 @@ MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 DURATION_MS_MAX = 100 * 365 * DAY_MS
+COUNT_MAX = 2**53
+"""Up to here a number is the same whether it is kept as an integer or as a float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ def policy_with(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
             raise InvalidField(field=shown, rule="must be at most 100 years")
         if name in _WHOLE_NUMBERS and value != int(value):
             raise InvalidField(field=shown, rule="must be a whole number")
+        if value > COUNT_MAX and not name.endswith("_rate"):
+            raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
         # Settings come back from the store as floats; one in an event would not be read back as the integer it is.
         values[name] = int(value) if name in _WHOLE_NUMBERS else float(value)
     policy = replace(base, **values)

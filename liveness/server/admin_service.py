@@ -105,7 +105,9 @@ class AdminService:
         states = tuple(sorted({TaskState(state) for state in request.states})) or _UNFINISHED
         listing = ("tasks", namespace, states)
         after = (
-            tokens.redeem(request.page_token, int, PageTokenInvalid, *listing) if request.page_token else 0
+            tokens.redeem(request.page_token, tokens.Sequence, PageTokenInvalid, *listing)
+            if request.page_token
+            else 0
         )
         found = await self._node.store.list_tasks(namespace, states, after, size + 1)
         response = admin_pb2.ListTasksResponse(tasks=[wire.task_message(stored) for stored in found[:size]])

@@ -92,8 +92,8 @@ class Feed:
         return tokens.issue(list(cursors.values()), "watch", *selection)
 
     def _redeem(self, token: str, selection: Selection, shard_ids: Sequence[int]) -> dict[int, int]:
-        places = tokens.redeem(token, list[int], ResumeTokenInvalid, "watch", *selection)
-        if len(places) != len(shard_ids) or min(places) < 0:
+        places = tokens.redeem(token, list[tokens.Sequence], ResumeTokenInvalid, "watch", *selection)
+        if len(places) != len(shard_ids):
             raise ResumeTokenInvalid
         cursors = dict(zip(shard_ids, places, strict=True))
         # A place beyond the end is from another history, such as one before a restored backup.

@@ -8,6 +8,7 @@ from liveness.domain.policy import Policy
 
 BURST_S = 2.0
 BUCKETS_MAX = 100_000
+RETRY_MS_MAX = 3_600_000
 
 
 class _Bucket:
@@ -24,7 +25,7 @@ class _Bucket:
         if self._tokens >= 1:
             self._tokens -= 1
             return 0
-        return int((1 - self._tokens) / rate * 1_000) + 1
+        return int(min((1 - self._tokens) / rate * 1_000, RETRY_MS_MAX)) + 1
 
     def give_back(self) -> None:
         self._tokens += 1

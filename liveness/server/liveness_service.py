@@ -139,7 +139,9 @@ class LivenessService:
         size = page_size(request.page_size)
         listing = ("workers", namespace, where)
         after = (
-            tokens.redeem(request.page_token, tokens.Key, PageTokenInvalid, *listing) if request.page_token else None
+            tokens.redeem(request.page_token, tokens.Key, PageTokenInvalid, *listing)
+            if request.page_token
+            else None
         )
         rows = await self._node.store.list_workers(namespace, where, after, size + 1)
         wall_ms = self._node.clock.wall_ms()
@@ -176,7 +178,9 @@ class LivenessService:
         size = page_size(request.page_size)
         listing = ("history", *key, request.newest_first)
         beyond = (
-            tokens.redeem(request.page_token, tokens.Sequence, PageTokenInvalid, *listing) if request.page_token else None
+            tokens.redeem(request.page_token, tokens.Sequence, PageTokenInvalid, *listing)
+            if request.page_token
+            else None
         )
         entries = await self._node.store.worker_history(
             key, shard_id, newest_first=request.newest_first, beyond_seq=beyond, limit=size + 1

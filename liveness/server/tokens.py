@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from liveness.domain.errors import InvalidRequest
+from liveness.domain.keys import IDENTIFIER_BYTES_MAX
 
 T = TypeVar("T")
+
+# A token's form is no secret, so what it holds is checked like any other input.
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Key = Annotated[str, msgspec.Meta(max_length=IDENTIFIER_BYTES_MAX, pattern=r"^[^\x00]+$")]
 
 
 class _Token(msgspec.Struct, array_like=True):
@@ -25,10 +30,11 @@ def issue(place: object, *listing: object) -> str:
 
 
 def redeem(token: str, kind: type[T], error: type[InvalidRequest], *listing: object) -> T:
+    """`kind`: of the place, for which the names above stand."""
     try:
         parsed = msgspec.json.decode(urlsafe_b64decode(token.encode()), type=_Token)
         place = msgspec.json.decode(parsed.place, type=kind)
-    except (ValueError, msgspec.MsgspecError) as cause:
+    except (ValueError, RecursionError, msgspec.MsgspecError) as cause:
         raise error() from cause
     if parsed.listing != _digest(listing):
         raise error()
