@@ -1,0 +1,94 @@
+"""Random stories of a worker: any sequence of commands, sensible or not, from a small world where things collide."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from liveness.domain.policy import Policy
+from liveness.domain.worker import NO_PROFILE, Profile, WorkerStatus
+from tests.domain.story import Story, activity
+
+QUOTA = 3
+POLICY = Policy(
+    max_bindings_per_worker=QUOTA,
+    min_lease_ms=10,
+    default_lease_ms=30,
+    max_lease_ms=100,
+    cleanup_delay_ms=50,
+    tombstone_retention_ms=200,
+)
+
+
+class Beat(NamedTuple):
+    step: int | None
+    """From the last sequence; None for a heartbeat without one."""
+    fields: dict[str, Any]
+
+    def tell(self, story: Story) -> None:
+        known = story.worker.sequence if story.worker else 0
+        sequence = 0 if self.step is None else max(known + self.step, 0)
+        story.beat(sequence=sequence, policy=POLICY, **self.fields)
+
+
+class Leave(NamedTuple):
+    session_id: str
+    forced: bool
+
+    def tell(self, story: Story) -> None:
+        if story.worker is not None:
+            leave = story.force_out if self.forced else story.shut_down
+            leave(self.session_id, policy=POLICY)
+
+
+class Wait(NamedTuple):
+    ms: int
+
+    def tell(self, story: Story) -> None:
+        story.wait(self.ms)
+
+
+class Timer(NamedTuple):
+    """Fires, whether it is due or not."""
+
+    kind: str
+
+    def tell(self, story: Story) -> None:
+        if story.worker is not None:
+            if self.kind == "expire":
+                story.expire(POLICY)
+            elif self.kind == "clean up":
+                story.clean_up(POLICY)
+            else:
+                story.forget()
+
+
+Command = Beat | Leave | Wait | Timer
+
+some_activities = st.lists(st.builds(activity, st.sampled_from("abcd"), st.integers(1, 3)), max_size=3).map(
+    tuple
+)
+sessions = st.sampled_from(["a", "b", "c", ""])
+beats = st.builds(
+    Beat,
+    # Mostly the next number of the worker's session; also repeated, overtaken, lost and missing ones.
+    st.sampled_from([1, 1, 1, 1, 0, -1, 2, None]),
+    st.fixed_dictionaries(
+        {"session_id": sessions, "bound": some_activities, "unbound": some_activities},
+        optional={
+            "requested_ms": st.sampled_from([1, 20, 500]),
+            "full_bindings": st.just(True),
+            "profile": st.sampled_from([NO_PROFILE, Profile(task_queue="q"), Profile(host_name="h")]),
+            "status": st.sampled_from(WorkerStatus),
+            "last_error": st.just("broken"),
+            "successes": st.integers(0, 2),
+            "errors": st.integers(0, 2),
+        },
+    ),
+)
+leaves = st.builds(Leave, sessions, st.booleans())
+waits = st.builds(Wait, st.sampled_from([1, 9, 30, 60, 250]))
+timers = st.builds(Timer, st.sampled_from(["expire", "clean up", "forget"]))
+
+stories = st.lists(st.one_of(beats, beats, beats, waits, timers, leaves), max_size=30)
