@@ -71,9 +71,13 @@ class Profile(NamedTuple):
 
     def sharing(self) -> Profile:
         """The same with one copy in memory of what many workers have in common."""
-        identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, *rest = self
-        shared = map(intern, (task_queue, build_id, sdk_name, sdk_version, host_name))
-        return Profile(identity, *shared, process_id, *rest)
+        return self._replace(
+            task_queue=intern(self.task_queue),
+            build_id=intern(self.build_id),
+            sdk_name=intern(self.sdk_name),
+            sdk_version=intern(self.sdk_version),
+            host_name=intern(self.host_name),
+        )
 
 
 NO_PROFILE = Profile()

@@ -19,7 +19,7 @@ from liveness.shard.shard import Outcome, Shard
 from liveness.v1 import service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
-RENEWED, REPEATED = Outcome.RENEWED, Outcome.REPEATED
+REPEATED = Outcome.REPEATED
 
 
 class LivenessService:
@@ -50,32 +50,35 @@ class LivenessService:
         """Decide each heartbeat at once, wait for one commit, then let the answers go."""
         node = self._node
         identifier("namespace", namespace)
-        policy, seed, shard_count = node.policies.of(namespace), namespace_seed(namespace), node.shard_count
-        limited, render = policy.limits_rates, self._replies.result
+        policy, seed, table = node.policies.of(namespace), namespace_seed(namespace), node.table()
+        limited, renewed = policy.limits_rates, self._replies.renewed
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
+        shard_count = len(table)
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
         for beat in beats:
-            shard = None
+            instance_key = beat.worker_instance_key
+            shard_id = shard_from_seed(seed, instance_key, shard_count)
+            shard = table[shard_id]
+            shards.append(shard)
             try:
-                instance_key = beat.worker_instance_key
-                shard = node.shard_by_id(shard_from_seed(seed, instance_key, shard_count))
-                now_ms = shard.at(listening_ms)
+                if shard is None:
+                    raise ShardUnavailable(shard_id=shard_id)
                 key = (namespace, instance_key)
                 if limited:
                     identifier("heartbeat.worker_instance_key", instance_key)  # before it names a bucket
                     self._limits.admit(key, policy)
                 volatile = wire.take_volatile(beat)
                 form = hash(beat.SerializePartialToString())
+                now_ms = shard.at(listening_ms)
                 worker = shard.renew_as_before(key, form, *volatile, now_ms)
                 if worker is not None:
-                    outcome = RENEWED
+                    answers.append(renewed(worker, wall_ms))
                 else:
                     outcome, worker = self._decide(shard, key, beat, volatile, policy, now_ms, form)
-                answers.append(render(outcome, worker, now_ms, wall_ms))
+                    answers.append(self._replies.result(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
                 answers.append(error)
-            shards.append(shard)
         group = node.barrier()
         await group.wait()
         if group.lost:
@@ -90,7 +93,7 @@ class LivenessService:
         shard: Shard,
         parts: tuple[str, str],
         beat: worker_pb2.WorkerHeartbeat,
-        volatile: wire.Volatile,
+        volatile: tuple[int, int, int],
         policy: Policy,
         now_ms: int,
         form: int,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -48,16 +47,9 @@ _STATUSES = {status.value: status for status in WorkerStatus}
 # -- in
 
 
-class Volatile(NamedTuple):
-    """What differs between two plain heartbeats of one worker."""
-
-    sequence: int
-    successes: int
-    errors: int
-
-
-def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> Volatile:
-    """Read it and leave the message without it: what remains is equal for all plain heartbeats of a session."""
+def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
+    """Sequence, successes and errors. The message is left without them: what remains is equal for all plain
+    heartbeats of a session."""
     sequence, successes, errors = beat.sequence, beat.successes, beat.errors
     if sequence:
         beat.sequence = 0
@@ -65,11 +57,11 @@ def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> Volatile:
         beat.successes = 0
     if errors:
         beat.errors = 0
-    return tuple.__new__(Volatile, (sequence, successes, errors))
+    return sequence, successes, errors
 
 
 def heartbeat(
-    beat: worker_pb2.WorkerHeartbeat, volatile: Volatile, policy: Policy, known: Worker | None
+    beat: worker_pb2.WorkerHeartbeat, volatile: tuple[int, int, int], policy: Policy, known: Worker | None
 ) -> Heartbeat:
     """What equals the `known` worker's was validated when it came first."""
     session_id, last_error = beat.session_id, beat.last_error

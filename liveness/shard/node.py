@@ -111,6 +111,12 @@ class Node:
             raise ShardUnavailable(shard_id=shard_id)
         return shard
 
+    def table(self) -> Sequence[Shard | None]:
+        """Shards by id, None where one is being re-read; for callers that look up many."""
+        if self._closing:
+            raise ShuttingDown
+        return self._shards
+
     def shards(self) -> list[Shard]:
         """Those that serve."""
         return [shard for shard in self._shards if shard is not None]
