@@ -14,10 +14,12 @@ from tests.end_to_end.ledger import Ledger
 from tests.end_to_end.load import Load
 from tests.end_to_end.server_process import ServerProcess
 
-LOAD_SECONDS = (0.05, 0.6)
+LOAD_SECONDS = (0.05, 0.5)
 LONG_OUTAGE_EVERY = 6
 LONG_OUTAGE_SECONDS = 1.5
 """Longer than the shortest lease: an outage must cost nobody."""
+
+ANSWER_SECONDS_MAX = 60
 
 Say = Callable[[str], None]
 
@@ -63,6 +65,14 @@ async def crash_again_and_again(
         f"{ledger.lapses} leases lapsed; {rows} log rows)"
     )
     return ledger
+
+
+async def acknowledged(ledger: Ledger, more: int = 1) -> None:
+    """Wait until `more` calls have been acknowledged from now on."""
+    wanted, deadline = ledger.acked + more, time.monotonic() + ANSWER_SECONDS_MAX
+    while ledger.acked < wanted:
+        assert time.monotonic() < deadline, "nobody is answered"
+        await asyncio.sleep(0.02)
 
 
 async def wind_up(server: ServerProcess, home: StoreHome, ledger: Ledger, *, compacted: bool = False) -> int:

@@ -16,6 +16,9 @@ from tests.end_to_end.server_process import ServerProcess
 Say = Callable[[str], None]
 MakeServer = Callable[..., ServerProcess]
 
+EXPOSED = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
+"""Without the grace after a start, leases are as exposed as they can be."""
+
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Say:

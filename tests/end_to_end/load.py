@@ -82,7 +82,7 @@ class Load:
         batches: int = 2,
         batch_size: int = 10,
         mayflies: int = 8,
-        leases_ms: Sequence[int] = (2_000, 3_000),
+        leases_ms: Sequence[int] = (1_500, 2_500),
         mayfly_lease_ms: int = 1_000,
         pace_s: float = 0.04,
     ) -> None:

@@ -20,6 +20,8 @@ from liveness.v1 import admin_pb2_grpc, service_pb2_grpc
 ROOT = Path(__file__).parents[2]
 READY_SECONDS_MAX = 60
 END_SECONDS_MAX = 60
+STEP_MS_MAX = 1_000
+"""What an observed clock may count of a time in which its process or its database stood still."""
 
 # The kernel ends the server with whoever started it, even if that one is killed.
 _GUARDED = """
@@ -165,7 +167,7 @@ class ServerProcess:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
         began = time.monotonic()
         await asyncio.sleep(seconds)
-        self.outages.append(Outage(began, time.monotonic(), 1_000))
+        self.outages.append(Outage(began, time.monotonic(), STEP_MS_MAX))
         self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from random import Random
+
 import pytest
 
 from tests.databases import PostgresServer, StoreHome, postgres_home
-from tests.end_to_end.campaign import Say, check, crash_again_and_again
-from tests.end_to_end.conftest import MakeServer
+from tests.end_to_end.audit import audit_workers
+from tests.end_to_end.campaign import Say, acknowledged, check, crash_again_and_again, wind_up
+from tests.end_to_end.conftest import EXPOSED, MakeServer
+from tests.end_to_end.ledger import Ledger
+from tests.end_to_end.load import Load
+from tests.end_to_end.server_process import STEP_MS_MAX, Outage
 
-# Without the grace, leases are as exposed as they can be; checkpoints and compaction run all the time or never.
-EXPOSED = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
 COMPACTING = EXPOSED | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
+"""Checkpoints all the time, instead of never in so short a life."""
 
 
 async def test_sqlite_whole_log(
@@ -32,6 +39,37 @@ async def test_postgres(make_server: MakeServer, durable_postgres: PostgresServe
     server = make_server(durable_postgres.url(database), environ=EXPOSED)
     home = postgres_home(durable_postgres, database)
     check(await crash_again_and_again(server, home, say, times=6, compacted=False))
+
+
+async def test_postgres_itself_crashes(
+    make_server: MakeServer, durable_postgres: PostgresServer, say: Say
+) -> None:
+    """The server stays, refuses while it cannot commit, and goes on when its database is back."""
+    began = time.monotonic()
+    database = durable_postgres.create_database()
+    server = make_server(durable_postgres.url(database), environ=EXPOSED)
+    ledger = Ledger(server)
+    await server.start()
+    times = 2
+    async with Load(server, ledger, Random(3)) as load:
+        for _ in range(times):
+            await acknowledged(ledger, 100)
+            await asyncio.to_thread(durable_postgres.crash)
+            down_since = time.monotonic()
+            await asyncio.sleep(0.5)
+            assert server.running, server.said()
+            server.outages.append(Outage(down_since, time.monotonic(), STEP_MS_MAX))
+            await asyncio.to_thread(durable_postgres.start)
+            await acknowledged(ledger, 100)
+            load.pause()
+            await load.quiet()
+            await audit_workers(server, ledger)
+            load.resume()
+        load.pause()
+        await load.quiet()
+    await wind_up(server, postgres_home(durable_postgres, database), ledger)
+    say(f"tried {times}, violated {len(ledger.violations)} in {time.monotonic() - began:.1f} s")
+    check(ledger)
 
 
 @pytest.mark.crash_long

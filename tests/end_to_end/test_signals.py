@@ -12,12 +12,11 @@ from liveness.store.schema import checkpoints, shards
 from tests.databases import StoreHome
 from tests.end_to_end.audit import ClockAudit, audit_workers
 from tests.end_to_end.campaign import check, wind_up
-from tests.end_to_end.conftest import MakeServer
+from tests.end_to_end.conftest import EXPOSED, MakeServer
 from tests.end_to_end.ledger import Ledger
 from tests.end_to_end.load import Load
 
 LOAD_SECONDS = 0.5
-EXPOSED = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
 
 
 @pytest.mark.parametrize("how", [SIGTERM, SIGINT])
@@ -29,7 +28,7 @@ async def test_an_orderly_end_under_load(
     ledger = Ledger(server)
     await server.start()
     async with Load(server, ledger, Random(5)) as load:
-        for _ in range(3):
+        for _ in range(2):
             await asyncio.sleep(LOAD_SECONDS)
             code = await server.end(how)
             load.pause()
@@ -68,7 +67,7 @@ async def test_standing_still_longer_than_the_leases(
     make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome
 ) -> None:
     """SIGSTOP and SIGCONT: the clock counts a second at most, and who goes on heartbeating keeps his lease."""
-    server = make_server(sqlite_url)
+    server = make_server(sqlite_url, environ=EXPOSED)
     ledger = Ledger(server)
     clocks = ClockAudit(server, ledger)
     await server.start()
