@@ -25,6 +25,9 @@ from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, Sto
 logger = structlog.get_logger("liveness.commit")
 
 
+CROWD = 16
+"""So many calls waiting for one commit are load."""
+
 Tenure = tuple[int, int]
 """A shard's id and the epoch under which it was held."""
 
@@ -45,6 +48,10 @@ class Group:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
 
     def failed(self, shard: Shard) -> bool:
         """After `wait`: was what this shard decided lost? The same shard re-read since is another tenure."""
@@ -94,6 +101,7 @@ class Committer:
         self._open = Group()
         self._in_flight: Group | None = None
         self._last_start_ms = clock.monotonic_ms()
+        self._last_crowd = 0
         self.broken = False
 
     def touch(self, shard: Shard) -> None:
@@ -115,8 +123,10 @@ class Committer:
     async def run(self) -> None:
         while not self.broken:
             await self._wake.wait()
-            # Under load, let a little more gather: a commit costs the same for one heartbeat as for fifty.
-            wait_ms = self._last_start_ms + self._interval_ms - self._clock.monotonic_ms()
+            # Under load, let a little more gather: a commit costs the same for one heartbeat as for fifty. A client
+            # on its own need not wait.
+            gather_ms = self._interval_ms * min(1.0, self._last_crowd / CROWD)
+            wait_ms = self._last_start_ms + gather_ms - self._clock.monotonic_ms()
             if wait_ms > 0:
                 await self._clock.sleep(wait_ms)
             await self.commit_open()
@@ -124,6 +134,7 @@ class Committer:
     async def commit_open(self) -> None:
         self._wake.clear()
         self._last_start_ms = self._clock.monotonic_ms()
+        self._last_crowd = self._open.waiting
         group, self._open = self._open, Group()
         handed = [shard.hand_over(checkpoint=shard.id in self._checkpoints) for shard in self._dirty.values()]
         self._checkpoints.difference_update(self._dirty)
