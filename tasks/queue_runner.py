@@ -45,10 +45,16 @@ class QueueRunner:
         self._random = random
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
+        self._look_everywhere = False
         self._wake = asyncio.Event()
-        node.on_opened.append(lambda shard: self.wake(shard.id))
+        node.on_opened.append(self._on_opened)
         node.on_committed.append(self._on_committed)
         node.on_pulse.append(self._on_pulse)
+
+    def _on_opened(self, shard: Shard) -> None:
+        # A commit that took place without an answer may have left tasks with any shard.
+        self._look_everywhere = True
+        self._wake.set()
 
     def wake(self, shard_id: int) -> None:
         self._next_due_ms[shard_id] = 0
@@ -66,6 +72,9 @@ class QueueRunner:
             self._wake.set()
 
     def _due_shards(self) -> list[Shard]:
+        if self._look_everywhere:
+            self._look_everywhere = False
+            self._next_due_ms = {shard.id: 0 for shard in self._node.shards()}
         return [
             shard
             for shard in self._node.shards()
