@@ -59,8 +59,11 @@ class Feed:
         if resume_token:
             cursors = self._redeem(resume_token, selection, shard_ids)
         else:
-            heads = {shard.id: shard.durable_seq for shard in self._node.shards()}
-            cursors = {shard_id: 0 if from_beginning else heads.get(shard_id, 0) for shard_id in shard_ids}
+            # A shard that is being re-read cannot tell what has been so far: the client tries again.
+            cursors = {
+                shard_id: 0 if from_beginning else self._node.shard_by_id(shard_id).durable_seq
+                for shard_id in shard_ids
+            }
         yield Batch(shard_ids[0], [], self._token(cursors, selection))
         while True:
             news = self._news

@@ -161,6 +161,7 @@ class LivenessService:
             )
         if len(rows) > size:
             response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
+        await self._node.settle()
         return response
 
     async def count_workers(

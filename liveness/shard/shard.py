@@ -39,7 +39,7 @@ from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
-from liveness.store.api import NewTask, ShardCommit, ShardImage, TaskUpdate
+from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
 GRACES_MAX = 3
@@ -257,6 +257,9 @@ class Shard:
         return activity
 
     def update_task(self, update: TaskUpdate) -> None:
+        known = self._pending.task_updates.get(update.task_id)
+        if known is not None and known.state in FINISHED_TASK_STATES:
+            return  # as the store would have it, were they committed one after the other
         self._pending.task_updates[update.task_id] = update
         self._touch()
 
