@@ -146,9 +146,7 @@ class Site:
         )
 
     async def list(self, namespace: str = NAMESPACE, **fields: Any) -> service_pb2.ListWorkersResponse:
-        return await self.liveness.ListWorkers(
-            service_pb2.ListWorkersRequest(namespace=namespace, **fields)
-        )
+        return await self.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=namespace, **fields))
 
     async def count(self, namespace: str = NAMESPACE, **fields: Any) -> dict[int, int]:
         response = await self.liveness.CountWorkers(
@@ -191,7 +189,9 @@ class Site:
 
         def read(connection: Connection) -> Dump:
             return {
-                table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
+                table.name: [
+                    tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))
+                ]
                 for table in metadata.sorted_tables
                 if table.name not in without
             }

@@ -118,7 +118,9 @@ async def test_an_operator_forces_a_worker_out(site: Site) -> None:
     assert (await refusal(site.shut_down("nobody"))).code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_new_session_inside_the_lease_replaces_the_old_which_is_refused_from_then_on(site: Site) -> None:
+async def test_a_new_session_inside_the_lease_replaces_the_old_which_is_refused_from_then_on(
+    site: Site,
+) -> None:
     charge, ship = activity("charge"), activity("ship")
     await site.beat(session_id="s1", sequence=5, bound_activities=[charge, ship])
     replaced = await site.beat(session_id="s2", sequence=1, bound_activities=[ship])
@@ -157,12 +159,18 @@ async def test_a_number_without_a_session_does_not_open_a_named_session_to_old_h
     assert (await refusal(site.beat(session_id="s1", sequence=5))).reason == "STALE_HEARTBEAT"
 
 
-async def test_a_repeated_heartbeat_is_not_applied_and_its_words_are_heard_when_they_come_again(site: Site) -> None:
+async def test_a_repeated_heartbeat_is_not_applied_and_its_words_are_heard_when_they_come_again(
+    site: Site,
+) -> None:
     await site.beat(session_id="s1", sequence=1, lease_ms=30_000)
     await site.beat(session_id="s1", sequence=2, lease_ms=30_000)
-    repeated = await site.beat(session_id="s1", sequence=2, lease_ms=60_000, status=worker_pb2.WORKER_STATUS_PAUSED)
+    repeated = await site.beat(
+        session_id="s1", sequence=2, lease_ms=60_000, status=worker_pb2.WORKER_STATUS_PAUSED
+    )
     assert (repeated.outcome, repeated.granted_lease_duration) == (REPEATED, duration(30_000))
-    renewed = await site.beat(session_id="s1", sequence=3, lease_ms=60_000, status=worker_pb2.WORKER_STATUS_PAUSED)
+    renewed = await site.beat(
+        session_id="s1", sequence=3, lease_ms=60_000, status=worker_pb2.WORKER_STATUS_PAUSED
+    )
     assert (renewed.outcome, renewed.granted_lease_duration) == (RENEWED, duration(60_000))
     assert (await site.describe()).status == worker_pb2.WORKER_STATUS_PAUSED
 
@@ -209,7 +217,9 @@ async def test_what_a_full_set_leaves_out_is_unbound_and_not_rescheduled(site: S
 async def test_everything_acknowledged_is_there_after_a_restart(site: Site) -> None:
     await site.beat(session_id="s1", sequence=1, bound_activities=[activity("charge")], labels={"zone": "b"})
     await site.beat(session_id="s1", sequence=2, unbound_activities=[activity("charge")], successes=3)
-    await site.beat(session_id="s1", sequence=3, bound_activities=[activity("ship")], errors=1, last_error="no")
+    await site.beat(
+        session_id="s1", sequence=3, bound_activities=[activity("ship")], errors=1, last_error="no"
+    )
     before = await site.describe()
     await site.restart()
     assert await site.describe() == before

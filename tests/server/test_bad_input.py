@@ -1,0 +1,442 @@
+"""Whatever a client sends: a clear refusal that changes nothing, and never INTERNAL or UNKNOWN."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from liveness.v1 import admin_pb2, service_pb2, worker_pb2
+from tests.server.site import NAMESPACE, REGISTERED, RENEWED, Site, config, heartbeat, refusal, unpack_status
+from tests.shard.engine import activity
+
+INT64_MAX = 2**63 - 1
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (service_pb2, admin_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+FINE = (
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.NOT_FOUND,
+)
+
+
+async def raw(site: Site, path: str, payload: bytes) -> grpc.StatusCode:
+    """Send bytes as they are; returns the status."""
+    if METHODS[path].server_streaming:
+        stream = site.channel.unary_stream(path)(payload)
+        try:
+            await stream.read()
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        stream.cancel()
+        return grpc.StatusCode.OK
+    try:
+        await site.channel.unary_unary(path)(payload)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+DURATIONS = {
+    "zero": (Duration(), "must be more than zero; leave it unset for the default"),
+    "negative": (Duration(seconds=-1), "must not be negative"),
+    "negative nanos": (Duration(nanos=-1), "must not be negative"),
+    "overflowing": (Duration(seconds=INT64_MAX), "must be at most 100 years"),
+    "underflowing": (Duration(seconds=-(2**63)), "must not be negative"),
+    "nanos of a second": (Duration(nanos=1_000_000_000), "is malformed"),
+    "most nanos": (Duration(nanos=2**31 - 1), "is malformed"),
+    "mixed signs": (Duration(seconds=1, nanos=-1), "is malformed"),
+    "mixed signs the other way": (Duration(seconds=-1, nanos=1), "is malformed"),
+}
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+async def test_a_lease_that_is_no_duration_is_refused_by_name_and_rule(sqlite_site: Site, name: str) -> None:
+    value, rule = DURATIONS[name]
+    refused = await refusal(sqlite_site.beat(lease_duration=value))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    [(field, told)] = refused.violations
+    assert field == refused.fields["field"] == "heartbeat.lease_duration"
+    assert told == refused.fields["rule"]
+    assert told.startswith(rule)
+    assert await sqlite_site.count() == {}
+
+
+async def test_the_longest_and_the_shortest_duration_are_clamped(sqlite_site: Site) -> None:
+    longest = await sqlite_site.beat("a", lease_duration=Duration(seconds=3_153_600_000))
+    assert longest.granted_lease_duration == Duration(seconds=3_600)
+    shortest = await sqlite_site.beat("b", lease_duration=Duration(nanos=1))
+    assert shortest.granted_lease_duration == Duration(seconds=1)
+
+
+IDENTIFIERS = {
+    "empty": ("", "must be set"),
+    "256 bytes": ("x" * 256, "must be at most 255 bytes"),
+    "multi-byte past the limit": ("é" * 128, "must be at most 255 bytes"),
+    "a megabyte": ("x" * 1_000_000, "must be at most 255 bytes"),
+    "newline": ("a\nb", "must not contain control characters"),
+    "NUL": ("a\0b", "must not contain control characters"),
+    "delete": ("a\x7fb", "must not contain control characters"),
+    "C1 control": ("a\x85b", "must not contain control characters"),
+}
+
+
+@pytest.mark.parametrize("name", IDENTIFIERS)
+async def test_an_identifier_that_is_none_is_refused_wherever_it_stands(sqlite_site: Site, name: str) -> None:
+    site = sqlite_site
+    await site.beat("known", session_id="s")
+    before = await site.dump("shards")
+    value, rule = IDENTIFIERS[name]
+    ref = {"workflow_id": "f", "run_id": "r", "activity_id": "a", "task_queue": "q"}
+    bad_refs = {
+        part: worker_pb2.ActivityRef(**{**ref, part: value})
+        for part in (ref if value else ["workflow_id", "run_id", "activity_id"])
+    }
+    calls: dict[str, Any] = {
+        "namespace": site.beat(namespace=value),
+        "heartbeat.worker_instance_key": site.beat(value),
+        "worker_instance_key": site.describe(value),
+        "namespace ": site.describe(namespace=value),
+        "worker_instance_key ": site.shut_down(value),
+        "worker_instance_key  ": site.expire(value),
+        "worker_instance_key   ": site.history(value),
+        "namespace  ": site.list(value),
+        "namespace   ": site.count(value),
+    }
+    for part, bad in bad_refs.items():
+        calls[f"heartbeat.bound_activities.{part}"] = site.beat("known", bound_activities=[bad])
+        calls[f"heartbeat.unbound_activities.{part}"] = site.beat("known", unbound_activities=[bad])
+    if value:
+        calls["heartbeat.session_id"] = site.beat("known", session_id=value)
+        calls["session_id"] = site.shut_down("known", session_id=value)
+        calls["filter.key_prefix"] = site.list(filter=service_pb2.WorkerFilter(key_prefix=value))
+        calls["filter.host_name"] = site.count(filter=service_pb2.WorkerFilter(host_name=value))
+        calls["namespace    "] = site.config(value)
+        calls["namespace     "] = site.configure(value, max_workers=3)
+        calls["namespace      "] = site.tasks(namespace=value)
+        for field in ("worker_identity", "task_queue", "build_id", "sdk_name", "host_name", "process_id"):
+            calls[f"heartbeat.{field}"] = site.beat("known", **{field: value})
+    for field, call in calls.items():
+        refused = await refusal(call)
+        assert refused.code is grpc.StatusCode.INVALID_ARGUMENT, field
+        [(named, told)] = refused.violations
+        assert named == field.strip()
+        assert told.startswith(rule)
+    assert await site.dump("shards") == before
+
+
+VALID = [
+    "x" * 255,
+    "é" * 127,
+    "👩‍🚀",
+    "مرحبا",
+    "\u202eabc",
+    "a b",
+    "a/b:c|d",
+    "\ufeff",
+    "\U0010ffff",
+    "'; --",
+    "%_",
+]
+
+
+@pytest.mark.parametrize("name", VALID)
+async def test_any_other_identifier_is_served_under_exactly_its_name(site: Site, name: str) -> None:
+    assert (await site.beat(name, namespace=name, session_id=name, task_queue=name)).outcome == REGISTERED
+    worker = await site.describe(name, name)
+    assert (worker.worker_instance_key, worker.session_id, worker.task_queue) == (name, name, name)
+    listed = await site.list(name, filter=service_pb2.WorkerFilter(key_prefix=name, task_queue=name))
+    assert [worker.worker_instance_key for worker in listed.workers] == [name]
+    await site.restart()
+    assert (await site.beat(name, namespace=name, session_id=name)).outcome == RENEWED
+    assert len((await site.history(name, name)).events) == 1
+
+
+async def test_names_are_compared_byte_for_byte(site: Site) -> None:
+    names = ["e\u0301", "\u00e9", "E\u0301", "w", "W", "w ", "\uff57"]
+    for name in names:
+        assert (await site.beat(name)).outcome == REGISTERED
+    listed = [worker.worker_instance_key for worker in (await site.list()).workers]
+    assert listed == sorted(names, key=str.encode)
+
+
+async def test_sizes_beyond_their_limits_are_refused_and_change_nothing(site: Site) -> None:
+    await site.beat("w", bound_activities=[activity("kept")])
+    before = await site.dump("shards")
+    changes = [activity(str(number)) for number in range(1_001)]
+    refused = {
+        "metadata": site.beat(labels={"a": "x" * 16_384}),
+        "last error": site.beat(last_error="x" * 16_385),
+        "capabilities": site.beat(capabilities=["x" * 10_000, "y" * 10_000]),
+        "token": site.beat(bound_activities=[activity("a", token=b"x" * 2_049)]),
+        "201 changes": site.beat(bound_activities=changes[:100], unbound_activities=changes[:101]),
+        "1001 in full": site.beat(bound_activities=changes, full_bindings=True),
+        "1001 heartbeats": site.liveness.RecordWorkerHeartbeats(
+            service_pb2.RecordWorkerHeartbeatsRequest(
+                namespace=NAMESPACE, heartbeats=[heartbeat(str(n)) for n in range(1_001)]
+            )
+        ),
+        "reason": site.shut_down(reason="x" * 4_097),
+        "page size": site.list(page_size=1_001),
+        "negative page size": site.list(page_size=-1),
+        "sequence": site.beat(sequence=2**63),
+        "successes": site.beat(successes=2**64 - 1),
+        "errors": site.beat(errors=2**64 - 1),
+        "attempt": site.beat(bound_activities=[activity("a", attempt=-1)]),
+        "status": site.beat(status=99),  # type: ignore[arg-type]
+        "negative status": site.beat(status=-1),  # type: ignore[arg-type]
+        "start time": site.beat(start_time=Timestamp(seconds=INT64_MAX)),
+        "start time nanos": site.beat(start_time=Timestamp(nanos=-1)),
+        "state": site.list(filter=service_pb2.WorkerFilter(states=[99])),  # type: ignore[list-item]
+        "task state": site.tasks(99),
+        "no heartbeat": site.liveness.RecordWorkerHeartbeat(
+            service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE)
+        ),
+        "unset": site.configure(unset=("max_hats",)),
+        "unset at length": site.configure(unset=("x" * 100_000,)),
+        "set and unset": site.configure(max_workers=1, unset=("max_workers",)),
+    }
+    for name, call in refused.items():
+        answer = await refusal(call)
+        assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"), name
+        assert answer.violations, name
+    assert await site.dump("shards") == before
+
+
+async def test_sizes_at_their_limits_are_served(site: Site) -> None:
+    await site.beat("meta", labels={"a": "x" * 16_383})
+    await site.beat("token", bound_activities=[activity("a", token=b"\0" * 2_048)])
+    await site.beat("changes", bound_activities=[activity(str(n)) for n in range(200)])
+    await site.beat("full", bound_activities=[activity(str(n)) for n in range(1_000)], full_bindings=True)
+    await site.beat("numbers", session_id="s", sequence=INT64_MAX, successes=2**40, errors=2**40)
+    await site.beat(
+        "text", current_job="\0\n\x7f", last_error="a\0b", labels={"\0": "\0"}, capabilities=["\0"]
+    )
+    assert len(await site.batch(*(heartbeat(str(n)) for n in range(1_000)))) == 1_000
+    await site.restart()
+    worker = await site.describe("text")
+    assert (worker.current_job, worker.last_error, dict(worker.labels)) == ("\0\n\x7f", "a\0b", {"\0": "\0"})
+    assert list((await site.describe("token")).bound_activities) == [activity("a", token=b"\0" * 2_048)]
+    assert (await refusal(site.beat("numbers", session_id="s", sequence=5))).reason == "STALE_HEARTBEAT"
+
+
+@pytest.mark.parametrize("path", METHODS)
+async def test_bytes_that_are_no_message_are_refused(sqlite_site: Site, path: str) -> None:
+    before = await sqlite_site.dump("shards")
+    first_string = b"\x0a\x02\xff\xfe"  # field 1 with bytes that are not UTF-8
+    for payload in (b"\xff", b"\x0a\x05ab", b"\x00", b"\x0b", b"\x0f\x01", b"\xff" * 1_000, b"\x0a" * 1_001):
+        assert await raw(sqlite_site, path, payload) is grpc.StatusCode.INVALID_ARGUMENT
+    if METHODS[path].input_type.fields and METHODS[path].input_type.fields_by_number[1].type == 9:
+        assert await raw(sqlite_site, path, first_string) is grpc.StatusCode.INVALID_ARGUMENT
+    assert await sqlite_site.dump("shards") == before
+
+
+async def test_a_malformed_message_is_explained(sqlite_site: Site) -> None:
+    call = sqlite_site.channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")(b"\xff")
+    refused = await refusal(call)
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
+
+
+async def test_an_empty_message_is_answered_by_every_call(sqlite_site: Site) -> None:
+    for path in METHODS:
+        assert await raw(sqlite_site, path, b"") in FINE
+
+
+async def test_a_method_that_is_not_there_is_unimplemented(sqlite_site: Site) -> None:
+    refused = await refusal(sqlite_site.channel.unary_unary("/liveness.v1.LivenessService/Nothing")(b""))
+    assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_noise_is_never_answered_with_internal_or_unknown(sqlite_site: Site) -> None:
+    """Random bytes, and valid messages with bytes changed, to every call."""
+    site = sqlite_site
+    await site.beat("w", session_id="s", sequence=1, bound_activities=[activity("a")])
+    seed = service_pb2.RecordWorkerHeartbeatRequest(
+        namespace=NAMESPACE,
+        heartbeat=heartbeat(
+            "w", session_id="s", sequence=2, lease_ms=5_000, bound_activities=[activity("b")]
+        ),
+    ).SerializeToString()
+    mutated = st.tuples(st.integers(0, len(seed) - 1), st.integers(0, 255), st.integers(0, len(seed))).map(
+        lambda cut: (seed[: cut[0]] + bytes([cut[1]]) + seed[cut[0] + 1 :])[: cut[2] or None]
+    )
+    payloads = st.one_of(st.binary(max_size=200), mutated)
+    inputs: list[tuple[str, bytes]] = []
+
+    @settings(max_examples=500, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(sorted(METHODS)), payloads)
+    def collect(path: str, payload: bytes) -> None:
+        inputs.append((path, payload))
+
+    collect()
+    for start in range(0, len(inputs), 50):
+        chunk = inputs[start : start + 50]
+        codes = await asyncio.gather(*(raw(site, path, payload) for path, payload in chunk))
+        for (path, payload), code in zip(chunk, codes, strict=True):
+            assert code in FINE, (path, payload, code)
+    assert (await site.beat("still alive")).outcome == REGISTERED
+
+
+def forge(token: str, place: object) -> str:
+    """A token with another place in it: its form is no secret."""
+    listing, _ = msgspec.json.decode(urlsafe_b64decode(token))
+    return urlsafe_b64encode(msgspec.json.encode([listing, place])).decode()
+
+
+async def test_forged_tokens_are_refused_or_harmless(site: Site) -> None:
+    for number in range(3):
+        await site.beat(f"w{number}", bound_activities=[activity(f"{number}")])
+        await site.shut_down(f"w{number}")
+    workers = (await site.list(page_size=1)).next_page_token
+    events = (await site.history("w0", page_size=1)).next_page_token
+    task = (await site.admin.ListTasks(admin_pb2.ListTasksRequest(page_size=1))).next_page_token
+    assert workers
+    assert events
+    assert task
+    for place in (2**70, -(2**70), -1, "x", 1.5, None, [1], {}, "\0", "a" * 100_000, 10**4_000):
+        answers = [
+            site.list(page_size=1, page_token=forge(workers, place)),
+            site.history("w0", page_size=1, page_token=forge(events, place)),
+            site.admin.ListTasks(admin_pb2.ListTasksRequest(page_size=1, page_token=forge(task, place))),
+        ]
+        for answer in answers:
+            try:
+                await answer
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (place, error)
+
+
+NESTED = urlsafe_b64encode(b'["AAAA",' + b"[" * 100_000).decode()
+TOKENS = ["x", "====", "é", "bnVsbA==", "W10=", NESTED, "W" * 100_001, "eyJhIjoxfQ==", "\x00"]
+
+
+@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:8])
+async def test_a_token_that_is_none_is_refused(sqlite_site: Site, token: str) -> None:
+    await sqlite_site.beat()
+    calls = {
+        "PAGE_TOKEN_INVALID": [
+            sqlite_site.list(page_token=token),
+            sqlite_site.history(page_token=token),
+            sqlite_site.tasks(page_token=token),
+        ],
+        "RESUME_TOKEN_INVALID": [
+            sqlite_site.liveness.WatchEvents(service_pb2.WatchEventsRequest(resume_token=token)).read()
+        ],
+    }
+    for reason, answers in calls.items():
+        for answer in answers:
+            refused = await refusal(answer)  # type: ignore[arg-type]
+            assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+
+CONFIGS: dict[str, dict[str, float]] = {
+    "minimum above maximum": {"min_lease_ms": 7_200_000},
+    "default above maximum": {"max_lease_ms": 10_000},
+    "default below minimum": {"default_lease_ms": 1},
+    "no lease at all": {"default_lease_ms": 0},
+    "negative workers": {"max_workers": -1},
+    "no bindings": {"max_bindings_per_worker": 0},
+    "more workers than can be counted": {"max_workers": INT64_MAX},
+    "infinite rate": {"worker_heartbeat_rate": float("inf")},
+    "rate that is no number": {"worker_heartbeat_rate": float("nan")},
+    "negative rate": {"namespace_heartbeat_rate": -0.5},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_settings_that_make_no_sense_are_refused_and_change_nothing(site: Site, name: str) -> None:
+    before, stored = await site.config(), await site.dump("shards")
+    refused = await refusal(site.configure(**CONFIGS[name]))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert refused.violations
+    assert await site.config() == before
+    assert await site.dump("shards") == stored
+
+
+@pytest.mark.parametrize("duration", [Duration(seconds=-1), Duration(seconds=INT64_MAX), Duration(nanos=-5)])
+async def test_a_setting_that_is_no_duration_is_refused(sqlite_site: Site, duration: Duration) -> None:
+    request = admin_pb2.UpdateConfigRequest(namespace=NAMESPACE)
+    request.set.cleanup_delay.CopyFrom(duration)
+    refused = await refusal(sqlite_site.admin.UpdateConfig(request))
+    assert refused.fields["field"] == "set.cleanup_delay"
+
+
+async def test_the_largest_settings_are_kept_over_a_restart(site: Site) -> None:
+    await site.configure(max_workers=2**53, max_bindings_per_worker=2**53, worker_heartbeat_rate=1.7e308)
+    await site.beat()
+    before = await site.config()
+    await site.restart()
+    assert await site.config() == before
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-9])
+async def test_a_tiny_rate_is_a_refusal_with_a_hint_and_not_an_overflow(
+    sqlite_site: Site, rate: float
+) -> None:
+    await sqlite_site.configure(worker_heartbeat_rate=rate)
+    assert (await sqlite_site.beat()).outcome == REGISTERED
+    refused = await refusal(sqlite_site.beat())
+    assert refused.reason == "RATE_LIMITED"
+    assert refused.retry_ms
+
+
+async def test_a_key_that_is_none_is_refused_as_such_also_where_rates_are_limited(sqlite_site: Site) -> None:
+    await sqlite_site.configure(worker_heartbeat_rate=0.5)
+    for _ in range(3):
+        assert (await refusal(sqlite_site.beat("x" * 100_000))).reason == "INVALID_FIELD"
+
+
+async def test_task_ids_beyond_any_task_are_not_found(site: Site) -> None:
+    for task_id in (0, 1, INT64_MAX, 2**63, 2**64 - 1):
+        for call in (
+            site.admin.RetryTask(admin_pb2.RetryTaskRequest(task_id=task_id)),
+            site.admin.DiscardTask(admin_pb2.DiscardTaskRequest(task_id=task_id)),
+        ):
+            refused = await refusal(call)
+            assert (refused.code, refused.reason) == (grpc.StatusCode.NOT_FOUND, "TASK_NOT_FOUND")
+
+
+async def test_watching_a_worker_needs_its_namespace(sqlite_site: Site) -> None:
+    stream = sqlite_site.liveness.WatchEvents(service_pb2.WatchEventsRequest(worker_instance_key="w"))
+    refused = await refusal(stream.read())  # type: ignore[arg-type]
+    assert refused.fields["field"] == "namespace"
+
+
+async def test_a_bad_heartbeat_in_a_batch_is_explained_like_a_single_one(sqlite_site: Site) -> None:
+    [item] = await sqlite_site.batch(heartbeat(lease_duration=Duration(seconds=-1)))
+    refused = unpack_status(item.status)
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert refused.violations == [("heartbeat.lease_duration", "must not be negative")]
+
+
+async def test_a_namespace_message_may_be_configured_by_every_field(site: Site) -> None:
+    values: dict[str, float] = {
+        "default_lease_ms": 2_500,
+        "min_lease_ms": 1_500,
+        "max_lease_ms": 60_001,
+        "cleanup_delay_ms": 0,
+        "tombstone_retention_ms": 0,
+        "event_retention_ms": 0,
+        "max_workers": 0,
+        "max_bindings_per_worker": 7,
+        "namespace_heartbeat_rate": 0.0,
+        "worker_heartbeat_rate": 0.25,
+    }
+    answer = await site.configure(**values)
+    assert answer.effective == answer.overrides == config(**values)
+    await site.restart()
+    assert (await site.config()).overrides == config(**values)
