@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -26,6 +27,12 @@ class SystemClock:
 
     async def sleep(self, ms: float) -> None:
         await asyncio.sleep(ms / 1_000)
+
+
+def stopwatch() -> Callable[[], float]:
+    """Seconds since now, for reporting how long something took; nothing may be decided by it."""
+    started_s = time.perf_counter()
+    return lambda: time.perf_counter() - started_s
 
 
 class ManualClock:

@@ -25,6 +25,7 @@ from liveness.cli.finding import (
     shard_count,
     warning,
 )
+from liveness.clock import stopwatch
 from liveness.store.errors import StoreError
 from liveness.store.sqlite import SqliteDatabase
 
@@ -163,12 +164,11 @@ async def _commit_in(path: Path) -> tuple[str, str, float]:
 
     try:
         mode, synchronous = await database.write(prepare)
-        time = asyncio.get_running_loop().time
         durations_s = []
         for _ in range(COMMITS_MEASURED):
-            before_s = time()
+            elapsed_s = stopwatch()
             await database.write(insert)
-            durations_s.append(time() - before_s)
+            durations_s.append(elapsed_s())
     finally:
         await database.close()
     return mode, SYNCHRONOUS.get(synchronous, str(synchronous)), median(durations_s)
