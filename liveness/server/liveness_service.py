@@ -6,7 +6,13 @@ from collections.abc import AsyncIterator, Iterable
 from random import Random
 
 from liveness.domain.commands import Deactivate
-from liveness.domain.errors import InvalidField, LivenessError, PageTokenInvalid, ShardUnavailable
+from liveness.domain.errors import (
+    InvalidField,
+    LivenessError,
+    PageTokenInvalid,
+    ShardUnavailable,
+    WorkerQuotaExceeded,
+)
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
@@ -82,9 +88,11 @@ class LivenessService:
         group = node.barrier()
         await group.wait()
         if group.lost:
-            # Refusals, too, may rest on what was to become durable with the group.
+            # Refusals, too, may rest on what was to become durable with the group; a full namespace on any shard of it.
             for place, shard in enumerate(shards):
-                if shard is not None and group.failed(shard):
+                if shard is not None and (
+                    group.failed(shard) or isinstance(answers[place], WorkerQuotaExceeded)
+                ):
                     answers[place] = ShardUnavailable(shard_id=shard.id)
         return answers
 
