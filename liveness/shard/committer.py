@@ -25,8 +25,9 @@ from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, Sto
 logger = structlog.get_logger("liveness.commit")
 
 
-CROWD = 16
-"""So many calls waiting for one commit are load."""
+GATHER_MS = 1
+LATE_MS = 2
+"""A timer that is later than this says that the event loop is busy."""
 
 Tenure = tuple[int, int]
 """A shard's id and the epoch under which it was held."""
@@ -101,7 +102,6 @@ class Committer:
         self._open = Group()
         self._in_flight: Group | None = None
         self._last_start_ms = clock.monotonic_ms()
-        self._last_crowd = 0
         self.broken = False
 
     def touch(self, shard: Shard) -> None:
@@ -123,20 +123,29 @@ class Committer:
     async def run(self) -> None:
         while not self.broken:
             await self._wake.wait()
-            # Under load, let a little more gather: a commit costs the same for one heartbeat as for fifty. A client
-            # on its own need not wait.
-            gather_ms = self._interval_ms * min(1.0, self._last_crowd / CROWD)
-            wait_ms = self._last_start_ms + gather_ms - self._clock.monotonic_ms()
-            if wait_ms > 0:
-                await self._clock.sleep(wait_ms)
+            await self._gather()
             await self.commit_open()
+
+    async def _gather(self) -> None:
+        """Let more calls join while the event loop has its hands full, for so long at most: a commit costs nearly the
+        same for one heartbeat as for fifty. When the loop is idle, waiting would only delay the answers."""
+        latest_ms = self._last_start_ms + self._interval_ms
+        now_ms = self._clock.monotonic_ms()
+        while self._open.waiting > 1 and now_ms < latest_ms:
+            await self._clock.sleep(GATHER_MS)
+            before_ms, now_ms = now_ms, self._clock.monotonic_ms()
+            if now_ms - before_ms < GATHER_MS + LATE_MS:
+                return  # the timer was on time: there is nothing else to do
 
     async def commit_open(self) -> None:
         self._wake.clear()
         self._last_start_ms = self._clock.monotonic_ms()
-        self._last_crowd = self._open.waiting
         group, self._open = self._open, Group()
-        handed = [shard.hand_over(checkpoint=shard.id in self._checkpoints) for shard in self._dirty.values()]
+        listening_ms, wall_ms = self._listening.now_ms(), self._clock.wall_ms()
+        handed = [
+            shard.hand_over(listening_ms, wall_ms, checkpoint=shard.id in self._checkpoints)
+            for shard in self._dirty.values()
+        ]
         self._checkpoints.difference_update(self._dirty)
         self._dirty = {}
         self._in_flight = group

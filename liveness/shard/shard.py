@@ -281,12 +281,11 @@ class Shard:
 
     # -- the way to the store
 
-    def hand_over(self, *, checkpoint: bool = False) -> HandedOver:
+    def hand_over(self, listening_ms: int, wall_ms: int, *, checkpoint: bool = False) -> HandedOver:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
-        listening_ms = self._listening.now_ms()
         now_ms = self._observed.now_ms(listening_ms)
-        commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, self._clock.wall_ms())
+        commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, wall_ms)
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
             commit.checkpoint = (commit.last_seq, [pulse_of(worker) for worker in active])

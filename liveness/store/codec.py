@@ -6,7 +6,7 @@ columns, so that a flipped bit is found and never served.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -98,11 +98,11 @@ class _PackedRenewals(msgspec.Struct, array_like=True):
     """Columns, because equal columns of small numbers are what JSON writes shortest. Times count from `base_ms`."""
 
     base_ms: int
-    numbers: list[int]
-    sequences: list[int]
-    after_ms: list[int]
-    successes: list[int]
-    errors: list[int]
+    numbers: Sequence[int]
+    sequences: Sequence[int]
+    after_ms: Sequence[int]
+    successes: Sequence[int]
+    errors: Sequence[int]
 
 
 _renewals_decoder = msgspec.json.Decoder(_PackedRenewals)
@@ -165,14 +165,14 @@ def _pack(event: Renewals) -> _PackedRenewals:
     sequences, times, successes, errors = zip(*event.renewals, strict=True)
     base_ms = min(times)
     return _PackedRenewals(
-        base_ms, event.numbers, list(sequences), [at - base_ms for at in times], list(successes), list(errors)
+        base_ms, event.numbers, sequences, [at - base_ms for at in times], successes, errors
     )
 
 
 def _unpack(packed: _PackedRenewals) -> Renewals:
     times = [packed.base_ms + after for after in packed.after_ms]
     columns = zip(packed.sequences, times, packed.successes, packed.errors, strict=True)
-    return Renewals(packed.numbers, [LeaseRenewed(*column) for column in columns])
+    return Renewals(list(packed.numbers), [LeaseRenewed(*column) for column in columns])
 
 
 class Pulse(NamedTuple):
