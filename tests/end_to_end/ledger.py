@@ -250,6 +250,7 @@ class Ledger:
                 self._check_lapses(key, now)
                 return now
         self.violate(f"{key}: {what()} agrees with none of {possible}")
+        self._possible[key] = possible[:1]
         return None
 
     def _check_lapses(self, key: str, view: View) -> None:

@@ -84,3 +84,15 @@ async def test_standing_still_longer_than_the_leases(
     assert ledger.in_doubt == 0
     await wind_up(server, sqlite_file, ledger)
     check(ledger)
+
+
+async def test_standing_still_while_nobody_calls(make_server: MakeServer, sqlite_url: str) -> None:
+    """Then no commit is on its way that would hold up the clock, and still it counts a second at most."""
+    server = make_server(sqlite_url)
+    ledger = Ledger(server)
+    clocks = ClockAudit(server, ledger)
+    await server.start()
+    await clocks.read()
+    await server.freeze(2.5)
+    await clocks.read()
+    check(ledger)
