@@ -16,9 +16,10 @@ from liveness.domain.errors import (
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
-from liveness.server import replies, tokens, wire
+from liveness.server import tokens, wire
 from liveness.server.feed import Feed, Selection
 from liveness.server.limits import RateLimits
+from liveness.server.replies import ItemReplies, Replies, refused_item
 from liveness.server.validation import identifier, optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
@@ -32,14 +33,15 @@ class LivenessService:
     def __init__(self, node: Node, feed: Feed, random: Random) -> None:
         self._node = node
         self._feed = feed
-        self._replies = replies.Replies(random)
+        self._replies = Replies(random)
+        self._item_replies = ItemReplies(random)
         self._limits = RateLimits(node.clock)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
         """A serialized HeartbeatResult."""
         if not request.HasField("heartbeat"):
             raise InvalidField(field="heartbeat", rule="must be set")
-        [answer] = await self._record(request.namespace, (request.heartbeat,))
+        [answer] = await self._record(request.namespace, (request.heartbeat,), self._replies)
         if isinstance(answer, LivenessError):
             raise answer
         return answer
@@ -48,16 +50,19 @@ class LivenessService:
         """A serialized RecordWorkerHeartbeatsResponse."""
         if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
             raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
-        return replies.batch(await self._record(request.namespace, request.heartbeats))
+        answers = await self._record(request.namespace, request.heartbeats, self._item_replies)
+        return b"".join(
+            refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
+        )
 
     async def _record(
-        self, namespace: str, beats: Iterable[worker_pb2.WorkerHeartbeat]
+        self, namespace: str, beats: Iterable[worker_pb2.WorkerHeartbeat], replies: Replies
     ) -> list[bytes | LivenessError]:
         """Decide each heartbeat at once, wait for one commit, then let the answers go."""
         node = self._node
         identifier("namespace", namespace)
         policy, seed, table = node.policies.of(namespace), namespace_seed(namespace), node.table()
-        limited, renewed = policy.limits_rates, self._replies.renewed
+        limited, renewed = policy.limits_rates, replies.renewed
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(table)
         shards: list[Shard | None] = []
@@ -82,7 +87,7 @@ class LivenessService:
                     answers.append(renewed(worker, wall_ms))
                 else:
                     outcome, worker = self._decide(shard, key, beat, volatile, policy, now_ms, form)
-                    answers.append(self._replies.result(outcome, worker, now_ms, wall_ms))
+                    answers.append(replies.result(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
                 answers.append(error)
         group = node.barrier()

@@ -7,8 +7,8 @@ parts that were serialized before. `tests/server/test_replies.py` holds that it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import cycle
+from collections.abc import Iterator
+from itertools import cycle, islice
 from random import Random
 
 from liveness.domain.errors import LivenessError
@@ -21,18 +21,23 @@ from liveness.v1.worker_pb2 import HeartbeatResult
 
 KEPT_MAX = 4_096
 JITTERS = 64
-_ITEM_TAG = 0x0A  # field 1, length-delimited: both `items` in the response and `result` in an item
+ITEM_JITTERS = 8
+_TAG = 0x0A  # field 1, length-delimited: both `items` in the response and `result` in an item
+_SHORT_MAX = 125
 # What stands before a short result in a batch: the item's tag and length, the result's tag and length.
-_SHORT_RESULT_MAX = 125
-_SHORT_FRAMES = [bytes((_ITEM_TAG, size + 2, _ITEM_TAG, size)) for size in range(_SHORT_RESULT_MAX + 1)]
+_SHORT_FRAMES = [bytes((_TAG, size + 2, _TAG, size)) for size in range(_SHORT_MAX + 1)]
 
 
 class Replies:
+    """Serialized HeartbeatResults."""
+
+    jitters_per_moment = 1
+
     def __init__(self, random: Random) -> None:
         self._random = random
         self._wall_ms = -1
-        self._begins: dict[tuple[int, int], tuple[bytes, Iterator[bytes]]] = {}
-        """Of this very millisecond, by epoch and terms: all but the jitter, and the jitters to choose from."""
+        self._ready: dict[tuple[int, int], Iterator[bytes]] = {}
+        """Replies of this very millisecond, by epoch and terms."""
         self._terms: dict[tuple[int, int], bytes] = {}
         self._jitters: dict[int, Iterator[bytes]] = {}
 
@@ -42,9 +47,8 @@ class Replies:
             return self._whole(Outcome.RENEWED, worker, worker.renewed_ms, wall_ms)
         if wall_ms != self._wall_ms:
             self._wall_ms = wall_ms
-            self._begins = {}
-        begin = self._begins.get((worker.epoch, worker.granted_ms)) or self._make_begin(worker, wall_ms)
-        return begin[0] + next(begin[1])
+            self._ready = {}
+        return next(self._ready.get((worker.epoch, worker.granted_ms)) or self._make_ready(worker, wall_ms))
 
     def result(self, outcome: Outcome, worker: Worker, now_ms: int, wall_ms: int) -> bytes:
         """The reply of any heartbeat; `now_ms` on the shard's clock and `wall_ms` are the same moment."""
@@ -55,9 +59,12 @@ class Replies:
     def _whole(self, outcome: Outcome, worker: Worker, now_ms: int, wall_ms: int) -> bytes:
         jitter = self._random.uniform(*wire.NEXT_HEARTBEAT_SHARE)
         result = wire.heartbeat_result(outcome, worker, now_ms=now_ms, wall_ms=wall_ms, jitter=jitter)
-        return result.SerializeToString()
+        return self._framed(result.SerializeToString())
 
-    def _make_begin(self, worker: Worker, wall_ms: int) -> tuple[bytes, Iterator[bytes]]:
+    def _framed(self, result: bytes) -> bytes:
+        return result
+
+    def _make_ready(self, worker: Worker, wall_ms: int) -> Iterator[bytes]:
         key = worker.epoch, worker.granted_ms
         if len(self._terms) >= KEPT_MAX or len(self._jitters) >= KEPT_MAX:
             self._terms, self._jitters = {}, {}
@@ -68,7 +75,9 @@ class Replies:
         moment = HeartbeatResult(
             lease_deadline=wire.timestamp(wall_ms + worker.granted_ms), server_time=wire.timestamp(wall_ms)
         ).SerializeToString()
-        made = self._begins[key] = (self._terms[key] + moment, self._jitters[worker.granted_ms])
+        begin = self._terms[key] + moment
+        jitters = islice(self._jitters[worker.granted_ms], self.jitters_per_moment)
+        made = self._ready[key] = cycle([self._framed(begin + jitter) for jitter in jitters])
         return made
 
     def _make_jitters(self, granted_ms: int) -> list[bytes]:
@@ -82,22 +91,20 @@ class Replies:
         ]
 
 
-def batch(answers: Iterable[bytes | LivenessError]) -> bytes:
-    """A serialized RecordWorkerHeartbeatsResponse."""
-    parts = []
-    for answer in answers:
-        if type(answer) is bytes and len(answer) <= _SHORT_RESULT_MAX:
-            parts.append(_SHORT_FRAMES[len(answer)])
-            parts.append(answer)
-        else:
-            parts.append(_long_item(answer))
-    return b"".join(parts)
+class ItemReplies(Replies):
+    """The same, each framed as an item of a RecordWorkerHeartbeatsResponse: joined, they are the response."""
+
+    jitters_per_moment = ITEM_JITTERS
+
+    def _framed(self, result: bytes) -> bytes:
+        if len(result) <= _SHORT_MAX:
+            return _SHORT_FRAMES[len(result)] + result
+        response = RecordWorkerHeartbeatsResponse()
+        response.items.add().result.MergeFromString(result)
+        return response.SerializeToString()
 
 
-def _long_item(answer: bytes | LivenessError) -> bytes:
+def refused_item(error: LivenessError) -> bytes:
     response = RecordWorkerHeartbeatsResponse()
-    if isinstance(answer, LivenessError):
-        response.items.add().status.CopyFrom(status_of(answer))
-    else:
-        response.items.add().result.MergeFromString(answer)
+    response.items.add().status.CopyFrom(status_of(error))
     return response.SerializeToString()

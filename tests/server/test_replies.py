@@ -1,4 +1,4 @@
-"""Replies put together from parts are the replies that protobuf itself would write."""
+"""Replies that are put together from bytes equal what protobuf itself writes."""
 
 from __future__ import annotations
 
@@ -7,92 +7,107 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.domain.errors import LivenessError, ShuttingDown, StaleHeartbeat
+from liveness.domain.errors import LivenessError, ShuttingDown, StaleHeartbeat, WorkerCleanedUp
 from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, BoundActivity, Worker, WorkerState, WorkerStatus
-from liveness.server import wire
+from liveness.server import replies, wire
 from liveness.server.errors import status_of
-from liveness.server.replies import Replies, batch
 from liveness.shard.shard import Outcome
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
 from liveness.v1.worker_pb2 import HeartbeatResult
 
-LOST = BoundActivity("workflow", "run", "activity", 1, "queue", b"token")
+HOUR_MS = 3_600_000
+LOST = BoundActivity("flow", "run", "activity", 3, "queue", b"\xff" * 300)
 
 
-PLAIN = Worker(
-    number=1,
-    state=WorkerState.ACTIVE,
-    session_id="session",
-    sequence=7,
-    epoch=1,
-    granted_ms=1_000,
-    renewed_ms=0,
-    deadline_ms=1_000,
-    bindings=NO_BINDINGS,
-    lost=NO_BINDINGS,
-    superseded=(),
-    profile=NO_PROFILE,
-    status=WorkerStatus.RUNNING,
-    last_error="",
-    successes=0,
-    errors=0,
-    resync=False,
-    inactive_reason=None,
-    inactive_detail="",
-)
-
-
-@st.composite
-def workers(draw):
-    granted_ms = draw(st.integers(1, 3_600_000))
-    renewed_ms = draw(st.integers(0, 2**45))
-    return PLAIN._replace(
-        epoch=draw(st.integers(1, 2**40)),
+def worker(*, epoch: int, granted_ms: int, resync: bool = False, lost: bool = False) -> Worker:
+    return Worker(
+        number=1,
+        state=WorkerState.ACTIVE,
+        session_id="s",
+        sequence=1,
+        epoch=epoch,
         granted_ms=granted_ms,
-        renewed_ms=renewed_ms,
-        deadline_ms=renewed_ms + granted_ms,
-        lost=draw(st.sampled_from([NO_BINDINGS, {LOST.id: LOST}])),
-        resync=draw(st.booleans()),
+        renewed_ms=50,
+        deadline_ms=50 + granted_ms,
+        bindings=NO_BINDINGS,
+        lost={LOST.id: LOST} if lost else NO_BINDINGS,
+        superseded=(),
+        profile=NO_PROFILE,
+        status=WorkerStatus.RUNNING,
+        last_error="",
+        successes=0,
+        errors=0,
+        resync=resync,
+        inactive_reason=None,
+        inactive_detail="",
     )
 
 
-@given(st.lists(st.tuples(workers(), st.integers(0, 4_000_000_000_000)), min_size=1, max_size=20))
-def test_a_renewals_reply_reads_as_protobuf_would_have_written_it(renewals):
-    """One `Replies` serves them all, so that nothing kept from an earlier reply may leak into a later one."""
-    replies = Replies(Random(1))
-    low, high = wire.NEXT_HEARTBEAT_SHARE
-    for worker, wall_ms in renewals:
-        got = HeartbeatResult.FromString(replies.renewed(worker, wall_ms))
-        after_ms = got.next_heartbeat_after.ToNanoseconds() / 1e6
-        assert low * worker.granted_ms - 1 <= after_ms <= high * worker.granted_ms + 1
-        expected = wire.heartbeat_result(
-            Outcome.RENEWED, worker, now_ms=worker.renewed_ms, wall_ms=wall_ms, jitter=low
-        )
-        expected.next_heartbeat_after.CopyFrom(got.next_heartbeat_after)
-        assert got == expected
+workers = st.builds(
+    worker,
+    epoch=st.one_of(st.integers(1, 3), st.integers(1, 2**63 - 1)),
+    granted_ms=st.one_of(st.sampled_from([1_000, 30_000]), st.integers(1_000, 24 * HOUR_MS)),
+    resync=st.booleans(),
+    lost=st.booleans(),
+)
+moments = st.integers(0, 4_102_444_800_000)
 
 
-def test_the_time_to_the_next_heartbeat_varies():
-    replies = Replies(Random(1))
-    worker = PLAIN._replace(granted_ms=30_000)
-    seen = {
-        HeartbeatResult.FromString(replies.renewed(worker, 1)).next_heartbeat_after.nanos for _ in range(50)
-    }
-    assert len(seen) == 50
+@given(st.lists(st.tuples(st.sampled_from(Outcome), workers, moments), max_size=20))
+def test_each_reply_says_what_the_message_would_say(cases: list[tuple[Outcome, Worker, int]]) -> None:
+    made = replies.Replies(Random(1))
+    for outcome, given_worker, wall_ms in cases:
+        said = HeartbeatResult.FromString(made.result(outcome, given_worker, 50, wall_ms))
+        expected = wire.heartbeat_result(outcome, given_worker, now_ms=50, wall_ms=wall_ms, jitter=0.33)
+        share = said.next_heartbeat_after.ToNanoseconds() / (given_worker.granted_ms * 1_000_000)
+        assert 0.299 < share < 0.367
+        said.ClearField("next_heartbeat_after")
+        expected.ClearField("next_heartbeat_after")
+        assert said == expected
 
 
-refusals = st.sampled_from([StaleHeartbeat(sequence=1, last_sequence=2), ShuttingDown()])
+errors = st.sampled_from(
+    [
+        ShuttingDown(),
+        StaleHeartbeat(sequence=1, last_sequence=2),
+        WorkerCleanedUp(worker="w" * 255),
+    ]
+)
 
 
-@given(st.lists(st.one_of(workers(), refusals), max_size=30))
-def test_a_batch_reads_as_protobuf_would_have_written_it(answers):
+@given(st.lists(st.one_of(st.tuples(st.sampled_from(Outcome), workers), errors), max_size=20), moments)
+def test_items_joined_are_the_batchs_response(
+    cases: list[tuple[Outcome, Worker] | LivenessError], wall_ms: int
+) -> None:
     """Short and long results and refusals, in order."""
-    replies = Replies(Random(1))
-    given_answers = [a if isinstance(a, LivenessError) else replies.renewed(a, 1_000) for a in answers]
-    expected = RecordWorkerHeartbeatsResponse()
-    for answer in given_answers:
-        if isinstance(answer, LivenessError):
-            expected.items.add().status.CopyFrom(status_of(answer))
+    made = replies.ItemReplies(Random(1))
+    parts, expected = [], RecordWorkerHeartbeatsResponse()
+    for case in cases:
+        if isinstance(case, LivenessError):
+            parts.append(replies.refused_item(case))
+            expected.items.add().status.CopyFrom(status_of(case))
         else:
-            expected.items.add().result.CopyFrom(HeartbeatResult.FromString(answer))
-    assert RecordWorkerHeartbeatsResponse.FromString(batch(given_answers)) == expected
+            parts.append(made.result(*case, 50, wall_ms))
+            result = wire.heartbeat_result(*case, now_ms=50, wall_ms=wall_ms, jitter=0.33)
+            expected.items.add().result.CopyFrom(result)
+    response = RecordWorkerHeartbeatsResponse.FromString(b"".join(parts))
+    for item in (*response.items, *expected.items):
+        if item.HasField("result"):
+            item.result.ClearField("next_heartbeat_after")
+    assert response == expected
+
+
+def test_workers_of_one_batch_are_asked_to_come_back_at_different_times() -> None:
+    made = replies.ItemReplies(Random(1))
+    parts = [made.renewed(worker(epoch=1, granted_ms=30_000), 1_000) for _ in range(replies.ITEM_JITTERS)]
+    response = RecordWorkerHeartbeatsResponse.FromString(b"".join(parts))
+    after = {item.result.next_heartbeat_after.ToNanoseconds() for item in response.items}
+    assert len(after) == replies.ITEM_JITTERS
+
+
+def test_many_different_terms_are_not_all_kept() -> None:
+    made = replies.Replies(Random(1))
+    for number in range(3 * replies.KEPT_MAX):
+        made.renewed(worker(epoch=number + 1, granted_ms=1_000 + number), 1_000)
+    assert len(made._terms) <= replies.KEPT_MAX
+    assert len(made._jitters) <= replies.KEPT_MAX
