@@ -30,7 +30,7 @@ async def test_a_bad_heartbeat_fails_alone_and_order_is_kept(site: Site) -> None
     reasons = [unpack_status(item.status).reason if item.HasField("status") else "" for item in items]
     assert reasons == ["", "INVALID_FIELD", "STALE_HEARTBEAT", "INVALID_FIELD", ""]
     assert items[0].result.outcome == items[4].result.outcome == REGISTERED
-    assert {worker.worker_instance_key for worker in (await site.list()).workers} == {"stale", "a", "c"}
+    assert {worker.worker_instance_key for worker in (await site.listed()).workers} == {"stale", "a", "c"}
 
 
 async def test_the_same_worker_several_times_is_served_in_order(site: Site) -> None:
@@ -60,7 +60,7 @@ async def test_an_empty_batch_is_answered_with_nothing(site: Site) -> None:
 
 
 async def test_a_namespace_that_is_none_fails_the_whole_batch(site: Site) -> None:
-    refused = await refusal(site.batch(heartbeat(), namespace=""))  # type: ignore[arg-type]
+    refused = await refusal(site.batch(heartbeat(), namespace=""))
     assert (refused.code, refused.fields["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "namespace")
 
 

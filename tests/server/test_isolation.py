@@ -41,7 +41,7 @@ async def test_the_same_names_live_side_by_side(site: Site, first: int) -> None:
     assert (await site.describe(other, two)).state == ACTIVE
     assert await site.count(one) == {INACTIVE: 1}
     assert await site.count(two) == {ACTIVE: 1}
-    assert [worker.namespace for worker in (await site.list(two)).workers] == [two]
+    assert [worker.namespace for worker in (await site.listed(two)).workers] == [two]
     assert {event.namespace for event in (await site.history(other, two)).events} == {two}
     assert len((await site.history(other, two)).events) == 1
     done = admin_pb2.TASK_STATE_DONE
@@ -66,7 +66,7 @@ async def test_a_namespace_without_workers_sees_nothing_of_others(site: Site) ->
     assert (await refusal(site.expire(namespace="billing"))).reason == "WORKER_NOT_FOUND"
     assert (await refusal(site.history(namespace="billing"))).reason == "WORKER_NOT_FOUND"
     assert await site.count("billing") == {}
-    assert not (await site.list("billing")).workers
+    assert not (await site.listed("billing")).workers
 
 
 async def test_quotas_and_settings_of_one_namespace_bind_no_other(site: Site) -> None:

@@ -188,7 +188,7 @@ async def test_leases_are_clamped_and_the_granted_duration_is_what_counts(site: 
         lasts = result.lease_deadline.ToMilliseconds() - result.server_time.ToMilliseconds()
         assert lasts == result.granted_lease_duration.ToMilliseconds()
     await site.advance(11_000)
-    states = {worker.worker_instance_key: worker.state for worker in (await site.list()).workers}
+    states = {worker.worker_instance_key: worker.state for worker in (await site.listed()).workers}
     assert states == {"short": INACTIVE, "long": ACTIVE, "unset": ACTIVE}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import grpc
 import pytest
@@ -13,17 +14,17 @@ from tests.server.site import ACTIVE, CLEANED_UP, INACTIVE, Site, refusal
 from tests.shard.engine import activity, duration
 
 
-def only(**fields: object) -> service_pb2.WorkerFilter:
-    return service_pb2.WorkerFilter(**fields)  # type: ignore[arg-type]
+def only(**fields: Any) -> service_pb2.WorkerFilter:
+    return service_pb2.WorkerFilter(**fields)
 
 
 async def names(site: Site, **fields: object) -> list[str]:
-    response = await site.list(filter=only(**fields), page_size=1_000)
+    response = await site.listed(filter=only(**fields), page_size=1_000)
     return [worker.worker_instance_key for worker in response.workers]
 
 
 async def test_describing_a_worker_tells_all_that_it_told(site: Site) -> None:
-    told = {
+    told: dict[str, Any] = {
         "worker_identity": "me@host",
         "task_queue": "queue",
         "build_id": "b7",
@@ -120,7 +121,7 @@ async def test_a_list_shows_the_lease_as_of_now_without_the_activities(site: Sit
     await site.beat(session_id="s", sequence=1, bound_activities=[activity("a")])
     await site.advance(5_000)
     await site.beat(session_id="s", sequence=2)
-    [worker] = (await site.list()).workers
+    [worker] = (await site.listed()).workers
     assert worker.sequence == 2
     assert worker.last_heartbeat_time.ToMilliseconds() == site.clock.wall_ms()
     assert worker.bound_activity_count == 1
@@ -133,7 +134,7 @@ async def test_pages_hold_every_worker_once_while_others_come_and_go(site: Site)
         await site.beat(name)
     seen, token, turn = [], "", 0
     while True:
-        page = await site.list(page_size=7, page_token=token)
+        page = await site.listed(page_size=7, page_token=token)
         assert len(page.workers) <= 7
         seen += [worker.worker_instance_key for worker in page.workers]
         token = page.next_page_token
@@ -151,8 +152,8 @@ async def test_pages_hold_every_worker_once_while_others_come_and_go(site: Site)
 async def test_the_last_full_page_has_no_next(site: Site) -> None:
     for name in "abcd":
         await site.beat(name)
-    first = await site.list(page_size=2)
-    second = await site.list(page_size=2, page_token=first.next_page_token)
+    first = await site.listed(page_size=2)
+    second = await site.listed(page_size=2, page_token=first.next_page_token)
     assert [worker.worker_instance_key for worker in second.workers] == ["c", "d"]
     assert not second.next_page_token
 
@@ -161,18 +162,18 @@ async def test_a_page_token_serves_its_own_namespace_and_filter_only(site: Site)
     for name in "abc":
         await site.beat(name)
         await site.beat(name, namespace="billing")
-    token = (await site.list(page_size=1)).next_page_token
+    token = (await site.listed(page_size=1)).next_page_token
     wrong = [
-        site.list("billing", page_token=token),
-        site.list(filter=only(key_prefix="a"), page_token=token),
-        site.list(filter=only(states=[ACTIVE]), page_token=token),
+        site.listed("billing", page_token=token),
+        site.listed(filter=only(key_prefix="a"), page_token=token),
+        site.listed(filter=only(states=[ACTIVE]), page_token=token),
         site.history("a", page_token=token),
         site.tasks(page_token=token),
     ]
     for call in wrong:
-        refused = await refusal(call)  # type: ignore[arg-type]
+        refused = await refusal(call)
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PAGE_TOKEN_INVALID")
-    assert len((await site.list(page_size=2, page_token=token)).workers) == 2
+    assert len((await site.listed(page_size=2, page_token=token)).workers) == 2
 
 
 @pytest.mark.parametrize("newest_first", [False, True])

@@ -170,9 +170,14 @@ async def test_more_events_than_fit_one_answer_come_in_several(site: Site) -> No
 
 async def test_a_resume_token_serves_its_own_selection_only(site: Site) -> None:
     token = (await Watcher(site, namespace="orders").open()).token
-    for selection in ({}, {"namespace": "billing"}, {"namespace": "orders", "worker_instance_key": "w"}):
+    others: list[dict[str, Any]] = [
+        {},
+        {"namespace": "billing"},
+        {"namespace": "orders", "worker_instance_key": "w"},
+    ]
+    for selection in others:
         stream = site.liveness.WatchEvents(service_pb2.WatchEventsRequest(resume_token=token, **selection))
-        refused = await refusal(stream.read())  # type: ignore[arg-type]
+        refused = await refusal(stream.read())
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "RESUME_TOKEN_INVALID")
 
 
@@ -186,7 +191,7 @@ async def test_a_token_from_another_history_is_refused(
     finally:
         await other.stop()
     stream = site.liveness.WatchEvents(service_pb2.WatchEventsRequest(resume_token=token))
-    assert (await refusal(stream.read())).reason == "RESUME_TOKEN_INVALID"  # type: ignore[arg-type]
+    assert (await refusal(stream.read())).reason == "RESUME_TOKEN_INVALID"
 
 
 async def test_streams_end_with_unavailable_when_the_server_stops(site: Site) -> None:

@@ -1,0 +1,3 @@
+from tests.shard.quiet import quiet
+
+__all__ = ["quiet"]

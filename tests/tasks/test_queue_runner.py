@@ -1,0 +1,220 @@
+"""The stored queue: what was lost moves on, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.clock import ManualClock
+from liveness.domain.activity import Activity
+from liveness.domain.errors import ShardUnavailable
+from liveness.domain.keys import ActivityKey
+from liveness.store.api import TaskState
+from liveness.v1 import service_pb2, worker_pb2
+from tasks.queue_runner import BACKOFF_MS_MAX, BACKOFF_MS_MIN, backoff_ms
+from tests.databases import StoreHome
+from tests.shard.engine import NAMESPACE, Engine, activity
+from tests.shard.faulty_store import Fault, FaultyStore
+
+ALL = list(TaskState)
+
+
+class Matching:
+    def __init__(self) -> None:
+        self.offered: list[tuple[str, int]] = []
+        self.fails = 0
+
+    async def offer(self, key: ActivityKey, activity: Activity) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("not now")
+        self.offered.append((key.activity_id, activity.attempt))
+
+
+@given(st.integers(1, 10_000), st.integers())
+def test_waiting_doubles_up_to_a_limit_and_is_spread(attempts: int, seed: int) -> None:
+    wait_ms = backoff_ms(attempts, Random(seed))
+    ceiling = min(BACKOFF_MS_MIN * 2 ** min(attempts - 1, 40), BACKOFF_MS_MAX)
+    assert ceiling // 2 <= wait_ms <= ceiling
+
+
+@pytest.fixture
+async def store(home: StoreHome) -> FaultyStore:
+    store = FaultyStore(home.connect())
+    await store.open(4, "tests")
+    return store
+
+
+async def engine_on(store: FaultyStore, matching: Matching | None = None, **options: int) -> Engine:
+    return await Engine(store, ManualClock(), matching=matching or Matching(), **options).start()
+
+
+async def lose(engine: Engine, *activities: worker_pb2.ActivityRef, worker: str = "w") -> None:
+    await engine.beat(worker, bound_activities=activities)
+    await shut_down(engine, worker)
+
+
+async def shut_down(engine: Engine, worker: str = "w") -> None:
+    await engine.liveness.shutdown_worker(
+        service_pb2.ShutdownWorkerRequest(namespace=NAMESPACE, worker_instance_key=worker)
+    )
+
+
+async def states(store: FaultyStore) -> list[TaskState]:
+    return [task.state for task in await store.list_tasks(None, ALL, 0, 1_000)]
+
+
+async def test_a_lost_activity_is_available_under_its_next_attempt(store: FaultyStore) -> None:
+    matching = Matching()
+    engine = await engine_on(store, matching)
+    await lose(engine, activity("a"))
+    assert await states(store) == [TaskState.PENDING]
+    await engine.queue.work_off()
+    assert matching.offered == [("a", 2)]
+    assert await states(store) == [TaskState.DONE]
+    await engine.stop()
+
+
+@pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
+@pytest.mark.parametrize("place", [0, 1])
+async def test_an_interrupted_task_is_done_in_the_end_and_has_one_effect(
+    store: FaultyStore, fault: Fault, place: int
+) -> None:
+    """The commit of the release, or the one of the record, fails: matching may hear twice, the activity moves once."""
+    matching = Matching()
+    engine = await engine_on(store, matching)
+    await lose(engine, activity("a"), activity("b"))
+    store.faults.extend([*[Fault.NONE] * place, fault])
+    await engine.queue.work_off()
+    await engine.recovered()
+    await engine.advance(1_000)
+    await engine.queue.work_off()
+    assert set(matching.offered) == {("a", 2), ("b", 2)}, "one attempt on, however often it was tried"
+    assert set(await states(store)) == {TaskState.DONE}
+    attempts = [a.attempt for shard in engine.node.shards() for a in shard.activities.values()]
+    assert attempts == [2, 2]
+    await engine.stop()
+
+
+async def test_reschedules_of_a_commit_without_an_answer_are_found_where_they_were_left(
+    store: FaultyStore,
+) -> None:
+    """The activity's shard took no part in the trouble and would not be looked at by itself."""
+    matching = Matching()
+    engine = await engine_on(store, matching)
+    names = [f"a{number}" for number in range(8)]
+    await engine.beat(bound_activities=[activity(name) for name in names])
+    await engine.queue.work_off()
+    store.faults.append(Fault.UNKNOWN_DONE)
+    with pytest.raises(ShardUnavailable):
+        await shut_down(engine)
+    await engine.recovered()
+    await engine.queue.work_off()
+    assert sorted(matching.offered) == [(name, 2) for name in names]
+    await engine.stop()
+
+
+async def test_a_shard_dropped_while_matching_was_told_is_not_disturbed_by_the_old_one(
+    store: FaultyStore,
+) -> None:
+    """The runner still holds the shard that was dropped; what it records there must not push aside the new one."""
+    engine: Engine
+
+    class Slow(Matching):
+        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+            if not self.offered:
+                store.faults.append(Fault.REJECTED)
+                for shard in engine.node.shards():
+                    engine.node.committer.touch(shard)
+                await engine.node.barrier().wait()
+                await engine.recovered()
+            await super().offer(key, activity)
+
+    matching = Slow()
+    engine = await engine_on(store, matching)
+    await lose(engine, activity("a"))
+    epochs = {shard.id: shard.epoch for shard in engine.node.shards()}
+    await engine.queue.work_off()
+    await engine.advance(1_000)
+    await engine.queue.work_off()
+    assert await states(store) == [TaskState.DONE]
+    assert all(shard.epoch == epochs[shard.id] + 1 for shard in engine.node.shards()), (
+        "dropped once, not again"
+    )
+    await engine.stop()
+
+
+async def test_a_crash_between_release_and_record_repeats_the_offer_and_nothing_else(
+    store: FaultyStore,
+) -> None:
+    reached = asyncio.Event()
+
+    class Hanging(Matching):
+        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+    engine = await engine_on(store, Hanging())
+    await lose(engine, activity("a"))
+    working = asyncio.create_task(engine.queue.work_off())
+    await reached.wait()
+    working.cancel()
+    await engine.crash()
+    assert await states(store) == [TaskState.PENDING]
+    matching = Matching()
+    engine = await engine_on(store, matching)
+    await engine.queue.work_off()
+    assert matching.offered == [("a", 2)]
+    assert await states(store) == [TaskState.DONE]
+    await engine.stop()
+
+
+async def test_attempts_are_counted_over_a_restart_until_the_task_is_dead_lettered(
+    store: FaultyStore,
+) -> None:
+    matching = Matching()
+    matching.fails = 3
+    engine = await engine_on(store, matching, attempts_max=3)
+    await lose(engine, activity("a"))
+    for _ in range(2):
+        await engine.queue.work_off()
+        await engine.advance(5_000)
+    await engine.stop()
+    engine = await engine_on(store, matching, attempts_max=3)
+    await engine.queue.work_off()
+    assert await states(store) == [TaskState.DEAD_LETTERED]
+    await engine.advance(10_000)
+    await engine.queue.work_off()
+    assert matching.offered == []
+    await engine.stop()
+
+
+async def test_more_tasks_than_one_batch_are_all_worked_off(store: FaultyStore) -> None:
+    matching = Matching()
+    engine = await engine_on(store, matching)
+    for number in range(8):
+        await lose(engine, *(activity(f"{number}-{place}") for place in range(150)), worker=f"w{number}")
+    await engine.queue.work_off()
+    assert len(matching.offered) == len(set(matching.offered)) == 1_200
+    await engine.stop()
+
+
+async def test_a_task_that_time_has_overtaken_is_stale(store: FaultyStore) -> None:
+    """The activity was taken from a later holder since; the earlier loss has nothing more to say."""
+    matching = Matching()
+    engine = await engine_on(store, matching)
+    await lose(engine, activity("a"))
+    matching.fails = 1
+    await engine.queue.work_off()  # released, but matching was not told; it waits for its next try
+    await lose(engine, activity("a", attempt=2), worker="other")
+    await engine.queue.work_off()
+    assert matching.offered == [("a", 3)]
+    await engine.advance(1_000)
+    await engine.queue.work_off()
+    assert matching.offered == [("a", 3)], "attempt 2 is not offered any more"
+    assert await states(store) == [TaskState.DONE, TaskState.DONE]
+    await engine.stop()
