@@ -6,7 +6,7 @@ columns, so that a flipped bit is found and never served.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -94,24 +94,13 @@ class LogRow(NamedTuple):
     checksum: int
 
 
-class _PackedRenewals(msgspec.Struct, array_like=True):
-    """Columns, because equal columns of small numbers are what JSON writes shortest. Times count from `base_ms`."""
-
-    base_ms: int
-    numbers: Sequence[int]
-    sequences: Sequence[int]
-    after_ms: Sequence[int]
-    successes: Sequence[int]
-    errors: Sequence[int]
-
-
-_renewals_decoder = msgspec.json.Decoder(_PackedRenewals)
+_renewals_decoder = msgspec.json.Decoder(Renewals)
 
 
 def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
     event = entry.event
     kind = event_kind(event)
-    payload = _encode(_pack(event) if isinstance(event, Renewals) else event).decode()
+    payload = _encode(event).decode()
     place = (
         shard_id,
         entry.seq,
@@ -133,7 +122,7 @@ def decode_entry(row: LogRow) -> LogEntry:
         raise WrittenByNewerVersion(what=f"an event {row.kind} of version {row.version}")
     event: Event | Renewals
     if row.kind == RENEWALS_KIND:
-        event = _unpack(_renewals_decoder.decode(row.payload))
+        event = _renewals_decoder.decode(row.payload)
     else:
         event = _event_decoders[row.kind].decode(row.payload)
     return LogEntry(
@@ -159,20 +148,6 @@ def _checksum(
         names = "\0".join("" if part is None else f"={part}" for part in (namespace, worker_key, workflow_id))
     place = f"={shard_id}\0={seq}\0={kind}\0={version}\0{names}\0={wall_ms}\0={observed_ms}"
     return crc32(payload.encode(), crc32(place.encode()))
-
-
-def _pack(event: Renewals) -> _PackedRenewals:
-    sequences, times, successes, errors = zip(*event.renewals, strict=True)
-    base_ms = min(times)
-    return _PackedRenewals(
-        base_ms, event.numbers, sequences, [at - base_ms for at in times], successes, errors
-    )
-
-
-def _unpack(packed: _PackedRenewals) -> Renewals:
-    times = [packed.base_ms + after for after in packed.after_ms]
-    columns = zip(packed.sequences, times, packed.successes, packed.errors, strict=True)
-    return Renewals(list(packed.numbers), [LeaseRenewed(*column) for column in columns])
 
 
 class Pulse(NamedTuple):
