@@ -144,4 +144,4 @@ def test_payloads_are_readable_json() -> None:
         7, None, None, None, 0, 0, Renewals([3, 4], [LeaseRenewed(1, 100, 5, 0), LeaseRenewed(9, 107, 6, 1)])
     )
     row = codec.encode_entry(0, entry)
-    assert json.loads(row.payload) == [100, [3, 4], [1, 9], [0, 7], [5, 6], [0, 1]]
+    assert json.loads(row.payload) == [[3, 4], [[1, 100, 5, 0], [9, 107, 6, 1]]]
