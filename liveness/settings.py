@@ -36,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: str = "info"
     log_format: str = "auto"
     """auto: console on a terminal, else JSON."""
-    commit_interval_ms: float = 10.0
+    commit_interval_ms: float = 20.0
     """How long heartbeats may wait for others to be committed together with them."""
     takeover_grace_ms: int = 10_000
     """Observed time after a start in which no lease ends, so that clients can come back."""

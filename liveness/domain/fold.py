@@ -32,6 +32,9 @@ from liveness.domain.worker import (
 )
 
 
+ACTIVE = WorkerState.ACTIVE
+
+
 class ImpossibleEvent(Exception):
     """The log holds an event that cannot follow the one before it: the log or this program is broken."""
 
@@ -51,7 +54,7 @@ def renewed(worker: Worker, event: LeaseRenewed) -> Worker:
     """`evolve` for the event that is nearly all of them: spelled out in field order, past the generated constructor."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
      last_error, _, _, resync, reason, detail) = worker  # fmt: skip
-    if state is not WorkerState.ACTIVE:
+    if state is not ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
     new_sequence, at_ms, successes, errors = event
     return tuple.__new__(Worker, (

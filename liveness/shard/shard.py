@@ -41,6 +41,7 @@ from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
+ACTIVE = WorkerState.ACTIVE  # looked up once: on Python 3.11, asking the enum each time takes as long as a dict
 PLAIN_COUNTS_MAX = 2**40
 GRACES_MAX = 3
 """How many take-overs in a row may hold up a silent worker's expiry."""
@@ -171,7 +172,7 @@ class Shard:
         if (
             worker is None
             or self._forms.get(worker.number) != form
-            or worker.state is not WorkerState.ACTIVE
+            or worker.state is not ACTIVE
             or (sequence <= worker.sequence and sequence)
             or sequence > COUNTER_MAX
             or successes + errors > PLAIN_COUNTS_MAX
