@@ -17,9 +17,8 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
-from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from liveness.clock import Clock, ManualClock, SystemClock
@@ -27,6 +26,7 @@ from liveness.logs import configure_logs, log_transitions
 from liveness.server.admin_service import AdminService
 from liveness.server.binding import bind
 from liveness.server.feed import Feed
+from liveness.server.health import Health
 from liveness.server.liveness_service import LivenessService
 from liveness.settings import Settings
 from liveness.shard.node import Node
@@ -132,7 +132,7 @@ class Server:
                 checkpoint_interval_s=settings.checkpoint_interval_s,
                 retention_interval_s=settings.retention_interval_s,
             )
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.serve()
 
     async def _listen(self, settings: Settings) -> None:
         self._grpc = server = grpc.aio.server(
@@ -150,10 +150,8 @@ class Server:
         names = [descriptor.full_name for descriptor in services]
         for descriptor, service in services.items():
             bind(server, descriptor, service, self.node.settle)
-        self._health = health.HealthServicer()
+        self._health = Health(names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        for name in names:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if settings.reflection:
             reflection.enable_server_reflection(
                 [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
@@ -182,6 +180,7 @@ class Server:
         """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
         await self._health.enter_graceful_shutdown()
         self.feed.close()
+        self.node.stop_listening()
         stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
         if not self.node.committer.broken:
             await stopped  # calls in flight get their answers first: the engine still runs

@@ -80,12 +80,14 @@ class Node:
         if pulse:
             self._spawn(self._run_pulse())
 
-    def stop_accepting(self) -> None:
-        self._closing = True
+    def stop_listening(self) -> None:
+        """Heartbeats can no longer come in: silence counts against nobody from now on."""
+        self.listening.stop()
 
     async def close(self) -> None:
         """Commit what was decided, checkpoint, stop. Durable replies may still be waiting to leave."""
         self._closing = True
+        self.stop_listening()
         if not self.committer.broken:
             await self.checkpoint()
         for task in self._tasks:

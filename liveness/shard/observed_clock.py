@@ -25,7 +25,7 @@ _NEVER_MS = 2**63
 class ListeningTime:
     """Of a whole node: one commit in flight keeps all shards from committing."""
 
-    __slots__ = ("_clock", "_hung_ms", "_until_ms")
+    __slots__ = ("_clock", "_hung_ms", "_stopped", "_until_ms")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,14 +33,23 @@ class ListeningTime:
         """What does not count."""
         self._until_ms = _NEVER_MS
         """On the monotonic clock: where the count stops for the commit in flight."""
+        self._stopped = False
 
     def now_ms(self) -> int:
         return min(self._clock.monotonic_ms(), self._until_ms) - self._hung_ms
 
+    def stop(self) -> None:
+        """For good: heartbeats are no longer accepted."""
+        self._until_ms = min(self._until_ms, self._clock.monotonic_ms())
+        self._stopped = True
+
     def commit_began(self) -> None:
-        self._until_ms = self._clock.monotonic_ms() + COMMIT_MS_MAX
+        if not self._stopped:
+            self._until_ms = self._clock.monotonic_ms() + COMMIT_MS_MAX
 
     def commit_ended(self) -> None:
+        if self._stopped:
+            return
         self._hung_ms += max(0, self._clock.monotonic_ms() - self._until_ms)
         self._until_ms = _NEVER_MS
 

@@ -1,0 +1,53 @@
+"""The standard health service: serving, or about to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+Status = health_pb2.HealthCheckResponse
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Lets its watchers go when the server ends. The library's own keeps them, and one load balancer that watches
+    would hold up every end until the time-out for calls in flight."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset(("", *services))
+        self._status: int = Status.NOT_SERVING
+        self._ending = False
+        self._changed = asyncio.Event()
+
+    def serve(self) -> None:
+        self._change(Status.SERVING)
+
+    async def enter_graceful_shutdown(self) -> None:
+        self._ending = True
+        self._change(Status.NOT_SERVING)
+
+    def _change(self, status: int) -> None:
+        self._status = status
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return Status(status=self._status)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        known = request.service in self._services
+        while True:
+            changed = self._changed
+            yield Status(status=self._status if known else Status.SERVICE_UNKNOWN)
+            if self._ending:
+                return
+            await changed.wait()
