@@ -10,7 +10,7 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import NO_PROFILE, Profile, WorkerStatus
 from tests.domain.story import Story, activity
 
-QUOTA = 3
+QUOTA = 2
 POLICY = Policy(
     max_bindings_per_worker=QUOTA,
     min_lease_ms=10,
@@ -24,12 +24,17 @@ POLICY = Policy(
 class Beat(NamedTuple):
     step: int | None
     """From the last sequence; None for a heartbeat without one."""
+    session_id: str | None
+    """None for the worker's own."""
     fields: dict[str, Any]
 
     def tell(self, story: Story) -> None:
         known = story.worker.sequence if story.worker else 0
         sequence = 0 if self.step is None else max(known + self.step, 0)
-        story.beat(sequence=sequence, policy=POLICY, **self.fields)
+        session_id = self.session_id
+        if session_id is None:
+            session_id = story.worker.session_id if story.worker else "a"
+        story.beat(sequence=sequence, session_id=session_id, policy=POLICY, **self.fields)
 
 
 class Leave(NamedTuple):
@@ -49,6 +54,15 @@ class Wait(NamedTuple):
         story.wait(self.ms)
 
 
+class Silence(NamedTuple):
+    """Until the next deadline has passed."""
+
+    def tell(self, story: Story) -> None:
+        if story.worker is not None:
+            story.wait(max(story.worker.deadline_ms - story.now_ms, 0))
+            story.expire(POLICY)
+
+
 class Timer(NamedTuple):
     """Fires, whether it is due or not."""
 
@@ -64,21 +78,23 @@ class Timer(NamedTuple):
                 story.forget()
 
 
-Command = Beat | Leave | Wait | Timer
+Command = Beat | Leave | Wait | Silence | Timer
 
-some_activities = st.lists(st.builds(activity, st.sampled_from("abcd"), st.integers(1, 3)), max_size=3).map(
+some_activities = st.lists(st.builds(activity, st.sampled_from("abc"), st.integers(1, 2)), max_size=2).map(
     tuple
 )
 sessions = st.sampled_from(["a", "b", "c", ""])
 beats = st.builds(
     Beat,
     # Mostly the next number of the worker's session; also repeated, overtaken, lost and missing ones.
-    st.sampled_from([1, 1, 1, 1, 0, -1, 2, None]),
+    st.sampled_from([1, 1, 1, 1, 1, 0, -1, 2, None]),
+    # Mostly the session there is, or every story would be one of restarts.
+    st.sampled_from([None, None, None, None, None, "a", "b", "c", ""]),
     st.fixed_dictionaries(
-        {"session_id": sessions, "bound": some_activities, "unbound": some_activities},
+        {"bound": some_activities, "unbound": some_activities},
         optional={
             "requested_ms": st.sampled_from([1, 20, 500]),
-            "full_bindings": st.just(True),
+            "full_bindings": st.sampled_from([True, False, False, False]),
             "profile": st.sampled_from([NO_PROFILE, Profile(task_queue="q"), Profile(host_name="h")]),
             "status": st.sampled_from(WorkerStatus),
             "last_error": st.just("broken"),
@@ -91,4 +107,8 @@ leaves = st.builds(Leave, sessions, st.booleans())
 waits = st.builds(Wait, st.sampled_from([1, 9, 30, 60, 250]))
 timers = st.builds(Timer, st.sampled_from(["expire", "clean up", "forget"]))
 
-stories = st.lists(st.one_of(beats, beats, beats, waits, timers, leaves), max_size=30)
+stories = st.lists(
+    st.one_of(beats, beats, beats, beats, beats, waits, st.builds(Silence), timers, leaves),
+    min_size=5,
+    max_size=30,
+)

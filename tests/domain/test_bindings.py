@@ -339,3 +339,10 @@ def test_a_cancelled_activity_that_is_held_again_counts_once() -> None:
     story.beat(policy=TWO, bound=(activity("a", attempt=2), activity("b")))
     story.beat(policy=TWO, unbound=(activity("a", attempt=1),))
     assert story.held == {("a", 2), ("b", 1)}
+
+
+def test_a_later_attempt_counts_also_while_the_lost_one_is_cancelled() -> None:
+    story = back_from_silence("a")
+    story.beat(policy=TWO, bound=(activity("a", attempt=2), activity("b")))
+    with pytest.raises(BindingQuotaExceeded):
+        story.beat(policy=TWO, unbound=(activity("a", attempt=1),), bound=(activity("c"),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from liveness.domain.errors import LivenessError
 from liveness.domain.events import (
@@ -98,6 +98,7 @@ def test_a_refused_command_leaves_no_trace(commands: list[Command]) -> None:
             assert (story.worker, len(story.log), len(story.tasks)) == before
 
 
+@settings(max_examples=400)
 @given(stories)
 def test_a_worker_holds_exactly_what_it_said_and_each_loss_is_rescheduled(commands: list[Command]) -> None:
     """Against a model that knows nothing of events: a dictionary of what the client would believe it holds."""

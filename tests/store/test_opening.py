@@ -51,7 +51,9 @@ async def test_tables_of_a_newer_version_are_refused(home: StoreHome) -> None:
     )
 
 
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 async def test_nodes_that_start_side_by_side_on_an_empty_database_all_open_it(home: StoreHome) -> None:
+    """A file has one server only."""
     stores = [SqlStore(home.connect()) for _ in range(4)]
     await asyncio.gather(*(store.open(SHARD_COUNT, f"node-{place}") for place, store in enumerate(stores)))
     assert len((await home.dump())["shards"]) == SHARD_COUNT

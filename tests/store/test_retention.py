@@ -60,11 +60,12 @@ async def test_without_a_checkpoint_nothing_is_compacted(home: StoreHome, store:
 
 
 async def test_a_shard_that_lags_behind_loses_no_renewal(home: StoreHome, store: SqlStore) -> None:
-    """Its checkpoint is older than the other's, and its renewals lie between the two."""
+    """Its checkpoint is older than the other's, and its renewals lie between the two; both have newer ones."""
     ahead, behind = await take(store, 0, 1)
     await behind.commit(checkpoint=[])
     await behind.commit([About(renewals(1))])
     await ahead.commit([About(renewals(1))], checkpoint=[])
+    await ahead.commit([About(renewals(1))])
     await store.compact_renewals(owned(ahead, behind))
     assert (1, behind.head) in await renewals_left(home)
     image = await image_of(await home.open(), 1)

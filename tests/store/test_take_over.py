@@ -116,6 +116,23 @@ async def test_a_shard_without_a_checkpoint_is_read_from_its_beginning_beside_on
     assert images[1].tail[-1].event == described("before the other's checkpoint")
 
 
+async def test_what_one_shards_checkpoint_contains_is_not_read_again_for_anothers_sake(
+    store: SqlStore,
+) -> None:
+    """One scan serves both, and it begins where the older checkpoint left off."""
+    first, second = await take(store, 0, 1)
+    await second.commit(checkpoint=[])
+    await second.commit([About(described("the other's first"), key())])
+    await first.commit([About(described("in the checkpoint"), key())], checkpoint=[])
+    await first.commit([About(described("after it"), key())])
+    await second.commit([About(described("the other's second"), key())])
+    images = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [[entry.event for entry in image.tail] for image in images] == [
+        [described("after it")],
+        [described("the other's first"), described("the other's second")],
+    ]
+
+
 async def test_sequences_have_no_gaps_over_owners_and_commits(store: SqlStore) -> None:
     for turn in range(3):
         owner = await take_one(store)
