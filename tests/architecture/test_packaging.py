@@ -21,7 +21,7 @@ def source_files(package: str) -> set[str]:
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".pyi"} or path.name == "py.typed"
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 
