@@ -17,8 +17,9 @@ from tests.model.machine import Machine, World
 EXAMPLES = int(os.environ.get("LIVENESS_TEST_MODEL_EXAMPLES", "0"))
 """For a longer run, with another seed each time."""
 
+USUAL_EXAMPLES = {"sqlite": 80, "postgresql": 40}
+
 RUN = settings(
-    max_examples=EXAMPLES or 120,
     stateful_step_count=40,
     derandomize=not EXAMPLES,
     deadline=None,
@@ -38,6 +39,7 @@ def world(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Itera
     world.close()
 
 
-@pytest.mark.timeout(0 if EXAMPLES else 120)
-def test_the_core_does_what_the_model_says(world: World) -> None:
-    run_state_machine_as_test(lambda: Machine(world), settings=RUN)  # type: ignore[arg-type]  # any factory will do
+@pytest.mark.timeout(0 if EXAMPLES else 300)
+def test_the_core_does_what_the_model_says(world: World, dialect: str) -> None:
+    run = settings(RUN, max_examples=EXAMPLES or USUAL_EXAMPLES[dialect])
+    run_state_machine_as_test(lambda: Machine(world), settings=run)  # type: ignore[arg-type]  # any factory will do
