@@ -22,6 +22,7 @@ from liveness.domain.events import (
 )
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import (
+    LOST_MAX,
     NO_BINDINGS,
     NO_PROFILE,
     SUPERSEDED_SESSIONS_MAX,
@@ -139,11 +140,18 @@ def _(event: WorkerDeactivated, worker: Worker) -> Worker:
         state=WorkerState.INACTIVE,
         deadline_ms=event.at_ms + event.cleanup_delay_ms,
         bindings=NO_BINDINGS,
-        lost=freeze({**worker.lost, **lost_with(worker, event)}),
+        lost=_lost(worker, lost_with(worker, event)),
         resync=False,
         inactive_reason=event.reason,
         inactive_detail=event.detail,
     )
+
+
+def _lost(worker: Worker, taken: Mapping[ActivityId, BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
+    earlier = {id: activity for id, activity in worker.lost.items() if id not in taken}
+    if len(earlier) + len(taken) > LOST_MAX:
+        earlier = dict(list(earlier.items())[len(earlier) + len(taken) - LOST_MAX :])
+    return freeze({**earlier, **taken})
 
 
 @_evolve.register

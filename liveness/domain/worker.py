@@ -16,6 +16,10 @@ from liveness.domain.keys import ActivityId
 SUPERSEDED_SESSIONS_MAX = 100
 """How many replaced sessions a worker remembers. A zombie older than that many restarts is taken for a new session."""
 
+LOST_MAX = 1_000
+"""How many activities a worker that unbinds none of them is asked to cancel: the newest, and those of its last lease
+in any case."""
+
 
 class WorkerState(IntEnum):
     ACTIVE = 1

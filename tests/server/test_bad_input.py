@@ -246,6 +246,21 @@ async def test_sizes_at_their_limits_are_served(site: Site) -> None:
     assert (await refusal(site.beat("numbers", session_id="s", sequence=5))).reason == "STALE_HEARTBEAT"
 
 
+async def test_any_moment_that_a_timestamp_can_name_is_a_start_time(site: Site) -> None:
+    first, last = Timestamp(seconds=-62_135_596_800), Timestamp(seconds=253_402_300_799, nanos=999_999_999)
+    await site.beat("first", start_time=first)
+    await site.beat("last", start_time=last)
+    await site.restart()
+    assert (await site.describe("first")).start_time == first
+    assert (await site.describe("last")).start_time == last
+
+
+async def test_a_message_beyond_all_bounds_is_refused_unread(sqlite_site: Site) -> None:
+    refused = await refusal(sqlite_site.beat(current_job="x" * 17_000_000))
+    assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await sqlite_site.beat()).outcome == REGISTERED
+
+
 @pytest.mark.parametrize("path", METHODS)
 async def test_bytes_that_are_no_message_are_refused(sqlite_site: Site, path: str) -> None:
     before = await sqlite_site.dump("shards")

@@ -214,6 +214,18 @@ async def test_what_a_full_set_leaves_out_is_unbound_and_not_rescheduled(site: S
     assert await site.tasks(admin_pb2.TASK_STATE_DONE) == []
 
 
+async def test_a_worker_that_never_cancels_what_it_lost_is_asked_for_the_newest_only(site: Site) -> None:
+    for turn in range(8):
+        names = [f"{turn}-{place}" for place in range(200)]
+        await site.beat(bound_activities=[activity(name) for name in names])
+        await site.shut_down()
+    back = await site.beat()
+    assert len(back.cancel_activities) == 1_000
+    assert [lost.activity_id for lost in back.cancel_activities][-1] == "7-199"
+    await site.advance(1)
+    assert len(site.server.available.waiting("orders", "queue")) == 1_600, "all of it moved on"
+
+
 async def test_everything_acknowledged_is_there_after_a_restart(site: Site) -> None:
     await site.beat(session_id="s1", sequence=1, bound_activities=[activity("charge")], labels={"zone": "b"})
     await site.beat(session_id="s1", sequence=2, unbound_activities=[activity("charge")], successes=3)
