@@ -20,6 +20,8 @@ from liveness.v1 import admin_pb2_grpc, service_pb2_grpc
 ROOT = Path(__file__).parents[2]
 READY_SECONDS_MAX = 60
 END_SECONDS_MAX = 60
+ROUNDING_MS = 5
+"""Clocks that count whole milliseconds can differ by one each time they are read."""
 STEP_MS_MAX = 1_000
 """What an observed clock may count of a time in which its process or its database stood still."""
 
@@ -201,7 +203,7 @@ class ServerProcess:
 
     def listening_ms(self, since: float, until: float) -> float:
         """At most so much of this time can have passed on the server's observed clock."""
-        passed_ms = (until - since) * 1_000
+        passed_ms = (until - since) * 1_000 + ROUNDING_MS
         for outage in self.outages:
             lost_ms = (min(until, outage.ended) - max(since, outage.began)) * 1_000
             passed_ms -= max(0, lost_ms - outage.counted_ms_max)
