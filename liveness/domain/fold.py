@@ -32,7 +32,6 @@ from liveness.domain.worker import (
     WorkerStatus,
 )
 
-
 ACTIVE = WorkerState.ACTIVE
 
 

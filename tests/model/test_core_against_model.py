@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from liveness.store.postgres import PostgresDatabase
@@ -24,6 +24,8 @@ RUN = settings(
     derandomize=not EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
+    # Making a failure smaller takes minutes; the usual run tells of it at once.
+    phases=tuple(Phase) if EXAMPLES else (Phase.explicit, Phase.reuse, Phase.generate),
     print_blob=True,
 )
 
