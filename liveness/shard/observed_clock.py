@@ -63,7 +63,7 @@ class ObservedClock:
 
     def now_ms(self, listening_ms: int) -> int:
         elapsed = listening_ms - self._since_ms
-        return self._durable_ms + (min(STEP_MS_MAX, elapsed))
+        return self._durable_ms + (elapsed if elapsed < STEP_MS_MAX else STEP_MS_MAX)  # noqa: FURB136  # min() is slower
 
     def committed(self, observed_ms: int, listening_ms: int) -> None:
         """`observed_ms`, read at `listening_ms`, is durable now."""

@@ -41,7 +41,9 @@ from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
-ACTIVE = WorkerState.ACTIVE  # looked up once: on Python 3.11, asking the enum each time takes as long as a dict
+ACTIVE = (
+    WorkerState.ACTIVE
+)  # looked up once: on Python 3.11, asking the enum each time takes as long as a dict
 PLAIN_COUNTS_MAX = 2**40
 GRACES_MAX = 3
 """How many take-overs in a row may hold up a silent worker's expiry."""
@@ -313,7 +315,11 @@ class Shard:
     def _renew(self, key: tuple[str, str], worker: Worker, event: LeaseRenewed) -> Worker:
         after = renewed(worker, event)
         self.workers[key] = after  # type: ignore[index]  # the worker is there, and so is its key
-        self._pending.add_renewal(worker.number, event, self._clock)
+        number, pending = worker.number, self._pending
+        if number in pending.renewals:
+            pending.add_renewal(number, event, self._clock)
+        else:
+            pending.renewals[number] = event
         if not self._dirty:
             self._touch()
         return after

@@ -6,6 +6,7 @@ would pay that wait per row while the event loop is busy. Statement texts repeat
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
@@ -29,7 +30,7 @@ def insert_rows(
     names = columns or tuple(column.name for column in table.columns)
     for chunk in _chunks(list(rows)):
         statement = _insert_text(table.name, names, len(chunk), replace_on, _style(connection))
-        connection.exec_driver_sql(statement, tuple(chain.from_iterable(chunk)))
+        _execute(connection, statement, tuple(chain.from_iterable(chunk)))
 
 
 def update_rows(
@@ -44,8 +45,16 @@ def update_rows(
     matched = 0
     for chunk in _chunks(list(rows)):
         statement = _update_text(table, set_clause, where, len(chunk), casts, _style(connection))
-        matched += connection.exec_driver_sql(statement, tuple(chain.from_iterable(chunk))).rowcount
+        matched += _execute(connection, statement, tuple(chain.from_iterable(chunk)))
     return matched
+
+
+def _execute(connection: Connection, statement: str, values: tuple[Any, ...]) -> int:
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        # Straight to the driver: SQLAlchemy's own work per statement would be most of a small commit's.
+        return driver.execute(statement, values).rowcount
+    return connection.exec_driver_sql(statement, values).rowcount
 
 
 def _chunks(rows: list[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:

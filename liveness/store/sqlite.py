@@ -45,6 +45,8 @@ class SqliteDatabase:
         self._writer = _Lane("liveness-sqlite-writer")
         self._reader = _Lane("liveness-sqlite-reader")
         self._write_engine = _engine(path, writer=True)
+        self._write_connection: Connection | None = None
+        """Opened on the writer's thread and kept."""
         self._read_engine = _engine(path, writer=False)
         self._broken: StoreBroken | None = None
 
@@ -89,17 +91,20 @@ class SqliteDatabase:
 
     def _write(self, work: Callable[[Connection], T]) -> T:
         try:
-            with self._write_engine.begin() as connection:
-                return work(connection)
+            if self._write_connection is None:
+                self._write_connection = self._write_engine.connect()
+            with self._write_connection.begin():
+                return work(self._write_connection)
         except StoreError:
             raise
-        except DBAPIError as error:
-            code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        except (DBAPIError, sqlite3.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
             if code in _BROKEN_CODES:
                 # A failed fsync may have dropped the pages it was to write: trying again would lie.
-                self._broken = StoreBroken(detail=str(error.orig))
+                self._broken = StoreBroken(detail=str(cause))
                 raise self._broken from error
-            raise CommitRejected(detail=str(error.orig)) from error
+            raise CommitRejected(detail=str(cause)) from error
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         return await self._reader.run(self._read, work)
@@ -108,16 +113,21 @@ class SqliteDatabase:
         try:
             with self._read_engine.begin() as connection:
                 return work(connection)
-        except DBAPIError as error:
-            raise ReadFailed(detail=str(error.orig)) from error
+        except (DBAPIError, sqlite3.Error) as error:
+            raise ReadFailed(detail=str(error)) from error
 
     async def close(self) -> None:
         await self._reader.run(self._read_engine.dispose)
-        await self._writer.run(self._write_engine.dispose)
+        await self._writer.run(self._close_writer)
         self._reader.stop()
         self._writer.stop()
         if self._lock_file is not None:
             self._lock_file.close()
+
+    def _close_writer(self) -> None:
+        if self._write_connection is not None:
+            self._write_connection.close()
+        self._write_engine.dispose()
 
 
 class _Lane:
@@ -142,9 +152,8 @@ def _engine(path: Path, *, writer: bool) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _: object) -> None:
-        connection.isolation_level = (
-            None  # transactions begin where `on_begin` says, not where the driver guesses
-        )
+        # Transactions begin where `on_begin` says, not where the driver guesses.
+        connection.isolation_level = None
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_BEFORE_CHECKPOINT}")
@@ -154,6 +163,8 @@ def _engine(path: Path, *, writer: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("BEGIN IMMEDIATE" if writer else "BEGIN")
 
     return engine
