@@ -40,7 +40,8 @@ def rows(scale):
 
 def measure(row, sides, rounds):
     """Alternate between the sides; returns per side the heartbeats per second and CPU microseconds per heartbeat."""
-    rates, cpu = {s.name: [] for s in sides}, {s.name: [] for s in sides}
+    rates: dict[str, list[float]] = {s.name: [] for s in sides}
+    cpu: dict[str, list[float]] = {s.name: [] for s in sides}
     for s in sides:
         load.run(s.address, row.method, row.bodies, max(row.calls // 10, 20), row.streams)
     for number in range(rounds):
@@ -62,9 +63,13 @@ def applied(address, row, calls):
         stub = LivenessServiceStub(channel)
         for number in range(first, first + len(row.bodies) * row.beats_per_call):
             key = heartbeat(number).worker_instance_key
-            worker = stub.DescribeWorker(DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)).worker
+            worker = stub.DescribeWorker(
+                DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
+            ).worker
             if worker.successes != calls * SUCCESSES_PER_BEAT:
-                raise SystemExit(f"{key}: {worker.successes} successes recorded for {calls} heartbeats answered")
+                raise SystemExit(
+                    f"{key}: {worker.successes} successes recorded for {calls} heartbeats answered"
+                )
 
 
 def compare(row, ours, noop, rounds):
@@ -87,8 +92,12 @@ def compare(row, ours, noop, rounds):
 
 
 def show(results):
-    print(f"\nheartbeats/s, liveness (SQLite, synchronous=FULL) against a no-op grpc.aio server; load: {load.driver()}\n")
-    print(f"{'':16}{'liveness':>12}{'no-op':>12}{'ratio':>8}{'spread':>16}{'bar':>7}{'aim':>7}   CPU us per heartbeat")
+    print(
+        f"\nheartbeats/s, liveness (SQLite, synchronous=FULL) against a no-op grpc.aio server; load: {load.driver()}\n"
+    )
+    print(
+        f"{'':16}{'liveness':>12}{'no-op':>12}{'ratio':>8}{'spread':>16}{'bar':>7}{'aim':>7}   CPU us per heartbeat"
+    )
     for r in results:
         spread = f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}"
         verdict = "met" if r["met"] else "MISSED"
@@ -101,14 +110,19 @@ def show(results):
 def main():
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements per side (default 5)")
-    parser.add_argument("--scale", type=float, default=1.0, help="calls per measurement, relative (default 1)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="calls per measurement, relative (default 1)"
+    )
     parser.add_argument("--only", help="run only rows whose name contains this")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
     chosen = [row for row in rows(args.scale) if not args.only or args.only in row.name]
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{Path(folder, 'bench.db')}"
-        with side("no-op", "bench.noop_server") as noop, side("liveness", "bench.liveness_server", db) as ours:
+        with (
+            side("no-op", "bench.noop_server") as noop,
+            side("liveness", "bench.liveness_server", db) as ours,
+        ):
             results = [compare(row, ours, noop, args.rounds) for row in chosen]
     if args.json:
         print(json.dumps(results, indent=2))

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -39,16 +40,14 @@ def _h2load(address, method, bodies, calls, streams):
         for number, body in enumerate(bodies):
             file = Path(folder, str(number))
             file.write_bytes(b"\0" + struct.pack(">I", len(body)) + body)
-            commands.append(
-                ["h2load", "-n", str(calls), "-c", "1", "-m", str(streams), "-d", str(file)]
-                + ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-                + [f"http://{address}{SERVICE}{method}"]
-            )
+            options = ["-n", str(calls), "-c", "1", "-m", str(streams), "-d", str(file)]
+            headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+            commands.append(["h2load", *options, *headers, f"http://{address}{SERVICE}{method}"])
         start = time.perf_counter()
         children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
         outputs = [child.communicate()[0] for child in children]
         took = time.perf_counter() - start
-    done = sum(int(re.search(r"(\d+) succeeded", output)[1]) for output in outputs)
+    done = sum(int(count) for output in outputs for count in re.findall(r"(\d+) succeeded", output))
     if done != calls * len(bodies):
         raise SystemExit(f"only {done} of {calls * len(bodies)} calls were answered")
     return took
@@ -56,7 +55,7 @@ def _h2load(address, method, bodies, calls, streams):
 
 async def _python(address, method, bodies, calls, streams):
     async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_unary(SERVICE + method)
+        call: Any = channel.unary_unary(SERVICE + method)
 
         async def stream(body, count):
             for _ in range(count):

@@ -6,7 +6,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatRequest, RecordWorkerHeartbeatsRequest
-from liveness.v1.worker_pb2 import HeartbeatResult, WorkerHeartbeat
+from liveness.v1.worker_pb2 import (
+    HeartbeatOutcome,
+    HeartbeatResult,
+    WorkerHeartbeat,
+    WorkerState,
+    WorkerStatus,
+)
 
 NAMESPACE = "bench"
 SUCCESSES_PER_BEAT = 3
@@ -18,7 +24,7 @@ def heartbeat(number: int) -> WorkerHeartbeat:
         worker_instance_key=f"worker-{number:06d}-5f7c9d",
         session_id=f"2026-11-16T08:00:00-{number:08d}",
         lease_duration=Duration(seconds=LEASE_S),
-        status=2,
+        status=WorkerStatus.WORKER_STATUS_RUNNING,
         successes=SUCCESSES_PER_BEAT,
         worker_identity=f"{1_000 + number}@host-{number % 100}",
         task_queue="orders",
@@ -43,8 +49,8 @@ def batch_request(first: int, size: int) -> bytes:
 def result() -> HeartbeatResult:
     """What a plain renewal is answered with."""
     return HeartbeatResult(
-        state=1,
-        outcome=2,
+        state=WorkerState.WORKER_STATE_ACTIVE,
+        outcome=HeartbeatOutcome.HEARTBEAT_OUTCOME_RENEWED,
         lease_epoch=1,
         granted_lease_duration=Duration(seconds=LEASE_S),
         lease_deadline=Timestamp(seconds=1_794_803_539, nanos=250_000_000),

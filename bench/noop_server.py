@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import grpc
 
 from bench.messages import result
-from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
-from liveness.v1.service_pb2_grpc import LivenessServiceServicer, add_LivenessServiceServicer_to_server
+from liveness.v1.service_pb2 import (
+    RecordWorkerHeartbeatRequest,
+    RecordWorkerHeartbeatsRequest,
+    RecordWorkerHeartbeatsResponse,
+)
+from liveness.v1.worker_pb2 import HeartbeatResult
 
 Item = RecordWorkerHeartbeatsResponse.Item
 
 
-class Noop(LivenessServiceServicer):
+class Noop:
     def __init__(self):
         self._result = result()
-        self._batches = {}
+        self._batches: dict[int, RecordWorkerHeartbeatsResponse] = {}
 
-    async def RecordWorkerHeartbeat(self, request, context):  # noqa: N802  # the contract's name
+    async def unary(self, request, context):
         return self._result
 
-    async def RecordWorkerHeartbeats(self, request, context):  # noqa: N802
+    async def batch(self, request, context):
         size = len(request.heartbeats)
         if size not in self._batches:
             items = [Item(result=self._result)] * size
@@ -32,7 +37,19 @@ class Noop(LivenessServiceServicer):
 
 async def main(listen):
     server = grpc.aio.server()
-    add_LivenessServiceServicer_to_server(Noop(), server)
+    noop = Noop()
+    handlers: dict[str, Any] = {
+        "RecordWorkerHeartbeat": grpc.unary_unary_rpc_method_handler(
+            noop.unary, RecordWorkerHeartbeatRequest.FromString, HeartbeatResult.SerializeToString
+        ),
+        "RecordWorkerHeartbeats": grpc.unary_unary_rpc_method_handler(
+            noop.batch,
+            RecordWorkerHeartbeatsRequest.FromString,
+            RecordWorkerHeartbeatsResponse.SerializeToString,
+        ),
+    }
+    service = grpc.method_handlers_generic_handler("liveness.v1.LivenessService", handlers)
+    server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port(listen)
     await server.start()
     print(port, flush=True)

@@ -28,6 +28,7 @@ def side(name, module, *args):
     command = [sys.executable, "-m", module, "127.0.0.1:0", *args]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
+            assert process.stdout is not None
             line = process.stdout.readline()
             if not line.strip():
                 sys.exit(f"the {name} server did not start; run it by hand to see why: {' '.join(command)}")
