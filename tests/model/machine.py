@@ -92,7 +92,19 @@ class Machine(RuleBasedStateMachine):
         self.engine: Engine
 
     def run(self, work: Awaitable[T]) -> T:
-        return self.world.runner.run(_awaited(work))
+        return self.world.runner.run(self._watched(work))
+
+    async def _watched(self, work: Awaitable[T]) -> T:
+        """A node whose engine stopped answers nobody any more: say so instead of waiting."""
+        doing = asyncio.ensure_future(work)
+        ends: set[asyncio.Future[Any]] = {doing}
+        if hasattr(self, "engine"):
+            ends.add(self.engine.node.broken)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        doing.cancel()
+        raise AssertionError(f"the engine stopped: {self.engine.node.broken.result()}")
 
     @initialize()
     def begin(self) -> None:
@@ -372,10 +384,6 @@ class Machine(RuleBasedStateMachine):
         effects = {Effect(ns, worker, epoch, a.id, a.attempt) for ns, worker, epoch, a in self.account.taken}
         assert set(self.account.made_available) == effects, "and every task had its effect"
         await self.engine.crash()
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
 
 
 async def _moved(answer: Awaitable[Any]) -> int:
