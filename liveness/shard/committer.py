@@ -26,7 +26,7 @@ logger = structlog.get_logger("liveness.commit")
 
 
 GATHER_MS = 1
-LATE_MS = 2
+LATE_MS = 1
 """A timer that is later than this says that the event loop is busy."""
 
 Tenure = tuple[int, int]
