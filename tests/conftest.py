@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from hypothesis import settings
 
 from liveness.store.sql import SqlStore
 from tests.databases import PostgresServer, StoreHome, postgres_home, sqlite_home
+
+# Read when gRPC is loaded. What it does in a process that was forked off, to start a program there, crashes that
+# process now and then while calls are on their way here.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # A shared machine may stall for longer than any deadline that would mean something.
 settings.register_profile("liveness", deadline=None, print_blob=True)
