@@ -95,6 +95,8 @@ class Site:
     async def stop(self) -> None:
         if self._running:
             self._running = False
+            if self.store is not None:
+                self.store.open_gate()  # a test that failed may have left it closed
             await self.channel.close()
             await self.server.stop()
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from liveness.v1 import event_pb2, service_pb2
-from tests.server.site import Site, refusal, unpack
+from tests.server.site import Site, heartbeat, refusal, unpack
 from tests.shard.engine import activity
 
 
@@ -158,14 +158,13 @@ async def test_each_answer_resumes_right_after_its_events(site: Site) -> None:
 
 
 async def test_more_events_than_fit_one_answer_come_in_several(site: Site) -> None:
-    start = await Watcher(site, namespace="orders", worker_instance_key="w").open()
-    for session in range(60):
-        beats = [service_pb2.RecordWorkerHeartbeatRequest(namespace="orders").heartbeat for _ in range(20)]
-        for place, beat in enumerate(beats):
-            beat.worker_instance_key, beat.session_id = "w", f"s{session}-{place}"
-        await site.batch(*beats)
-    assert len(await start.until(1_200)) == 1_200
-    assert in_order(start.events)
+    watcher = await Watcher(site, namespace="orders", worker_instance_key="w").open()
+    watcher.stream.cancel()
+    for turn in range(3):
+        await site.batch(*(heartbeat(session_id=f"s{turn}-{place}") for place in range(400)))
+    await watcher.open()
+    assert len(await watcher.until(1_200)) == 1_200
+    assert in_order(watcher.events)
 
 
 async def test_a_resume_token_serves_its_own_selection_only(site: Site) -> None:
