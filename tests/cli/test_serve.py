@@ -83,7 +83,7 @@ def test_an_address_in_use_is_one_sentence(tmp_path: Path, server: str) -> None:
 
 def test_a_database_that_does_not_answer_is_one_sentence_without_the_password(tmp_path: Path) -> None:
     result = run("serve", "--db", "postgresql://u:hunter2@127.0.0.1:1/x", folder=tmp_path)
-    assert result.returncode == 1
+    assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: the server cannot start on postgresql://u:***@127.0.0.1:1/x: ")
 
