@@ -9,9 +9,11 @@ import asyncio
 import fcntl
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -134,13 +136,45 @@ class _Lane:
     """One thread; what is run there runs in order."""
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        # A daemon: a sync that hangs for ever must not keep the process from ending.
+        Thread(target=self._work_off, name=name, daemon=True).start()
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._jobs.put(_Job(work, args, loop, done))
+        return await done
 
     def stop(self) -> None:
-        self._executor.shutdown(wait=False)
+        """After what was given to it before."""
+        self._jobs.put(None)
+
+    def _work_off(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                tell = partial(_succeed, job.done, job.work(*job.args))
+            except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to who asked
+                tell = partial(_fail, job.done, error)
+            if not job.loop.is_closed():
+                job.loop.call_soon_threadsafe(tell)
+
+
+class _Job(NamedTuple):
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+
+
+def _succeed(done: asyncio.Future[Any], result: object) -> None:
+    if not done.done():  # who asked may be gone
+        done.set_result(result)
+
+
+def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
+    if not done.done():
+        done.set_exception(error)
 
 
 def _engine(path: Path, *, writer: bool) -> Engine:

@@ -85,7 +85,7 @@ def test_a_database_that_does_not_answer_is_one_sentence_without_the_password(tm
     result = run("serve", "--db", "postgresql://u:hunter2@127.0.0.1:1/x", folder=tmp_path)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: the server cannot start on postgresql://u:***@127.0.0.1:1/x: ")
+    assert "postgresql://u:***@127.0.0.1:1/x: " in line
 
 
 def test_the_banner_shows_commands_that_reach_the_server() -> None:
