@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import delete, insert
 
 from liveness.clock import ManualClock
@@ -29,7 +31,7 @@ T = TypeVar("T")
 GRACE_MS = 3_000
 STALL_MS = 500
 NAMESPACES = ("north", "south")
-KEYS = tuple((namespace, name) for namespace in NAMESPACES for name in ("w1", "w2", "w3"))
+KEYS = tuple((namespace, name) for namespace in NAMESPACES for name in ("w1", "w2"))
 ACTIVITIES: tuple[ActivityName, ...] = tuple((f"flow-{n}", "run", f"activity-{n}") for n in range(5))
 
 keys = st.sampled_from(KEYS)
@@ -39,24 +41,25 @@ changes = st.lists(
     max_size=3,
     unique_by=lambda change: change[0],
 ).map(tuple)
-configs = st.fixed_dictionaries(
-    {},
-    optional={
-        "cleanup_delay_ms": st.sampled_from([0, 1_000, 5_000, 3_600_000]),
-        "tombstone_retention_ms": st.sampled_from([0, 1_000, 10_000]),
-        "max_workers": st.sampled_from([0, 1, 2, 100]),
-        "max_bindings_per_worker": st.sampled_from([1, 2, 100]),
-        "default_lease_ms": st.sampled_from([2_000, 10_000, 30_000]),
-        "max_lease_ms": st.sampled_from([30_000, 60_000]),
-        "event_retention_ms": st.sampled_from([0, 2_000]),
-    },
-)
+CONFIGS: dict[str, list[int]] = {
+    "cleanup_delay_ms": [0, 1_000, 5_000, 3_600_000],
+    "tombstone_retention_ms": [0, 1_000, 10_000],
+    "max_workers": [0, 1, 100],
+    "max_bindings_per_worker": [1, 2, 100],
+    "default_lease_ms": [2_000, 10_000, 30_000],
+    "max_lease_ms": [30_000, 60_000],
+    "event_retention_ms": [0, 2_000],
+}
+leases = st.sampled_from([None, 1, 1_000, 2_500, 5_000, 40_000])
+configs = st.sampled_from([{name: value} for name, values in CONFIGS.items() for value in values])
 
 
 class World:
     """A loop and a migrated database that many runs use one after the other."""
 
     def __init__(self, database: Callable[[], Database]) -> None:
+        self.seen: Counter[str] = Counter()
+        """How often each answer was given and each fault met, over all runs."""
         self.runner = asyncio.Runner()
         self.database = self.runner.run(self._open(database))
 
@@ -110,6 +113,8 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.run(self.world.clear())
         self.run(self._start())
+        # In one of the namespaces whole lives are short enough to be seen to their end.
+        self.configure("south", {"cleanup_delay_ms": 2_000, "tombstone_retention_ms": 10_000}, Fault.NONE)
 
     async def _start(self) -> None:
         self.engine = Engine(self.store, self.clock, grace_ms=GRACE_MS)
@@ -119,48 +124,77 @@ class Machine(RuleBasedStateMachine):
 
     # -- rules
 
+    @rule(key=keys, fault=faults)
+    def plain_heartbeat(self, key: Any, fault: Fault) -> None:
+        """Nearly all of the traffic, and it has a way of its own through the server."""
+        self._heartbeat(key, "same", "next", 5_000, (), (), False, fault)
+
+    @rule(key=keys, bound=changes, unbound=changes, lease_ms=leases, fault=faults)
+    def heartbeat_with_changes(
+        self, key: Any, bound: Any, unbound: Any, lease_ms: int | None, fault: Fault
+    ) -> None:
+        self._heartbeat(key, "same", "next", lease_ms, bound, unbound, False, fault)
+
     @rule(
         key=keys,
-        session=st.sampled_from(["same"] * 5 + ["new", "new", "old", "none"]),
-        sequence=st.sampled_from(["next"] * 6 + ["gap", "equal", "lower", "none", "one"]),
-        lease_ms=st.sampled_from([None, None, 1, 1_000, 2_500, 5_000, 40_000]),
+        sequence=st.sampled_from(["gap", "equal", "equal", "lower", "none", "one"]),
+        lease_ms=leases,
         bound=changes,
-        unbound=changes,
-        full=st.sampled_from([False] * 4 + [True]),
+        full=st.booleans(),
         fault=faults,
     )
-    def heartbeat(
+    def heartbeat_out_of_order(
+        self, key: Any, sequence: str, lease_ms: int | None, bound: Any, full: bool, fault: Fault
+    ) -> None:
+        self._heartbeat(key, "same", sequence, lease_ms, bound, (), full, fault)
+
+    @rule(
+        key=keys,
+        session=st.sampled_from(["new", "old", "none"]),
+        sequence=st.sampled_from(["next", "gap", "equal", "none", "one"]),
+        bound=changes,
+        unbound=changes,
+        full=st.booleans(),
+        fault=faults,
+    )
+    def heartbeat_of_another_session(
+        self, key: Any, session: str, sequence: str, bound: Any, unbound: Any, full: bool, fault: Fault
+    ) -> None:
+        self._heartbeat(key, session, sequence, None, bound, unbound, full, fault)
+
+    def _heartbeat(
         self, key: Any, session: str, sequence: str, lease_ms: int | None, bound: Any, unbound: Any, full: bool, fault: Fault
     ) -> None:  # fmt: skip
         worker = self.model.workers.get(key)
-        beat = Beat(self._session(worker, session), 0, lease_ms, bound, unbound, full)
-        last = worker.sequence if worker and beat.session in ("", worker.session) else 0
+        name = self._session(worker, session)
+        last = worker.sequence if worker and name in ("", worker.session) else 0
         numbers = {"next": last + 1, "gap": last + 3, "equal": last, "lower": last - 1, "one": 1}
-        beat = Beat(beat.session, max(numbers.get(sequence, 0), 0), lease_ms, bound, unbound, full)
+        beat = Beat(name, max(numbers.get(sequence, 0), 0), lease_ms, bound, unbound, full)
         self._compare(
             lambda: self.model.heartbeat(key, beat, self._now(key)), lambda: self._send(key, beat), fault
         )
 
-    @rule(key=keys, session=st.sampled_from(["same", "new", "old", "none"]), fault=faults)
-    def shutdown(self, key: Any, session: str, fault: Fault) -> None:
-        name = self._session(self.model.workers.get(key), session)
-        request = service_pb2.ShutdownWorkerRequest(
-            namespace=key[0], worker_instance_key=key[1], session_id=name
-        )
+    @rule(
+        key=keys, how=st.sampled_from(["same", "same", "new", "old", "none", "force", "force"]), fault=faults
+    )
+    def leave(self, key: Any, how: str, fault: Fault) -> None:
+        """By goodbye of some session, or by force. Who is not there is asked to leave now and then, not mostly."""
+        if key not in self.model.workers and how in ("same", "new", "force"):
+            key = min(self.model.workers, default=key)
+        about = {"namespace": key[0], "worker_instance_key": key[1]}
+        if how == "force":
+            force = admin_pb2.ExpireWorkerRequest(**about, reason="why not")
+            self._compare(
+                lambda: self.model.force(key, self._now(key)),
+                lambda: _moved(self.engine.admin.expire_worker(force)),
+                fault,
+            )
+            return
+        session = self._session(self.model.workers.get(key), how)
+        goodbye = service_pb2.ShutdownWorkerRequest(**about, session_id=session)
         self._compare(
-            lambda: self.model.shutdown(key, name, self._now(key)),
-            lambda: _moved(self.engine.liveness.shutdown_worker(request)),
-            fault,
-        )
-
-    @rule(key=keys, fault=faults)
-    def force_expiry(self, key: Any, fault: Fault) -> None:
-        request = admin_pb2.ExpireWorkerRequest(
-            namespace=key[0], worker_instance_key=key[1], reason="why not"
-        )
-        self._compare(
-            lambda: self.model.force(key, self._now(key)),
-            lambda: _moved(self.engine.admin.expire_worker(request)),
+            lambda: self.model.shutdown(key, session, self._now(key)),
+            lambda: _moved(self.engine.liveness.shutdown_worker(goodbye)),
             fault,
         )
 
@@ -183,13 +217,12 @@ class Machine(RuleBasedStateMachine):
 
         self._compare(expect, update, fault)
 
-    @rule(ms=st.sampled_from([1, 50, 250, 250, 500]), fault=faults)
-    def a_moment_passes(self, ms: int, fault: Fault) -> None:
-        self.run(self._step(ms, fault))
-
-    @rule(ms=st.sampled_from([1_000, 3_000, 12_000]))
-    def time_passes(self, ms: int) -> None:
-        self.run(self._advance(ms))
+    @rule(ms=st.sampled_from([1, 50, 250, 500, 1_000, 3_000, 12_000]), fault=faults)
+    def time_passes(self, ms: int, fault: Fault) -> None:
+        if ms <= STALL_MS:
+            self.run(self._step(ms, fault))
+        else:
+            self.run(self._advance(ms))
 
     @rule(key=keys, off_ms=st.sampled_from([-1, 0, 0, 1]), fault=faults)
     @precondition(lambda self: self.model.workers)
@@ -205,44 +238,39 @@ class Machine(RuleBasedStateMachine):
             if left_ms % 250:
                 self.run(self._step(left_ms % 250, fault))
 
-    @rule(ms=st.sampled_from([600, 5_000, 3_600_000]))
-    def the_process_stands_still(self, ms: int) -> None:
-        self.run(self._step(ms, Fault.NONE))
+    @rule(
+        what=st.sampled_from(["stand still", "jump", "crash", "restart"]),
+        ms=st.sampled_from([0, 600, 5_000, 86_400_000]),
+    )
+    def trouble(self, what: str, ms: int) -> None:
+        if what == "stand still":
+            self.run(self._step(ms, Fault.NONE))
+        elif what == "jump":
+            self.clock.jump_wall(ms or -3_600_000)
+        else:
+            self.run(self.engine.crash() if what == "crash" else self.engine.stop())
+            self.clock.move(ms)
+            self.run(self._start())
 
-    @rule(ms=st.sampled_from([-3_600_000, 3_600_000]))
-    def wall_clock_jumps(self, ms: int) -> None:
-        self.clock.jump_wall(ms)
+    @rule(what=st.sampled_from(["checkpoint", "retain", "work off", "work off"]), first=faults, second=faults)
+    def upkeep(self, what: str, first: Fault, second: Fault) -> None:
+        if what == "checkpoint":
+            self.run(self._with_fault(first, self.engine.maintenance.checkpoint))
+        elif what == "retain":
+            self._retain()
+        else:
+            self.store.faults.extend([first, second])
+            self.run(self.engine.queue.work_off())
+            self.store.faults.clear()
+            self.run(self.engine.recovered())
 
-    @rule(down_ms=st.sampled_from([0, 1_000, 86_400_000]))
-    def crash(self, down_ms: int) -> None:
-        self.run(self.engine.crash())
-        self.clock.move(down_ms)
-        self.run(self._start())
-
-    @rule(down_ms=st.sampled_from([0, 60_000]))
-    def restart(self, down_ms: int) -> None:
-        self.run(self.engine.stop())
-        self.clock.move(down_ms)
-        self.run(self._start())
-
-    @rule(fault=faults)
-    def checkpoint_and_compact(self, fault: Fault) -> None:
-        self.run(self._with_fault(fault, self.engine.maintenance.checkpoint))
-
-    @rule()
-    def retain(self) -> None:
+    def _retain(self) -> None:
         now = {key: self._now(key) for key in self.model.workers}
         self.run(self.engine.maintenance.retain())
         self.run(self.engine.node.barrier().wait())
         for key, now_ms in now.items():
             self.model.forget(key, now_ms)
-
-    @rule(first=faults, second=faults)
-    def work_off_the_queue(self, first: Fault, second: Fault) -> None:
-        self.store.faults.extend([first, second])
-        self.run(self.engine.queue.work_off())
-        self.store.faults.clear()
-        self.run(self.engine.recovered())
+            self.world.seen["FORGOTTEN"] += key not in self.model.workers
 
     # -- how
 
@@ -286,11 +314,13 @@ class Machine(RuleBasedStateMachine):
         except LivenessError as error:
             answer = error.reason if not isinstance(error, ShardUnavailable) else error
         if len(self.store.failed) > failed:
+            self.world.seen[fault.name] += 1
             assert isinstance(answer, ShardUnavailable), "who waits for a commit that failed is told so"
             if fault is not Fault.UNKNOWN_DONE:
                 self.model.workers, self.model.lost, self.model.rules = workers, lost, rules
         else:
             assert answer == expected
+            self.world.seen[str(answer)] += 1
 
     async def _send(self, key: tuple[str, str], beat: Beat) -> str:
         message = worker_pb2.WorkerHeartbeat(
@@ -330,6 +360,7 @@ class Machine(RuleBasedStateMachine):
         if now_ms >= self.held_until_ms:
             for key in self.model.workers:
                 self.model.look(key, self._clock_of(key), self._now(key))
+                self.world.seen[self.model.workers[key].state] += self.model.workers[key] != before[key]
         failed = len(self.store.failed)
         self.store.faults.append(fault)
         self.engine.node.pulse()
@@ -344,10 +375,8 @@ class Machine(RuleBasedStateMachine):
 
     # -- checks
 
-    def check_invariants(self, settings: Any, output: Any = None, runtimes: Any = None) -> None:
-        super().check_invariants(settings, output, runtimes)
-        if not hasattr(self, "engine"):
-            return
+    @invariant()
+    def model_and_server_agree(self) -> None:
         in_memory: dict[WorkerKey, Worker] = {}
         for shard in self.engine.node.shards():
             in_memory |= shard.workers
@@ -411,3 +440,61 @@ def _same(worker: Worker, model: ModelWorker) -> None:
     assert worker.superseded == model.replaced
     if worker.session_id:
         assert worker.resync == model.in_doubt
+
+
+# -- walks without hypothesis: they cannot be made smaller, but they get around far more
+
+
+def walk(world: World, seed: int, steps: int) -> None:
+    random, machine, way = Random(seed), Machine(world), []
+    try:
+        machine.begin()
+        for _ in range(steps):
+            [(rule_name, choices)] = random.choices(list(WALK.items()), weights=WALK_WEIGHTS)
+            chosen = {name: choose(random) for name, choose in choices.items()}
+            way.append(f"{rule_name}({', '.join(f'{name}={value!r}' for name, value in chosen.items())})")
+            getattr(machine, rule_name)(**chosen)
+            machine.model_and_server_agree()
+        machine.teardown()
+    except Exception as error:
+        raise AssertionError("\n".join([f"walk({seed=}, {steps=}) went:", *way])) from error
+
+
+def _one_of(*values: Any) -> Callable[[Random], Any]:
+    return lambda random: random.choice(values)
+
+
+def _changes(random: Random) -> tuple[tuple[ActivityName, int], ...]:
+    names = random.sample(ACTIVITIES, random.choice([0, 1, 1, 2]))
+    return tuple((name, random.choice([1, 1, 1, 2])) for name in names)
+
+
+_KEY = {"key": _one_of(*KEYS)}
+_FAULT = {"fault": _one_of(*[Fault.NONE] * 12, Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE)}
+_BEAT = {**_KEY, **_FAULT, "bound": _changes}
+_LEASE = {"lease_ms": _one_of(None, 1, 1_000, 2_500, 5_000, 40_000)}
+_SEQUENCES = ("next", "gap", "equal", "lower", "none", "one")
+_FULL = {"full": _one_of(False, False, True)}
+_MS = {"ms": _one_of(0, 600, 5_000, 86_400_000)}
+
+WALK: dict[str, dict[str, Callable[[Random], Any]]] = {
+    "plain_heartbeat": {**_KEY, **_FAULT},
+    "heartbeat_with_changes": {**_BEAT, **_LEASE, "unbound": _changes},
+    "heartbeat_out_of_order": {**_BEAT, **_LEASE, **_FULL, "sequence": _one_of(*_SEQUENCES)},
+    "heartbeat_of_another_session": {
+        **_BEAT, **_FULL, "unbound": _changes, "session": _one_of("new", "old", "none"),
+        "sequence": _one_of(*_SEQUENCES),
+    },
+    "leave": {**_KEY, **_FAULT, "how": _one_of("same", "new", "old", "none", "force")},
+    "configure": {
+        **_FAULT, "namespace": _one_of(*NAMESPACES),
+        "values": lambda random: {(name := random.choice(list(CONFIGS))): random.choice(CONFIGS[name])},
+    },
+    "time_passes": {**_FAULT, "ms": _one_of(1, 50, 250, 500, 1_000, 3_000, 12_000)},
+    "deadline_comes": {**_KEY, **_FAULT, "off_ms": _one_of(-1, 0, 1)},
+    "trouble": {**_MS, "what": _one_of("stand still", "jump", "crash", "restart")},
+    "upkeep": {
+        "what": _one_of("checkpoint", "retain", "work off"), "first": _FAULT["fault"], "second": _FAULT["fault"],
+    },
+}  # fmt: skip
+WALK_WEIGHTS = (4, 4, 3, 2, 1, 1, 2, 3, 1, 2)
