@@ -7,6 +7,7 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import click
@@ -52,7 +53,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     def on_ready(address: str) -> None:
         # Who asks for JSON reads it with a program; the log tells that one where the server is.
         if settings.log_format != "json":
-            click.echo(banner(settings, address))
+            click.echo(banner(settings, address, own_name()))
 
     try:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
@@ -72,7 +73,15 @@ def settings_from(flags: dict[str, Any], config: str | None) -> Settings:
         raise Misuse(str(error)) from error
 
 
-def banner(settings: Settings, address: str) -> str:
+def own_name() -> str:
+    """How to call this program from where the person is: it may lie in a virtual environment that is not active."""
+    if which("liveness"):
+        return "liveness"
+    program = Path(sys.argv[0])
+    return os.path.relpath(program) if program.name == "liveness" else "liveness"
+
+
+def banner(settings: Settings, address: str, program: str = "liveness") -> str:
     place = host_port(address)
     assert place is not None, address
     reached_at = address
@@ -85,8 +94,8 @@ def banner(settings: Settings, address: str) -> str:
         f"  database      {settings.db_for_people}",
         "",
         "Try next, in another terminal:",
-        f"  liveness workers list{option}",
-        f"  liveness config get{option}",
+        f"  {program} workers list{option}",
+        f"  {program} config get{option}",
     ]
     if settings.reflection:
         heartbeat = '{"namespace": "default", "heartbeat": {"worker_instance_key": "worker-1"}}'
