@@ -120,17 +120,15 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     for activity in beat.unbound:
         id = activity.id
         known = held.get(id)
+        if id in worker.lost:
+            cancelled[id] = None
         if id in declared and declared[id].attempt == activity.attempt:
             del declared[id]  # taken up and finished between two heartbeats
             if known is not None:
                 gone[id] = None
-            elif id in worker.lost:
-                cancelled[id] = None
         elif known is not None and known.attempt == activity.attempt:
             gone[id] = None
-        elif id in worker.lost:
-            cancelled[id] = None
-        elif known is None and id not in declared and beat.sequence and beat.session_id:
+        elif not (known or id in declared or id in worker.lost) and beat.sequence and beat.session_id:
             resync = True  # it says it held what was never heard of here
     if beat.full_bindings:
         gone.update((id, None) for id in held if id not in declared)
