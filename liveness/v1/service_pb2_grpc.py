@@ -138,13 +138,15 @@ class LivenessServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetWorkerHistory(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every event of one worker but plain lease renewals.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Committed events, in order inside each shard, without gap or repeat across resumptions.
+        """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
+        not among them: they are folded into checkpoints and not kept one by one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,8 +55,11 @@ class LivenessServiceStub:
     """Ordered by worker_instance_key, byte by byte."""
     CountWorkers: _grpc.UnaryUnaryMultiCallable[_service_pb2.CountWorkersRequest, _service_pb2.CountWorkersResponse]
     GetWorkerHistory: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetWorkerHistoryRequest, _service_pb2.GetWorkerHistoryResponse]
+    """Every event of one worker but plain lease renewals."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_service_pb2.WatchEventsRequest, _service_pb2.WatchEventsResponse]
-    """Committed events, in order inside each shard, without gap or repeat across resumptions."""
+    """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
+    not among them: they are folded into checkpoints and not kept one by one.
+    """
 
 @_typing.type_check_only
 class LivenessServiceAsyncStub(LivenessServiceStub):
@@ -84,8 +87,11 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
     """Ordered by worker_instance_key, byte by byte."""
     CountWorkers: _aio.UnaryUnaryMultiCallable[_service_pb2.CountWorkersRequest, _service_pb2.CountWorkersResponse]  # type: ignore[assignment]
     GetWorkerHistory: _aio.UnaryUnaryMultiCallable[_service_pb2.GetWorkerHistoryRequest, _service_pb2.GetWorkerHistoryResponse]  # type: ignore[assignment]
+    """Every event of one worker but plain lease renewals."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_service_pb2.WatchEventsRequest, _service_pb2.WatchEventsResponse]  # type: ignore[assignment]
-    """Committed events, in order inside each shard, without gap or repeat across resumptions."""
+    """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
+    not among them: they are folded into checkpoints and not kept one by one.
+    """
 
 class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
     """What workers call, and what people and tools read.
@@ -151,7 +157,8 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _service_pb2.GetWorkerHistoryRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_service_pb2.GetWorkerHistoryResponse, _abc.Awaitable[_service_pb2.GetWorkerHistoryResponse]]: ...
+    ) -> _typing.Union[_service_pb2.GetWorkerHistoryResponse, _abc.Awaitable[_service_pb2.GetWorkerHistoryResponse]]:
+        """Every event of one worker but plain lease renewals."""
 
     @_abc_1.abstractmethod
     def WatchEvents(
@@ -159,6 +166,8 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_service_pb2.WatchEventsResponse], _abc.AsyncIterator[_service_pb2.WatchEventsResponse]]:
-        """Committed events, in order inside each shard, without gap or repeat across resumptions."""
+        """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
+        not among them: they are folded into checkpoints and not kept one by one.
+        """
 
 def add_LivenessServiceServicer_to_server(servicer: LivenessServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

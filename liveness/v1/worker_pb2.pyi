@@ -216,6 +216,9 @@ class WorkerHeartbeat(_message.Message):
     errors: _builtins.int
     last_error: _builtins.str
     worker_identity: _builtins.str
+    """What the worker tells about itself, 16 KiB in all. A heartbeat that sets none of these fields leaves what is known
+    as it is; one that sets any replaces them all.
+    """
     task_queue: _builtins.str
     build_id: _builtins.str
     sdk_name: _builtins.str
