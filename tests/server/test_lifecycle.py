@@ -214,6 +214,21 @@ async def test_what_a_full_set_leaves_out_is_unbound_and_not_rescheduled(site: S
     assert await site.tasks(admin_pb2.TASK_STATE_DONE) == []
 
 
+async def test_a_cancel_signal_ends_when_the_lost_attempt_is_unbound_whatever_else_is_bound(
+    site: Site,
+) -> None:
+    await site.beat(bound_activities=[activity("a"), activity("b")])
+    await site.shut_down()
+    back = await site.beat(bound_activities=[activity("a")])  # it insists on one of them
+    assert {lost.activity_id for lost in back.cancel_activities} == {"a", "b"}
+    later = await site.beat(
+        unbound_activities=[activity("a"), activity("b")],
+        bound_activities=[activity("a", attempt=2), activity("b")],
+    )
+    assert not later.cancel_activities
+    assert list((await site.describe()).bound_activities) == [activity("a", attempt=2)]
+
+
 async def test_a_worker_that_never_cancels_what_it_lost_is_asked_for_the_newest_only(site: Site) -> None:
     for turn in range(8):
         names = [f"{turn}-{place}" for place in range(200)]
