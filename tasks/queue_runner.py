@@ -27,6 +27,8 @@ BATCH = 500
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
+HAND_ON_TIMEOUT_S = 30
+"""A sink that hangs holds up its shard's other tasks for no longer than this."""
 
 
 def backoff_ms(attempts: int, random: Random) -> int:
@@ -126,7 +128,8 @@ class QueueRunner:
 
     async def _hand_on(self, stored: StoredTask, activity: Activity) -> QueueOutcome:
         try:
-            await self._reschedule.hand_on(stored.task, activity)
+            async with asyncio.timeout(HAND_ON_TIMEOUT_S):
+                await self._reschedule.hand_on(stored.task, activity)
         except Exception as error:  # noqa: BLE001  # the one catch-all: whatever went wrong is recorded with the task
             return Failed(f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
         return Done()

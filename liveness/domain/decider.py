@@ -12,6 +12,7 @@ from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.errors import (
     BindingQuotaExceeded,
     InvalidField,
+    SessionNotCurrent,
     SessionSuperseded,
     StaleHeartbeat,
     WorkerNotActive,
@@ -216,7 +217,7 @@ def deactivate(
     if command.session_id and command.session_id != worker.session_id:
         if command.session_id in worker.superseded:
             raise SessionSuperseded(session_id=command.session_id, worker=key.instance_key)
-        raise InvalidField(field="session_id", rule="is not the worker's current session")
+        raise SessionNotCurrent(session_id=command.session_id, worker=key.instance_key)
     if worker.state is not ACTIVE:
         if command.reason is InactiveReason.FORCED:
             raise WorkerNotActive(worker=key.instance_key, state=worker.state.name)

@@ -9,6 +9,7 @@ LivenessError
 ├── Refused                 the request is fine, the state is against it
 │   ├── StaleHeartbeat
 │   ├── SessionSuperseded
+│   ├── SessionNotCurrent
 │   ├── WorkerCleanedUp
 │   ├── WorkerNotActive
 │   └── TaskFinished
@@ -73,6 +74,10 @@ class StaleHeartbeat(Refused):
 
 class SessionSuperseded(Refused):
     """Session {session_id} of worker {worker} was replaced by a newer one; this process must stop its work."""
+
+
+class SessionNotCurrent(Refused):
+    """Session {session_id} is not the current one of worker {worker}."""
 
 
 class WorkerCleanedUp(Refused):

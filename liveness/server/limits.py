@@ -53,7 +53,7 @@ class RateLimits:
         bucket = self._buckets.get(whose)
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
-                self._buckets.clear()  # everybody's burst anew: bounded memory is worth that
+                del self._buckets[next(iter(self._buckets))]  # the oldest gets its burst anew: memory is bounded
             bucket = self._buckets[whose] = _Bucket(now_ms, burst)
         wait_ms = bucket.take(now_ms, rate, burst)
         if wait_ms:

@@ -79,13 +79,13 @@ class LivenessService:
                 if limited:
                     identifier("heartbeat.worker_instance_key", instance_key)  # before it names a bucket
                     self._limits.admit(key, policy)
-                volatile = wire.take_volatile(beat)
+                sequence, successes, errors = volatile = wire.take_volatile(beat)
                 form = hash(beat.SerializePartialToString())
-                now_ms = shard.at(listening_ms)
-                worker = shard.renew_as_before(key, form, *volatile, now_ms)
+                worker = shard.renew_as_before(key, form, sequence, successes, errors, listening_ms)
                 if worker is not None:
                     answers.append(renewed(worker, wall_ms))
                 else:
+                    now_ms = shard.at(listening_ms)
                     outcome, worker = self._decide(shard, key, beat, volatile, policy, now_ms, form)
                     answers.append(replies.result(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:

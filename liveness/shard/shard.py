@@ -16,7 +16,6 @@ from liveness.domain import activity as activities
 from liveness.domain import decider
 from liveness.domain.activity import Activity
 from liveness.domain.commands import Deactivate, Heartbeat
-from liveness.domain.decider import COUNTER_MAX
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
     ActivityMadeAvailable,
@@ -33,6 +32,7 @@ from liveness.domain.events import (
 )
 from liveness.domain.fold import evolve, renewed
 from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
+from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
 from liveness.domain.worker import Worker, WorkerState
@@ -41,9 +41,7 @@ from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
-ACTIVE = (
-    WorkerState.ACTIVE
-)  # looked up once: on Python 3.11, asking the enum each time takes as long as a dict
+# looked up once: on Python 3.11, asking the enum each time takes as long as a dict
 PLAIN_COUNTS_MAX = 2**40
 GRACES_MAX = 3
 """How many take-overs in a row may hold up a silent worker's expiry."""
@@ -166,22 +164,19 @@ class Shard:
     # -- commands
 
     def renew_as_before(
-        self, key: tuple[str, str], form: int, sequence: int, successes: int, errors: int, now_ms: int
+        self, key: tuple[str, str], form: int, sequence: int, successes: int, errors: int, listening_ms: int
     ) -> Worker | None:
         """The short way for a heartbeat that, but for these numbers, equals the worker's last plain one; None if it
         is not one. Equality is judged by a keyed 64-bit hash of all else the heartbeat said."""
         worker = self.workers.get(key)  # type: ignore[call-overload]
-        if (
-            worker is None
-            or self._forms.get(worker.number) != form
-            or worker.state is not ACTIVE
-            or (sequence <= worker.sequence and sequence)
-            or sequence > COUNTER_MAX
-            or successes + errors > PLAIN_COUNTS_MAX
-        ):
+        if worker is None or self._forms.get(worker.number) != form or successes + errors > PLAIN_COUNTS_MAX:
             return None
-        event = decider.renewal(worker, sequence, successes, errors, now_ms)
-        return self._renew(key, worker, event)
+        renewal = renew(worker, sequence, successes, errors, self._observed.now_ms(listening_ms))
+        if renewal is None:
+            return None
+        event, after = renewal
+        self._keep_renewal(key, event, after)
+        return after
 
     def remember_form(self, worker: Worker, form: int | None) -> None:
         """Called after every heartbeat that took the long way, so that a form is always of the current session."""
@@ -312,17 +307,20 @@ class Shard:
 
     # -- inside
 
-    def _renew(self, key: tuple[str, str], worker: Worker, event: LeaseRenewed) -> Worker:
+    def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = renewed(worker, event)
+        self._keep_renewal(key, event, after)
+        return after
+
+    def _keep_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
         self.workers[key] = after  # type: ignore[index]  # the worker is there, and so is its key
-        number, pending = worker.number, self._pending
+        number, pending = after.number, self._pending
         if number in pending.renewals:
             pending.add_renewal(number, event, self._clock)
         else:
             pending.renewals[number] = event
         if not self._dirty:
             self._touch()
-        return after
 
     def _apply_if_any(
         self, key: WorkerKey, worker: Worker, events: tuple[WorkerEvent, ...], now_ms: int

@@ -4,7 +4,7 @@ import pytest
 
 from liveness.domain.decider import admit
 from liveness.domain.errors import (
-    InvalidField,
+    SessionNotCurrent,
     SessionSuperseded,
     StaleHeartbeat,
     WorkerCleanedUp,
@@ -371,7 +371,7 @@ def test_a_zombies_goodbye_does_not_end_its_successor() -> None:
 
 def test_a_goodbye_of_a_session_never_heard_of_is_refused() -> None:
     story = registered()
-    with pytest.raises(InvalidField):
+    with pytest.raises(SessionNotCurrent):
         story.shut_down(session_id="other")
     assert story.known.state is ACTIVE
 

@@ -103,7 +103,7 @@ async def test_only_the_current_session_may_say_goodbye(site: Site) -> None:
     await site.beat(session_id="s1", sequence=1)
     await site.beat(session_id="s2", sequence=1)
     assert (await refusal(site.shut_down(session_id="s1"))).reason == "SESSION_SUPERSEDED"
-    assert (await refusal(site.shut_down(session_id="s3"))).reason == "INVALID_FIELD"
+    assert (await refusal(site.shut_down(session_id="s3"))).reason == "SESSION_NOT_CURRENT"
     assert (await site.describe()).state == ACTIVE
     assert (await site.shut_down(session_id="s2")).state == INACTIVE
 
