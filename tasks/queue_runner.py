@@ -28,7 +28,7 @@ BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
 HAND_ON_TIMEOUT_S = 30
-"""A sink that hangs holds up its shard's other tasks for no longer than this."""
+"""A sink that hangs holds up the tasks after it for no longer than this."""
 
 
 def backoff_ms(attempts: int, random: Random) -> int:
@@ -45,6 +45,7 @@ class QueueRunner:
         self._reschedule = reschedule
         self._attempts_max = attempts_max
         self._random = random
+        self.hand_on_timeout_s: float = HAND_ON_TIMEOUT_S
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
         self._look_everywhere = False
@@ -120,15 +121,16 @@ class QueueRunner:
             else:
                 released.append((stored, self._reschedule.release(stored.task, shard)))
         await self._node.durable(shard)
-        for stored, activity in released:
-            outcomes[stored.task_id] = await self._hand_on(stored, activity)
+        handed_on = await asyncio.gather(*(self._hand_on(stored, activity) for stored, activity in released))
+        for (stored, _), outcome in zip(released, handed_on, strict=True):
+            outcomes[stored.task_id] = outcome
         for stored in batch:
             shard.update_task(self._record(stored, outcomes[stored.task_id], shard.now_ms()))
         await self._node.durable(shard)
 
     async def _hand_on(self, stored: StoredTask, activity: Activity) -> QueueOutcome:
         try:
-            async with asyncio.timeout(HAND_ON_TIMEOUT_S):
+            async with asyncio.timeout(self.hand_on_timeout_s):
                 await self._reschedule.hand_on(stored.task, activity)
         except Exception as error:  # noqa: BLE001  # the one catch-all: whatever went wrong is recorded with the task
             return Failed(f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX])

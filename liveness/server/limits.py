@@ -53,7 +53,9 @@ class RateLimits:
         bucket = self._buckets.get(whose)
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
-                del self._buckets[next(iter(self._buckets))]  # the oldest gets its burst anew: memory is bounded
+                del self._buckets[
+                    next(iter(self._buckets))
+                ]  # the oldest gets its burst anew: memory is bounded
             bucket = self._buckets[whose] = _Bucket(now_ms, burst)
         wait_ms = bucket.take(now_ms, rate, burst)
         if wait_ms:

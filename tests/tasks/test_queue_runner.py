@@ -79,6 +79,23 @@ async def test_a_lost_activity_is_available_under_its_next_attempt(store: Faulty
     await engine.stop()
 
 
+async def test_a_sink_that_hangs_for_one_activity_holds_up_no_other(store: FaultyStore) -> None:
+    class Hanging(Matching):
+        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+            if key.activity_id == "a":
+                await asyncio.Event().wait()
+            await super().offer(key, activity)
+
+    matching = Hanging()
+    engine = await engine_on(store, matching)
+    engine.queue.hand_on_timeout_s = 0.05
+    await lose(engine, activity("a"), activity("b"))
+    await engine.queue.work_off()
+    assert matching.offered == [("b", 2)]
+    assert sorted(await states(store)) == [TaskState.RETRYING, TaskState.DONE]
+    await engine.stop()
+
+
 @pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
 @pytest.mark.parametrize("place", [0, 1])
 async def test_an_interrupted_task_is_done_in_the_end_and_has_one_effect(
