@@ -203,7 +203,7 @@ class Model:
         if session in worker.replaced:
             raise Refused("SESSION_SUPERSEDED")
         if session not in ("", worker.session):
-            raise Refused("INVALID_FIELD")
+            raise Refused("SESSION_NOT_CURRENT")
         return self._deactivate(key, worker, now_ms) if worker.state == ACTIVE else 0
 
     def force(self, key: tuple[str, str], now_ms: int) -> int:
