@@ -38,7 +38,6 @@ METADATA_BYTES_MAX = 16 * 1024
 BINDING_CHANGES_MAX = 200
 FULL_BINDINGS_MAX = 1_000
 TOKEN_BYTES_MAX = 2 * 1024
-HEARTBEAT_FIELD = "heartbeat"
 
 _STATES = {state.value for state in WorkerState}
 _STATUSES = {status.value: status for status in WorkerStatus}
