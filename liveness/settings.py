@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+from msgspec.structs import force_setattr
+
+from liveness.setting_rules import SQLITE, Rule, list_of, number, one_of, switch, text_that, whole_number
+from liveness.setting_rules import without_password as without_password
 
 PREFIX = "LIVENESS_"
 TEST_PREFIX = "LIVENESS_TEST_"
 CONFIG_VARIABLE = "LIVENESS_CONFIG"
 DAY_S = 86_400
+NAME_BYTES_MAX = 255
+URL_CHARS_MAX = 2_000
+SECRET_CHARS_MIN = 16
+SECRET_CHARS_MAX = 1_000
 
 
 class SettingsError(Exception):
@@ -47,17 +54,52 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_attempts_max: int = 20
     """A task that failed this often is dead-lettered."""
     shutdown_timeout_s: float = 10.0
+    namespaces: tuple[str, ...] = ()
+    """Those that this server serves; none named: any."""
+    webhook_url: str = ""
+    """Where reschedules are sent; empty: nowhere, they are matched here."""
+    webhook_secret: str = ""
+    """Signs them. Neither a flag, which every process on the machine could read, nor ever shown."""
+    webhook_secret_file: str = ""
+    """Holds the secret instead."""
+    webhook_queues: tuple[str, ...] = ("*/*",)
+    """Which reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
+    webhook_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():
-            value = getattr(self, name)
-            if rule.value_of(value, text=False) is None:
-                raise SettingsError(_sentence(f"setting {name}", value, rule))
+            given = getattr(self, name)
+            value = rule.value_of(given, text=False)
+            if value is None:
+                raise SettingsError(_sentence(f"setting {name}", given, rule))
+            force_setattr(self, name, value)
+        if self.webhook_url:
+            self._check_webhook()
+
+    def _check_webhook(self) -> None:
+        if not self.webhook_secret:
+            raise SettingsError(
+                "webhook_url is set, but there is no secret to sign with; set webhook_secret or webhook_secret_file."
+            )
+        for queue in self.webhook_queues:
+            namespace = queue.partition("/")[0]
+            if self.namespaces and namespace not in ("*", *self.namespaces):
+                raise SettingsError(
+                    f"webhook_queues has {queue}, but {namespace} is not among the namespaces that are served: "
+                    f"{', '.join(self.namespaces)}."
+                )
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        return f"Settings({', '.join(f'{name}={shown}' for name, shown in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [(name, rule.shown(getattr(self, name))) for name, rule in RULES.items()]
 
     @property
     def sqlite_path(self) -> Path | None:
         """None on PostgreSQL."""
-        return Path(self.db.removeprefix(_SQLITE)) if self.db.startswith(_SQLITE) else None
+        return Path(self.db.removeprefix(SQLITE)) if self.db.startswith(SQLITE) else None
 
     @property
     def db_for_people(self) -> str:
@@ -73,80 +115,15 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 # -- rules
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a setting may be. `value_of` answers None for what it may not be; `text` tells that the value was written
-    where everything is text, so that "64" is a number there, but not in a TOML file."""
-
-    value_of: Callable[..., Any]
-    says: str
-
-
-def _text(accepts: Callable[[str], bool], says: str) -> Rule:
-    def value_of(value: object, *, text: bool) -> str | None:
-        return value if isinstance(value, str) and accepts(value) else None
-
-    return Rule(value_of, says)
-
-
-def _one_of(*choices: str) -> Rule:
-    return _text(choices.__contains__, f"one of {', '.join(choices)}")
-
-
-def _switch() -> Rule:
-    words = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
-
-    def value_of(value: object, *, text: bool) -> bool | None:
-        if text and isinstance(value, str):
-            return words.get(value.lower())
-        return value if isinstance(value, bool) else None
-
-    return Rule(value_of, "true or false")
-
-
-def _whole(low: int, high: int) -> Rule:
-    def value_of(value: object, *, text: bool) -> int | None:
-        if text and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
-            value = int(value)
-        # A bool is an int to Python, but not to people.
-        return (
-            value if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high else None
-        )
-
-    return Rule(value_of, f"a whole number from {low} to {high}")
-
-
-def _number(low: float, high: float, *, above_low: bool = False) -> Rule:
-    def value_of(value: object, *, text: bool) -> float | None:
-        if text and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", value):
-            value = float(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if low <= value <= high and not (above_low and value == low) else None
-
-    bounds = f"above {low:.12g} and at most {high:.12g}" if above_low else f"from {low:.12g} to {high:.12g}"
-    return Rule(value_of, f"a number {bounds}")
-
-
-_SQLITE = "sqlite:///"
 _POSTGRES = "postgresql://"
 # Those of asyncpg that are plain text; it knows sslmode, which is libpq's, under the name ssl.
 _POSTGRES_OPTIONS = frozenset({"host", "passfile", "ssl", "target_session_attrs"})
 
 
 def _is_database(url: str) -> bool:
-    if url.startswith(_SQLITE):
+    if url.startswith(SQLITE):
         # Memory would forget what was acknowledged; a question mark would begin options, of which there are none.
-        path = url.removeprefix(_SQLITE)
+        path = url.removeprefix(SQLITE)
         return path not in ("", ":memory:") and not path.endswith("/") and not set(path) & {"?", "\0"}
     try:
         parts = urlsplit(url)
@@ -174,30 +151,85 @@ def host_port(text: str) -> HostPort | None:
     return HostPort(match[1] or match[2], int(match[3]))
 
 
+def _is_name(text: str) -> bool:
+    """Of a namespace or a task queue, as the server accepts them from its clients."""
+    return (
+        re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text) is None
+        and 0 < len(text.encode()) <= NAME_BYTES_MAX
+    )
+
+
+def _is_queue_pattern(text: str) -> bool:
+    namespace, _, task_queue = text.partition("/")
+    return all(part == "*" or ("*" not in part and _is_name(part)) for part in (namespace, task_queue))
+
+
+def _is_webhook_url(url: str) -> bool:
+    """Without anything that would have to be kept secret, escaped or dropped on its way into a request."""
+    if url == "":
+        return True
+    match = re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?([/?][!-~]*)?", url)
+    try:
+        return match is not None and "#" not in url and urlsplit(url).port != 0 and len(url) <= URL_CHARS_MAX
+    except ValueError:
+        return False
+
+
+def _shown_webhook_url(url: object) -> str:
+    """Many a receiver puts a key into the user name, the path or the query."""
+    without_user = re.sub(r"(?s)^([A-Za-z]*://)?.*@", r"\1***@", str(url))
+    return repr(re.sub(r"(?s)(?<![/:])([/?#]).+", r"\1***", without_user))
+
+
+def _is_secret(text: str) -> bool:
+    return text == "" or (
+        SECRET_CHARS_MIN <= len(text) <= SECRET_CHARS_MAX and text.isprintable() and text == text.strip()
+    )
+
+
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
 
 RULES: Mapping[str, Rule] = {
-    "db": _text(
+    "db": text_that(
         _is_database,
         "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be",
     ),
-    "listen": _text(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
-    "shards": _whole(1, 4_096),
-    "reflection": _switch(),
-    "log_level": _one_of("debug", "info", "warning", "error"),
-    "log_format": _one_of("auto", "console", "json"),
-    "commit_interval_ms": _number(0, 1_000),
-    "takeover_grace_ms": _whole(0, 600_000),
-    "checkpoint_interval_s": _number(0, DAY_S, above_low=True),
-    "retention_interval_s": _number(0, 30 * DAY_S, above_low=True),
-    "task_retention_s": _number(0, 3_650 * DAY_S),
-    "task_attempts_max": _whole(1, 1_000),
-    "shutdown_timeout_s": _number(0, 3_600),
+    "listen": text_that(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
+    "shards": whole_number(1, 4_096),
+    "reflection": switch(),
+    "log_level": one_of("debug", "info", "warning", "error"),
+    "log_format": one_of("auto", "console", "json"),
+    "commit_interval_ms": number(0, 1_000),
+    "takeover_grace_ms": whole_number(0, 600_000),
+    "checkpoint_interval_s": number(0, DAY_S, above_low=True),
+    "retention_interval_s": number(0, 30 * DAY_S, above_low=True),
+    "task_retention_s": number(0, 3_650 * DAY_S),
+    "task_attempts_max": whole_number(1, 1_000),
+    "shutdown_timeout_s": number(0, 3_600),
+    "namespaces": list_of(_is_name, "names of namespaces with commas between them", may_be_empty=True),
+    "webhook_url": text_that(
+        _is_webhook_url,
+        "http://HOST:PORT/PATH or https://HOST/PATH, without a user name and without #",
+        _shown_webhook_url,
+    ),
+    "webhook_secret": text_that(
+        _is_secret,
+        f"a text of {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable characters with no space around it",
+        lambda secret: "'***'" if secret else "''",
+    ),
+    "webhook_secret_file": text_that(lambda text: "\0" not in text, "the name of a file"),
+    "webhook_queues": list_of(
+        _is_queue_pattern,
+        "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any "
+        "task queue",
+    ),
+    # With the wait for a free connection it stays below what the queue gives a sink altogether.
+    "webhook_timeout_s": number(0, 20, above_low=True),
 }
 
 CLIENT_RULES: Mapping[str, Rule] = {
-    "address": _text(lambda text: (place := host_port(text)) is not None and place.port > 0, _HOST_PORT),
-    "namespace": _text(bool, "the name of a namespace, not empty"),
+    "address": text_that(lambda text: (place := host_port(text)) is not None and place.port > 0, _HOST_PORT),
+    "namespace": text_that(bool, "the name of a namespace, not empty"),
 }
 
 
@@ -212,16 +244,19 @@ def load_settings(
     if config_file is None and CONFIG_VARIABLE in environ:
         config_file = Path(environ[CONFIG_VARIABLE])
     from_file = {} if config_file is None else _read_file(config_file)
-    return Settings(
-        **_gather(
-            RULES,
-            (
-                ({name: f"key {name} in {config_file}" for name in from_file}, from_file, False),
-                _from_environ(RULES, environ),
-                _from_flags(flags),
-            ),
-        )
+    values = _gather(
+        RULES,
+        (
+            ({name: f"key {name} in {config_file}" for name in from_file}, from_file, False),
+            _from_environ(RULES, environ),
+            _from_flags(flags),
+        ),
     )
+    if secret_file := values.get("webhook_secret_file"):
+        if values.get("webhook_secret"):
+            raise SettingsError("webhook_secret and webhook_secret_file are both set; keep one of them.")
+        values["webhook_secret"] = _read_secret(Path(secret_file))
+    return Settings(**values)
 
 
 def load_client_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> ClientSettings:
@@ -243,13 +278,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = {other.removeprefix(PREFIX): other for other in sorted(known)}
     close = get_close_matches(name.removeprefix(PREFIX), names, n=1)
     return f"did you mean {names[close[0]]}?" if close else f"there are: {', '.join(names.values())}."
-
-
-def without_password(url: str) -> str:
-    """Also of a URL that is not well formed, since it is shown in the message that says so."""
-    if url.startswith(_SQLITE):
-        return url
-    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r":(?!//).*@", ":***@", url))
 
 
 # Names of the places, the values, and whether everything is text there.
@@ -293,6 +321,23 @@ def _read_file(path: Path) -> dict[str, object]:
     return values
 
 
+def _read_secret(path: Path) -> str:
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(
+            f"the file of the webhook secret, {path}, cannot be read: {error.strerror}."
+        ) from error
+    except UnicodeDecodeError:
+        # Without the cause, which carries what was read.
+        raise SettingsError(f"the file of the webhook secret, {path}, is not UTF-8 text.") from None
+    if not secret or not _is_secret(secret):
+        raise SettingsError(
+            f"the file of the webhook secret, {path}, must hold {RULES['webhook_secret'].says}."
+        )
+    return secret
+
+
 # Kubernetes tells each pod about the services around it in variables named after them.
 _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)")
 
@@ -309,5 +354,4 @@ def _check_variables(environ: Mapping[str, str]) -> None:
 
 
 def _sentence(place: str, value: object, rule: Rule) -> str:
-    shown = repr(without_password(value)) if isinstance(value, str) else str(value)
-    return f"{place} is {shown}, but must be {rule.says}."
+    return f"{place} is {rule.shown(value)}, but must be {rule.says}."

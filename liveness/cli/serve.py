@@ -27,6 +27,16 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7400]")
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option("--namespaces", metavar="A,B", help="Those to serve.  [default: any]")
+@click.option(
+    "--webhook-url", metavar="URL", help="Send reschedules to another engine.  [default: match them]"
+)
+@click.option("--webhook-secret-file", metavar="FILE", help="Holds the secret that signs them.")
+@click.option(
+    "--webhook-queues",
+    metavar="NAMESPACE/QUEUE,…",
+    help="Which reschedules are sent; * is any.  [default: */*]",
+)
 @click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
@@ -42,6 +52,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 0.0.0.0:7400
       liveness serve --db postgresql://liveness:secret@db.example:5432/liveness
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
+      LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
     """
     settings = settings_from(flags, config)
     # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.

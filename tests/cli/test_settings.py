@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from liveness.settings import (
     RULES,
@@ -20,6 +22,12 @@ from liveness.settings import (
 DB = (
     "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be"
 )
+NUMBER_OF_SECONDS = "a number above 0 and at most 20"
+QUEUES = (
+    "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any "
+    "task queue"
+)
+SECRET = "correct horse battery staple"
 LISTEN = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400; port 0 takes any free one"
 
 
@@ -70,6 +78,8 @@ def test_a_variable_names_the_file_and_a_flag_names_another(tmp_path: Path) -> N
 
 
 def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
+    secret_file = tmp_path / "secret"
+    secret_file.write_text(SECRET)
     file = toml(
         tmp_path,
         """
@@ -86,7 +96,12 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         task_retention_s = 0
         task_attempts_max = 1
         shutdown_timeout_s = 0
-        """,
+        namespaces = ["default", "orders"]
+        webhook_url = "https://engine.example/reschedules"
+        webhook_secret_file = "SECRET_FILE"
+        webhook_queues = ["orders/*"]
+        webhook_timeout_s = 20
+        """.replace("SECRET_FILE", str(secret_file)),
     )
     settings = load_settings({}, {}, file)
     assert all(getattr(settings, name) != getattr(Settings(), name) for name in RULES)
@@ -131,6 +146,18 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         ("task_retention_s", "inf", "a number from 0 to 315360000"),
         ("task_attempts_max", "0", "a whole number from 1 to 1000"),
         ("shutdown_timeout_s", "1e3", "a number from 0 to 3600"),
+        ("namespaces", "a,,b", "names of namespaces with commas between them"),
+        ("namespaces", "a\x00", "names of namespaces with commas between them"),
+        ("namespaces", "\udcff", "names of namespaces with commas between them"),
+        ("namespaces", "n" * 256, "names of namespaces with commas between them"),
+        ("webhook_queues", "", QUEUES),
+        ("webhook_queues", "*", QUEUES),
+        ("webhook_queues", "orders/", QUEUES),
+        ("webhook_queues", "/resize", QUEUES),
+        ("webhook_queues", "orders/resize-*", QUEUES),
+        ("webhook_queues", "orders/resize,", QUEUES),
+        ("webhook_timeout_s", "0", NUMBER_OF_SECONDS),
+        ("webhook_timeout_s", "20.5", NUMBER_OF_SECONDS),
     ],
 )
 def test_a_bad_value_is_named_with_its_place_and_its_rule(name: str, value: str, rule: str) -> None:
@@ -254,6 +281,133 @@ def test_the_file_of_a_sqlite_url() -> None:
     assert Settings(db="sqlite:///x/y.db").sqlite_path == Path("x/y.db")
     assert Settings(db="sqlite:////x/y.db").sqlite_path == Path("/x/y.db")
     assert Settings(db="postgresql://h/x").sqlite_path is None
+
+
+def test_the_representation_shows_no_secret() -> None:
+    settings = Settings(
+        db="postgresql://u:hunter2@h/x",
+        webhook_url="https://engine.example/hooks/s3cr3t?key=s3cr3t",
+        webhook_secret=SECRET,
+    )
+    console = Console(file=StringIO(), width=2_000)
+    console.print(settings)
+    assert isinstance(console.file, StringIO)
+    for shown in (repr(settings), str(settings), console.file.getvalue()):
+        assert "https://engine.example/***" in shown
+        assert not [secret for secret in ("hunter2", "s3cr3t", SECRET) if secret in shown]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://127.0.0.1:8080",
+        "http://[::1]:8080/reschedules",
+        "https://engine.example/reschedules?team=a&b",
+        "https://engine.example?x",
+    ],
+)
+def test_a_place_to_send_reschedules_to(url: str) -> None:
+    settings = load_settings({"webhook_url": url}, {"LIVENESS_WEBHOOK_SECRET": SECRET})
+    assert (settings.webhook_url, settings.webhook_secret) == (url, SECRET)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("engine.example", "engine.example"),
+        ("ftp://engine.example/x", "ftp://engine.example/***"),
+        ("https://", "https://"),
+        ("https:///x", "https:///x"),
+        ("https://engine.example:0/", "https://engine.example:0/"),
+        ("https://engine.example:65536/x", "https://engine.example:65536/***"),
+        ("https://engine.example:http/x", "https://engine.example:http/***"),
+        ("https://[1.2.3]/", "https://[1.2.3]/"),
+        ("https://someone:hunter2@engine.example/x", "https://***@engine.example/***"),
+        ("https://hunter2@engine.example/x@y", "https://***@y"),
+        ("https://engine.example/a b", "https://engine.example/***"),
+        ("https://engine.example/a\r\nb: c", "https://engine.example/***"),
+        ("https://engine.example/a#b", "https://engine.example/***"),
+        ("https://bücher.example/", "https://bücher.example/"),
+        (f"https://engine.example/{'x' * 2_000}", "https://engine.example/***"),
+    ],
+)
+def test_a_place_that_is_none_is_told_without_keys_in_it(url: str, shown: str) -> None:
+    sentence = refusal({"webhook_url": url}, {})
+    rule = "http://HOST:PORT/PATH or https://HOST/PATH, without a user name and without #"
+    assert sentence == f"flag --webhook-url is {shown!r}, but must be {rule}."
+
+
+@pytest.mark.parametrize("secret", ["hunter2", " " + "x" * 16, "x" * 16 + "\n", "\udcff" * 16, "x" * 1_001])
+def test_a_bad_secret_is_told_without_it(tmp_path: Path, secret: str) -> None:
+    rule = "a text of 16 to 1000 printable characters with no space around it"
+    assert refusal({}, {"LIVENESS_WEBHOOK_SECRET": secret}) == (
+        f"variable LIVENESS_WEBHOOK_SECRET is '***', but must be {rule}."
+    )
+    file = toml(tmp_path, "webhook_secret = 1234567890123456")
+    assert refusal({}, {}, file) == f"key webhook_secret in {file} is '***', but must be {rule}."
+
+
+def test_what_is_sent_has_to_be_signed() -> None:
+    assert refusal({"webhook_url": "https://engine.example"}, {"LIVENESS_WEBHOOK_SECRET": ""}) == (
+        "webhook_url is set, but there is no secret to sign with; set webhook_secret or webhook_secret_file."
+    )
+    assert load_settings({}, {"LIVENESS_WEBHOOK_SECRET": SECRET}).webhook_url == ""
+
+
+def test_the_secret_can_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
+    secret_file = tmp_path / "secret"
+    secret_file.write_text(f"{SECRET}\n")
+    environ = {"LIVENESS_WEBHOOK_URL": "https://engine.example"}
+    flags = {"webhook_secret_file": str(secret_file)}
+    assert load_settings(flags, environ).webhook_secret == SECRET
+    assert refusal(flags, {**environ, "LIVENESS_WEBHOOK_SECRET": SECRET}) == (
+        "webhook_secret and webhook_secret_file are both set; keep one of them."
+    )
+
+
+def test_a_secret_file_that_cannot_be_used_is_told_without_what_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    flags = {"webhook_secret_file": str(file)}
+    start = f"the file of the webhook secret, {file},"
+    assert refusal(flags, {}) == f"{start} cannot be read: No such file or directory."
+    rule = "must hold a text of 16 to 1000 printable characters with no space around it."
+    for content in (b"", b"hunter2", b"hunter2 hunter2\nhunter2 hunter2"):
+        file.write_bytes(content)
+        assert refusal(flags, {}) == f"{start} {rule}"
+    file.write_bytes(b"\xff" * 16)
+    assert refusal(flags, {}) == f"{start} is not UTF-8 text."
+    assert refusal({"webhook_secret_file": "\0"}, {}).endswith("must be the name of a file.")
+
+
+def test_lists_are_read_from_text_with_commas_and_from_lists(tmp_path: Path) -> None:
+    by_text = {"webhook_queues": " orders/resize , */hash,orders/resize,a/b/c ", "namespaces": "orders, a"}
+    expected = (("orders/resize", "*/hash", "a/b/c"), ("orders", "a"))
+
+    def lists(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return settings.webhook_queues, settings.namespaces
+
+    assert lists(load_settings(by_text, {})) == expected
+    assert (
+        lists(load_settings({}, {f"LIVENESS_{name.upper()}": by_text[name] for name in by_text})) == expected
+    )
+    lines = 'webhook_queues = ["orders/resize", "*/hash", "a/b/c"]\nnamespaces = ["orders", "a"]'
+    assert lists(load_settings({}, {}, toml(tmp_path, lines))) == expected
+    lines = 'webhook_queues = "orders/resize,*/hash,a/b/c"\nnamespaces = "orders,a"'
+    assert lists(load_settings({}, {}, toml(tmp_path, lines))) == expected
+    assert load_settings({"namespaces": ""}, {}).namespaces == ()
+    file = toml(tmp_path, "namespaces = [1]")
+    assert refusal({}, {}, file) == (
+        f"key namespaces in {file} is [1], but must be names of namespaces with commas between them."
+    )
+
+
+def test_reschedules_of_a_namespace_that_is_not_served_cannot_be_sent() -> None:
+    environ = {"LIVENESS_WEBHOOK_SECRET": SECRET, "LIVENESS_WEBHOOK_URL": "https://engine.example"}
+    assert refusal({"namespaces": "a,b", "webhook_queues": "a/x,c/*"}, environ) == (
+        "webhook_queues has c/*, but c is not among the namespaces that are served: a, b."
+    )
+    assert load_settings({"namespaces": "a,b", "webhook_queues": "a/x,*/y"}, environ).namespaces == ("a", "b")
 
 
 def test_a_client_finds_its_server_by_flag_or_variable() -> None:

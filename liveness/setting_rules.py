@@ -1,0 +1,104 @@
+"""Kinds of settings: what a value may be, what is said about it, and how much of it people may see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+SQLITE = "sqlite:///"
+
+
+def without_password(url: str) -> str:
+    """Also of a URL that is not well formed, since it is shown in the message that says so."""
+    if url.startswith(SQLITE):
+        return url
+    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r":(?!//).*@", ":***@", url))
+
+
+def shown_value(value: object) -> str:
+    return repr(without_password(value)) if isinstance(value, str) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a setting may be. `value_of` answers None for what it may not be; `text` tells that the value was written
+    where everything is text, so that "64" is a number there, but not in a TOML file."""
+
+    value_of: Callable[..., Any]
+    says: str
+    shown: Callable[[object], str] = shown_value
+    """The value as people may see it."""
+
+
+def text_that(
+    accepts: Callable[[str], bool], says: str, shown: Callable[[object], str] = shown_value
+) -> Rule:
+    def value_of(value: object, *, text: bool) -> str | None:
+        return value if isinstance(value, str) and accepts(value) else None
+
+    return Rule(value_of, says, shown)
+
+
+def list_of(accepts: Callable[[str], bool], says: str, *, may_be_empty: bool = False) -> Rule:
+    """Of texts, each once; also as one text, with commas between them."""
+
+    def value_of(value: object, *, text: bool) -> tuple[str, ...] | None:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")] if value.strip() else []
+        if not isinstance(value, list | tuple) or not (value or may_be_empty):
+            return None
+        if not all(isinstance(part, str) and accepts(part) for part in value):
+            return None
+        return tuple(dict.fromkeys(value))
+
+    return Rule(value_of, says)
+
+
+def one_of(*choices: str) -> Rule:
+    return text_that(choices.__contains__, f"one of {', '.join(choices)}")
+
+
+def switch() -> Rule:
+    words = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
+
+    def value_of(value: object, *, text: bool) -> bool | None:
+        if text and isinstance(value, str):
+            return words.get(value.lower())
+        return value if isinstance(value, bool) else None
+
+    return Rule(value_of, "true or false")
+
+
+def whole_number(low: int, high: int) -> Rule:
+    def value_of(value: object, *, text: bool) -> int | None:
+        if text and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+            value = int(value)
+        # A bool is an int to Python, but not to people.
+        return (
+            value if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high else None
+        )
+
+    return Rule(value_of, f"a whole number from {low} to {high}")
+
+
+def number(low: float, high: float, *, above_low: bool = False) -> Rule:
+    def value_of(value: object, *, text: bool) -> float | None:
+        if text and isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", value):
+            value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if low <= value <= high and not (above_low and value == low) else None
+
+    bounds = f"above {low:.12g} and at most {high:.12g}" if above_low else f"from {low:.12g} to {high:.12g}"
+    return Rule(value_of, f"a number {bounds}")
