@@ -1,0 +1,80 @@
+"""What a worker's program imports.
+
+async with Worker("localhost:7400", task_queue="resize") as worker:
+    @worker.activity("resize")
+    async def resize(task): ...
+    await worker.run()
+"""
+
+from liveness.sdk.binding import Binding
+from liveness.sdk.client import ActivityInfo, BlockingClient, Client, Scheduled
+from liveness.sdk.errors import (
+    ActivityDiffers,
+    ActivityFinished,
+    ActivityHeld,
+    ActivityLost,
+    ActivityRefused,
+    ActivityUnknown,
+    AlreadyBound,
+    BindingRefused,
+    CallFailed,
+    CannotStart,
+    GiveUp,
+    InvalidArgument,
+    LeaseLost,
+    LivenessSdkError,
+    NamespaceUnknown,
+    NoNewWork,
+    QuotaReached,
+    RetryLater,
+    ServerAway,
+    SessionReplaced,
+    VersionMismatch,
+    WorkerEnded,
+    WorkerGone,
+    WorkerStopped,
+)
+from liveness.sdk.holding import LostSignal
+from liveness.sdk.task import Stats, Task
+from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
+from liveness.sdk.worker import Worker
+
+__all__ = [
+    "ActivityDiffers",
+    "ActivityFinished",
+    "ActivityHeld",
+    "ActivityInfo",
+    "ActivityLost",
+    "ActivityRef",
+    "ActivityRefused",
+    "ActivityState",
+    "ActivityUnknown",
+    "AlreadyBound",
+    "Binding",
+    "BindingRefused",
+    "BlockingClient",
+    "CallFailed",
+    "CannotStart",
+    "Client",
+    "FencingToken",
+    "GiveUp",
+    "InvalidArgument",
+    "LeaseLost",
+    "LivenessSdkError",
+    "LostSignal",
+    "NamespaceUnknown",
+    "NoNewWork",
+    "QuotaReached",
+    "RetryLater",
+    "RetryPolicy",
+    "Scheduled",
+    "ServerAway",
+    "SessionReplaced",
+    "Stats",
+    "Task",
+    "VersionMismatch",
+    "Worker",
+    "WorkerEnded",
+    "WorkerGone",
+    "WorkerStopped",
+]

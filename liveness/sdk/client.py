@@ -1,0 +1,307 @@
+"""For programs that hand out work, and those that want to know what became of it.
+
+client = Client("localhost:7400")
+job = await client.schedule("resize", id="photo-17", input={"width": 200}, task_queue="resize")
+done = await client.wait(job.ref)       # or: client.wait("photo-17", type="resize")
+
+`Client(...).blocking` has the same methods for programs without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from liveness.sdk.connection import Connection, Method
+from liveness.sdk.refusals import Refused, activity_error
+from liveness.sdk.values import (
+    RESTING,
+    ActivityRef,
+    ActivityState,
+    Named,
+    RetryPolicy,
+    duration,
+    id_message,
+    named,
+    payload,
+    retry_message,
+    state_of,
+)
+from liveness.v1 import activity_pb2
+
+PAGE_MAX = 1_000
+WAIT_MS = (20, 1_000)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityInfo:
+    """An activity as the server sees it."""
+
+    ref: ActivityRef
+    """With the attempt that is held, or that comes next."""
+    state: ActivityState
+    type: str
+    failures: int
+    """Attempts that failed or were lost with their worker."""
+    worker_deaths: int
+    """How many of the last ones died with it in a row."""
+    worker: str
+    """While STARTED: who holds it."""
+    since: datetime
+    due: datetime | None
+    """While WAITING: when it becomes available."""
+    last_failure: str
+    input: bytes
+    """Empty in lists, like the result."""
+    result: bytes
+
+    @property
+    def id(self) -> str:
+        return self.ref.workflow_id
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing happens to it any more unless somebody steps in."""
+        return self.state in RESTING
+
+    def json(self) -> Any:
+        """The result, read as JSON."""
+        return json.loads(self.result)
+
+
+class Scheduled(NamedTuple):
+    ref: ActivityRef
+    """For `describe`, `wait` and the others."""
+    created: bool
+    """False if it was known before."""
+    state: ActivityState
+
+
+class Client:
+    def __init__(self, address: str, *, namespace: str = "default", timeout: float = 10.0) -> None:
+        """`timeout`: how long, in seconds, to try to reach the server before a call fails with ServerAway."""
+        self._address = address
+        self._namespace = namespace
+        self._timeout_ms = int(timeout * 1_000)
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()
+
+    @property
+    def blocking(self) -> BlockingClient:
+        return BlockingClient(self)
+
+    async def schedule(
+        self,
+        type: str,  # noqa: A002  # what it is called everywhere
+        *,
+        id: Named,
+        input: object = b"",  # noqa: A002  # the same
+        task_queue: str = "",
+        retry: RetryPolicy | None = None,
+        delay: float | timedelta = 0,
+    ) -> Scheduled:
+        """Make an activity known and available. Doing so again changes nothing; ActivityDiffers if it was known to be
+        something else."""
+        ref = named(id, type)
+        request = activity_pb2.ScheduleActivityRequest(
+            namespace=self._namespace,
+            id=id_message(ref),
+            activity_type=type,
+            task_queue=task_queue or ref.task_queue,
+            input=payload(input),
+            retry_policy=retry_message(retry),
+            start_delay=duration(delay) if delay else None,
+        )
+        answer = await self._call("ScheduleActivity", request, ref)
+        return Scheduled(ref, answer.created, state_of(answer.state))
+
+    async def describe(self, id: Named, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
+        ref = named(id, type)
+        request = activity_pb2.DescribeActivityRequest(namespace=self._namespace, id=id_message(ref))
+        return _info((await self._call("DescribeActivity", request, ref)).activity)
+
+    async def list(
+        self,
+        *,
+        states: Sequence[ActivityState] = (),
+        task_queue: str = "",
+        worker: str = "",
+        limit: int | None = None,
+    ) -> list[ActivityInfo]:
+        """All that meet every condition given, ordered by id."""
+        found: list[ActivityInfo] = []
+        request = activity_pb2.ListActivitiesRequest(
+            namespace=self._namespace,
+            filter=activity_pb2.ActivityFilter(
+                states=[activity_pb2.ActivityState.Value(f"ACTIVITY_STATE_{state}") for state in states],
+                task_queue=task_queue,
+                worker_instance_key=worker,
+            ),
+        )
+        while limit is None or len(found) < limit:
+            request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
+            page = await self._call("ListActivities", request, ActivityRef("-"))
+            found.extend(map(_info, page.activities))
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                break
+        return found
+
+    async def cancel(self, id: Named, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
+        """End an activity for good. Whether a worker held it, and is told to stop."""
+        ref = named(id, type)
+        request = activity_pb2.CancelActivityRequest(
+            namespace=self._namespace, id=id_message(ref), reason=reason
+        )
+        return bool((await self._call("CancelActivity", request, ref)).was_held)
+
+    async def retry(self, id: Named, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
+        """Give one that is QUARANTINED or FAILED a fresh start."""
+        ref = named(id, type)
+        request = activity_pb2.RetryActivityRequest(namespace=self._namespace, id=id_message(ref))
+        return state_of((await self._call("RetryActivity", request, ref)).state)
+
+    async def wait(self, id: Named, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
+        """Until nothing happens to it any more: it is finished, quarantined or with another engine. For a limit, use
+        `asyncio.timeout`."""
+        wait_ms = WAIT_MS[0]
+        while not (info := await self.describe(id, type=type)).resting:
+            await self._to().clock.sleep(wait_ms * self._to().random.uniform(0.75, 1))
+            wait_ms = min(wait_ms * 3 // 2, WAIT_MS[1])
+        return info
+
+    def _to(self) -> Connection:
+        if self._connection is None:
+            self._connection = Connection.to(self._address)
+        return self._connection
+
+    async def _call(self, name: str, request: object, ref: ActivityRef) -> Any:
+        connection = self._to()
+        method: Method = getattr(connection.activities, name)
+        until_ms = connection.clock.monotonic_ms() + self._timeout_ms
+        outcome = connection.call(
+            method,
+            request,
+            again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
+        )
+        try:
+            return await asyncio.wrap_future(outcome)
+        except Refused as refused:
+            error = activity_error(
+                refused.refusal, name, ref, address=self._address, namespace=self._namespace
+            )
+            raise error from None
+
+
+class BlockingClient:
+    """The same, for programs without an event loop; not to be called on one."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def schedule(
+        self,
+        type: str,  # noqa: A002  # what it is called everywhere
+        *,
+        id: Named,
+        input: object = b"",  # noqa: A002  # the same
+        task_queue: str = "",
+        retry: RetryPolicy | None = None,
+        delay: float | timedelta = 0,
+    ) -> Scheduled:
+        return _run(
+            self._client.schedule(type, id=id, input=input, task_queue=task_queue, retry=retry, delay=delay)
+        )
+
+    def describe(self, id: Named, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
+        return _run(self._client.describe(id, type=type))
+
+    def list(
+        self,
+        *,
+        states: Sequence[ActivityState] = (),
+        task_queue: str = "",
+        worker: str = "",
+        limit: int | None = None,
+    ) -> list[ActivityInfo]:
+        return _run(self._client.list(states=states, task_queue=task_queue, worker=worker, limit=limit))
+
+    def cancel(self, id: Named, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
+        return _run(self._client.cancel(id, type=type, reason=reason))
+
+    def retry(self, id: Named, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
+        return _run(self._client.retry(id, type=type))
+
+    def wait(
+        self,
+        id: Named,
+        *,
+        type: str = "",  # noqa: A002  # the same
+        timeout: float | None = None,
+    ) -> ActivityInfo:
+        """Raises TimeoutError after `timeout` seconds."""
+        return _run(asyncio.wait_for(self._client.wait(id, type=type), timeout))
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def _time(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)
+
+
+def _info(message: activity_pb2.Activity) -> ActivityInfo:
+    names = message.id
+    return ActivityInfo(
+        ref=ActivityRef(
+            names.workflow_id,
+            names.run_id,
+            names.activity_id,
+            max(message.attempt, 1),
+            message.task_queue,
+            message.token,
+        ),
+        state=state_of(message.state),
+        type=message.activity_type,
+        failures=message.failures,
+        worker_deaths=message.worker_deaths,
+        worker=message.worker_instance_key,
+        since=_time(message.since),
+        due=_time(message.due_time) if message.HasField("due_time") else None,
+        last_failure=message.last_failure,
+        input=message.input,
+        result=message.result,
+    )

@@ -1,0 +1,254 @@
+"""The stream on which a process's workers stand: orders come in at once, and its end is noticed at once.
+
+One stream per channel for all workers. Everything but the reader's loop runs on the ticker's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from queue import SimpleQueue
+from random import Random
+from threading import Thread
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from liveness.sdk import refusals
+from liveness.sdk.refusals import Refusal
+from liveness.sdk.ticker import Ticker, Timer
+from liveness.sdk.values import duration_of_ms, ms_of
+from liveness.v1.service_pb2 import AttachRequest, AttachResponse
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+
+PINGS_PER_GRACE = 4
+PING_MS_MIN = 50
+PING_MS_MAX = 5_000
+RECONNECT_MS = (100, 1_000)
+
+log = logging.getLogger("liveness.sdk")
+
+Place: TypeAlias = tuple[str, str]
+"""Namespace and worker instance key."""
+
+
+class Attachable(Protocol):
+    """A worker, as far as the stream is concerned."""
+
+    namespace: str
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def grace_ms(self) -> int | None:
+        """What it asks for, and will be granted."""
+
+    def asking(self) -> None:
+        """From now on the server may count its grace."""
+
+    def attached(self, grace_ms: int | None, sent_ms: int) -> None:
+        """It stands on a stream; the server saw its request, sent at `sent_ms`."""
+
+    def answered(self, sent_ms: int) -> None:
+        """The server saw the stream alive after `sent_ms`."""
+
+    def ordered(self, orders: AttachResponse.Orders) -> None: ...
+
+    def detached(self, *, harmless: bool) -> None:
+        """Its stream is gone. `harmless`: the server ended it for reasons of its own, or refused the worker."""
+
+    def not_attached(self, refusal: Refusal) -> None: ...
+
+
+class _Call:
+    """One stream from opening to end."""
+
+    def __init__(self) -> None:
+        self.outbox: SimpleQueue[AttachRequest | None] = SimpleQueue()
+        self.call: Any = None
+        self.closing = False
+        self.waiting: dict[Place, int] = {}
+        """Asked to be attached, and when."""
+        self.attached: set[Place] = set()
+        self.pings: dict[int, int] = {}
+
+    def requests(self) -> Iterator[AttachRequest]:
+        while (request := self.outbox.get()) is not None:
+            yield request
+
+
+class Stream:
+    def __init__(self, ticker: Ticker, stub: LivenessServiceStub, random: Random) -> None:
+        self._ticker = ticker
+        self._stub = stub
+        self._random = random
+        self._lives: dict[Place, Attachable] = {}
+        self._current: _Call | None = None
+        self._reconnect: Timer | None = None
+        self._reconnect_ms = 0
+        self._ping_timer: Timer | None = None
+        self._ping_number = 0
+        self._closed = False
+
+    # -- what workers ask
+
+    def attach(self, life: Attachable) -> None:
+        self._lives[life.namespace, life.key] = life
+        if self._current is not None:
+            self._ask(self._current, life)
+        elif self._reconnect is None:
+            self._open()
+
+    def detach(self, life: Attachable) -> None:
+        """The goodbye: nothing that happens to the stream concerns this worker any more."""
+        place = life.namespace, life.key
+        if self._lives.get(place) is not life:
+            return
+        del self._lives[place]
+        current = self._current
+        if current is None:
+            return
+        if place in current.attached or place in current.waiting:
+            current.attached.discard(place)
+            current.waiting.pop(place, None)
+            goodbye = AttachRequest.Detach(namespace=life.namespace, worker_instance_key=life.key)
+            current.outbox.put(AttachRequest(detach=goodbye))
+        if not self._lives:
+            current.outbox.put(None)
+            self._current = None
+
+    def close(self) -> None:
+        self._closed = True
+        if self._current is not None:
+            self._current.outbox.put(None)
+            self._current.call.cancel()
+        for timer in (self._reconnect, self._ping_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # -- opening and breaking
+
+    def _open(self) -> None:
+        self._reconnect = None
+        if self._closed or not self._lives:
+            return
+        self._current = current = _Call()
+        for life in list(self._lives.values()):
+            self._ask(current, life)
+        current.call = self._stub.Attach(current.requests())
+        Thread(target=self._read, args=(current,), name="liveness-attach", daemon=True).start()
+        self._ping()
+
+    def _ask(self, current: _Call, life: Attachable) -> None:
+        place = life.namespace, life.key
+        current.waiting[place] = self._ticker.now_ms()
+        request = AttachRequest.Attach(
+            namespace=life.namespace, worker_instance_key=life.key, session_id=life.session_id
+        )
+        if life.grace_ms is not None:
+            request.disconnect_grace.CopyFrom(duration_of_ms(life.grace_ms))
+        life.asking()
+        current.outbox.put(AttachRequest(attach=request))
+
+    def _read(self, current: _Call) -> None:
+        """The reader's thread."""
+        try:
+            for response in current.call:
+                self._ticker.post(partial(self._handle, current, response))
+        except grpc.RpcError:
+            pass  # the call itself knows how it ended
+        self._ticker.post(lambda: self._broke(current, refusals.of_call(current.call)))
+
+    def _broke(self, current: _Call, refusal: Refusal) -> None:
+        current.outbox.put(None)
+        if current is not self._current:
+            return
+        self._current = None
+        harmless = current.closing or refusal.reason == "SHUTTING_DOWN"
+        log.debug("the stream ended: %s", refusal)
+        for place in (*current.attached, *current.waiting):
+            life = self._lives.get(place)
+            if life is not None:
+                life.detached(harmless=harmless)
+                if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
+                    life.not_attached(refusal)
+        if self._closed or self._reconnect is not None:
+            return
+        wait_ms = self._reconnect_ms
+        self._reconnect_ms = min(max(wait_ms * 2, RECONNECT_MS[0]), RECONNECT_MS[1])
+        at_ms = self._ticker.now_ms() + int(wait_ms * self._random.uniform(0.5, 1))
+        self._reconnect = self._ticker.at(at_ms, self._open)
+
+    # -- what comes in
+
+    def _handle(self, current: _Call, response: AttachResponse) -> None:
+        if current is not self._current:
+            return
+        match response.WhichOneof("response"):
+            case "attached":
+                self._attached(current, response.attached)
+            case "orders":
+                orders = response.orders
+                life = self._lives.get((orders.namespace, orders.worker_instance_key))
+                if life is not None:
+                    life.ordered(orders)
+            case "pong":
+                self._pong(current, response.pong.number)
+            case "closing":
+                current.closing = True
+
+    def _attached(self, current: _Call, answer: AttachResponse.Attached) -> None:
+        place = answer.namespace, answer.worker_instance_key
+        sent_ms = current.waiting.pop(place, None)
+        life = self._lives.get(place)
+        if life is None or sent_ms is None:
+            return
+        if answer.HasField("status"):
+            life.detached(harmless=False)
+            life.not_attached(refusals.of_status(answer.status))
+            return
+        self._reconnect_ms = 0
+        current.attached.add(place)
+        granted = answer.HasField("disconnect_grace")
+        life.attached(ms_of(answer.disconnect_grace) if granted else None, sent_ms)
+        self._ping()
+
+    # -- pings
+
+    def _ping(self) -> None:
+        """Ping now and then; and if a ping stays unanswered for half a grace, the stream is as good as broken."""
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+        current, now_ms = self._current, self._ticker.now_ms()
+        every_ms = self._ping_every_ms()
+        if current is None or every_ms is None:
+            return
+        if current.pings and now_ms - min(current.pings.values()) > every_ms * PINGS_PER_GRACE // 2:
+            current.call.cancel()
+            return
+        self._ping_number += 1
+        current.pings[self._ping_number] = now_ms
+        current.outbox.put(AttachRequest(ping=AttachRequest.Ping(number=self._ping_number)))
+        self._ping_timer = self._ticker.at(now_ms + every_ms, self._ping)
+
+    def _ping_every_ms(self) -> int | None:
+        graces = [life.grace_ms for life in self._lives.values() if life.grace_ms is not None]
+        if not graces:
+            return None
+        return min(max(min(graces) // PINGS_PER_GRACE, PING_MS_MIN), PING_MS_MAX)
+
+    def _pong(self, current: _Call, number: int) -> None:
+        sent_ms = current.pings.get(number)
+        if sent_ms is None:
+            return
+        current.pings = {other: at_ms for other, at_ms in current.pings.items() if other > number}
+        for place in current.attached:
+            life = self._lives.get(place)
+            if life is not None:
+                life.answered(sent_ms)

@@ -1,0 +1,202 @@
+"""The small values that programs and the SDK hand each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from google.protobuf.duration_pb2 import Duration
+
+from liveness.sdk.errors import InvalidArgument
+from liveness.v1 import activity_pb2, worker_pb2
+
+ATTEMPT_MAX = 2**31 - 1
+NANOS_PER_MS = 1_000_000
+
+
+class FencingToken(NamedTuple):
+    """Compares as newer work does with older: attempts rise with every hand-out of an activity, epochs with every
+    activation of one worker."""
+
+    attempt: int
+    lease_epoch: int
+
+
+class AttemptKey(NamedTuple):
+    """One attempt of one activity, in a namespace."""
+
+    workflow_id: str
+    run_id: str
+    activity_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityRef:
+    """One attempt of one activity. (workflow_id, run_id, activity_id) names the activity in its namespace."""
+
+    workflow_id: str
+    run_id: str = "-"
+    activity_id: str = "-"
+    attempt: int = 1
+    task_queue: str = ""
+    """Where it waits should the worker be lost. Empty: the worker's own."""
+    token: bytes = b""
+    """Whatever the program's engine wants to get back with the reschedule. At most 2 KiB."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.attempt <= ATTEMPT_MAX:
+            raise InvalidArgument(detail=f"attempt must be from 1 to 2^31 - 1, not {self.attempt}.")
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.workflow_id, self.run_id, self.activity_id, self.attempt)
+
+    def __str__(self) -> str:
+        names = "/".join(name for name in (self.workflow_id, self.run_id, self.activity_id) if name != "-")
+        return f"activity {names} (attempt {self.attempt})"
+
+
+Named: TypeAlias = ActivityRef | str
+"""An activity, or the workflow_id of one whose activity_id is its type."""
+
+
+class ActivityState(StrEnum):
+    AVAILABLE = "AVAILABLE"
+    WAITING = "WAITING"
+    STARTED = "STARTED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    QUARANTINED = "QUARANTINED"
+    RELEASED = "RELEASED"
+    HANDED_ON = "HANDED_ON"
+    UNKNOWN = "UNKNOWN"
+    """The server is newer than this SDK."""
+
+
+FINISHED = frozenset({ActivityState.COMPLETED, ActivityState.FAILED, ActivityState.CANCELLED})
+RESTING = FINISHED | {ActivityState.QUARANTINED, ActivityState.HANDED_ON}
+"""Nothing happens to it any more unless somebody steps in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How an activity is tried again. What is None is left to the server."""
+
+    initial_interval: float | timedelta | None = None
+    """Seconds before the second attempt."""
+    backoff_coefficient: float = 0.0
+    """Each further wait is longer by this factor; 0 leaves it to the server."""
+    maximum_interval: float | timedelta | None = None
+    maximum_attempts: int = 0
+    """How many attempts may fail or be lost with their worker. 0: any number."""
+    maximum_worker_deaths: int | None = None
+    """After so many attempts in a row whose worker died, the activity is quarantined. 0: never."""
+
+
+# -- to and from the wire
+
+
+def duration(span: float | timedelta) -> Duration:
+    """Seconds, or a timedelta, as protobuf's duration."""
+    if not isinstance(span, timedelta):
+        try:
+            span = timedelta(seconds=span)
+        except (OverflowError, ValueError) as error:
+            raise InvalidArgument(detail=f"{span} seconds are no time span: {error}.") from error
+    message = Duration()
+    message.FromTimedelta(span)
+    return message
+
+
+def duration_of_ms(ms: int) -> Duration:
+    return Duration(seconds=ms // 1_000, nanos=ms % 1_000 * NANOS_PER_MS)
+
+
+def ms_of(span: Duration) -> int:
+    """Whole milliseconds, rounded down: a lease must not seem longer than it is."""
+    return span.seconds * 1_000 + span.nanos // NANOS_PER_MS
+
+
+def named(activity: Named, activity_type: str = "") -> ActivityRef:
+    if isinstance(activity, ActivityRef):
+        return activity
+    return ActivityRef(activity, activity_id=activity_type or "-")
+
+
+def ref_message(ref: ActivityRef) -> worker_pb2.ActivityRef:
+    return worker_pb2.ActivityRef(
+        workflow_id=ref.workflow_id,
+        run_id=ref.run_id,
+        activity_id=ref.activity_id,
+        attempt=ref.attempt,
+        task_queue=ref.task_queue,
+        token=ref.token,
+    )
+
+
+def ref_of(message: worker_pb2.ActivityRef) -> ActivityRef:
+    return ActivityRef(
+        message.workflow_id,
+        message.run_id,
+        message.activity_id,
+        message.attempt or 1,
+        message.task_queue,
+        message.token,
+    )
+
+
+def ref_of_task(task: activity_pb2.ActivityTask) -> ActivityRef:
+    names = task.id
+    return ActivityRef(
+        names.workflow_id, names.run_id, names.activity_id, task.attempt or 1, task.task_queue, task.token
+    )
+
+
+def id_message(ref: ActivityRef) -> activity_pb2.ActivityId:
+    return activity_pb2.ActivityId(
+        workflow_id=ref.workflow_id, run_id=ref.run_id, activity_id=ref.activity_id
+    )
+
+
+def retry_message(policy: RetryPolicy | None) -> activity_pb2.RetryPolicy | None:
+    if policy is None:
+        return None
+    return activity_pb2.RetryPolicy(
+        initial_interval=None if policy.initial_interval is None else duration(policy.initial_interval),
+        backoff_coefficient=policy.backoff_coefficient,
+        maximum_interval=None if policy.maximum_interval is None else duration(policy.maximum_interval),
+        maximum_attempts=policy.maximum_attempts,
+        maximum_worker_deaths=policy.maximum_worker_deaths,
+    )
+
+
+_STATES: dict[int, ActivityState] = {
+    number: ActivityState(name.removeprefix("ACTIVITY_STATE_"))
+    for name, number in activity_pb2.ActivityState.items()
+    if number
+}
+
+
+def state_of(number: int) -> ActivityState:
+    return _STATES.get(number, ActivityState.UNKNOWN)
+
+
+def payload(value: object) -> bytes:
+    """None as nothing, bytes as they are, text as UTF-8, anything else as JSON."""
+    if value is None:
+        return b""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            detail=f"{type(value).__name__} is neither bytes nor text, and JSON cannot tell it: {error}."
+        ) from error
