@@ -23,22 +23,26 @@ from grpc_reflection.v1alpha import reflection
 
 from liveness.clock import Clock, ManualClock, SystemClock
 from liveness.logs import configure_logs, log_transitions
+from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.binding import bind
 from liveness.server.feed import Feed
 from liveness.server.health import Health
 from liveness.server.liveness_service import LivenessService
+from liveness.server.streams import Streams
 from liveness.settings import Settings
+from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreBroken, StoreUnusable
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
-from liveness.v1 import admin_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, service_pb2
 from tasks.activity_reschedule import ActivityReschedule
 from tasks.maintenance import Maintenance
-from tasks.matching import AvailableActivities, Matching
+from tasks.matching import Matching
 from tasks.queue_runner import QueueRunner
+from tasks.sinks import Route, to_matching
 from tasks.timer_runner import TimerRunner
 
 logger = structlog.get_logger("liveness.app")
@@ -63,18 +67,17 @@ class Server:
         settings: Settings,
         *,
         clock: Clock | None = None,
-        matching: Matching | None = None,
+        route: Route = to_matching,
         random: Random | None = None,
         self_driven: bool = True,
     ) -> None:
-        """`self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
+        """`route`: which sink receives the reschedules of a task queue. `self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._self_driven = self_driven
         self._running: list[asyncio.Task[None]] = []
-        self.available = AvailableActivities()
-        self._matching = matching or self.available
+        self._route = route
         self.address = ""
         """host:port, with the port that was really taken."""
 
@@ -111,14 +114,18 @@ class Server:
             # Whoever drives the clock by hand need not move it for a commit.
             commit_interval_ms=settings.commit_interval_ms if self._self_driven else 0,
             deadlines=timers.fresh_heap,
+            namespaces=settings.namespaces,
         )
-        timers.attach(node)
+        self.custody = Custody(node)
+        timers.attach(node, self.custody)
         node.on_committed.append(log_transitions)
-        node.on_opened.append(self.available.on_opened)
+        self.matching = Matching(node, self.custody)
         self.feed = Feed(node)
+        self.streams = Streams(node)
         self.queue = QueueRunner(
             node,
-            ActivityReschedule(self._matching),
+            self.custody,
+            ActivityReschedule(self._route),
             attempts_max=settings.task_attempts_max,
             random=self._random,
         )
@@ -145,13 +152,17 @@ class Server:
         )
         services = {
             service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: LivenessService(
-                self.node, self.feed, self._random
+                self.node, self.feed, self.streams, self._random
+            ),
+            activity_pb2.DESCRIPTOR.services_by_name["ActivityService"]: ActivityService(
+                self.node, self.custody, self.matching
             ),
             admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(self.node),
         }
         names = [descriptor.full_name for descriptor in services]
+        admit = self.node.policies.admit if settings.namespaces else None
         for descriptor, service in services.items():
-            bind(server, descriptor, service, self.node.settle)
+            bind(server, descriptor, service, self.node.settle, admit)
         self._health = Health(names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:
@@ -182,6 +193,8 @@ class Server:
         """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
         await self._health.enter_graceful_shutdown()
         self.feed.close()
+        self.streams.close()
+        self.matching.close()
         self.node.stop_listening()
         stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
         if not self.node.committer.broken:

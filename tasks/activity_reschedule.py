@@ -1,35 +1,59 @@
-"""ActivityRescheduleTask: an activity's worker is gone; make the activity available to others.
+"""ActivityRescheduleTask: an activity's worker is gone; get the activity moving again.
 
-In the shard: cancel requested for the old worker, binding released, available again. Outside: matching is told.
-Each step may be repeated after a crash; the release is remembered by (worker, epoch, attempt) and has one effect.
+In the shard: cancel requested for the old worker, binding released, available again, whereupon matching finds it. Where
+another engine receives the task queue's reschedules, the activity stays released until that engine has taken it. Each
+step may be repeated after a crash; the release is remembered by (worker, epoch, attempt) and has one effect.
 """
 
 from __future__ import annotations
 
-from liveness.domain.activity import Activity, Release
+from liveness.domain import activity_decider
+from liveness.domain.activity import Activity, ActivityState, Release
 from liveness.domain.keys import ActivityKey
+from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.shard.shard import Shard
-from tasks.matching import Matching
+from tasks.sinks import Route
 
 
 class ActivityReschedule:
-    def __init__(self, matching: Matching) -> None:
-        self._matching = matching
+    def __init__(self, route: Route) -> None:
+        self._route = route
 
     def validate(self, task: ActivityRescheduleTask, shard: Shard) -> bool:
-        """Stale once the activity has been taken from a later holder."""
+        """Stale once the activity is finished, held by another, or available again."""
         activity = shard.activities.get(key_of(task))
-        release = Release(task.worker, task.epoch, task.activity.attempt)
-        return activity is None or release not in activity.releases or release == activity.releases[-1]
+        return not activity_decider.is_stale(activity, task) or self._is_on_its_way(task, activity)
 
-    def release(self, task: ActivityRescheduleTask, shard: Shard) -> Activity:
+    def _is_on_its_way(self, task: ActivityRescheduleTask, activity: Activity | None) -> bool:
+        """Released by this very task, and no sink has taken it yet."""
+        return (
+            activity is not None
+            and activity.state is ActivityState.RELEASED
+            and activity.releases[-1:] == (Release(task.worker, task.epoch, task.activity.attempt),)
+        )
+
+    def release(self, task: ActivityRescheduleTask, shard: Shard, policy: Policy) -> Activity:
         """Inside the shard; durable with its next commit."""
-        return shard.reschedule(task)
+        sink = self._route(task.namespace, task.activity.task_queue)
+        activity = shard.reschedule(task, policy, elsewhere=sink is not None)
+        if sink is None and self._is_on_its_way(task, activity):
+            # Its sink was taken away since: our own matching is what is left.
+            events = activity_decider.bring_home(activity, shard.now_ms())
+            activity = shard.change_activity(key_of(task), events) or activity
+        return activity
 
     async def hand_on(self, task: ActivityRescheduleTask, activity: Activity) -> None:
         """Outside the shard, once the release is durable."""
-        await self._matching.offer(key_of(task), activity)
+        sink = self._route(task.namespace, activity.task_queue)
+        if sink is not None and activity.state is ActivityState.RELEASED:
+            await sink.offer(key_of(task), activity, task)
+
+    def handed_on(self, task: ActivityRescheduleTask, shard: Shard) -> None:
+        """Inside the shard, once it was handed on."""
+        activity = shard.activities.get(key_of(task))
+        if activity is not None and self._is_on_its_way(task, activity):
+            shard.change_activity(key_of(task), activity_decider.hand_on(activity, shard.now_ms()))
 
 
 def key_of(task: ActivityRescheduleTask) -> ActivityKey:

@@ -23,8 +23,11 @@ class Maintenance:
         self._task_retention_ms = task_retention_ms
 
     async def checkpoint(self) -> None:
-        """Fold renewals, then delete those that every shard's checkpoint contains."""
+        """Fold renewals, then delete those that every shard's checkpoint contains. Let finished activities leave
+        memory."""
         await self._node.checkpoint()
+        for shard in self._node.shards():
+            shard.activities.evict(shard.durable_seq)
         deleted = await self._node.store.compact_renewals(self._owned())
         logger.debug("checkpointed", renewals_deleted=deleted)
 
@@ -34,14 +37,21 @@ class Maintenance:
         forgotten = sum(shard.forget_tombstones(FORGOTTEN_PER_RUN_MAX) for shard in node.shards())
         wall_ms = node.clock.wall_ms()
 
-        def cutoff(namespace: str) -> int:
-            retention_ms = node.policies.of(namespace).event_retention_ms
-            return wall_ms - retention_ms if retention_ms else 0
+        def cutoffs(name: str) -> tuple[dict[str, int], int]:
+            """Of each namespace with settings of its own, and of all others."""
 
-        cutoffs = {namespace: cutoff(namespace) for namespace in node.policies.namespaces()}
-        events = await node.store.prune_events(self._owned(), cutoffs, cutoff(DEFAULT))
+            def cutoff(namespace: str) -> int:
+                retention_ms: int = getattr(node.policies.of(namespace), name)
+                return wall_ms - retention_ms if retention_ms else 0
+
+            return {namespace: cutoff(namespace) for namespace in node.policies.namespaces()}, cutoff(DEFAULT)
+
+        events = await node.store.prune_events(self._owned(), *cutoffs("event_retention_ms"))
+        activities = await node.store.prune_activities(self._owned(), *cutoffs("activity_retention_ms"))
         tasks = await node.store.prune_tasks(self._owned(), wall_ms - self._task_retention_ms)
-        logger.debug("retention applied", tombstones=forgotten, events=events, tasks=tasks)
+        logger.debug(
+            "retention applied", tombstones=forgotten, events=events, activities=activities, tasks=tasks
+        )
 
     def schedule(self, *, checkpoint_interval_s: float, retention_interval_s: float) -> AsyncIOScheduler:
         scheduler = AsyncIOScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})

@@ -14,11 +14,12 @@ import structlog
 
 from liveness.domain.activity import Activity
 from liveness.domain.errors import Unavailable
+from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
 from liveness.store.api import StoredTask, TaskState, TaskUpdate
 from liveness.store.errors import StoreError
-from tasks.activity_reschedule import ActivityReschedule
+from tasks.activity_reschedule import ActivityReschedule, key_of
 from tasks.contract import Done, Failed, QueueOutcome, Stale
 
 logger = structlog.get_logger("liveness.tasks")
@@ -39,9 +40,16 @@ def backoff_ms(attempts: int, random: Random) -> int:
 
 class QueueRunner:
     def __init__(
-        self, node: Node, reschedule: ActivityReschedule, *, attempts_max: int, random: Random
+        self,
+        node: Node,
+        custody: Custody,
+        reschedule: ActivityReschedule,
+        *,
+        attempts_max: int,
+        random: Random,
     ) -> None:
         self._node = node
+        self._custody = custody
         self._reschedule = reschedule
         self._attempts_max = attempts_max
         self._random = random
@@ -115,15 +123,19 @@ class QueueRunner:
     async def _execute(self, shard: Shard, batch: Sequence[StoredTask]) -> None:
         outcomes: dict[int, QueueOutcome] = {}
         released: list[tuple[StoredTask, Activity]] = []
+        await self._custody.recall([key_of(stored.task) for stored in batch])
         for stored in batch:
             if not self._reschedule.validate(stored.task, shard):
                 outcomes[stored.task_id] = Stale()
             else:
-                released.append((stored, self._reschedule.release(stored.task, shard)))
+                policy = self._node.policies.of(stored.task.namespace)
+                released.append((stored, self._reschedule.release(stored.task, shard, policy)))
         await self._node.durable(shard)
         handed_on = await asyncio.gather(*(self._hand_on(stored, activity) for stored, activity in released))
         for (stored, _), outcome in zip(released, handed_on, strict=True):
             outcomes[stored.task_id] = outcome
+            if isinstance(outcome, Done):
+                self._reschedule.handed_on(stored.task, shard)
         for stored in batch:
             shard.update_task(self._record(stored, outcomes[stored.task_id], shard.now_ms()))
         await self._node.durable(shard)

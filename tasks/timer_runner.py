@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from liveness.domain.keys import WorkerKey
+from liveness.domain.activity import timer_of as activity_timer_of
+from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.policy import Policy
-from liveness.domain.reactions import LeaseExpiryTask, timer_of
+from liveness.domain.reactions import LeaseExpiryTask, VerifyDispatchTask, timer_of
 from liveness.domain.worker import Worker
+from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
+from tasks.activity_due import ActivityDue
 from tasks.contract import NotYet, Stale, TimerExecutor, TimerOutcome
 from tasks.lease_expiry import LeaseExpiry
 from tasks.timers import TimerHeap
+from tasks.verify_dispatch import VerifyDispatch
 from tasks.worker_cleanup import WorkerCleanup
 
 FIRED_PER_PULSE_MAX = 2_000
@@ -20,6 +24,7 @@ FIRED_PER_PULSE_MAX = 2_000
 
 LEASE_EXPIRY = LeaseExpiry()
 WORKER_CLEANUP = WorkerCleanup()
+ACTIVITY_DUE = ActivityDue()
 
 TaskT = TypeVar("TaskT")
 
@@ -39,7 +44,8 @@ class TimerRunner:
         self._heaps[shard_id] = TimerHeap()
         return self._heaps[shard_id]
 
-    def attach(self, node: Node) -> None:
+    def attach(self, node: Node, custody: Custody) -> None:
+        self._verify_dispatch = VerifyDispatch(custody)
         node.on_pulse.append(lambda: self.fire_due(node))
 
     def fire_due(self, node: Node) -> None:
@@ -50,7 +56,10 @@ class TimerRunner:
                 key = heap.pop_due(now_ms)
                 if key is None:
                     break
-                outcome = self._fire(shard, key, node)
+                if isinstance(key, ActivityKey):
+                    outcome = self._fire_activity(shard, key)
+                else:
+                    outcome = self._fire(shard, key, node)
                 if isinstance(outcome, NotYet):
                     heap.arm(key, outcome.due_ms)
 
@@ -63,3 +72,13 @@ class TimerRunner:
         if isinstance(task, LeaseExpiryTask):
             return _run(LEASE_EXPIRY, task, worker, shard, policy)
         return _run(WORKER_CLEANUP, task, worker, shard, policy)
+
+    def _fire_activity(self, shard: Shard, key: ActivityKey) -> TimerOutcome:
+        activity = shard.activities.get(key)
+        task = activity_timer_of(key, activity) if activity is not None else None
+        if activity is None or task is None:
+            return Stale()
+        if isinstance(task, VerifyDispatchTask):
+            verify = self._verify_dispatch
+            return verify.execute(task, shard) if verify.validate(task, activity) else Stale()
+        return ACTIVITY_DUE.execute(task, shard) if ACTIVITY_DUE.validate(task, activity) else Stale()

@@ -1,4 +1,5 @@
 """The pure core: values and functions over them. Standard library only, no clock, no I/O, no randomness.
 
-Read in this order: `keys`, `worker`, `commands`, `events`, `decider`, `fold`, `plain`, `reactions`, `activity`, `policy`, `errors`.
+Read in this order: `keys`, `worker`, `commands`, `events`, `decider`, `fold`, `plain`, `reactions`, `orders`, `activity`,
+`activity_decider`, `policy`, `errors`.
 """

@@ -1,21 +1,43 @@
-"""The activity as far as moving it on needs it: bound → cancel requested → released → available.
+"""The activity as a value, and evolve: (activity, event) → activity.
 
-That an activity is bound is known from its worker's log, so its own story begins when its worker is lost.
+            ┌────────── failed, to be tried again ── WAITING ◄── scheduled for later
+            │                                           │ its time has come
+            │      scheduled ──► AVAILABLE ◄────────────┘
+            │                      │   ▲ given back, or its worker was lost
+            │       polled, claimed│   │
+            └─────────────────── STARTED ──► COMPLETED · FAILED · CANCELLED
+                                    └─ its workers died too often ──► QUARANTINED
+
+An activity that a worker bound by its heartbeats alone is known here only once that worker was lost: taken from it, it
+is AVAILABLE, or RELEASED and then HANDED_ON if another engine receives the reschedules of its task queue.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import singledispatch
 from typing import NamedTuple
 
 from liveness.domain.events import (
+    ActivityAttemptFailed,
+    ActivityCancelled,
     ActivityCancelRequested,
+    ActivityCompleted,
     ActivityEvent,
+    ActivityFailed,
+    ActivityGivenBack,
+    ActivityHandedOn,
     ActivityMadeAvailable,
+    ActivityQuarantined,
     ActivityReleased,
+    ActivityScheduled,
+    ActivityStarted,
+    AttemptEnded,
+    Retry,
 )
-from liveness.domain.keys import ActivityId
-from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.keys import ActivityId, ActivityKey
+from liveness.domain.reactions import ActivityDueTask, VerifyDispatchTask
+from liveness.domain.worker import BoundActivity
 
 REMEMBERED_RELEASES_MAX = 32
 
@@ -24,6 +46,22 @@ class ActivityState(IntEnum):
     CANCEL_REQUESTED = 1
     RELEASED = 2
     AVAILABLE = 3
+    STARTED = 4
+    WAITING = 5
+    COMPLETED = 6
+    FAILED = 7
+    CANCELLED = 8
+    QUARANTINED = 9
+    HANDED_ON = 10
+
+
+FINISHED = (
+    ActivityState.COMPLETED,
+    ActivityState.FAILED,
+    ActivityState.CANCELLED,
+    ActivityState.HANDED_ON,
+)
+"""Nothing happens to these by itself any more: they need not be in memory and are let go of in time."""
 
 
 class Release(NamedTuple):
@@ -34,53 +72,217 @@ class Release(NamedTuple):
     attempt: int
 
 
+class End(NamedTuple):
+    """How the last attempt that its worker ended was ended, so that the same call again is answered alike."""
+
+    worker: str
+    epoch: int
+    attempt: int
+    event: str
+
+
 class Activity(NamedTuple):
     id: ActivityId
     state: ActivityState
     attempt: int
-    """The attempt that runs next once AVAILABLE."""
+    """The attempt that is held while STARTED, else the one that runs next. Rises with each hand-out."""
     task_queue: str
     token: bytes
+    """From the heartbeat that bound it."""
     releases: tuple[Release, ...]
     """Newest last."""
+    type: str = ""
+    input: bytes = b""
+    retry: Retry | None = None
+    """None for one that was never scheduled, claimed or handed out here."""
+    worker: str = ""
+    """While STARTED: who holds it."""
+    epoch: int = 0
+    since_ms: int = 0
+    """When it came into its state."""
+    due_ms: int = 0
+    """WAITING: when it becomes available. STARTED: when to look whether the worker heard of it."""
+    failures: int = 0
+    """Attempts that failed or were lost with their worker."""
+    deaths: int = 0
+    """How many of the last attempts died with their worker in a row."""
+    last_failure: str = ""
+    result: bytes = b""
+    end: End | None = None
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether who holds it is decided here."""
+        return self.retry is not None
+
+    def bound(self) -> BoundActivity:
+        """As its worker holds it."""
+        return BoundActivity(*self.id, self.attempt, self.task_queue, self.token)
 
 
-def reschedule(activity: Activity | None, task: ActivityRescheduleTask) -> tuple[ActivityEvent, ...]:
-    """decide: take an attempt from a worker that lost its lease. A delivery seen before changes nothing."""
-    lost = task.activity
-    if activity is not None and Release(task.worker, task.epoch, lost.attempt) in activity.releases:
-        return ()
-    attempt = max(activity.attempt if activity else 0, lost.attempt) + 1
-    run_id, activity_id = lost.run_id, lost.activity_id
-    return (
-        ActivityCancelRequested(
-            run_id=run_id,
-            activity_id=activity_id,
-            attempt=lost.attempt,
-            task_queue=lost.task_queue,
-            token=lost.token,
-            worker=task.worker,
-            epoch=task.epoch,
-        ),
-        ActivityReleased(run_id=run_id, activity_id=activity_id),
-        ActivityMadeAvailable(run_id=run_id, activity_id=activity_id, attempt=attempt),
-    )
+def timer_of(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
+    """What the activity's `due_ms` is for."""
+    if activity.state is ActivityState.STARTED:
+        return VerifyDispatchTask(key, activity.worker, activity.attempt)
+    if activity.state is ActivityState.WAITING:
+        return ActivityDueTask(key, activity.attempt)
+    return None
+
+
+class ImpossibleActivityEvent(Exception):
+    """The log holds an event about an activity that cannot follow the one before it."""
 
 
 def evolve(activity: Activity | None, event: ActivityEvent, workflow_id: str) -> Activity:
+    if isinstance(event, ActivityScheduled):
+        if activity is not None:
+            raise ImpossibleActivityEvent("ActivityScheduled about an activity that exists")
+        return _scheduled(event, workflow_id)
     if isinstance(event, ActivityCancelRequested):
-        release = Release(event.worker, event.epoch, event.attempt)
-        return Activity(
-            id=ActivityId(workflow_id, event.run_id, event.activity_id),
-            state=ActivityState.CANCEL_REQUESTED,
-            attempt=max(activity.attempt if activity else 0, event.attempt),
-            task_queue=event.task_queue,
-            token=event.token,
-            releases=(*(activity.releases if activity else ()), release)[-REMEMBERED_RELEASES_MAX:],
-        )
-    assert activity is not None, (
-        f"{type(event).__name__} about an activity that was never taken from a worker"
+        return _cancel_requested(activity, event, workflow_id)
+    if activity is None:
+        raise ImpossibleActivityEvent(f"{type(event).__name__} about an activity that is not known")
+    return _evolve(event, activity)
+
+
+def _scheduled(event: ActivityScheduled, workflow_id: str) -> Activity:
+    later = event.due_ms > event.at_ms
+    return Activity(
+        id=ActivityId(workflow_id, event.run_id, event.activity_id),
+        state=ActivityState.WAITING if later else ActivityState.AVAILABLE,
+        attempt=1,
+        task_queue=event.task_queue,
+        token=b"",
+        releases=(),
+        type=event.activity_type,
+        input=event.input,
+        retry=event.retry,
+        since_ms=event.at_ms,
+        due_ms=event.due_ms if later else 0,
     )
-    if isinstance(event, ActivityReleased):
-        return activity._replace(state=ActivityState.RELEASED)
-    return activity._replace(state=ActivityState.AVAILABLE, attempt=event.attempt)
+
+
+def _cancel_requested(
+    activity: Activity | None, event: ActivityCancelRequested, workflow_id: str
+) -> Activity:
+    release = Release(event.worker, event.epoch, event.attempt)
+    if activity is None:
+        activity = Activity(
+            ActivityId(workflow_id, event.run_id, event.activity_id),
+            ActivityState.CANCEL_REQUESTED,
+            0,
+            event.task_queue,
+            event.token,
+            (),
+        )
+    return activity._replace(
+        state=ActivityState.CANCEL_REQUESTED,
+        attempt=max(activity.attempt, event.attempt),
+        task_queue=event.task_queue,
+        token=event.token,
+        releases=(*activity.releases, release)[-REMEMBERED_RELEASES_MAX:],
+        worker="",
+        epoch=0,
+        due_ms=0,
+        since_ms=event.at_ms,
+        failures=event.failures,
+        deaths=event.deaths,
+    )
+
+
+@singledispatch
+def _evolve(event: object, activity: Activity) -> Activity:
+    raise ImpossibleActivityEvent(f"{type(event).__name__} is not about an activity")
+
+
+@_evolve.register
+def _(event: ActivityStarted, activity: Activity) -> Activity:
+    if activity.state is not ActivityState.AVAILABLE:
+        raise ImpossibleActivityEvent(f"ActivityStarted about an activity that is {activity.state.name}")
+    return activity._replace(
+        state=ActivityState.STARTED,
+        retry=activity.retry or Retry(),
+        worker=event.worker,
+        epoch=event.epoch,
+        attempt=event.attempt,
+        since_ms=event.at_ms,
+        due_ms=event.verify_ms,
+    )
+
+
+def _ended(event: AttemptEnded, activity: Activity, state: ActivityState) -> Activity:
+    if activity.state is not ActivityState.STARTED:
+        raise ImpossibleActivityEvent(
+            f"{type(event).__name__} about an activity that is {activity.state.name}"
+        )
+    return activity._replace(
+        state=state,
+        worker="",
+        epoch=0,
+        since_ms=event.at_ms,
+        due_ms=0,
+        deaths=0,
+        end=End(event.worker, event.epoch, event.attempt, type(event).__name__),
+    )
+
+
+@_evolve.register
+def _(event: ActivityCompleted, activity: Activity) -> Activity:
+    return _ended(event, activity, ActivityState.COMPLETED)._replace(result=event.result)
+
+
+@_evolve.register
+def _(event: ActivityAttemptFailed, activity: Activity) -> Activity:
+    return _ended(event, activity, ActivityState.WAITING)._replace(
+        attempt=event.attempt + 1,
+        failures=activity.failures + 1,
+        last_failure=event.message,
+        due_ms=event.due_ms,
+    )
+
+
+@_evolve.register
+def _(event: ActivityFailed, activity: Activity) -> Activity:
+    # A worker that was lost with the last attempt allowed has been taken account of already.
+    lost = activity.state is ActivityState.RELEASED
+    started = activity._replace(state=ActivityState.STARTED) if lost else activity
+    return _ended(event, started, ActivityState.FAILED)._replace(
+        failures=activity.failures + (not lost), last_failure=event.message
+    )
+
+
+@_evolve.register
+def _(event: ActivityGivenBack, activity: Activity) -> Activity:
+    return _ended(event, activity, ActivityState.RELEASED)
+
+
+@_evolve.register
+def _(event: ActivityReleased, activity: Activity) -> Activity:
+    return activity._replace(state=ActivityState.RELEASED, attempt=event.attempt or activity.attempt)
+
+
+@_evolve.register
+def _(event: ActivityMadeAvailable, activity: Activity) -> Activity:
+    available = activity._replace(
+        state=ActivityState.AVAILABLE, attempt=event.attempt, since_ms=event.at_ms, due_ms=0
+    )
+    return available._replace(failures=0, deaths=0) if event.fresh else available
+
+
+@_evolve.register
+def _(event: ActivityQuarantined, activity: Activity) -> Activity:
+    reason = f"quarantined: {event.deaths} workers in a row died with it"
+    return activity._replace(state=ActivityState.QUARANTINED, since_ms=event.at_ms, last_failure=reason)
+
+
+@_evolve.register
+def _(event: ActivityHandedOn, activity: Activity) -> Activity:
+    return activity._replace(state=ActivityState.HANDED_ON, since_ms=event.at_ms)
+
+
+@_evolve.register
+def _(event: ActivityCancelled, activity: Activity) -> Activity:
+    return activity._replace(
+        state=ActivityState.CANCELLED, worker="", epoch=0, since_ms=event.at_ms, due_ms=0,
+        last_failure=event.reason,
+    )  # fmt: skip

@@ -23,6 +23,7 @@ class Heartbeat(NamedTuple):
     successes: int
     errors: int
     policy: Policy
+    loop_lag_ms: int = 0
 
     @property
     def is_plain(self) -> bool:

@@ -93,8 +93,13 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
         events.append(LeaseTermsChanged(granted_ms=granted_ms))
     profile = worker.profile if beat.profile == NO_PROFILE else beat.profile
     last_error = beat.last_error or worker.last_error
-    if profile != worker.profile or beat.status != worker.status or last_error != worker.last_error:
-        events.append(WorkerDescribed(profile=profile, status=beat.status, last_error=last_error))
+    described = (profile, beat.status, last_error, beat.loop_lag_ms)
+    if described != (worker.profile, worker.status, worker.last_error, worker.standing.loop_lag_ms):
+        events.append(
+            WorkerDescribed(
+                profile=profile, status=beat.status, last_error=last_error, loop_lag_ms=beat.loop_lag_ms
+            )
+        )
     if beat.bound or beat.unbound or beat.full_bindings:
         change = _rebind(key, worker, beat)
         if change is not None and beat.full_bindings:
@@ -115,7 +120,14 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     held = worker.bindings
     resync = worker.resync
     task_queue = beat.profile.task_queue or worker.profile.task_queue
-    declared = _declared(beat.bound, task_queue)
+    handed = worker.standing.handed
+    declared = {
+        id: activity
+        for id, activity in _declared(beat.bound, task_queue).items()
+        # Which attempt a worker was handed is not for the worker to say.
+        if id not in handed or held[id].attempt == activity.attempt
+    }
+    confirmed = tuple(id for id in declared if handed.get(id) is False)
     gone: dict[ActivityId, None] = {}
     cancelled: dict[ActivityId, None] = {}
     for activity in beat.unbound:
@@ -132,7 +144,8 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
         elif not (known or id in declared or id in worker.lost) and beat.sequence and beat.session_id:
             resync = True  # it says it held what was never heard of here
     if beat.full_bindings:
-        gone.update((id, None) for id in held if id not in declared)
+        # What it was handed a moment ago it may not have heard of when it wrote this.
+        gone.update((id, None) for id in held if id not in declared and handed.get(id) is not False)
         cancelled.update((id, None) for id in worker.lost if id not in declared)
     bound = {id: activity for id, activity in declared.items() if held.get(id) != activity}
     unbound = {id: None for id in gone if id not in declared}
@@ -152,9 +165,11 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     if beat.full_bindings:
         resync = False
         in_doubt = in_doubt or _number(worker, beat) > worker.sequence + 1 > 1
-    if not bound and not unbound and resync == in_doubt:
+    if not bound and not unbound and not confirmed and resync == in_doubt:
         return None
-    return BindingsChanged(bound=tuple(bound.values()), unbound=tuple(unbound), resync=resync)
+    return BindingsChanged(
+        bound=tuple(bound.values()), unbound=tuple(unbound), resync=resync, confirmed=confirmed
+    )
 
 
 def _activate(
@@ -184,6 +199,7 @@ def _activate(
         successes=min((worker.successes if worker else 0) + beat.successes, COUNTER_MAX),
         errors=min((worker.errors if worker else 0) + beat.errors, COUNTER_MAX),
         resync=not beat.full_bindings and sequence > last_sequence + 1,
+        loop_lag_ms=beat.loop_lag_ms,
     )
 
 
@@ -233,6 +249,26 @@ def expire_lease(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeac
     return (_deactivated(InactiveReason.LEASE_EXPIRED, detail, policy, at_ms),)
 
 
+def disconnect(worker: Worker, policy: Policy, at_ms: int, broken_ms: int) -> tuple[WorkerDeactivated, ...]:
+    """The worker's stream broke at `broken_ms` and the grace it had asked for is over."""
+    grace_ms = worker.standing.grace_ms
+    if worker.state is not ACTIVE or not grace_ms or at_ms < broken_ms + grace_ms:
+        return ()
+    detail = (
+        f"its stream broke and nothing was heard of it for {at_ms - broken_ms} ms of a {grace_ms} ms grace"
+    )
+    return (_deactivated(InactiveReason.DISCONNECTED, detail, policy, at_ms),)
+
+
+def end_drain(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactivated, ...]:
+    """The limit of a drain is over."""
+    deadline_ms = worker.standing.drain_deadline_ms
+    if worker.state is not ACTIVE or not deadline_ms or at_ms < deadline_ms:
+        return ()
+    detail = f"drained; {len(worker.bindings)} activities were left at the limit"
+    return (_deactivated(InactiveReason.DRAINED, detail, policy, at_ms),)
+
+
 def _deactivated(reason: InactiveReason, detail: str, policy: Policy, at_ms: int) -> WorkerDeactivated:
     return WorkerDeactivated(
         reason=reason, detail=detail, at_ms=at_ms, cleanup_delay_ms=policy.cleanup_delay_ms
@@ -258,4 +294,13 @@ def lost_with(worker: Worker, event: WorkerEvent) -> Mapping[ActivityId, BoundAc
     if isinstance(event, SessionReplaced):
         kept = {activity.id for activity in event.bindings}
         return {id: activity for id, activity in worker.bindings.items() if id not in kept}
+    if isinstance(event, BindingsChanged) and worker.standing.handed:
+        # What the worker was handed and lets go of without an outcome must run elsewhere. What it bound by itself is
+        # its own engine's business.
+        bound = {activity.id for activity in event.bound}
+        return {
+            id: worker.bindings[id]
+            for id in event.unbound
+            if id in worker.standing.handed and id in worker.bindings and id not in bound
+        }
     return NO_BINDINGS

@@ -12,13 +12,24 @@ LivenessError
 │   ├── SessionNotCurrent
 │   ├── WorkerCleanedUp
 │   ├── WorkerNotActive
+│   ├── WorkerPaused
+│   ├── WorkerDraining
+│   ├── FencedOff
+│   ├── ActivityHeld
+│   ├── ActivityNotAvailable
+│   ├── ActivityFinished
+│   ├── ActivityNotRetryable
 │   └── TaskFinished
+├── Exists
+│   └── ActivityDiffers
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
 │   ├── BindingQuotaExceeded
 │   └── RateLimited
 ├── NotFound
 │   ├── WorkerNotFound
+│   ├── ActivityNotFound
+│   ├── NamespaceNotFound
 │   └── TaskNotFound
 └── Unavailable             try again; nothing is known to have changed
     ├── ShardUnavailable
@@ -88,8 +99,44 @@ class WorkerNotActive(Refused):
     """Worker {worker} is {state}, not ACTIVE."""
 
 
+class WorkerPaused(Refused):
+    """Worker {worker} is paused and takes no new work; resume it first."""
+
+
+class WorkerDraining(Refused):
+    """Worker {worker} is being drained and takes no new work."""
+
+
+class FencedOff(Refused):
+    """Worker {worker} no longer holds attempt {attempt} of activity {activity} under lease epoch {epoch}: {why}."""
+
+
+class ActivityHeld(Refused):
+    """Activity {activity} is held by worker {holder}."""
+
+
+class ActivityNotAvailable(Refused):
+    """Activity {activity} is {state}; it cannot be claimed now."""
+
+
+class ActivityFinished(Refused):
+    """Activity {activity} is {state} already."""
+
+
+class ActivityNotRetryable(Refused):
+    """Activity {activity} is {state}; only a QUARANTINED or FAILED one can be given a fresh start."""
+
+
 class TaskFinished(Refused):
     """Task {task_id} is {state} already."""
+
+
+class Exists(LivenessError):
+    """There is one already."""
+
+
+class ActivityDiffers(Exists):
+    """Activity {activity} is known already, with another {what}; schedule it under another id."""
 
 
 class Exhausted(LivenessError):
@@ -114,6 +161,14 @@ class NotFound(LivenessError):
 
 class WorkerNotFound(NotFound):
     """There is no worker {worker} in namespace {namespace}."""
+
+
+class ActivityNotFound(NotFound):
+    """There is no activity {activity} in namespace {namespace}."""
+
+
+class NamespaceNotFound(NotFound):
+    """This server does not serve namespace {namespace}; it serves: {known}."""
 
 
 class TaskNotFound(NotFound):

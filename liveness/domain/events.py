@@ -39,6 +39,7 @@ class Activation:
     successes: int
     errors: int
     resync: bool
+    loop_lag_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,46 @@ class BindingsChanged:
     """Also what the worker let go of after it was told to cancel it."""
     resync: bool
     """Whether the worker's whole set is in doubt afterwards."""
+    confirmed: tuple[ActivityId, ...] = ()
+    """What it was handed and is now known to have heard of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityHanded:
+    """Bound by the service itself: an attempt that a poll or a claim gave to the worker."""
+
+    activity: BoundActivity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingsEnded:
+    """The service ended bindings: an attempt is over, or was taken back and the worker is to stop it."""
+
+    ids: tuple[ActivityId, ...]
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPaused:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResumed:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainBegun:
+    reason: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisconnectGraceGranted:
+    """A term of the lease from now on."""
+
+    grace_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +118,7 @@ class WorkerDescribed:
     profile: Profile
     status: WorkerStatus
     last_error: str
+    loop_lag_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +149,12 @@ WorkerEvent = (
     | WorkerResurrected
     | LeaseTermsChanged
     | BindingsChanged
+    | ActivityHanded
+    | BindingsEnded
+    | WorkerPaused
+    | WorkerResumed
+    | DrainBegun
+    | DisconnectGraceGranted
     | WorkerDescribed
     | WorkerDeactivated
     | WorkerCleanedUp
@@ -114,33 +162,149 @@ WorkerEvent = (
 )
 
 
+class Retry(NamedTuple):
+    """How an activity is tried again."""
+
+    initial_ms: int = 1_000
+    coefficient: float = 2.0
+    max_ms: int = 100_000
+    max_attempts: int = 0
+    """How many may fail or be lost with their worker; 0 for any number."""
+    max_deaths: int | None = None
+    """How many workers in a row may die with it; None for what the namespace says, 0 for any number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityCancelRequested:
-    """The worker that held it must stop: its lease is over."""
+class ActivityFact:
+    """Of which activity of the workflow; the workflow is named beside the event."""
 
     run_id: str
     activity_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityScheduled(ActivityFact):
+    activity_type: str
+    task_queue: str
+    input: bytes
+    retry: Retry
+    at_ms: int
+    due_ms: int
+    """When it becomes available; not after `at_ms` for at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityStarted(ActivityFact):
+    """Handed to a worker, who holds it from now on."""
+
+    worker: str
+    epoch: int
+    attempt: int
+    at_ms: int
+    verify_ms: int
+    """When it is looked whether the worker heard of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(ActivityFact):
+    worker: str
+    epoch: int
+    attempt: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCompleted(AttemptEnded):
+    result: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityAttemptFailed(AttemptEnded):
+    """To be tried again at `due_ms`."""
+
+    message: str
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityFailed(AttemptEnded):
+    """For good."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityGivenBack(AttemptEnded):
+    """Without an outcome: by its worker, or because the worker never heard of it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCancelled(ActivityFact):
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCancelRequested(ActivityFact):
+    """The worker that held it must stop: its lease is over."""
+
     attempt: int
     task_queue: str
     token: bytes
     worker: str
     epoch: int
+    failures: int = 0
+    """Attempts that failed or were lost with their worker so far, this one included."""
+    deaths: int = 0
+    """How many of the last ones died with it in a row."""
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityReleased:
-    run_id: str
-    activity_id: str
+class ActivityReleased(ActivityFact):
+    attempt: int = 0
+    """The one that another engine is to run; 0 while that is not settled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityMadeAvailable:
-    run_id: str
-    activity_id: str
+class ActivityMadeAvailable(ActivityFact):
     attempt: int
+    at_ms: int = 0
+    fresh: bool = False
+    """An operator gave it a fresh start: earlier failures no longer count."""
 
 
-ActivityEvent = ActivityCancelRequested | ActivityReleased | ActivityMadeAvailable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityQuarantined(ActivityFact):
+    """Its workers died too often in a row."""
+
+    deaths: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityHandedOn(ActivityFact):
+    """Another engine has it."""
+
+    at_ms: int
+
+
+ActivityEvent = (
+    ActivityScheduled
+    | ActivityStarted
+    | ActivityCompleted
+    | ActivityAttemptFailed
+    | ActivityFailed
+    | ActivityGivenBack
+    | ActivityCancelled
+    | ActivityCancelRequested
+    | ActivityReleased
+    | ActivityMadeAvailable
+    | ActivityQuarantined
+    | ActivityHandedOn
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

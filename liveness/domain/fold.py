@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import singledispatch
 from types import MappingProxyType
+from typing import Any
 
 from liveness.domain.decider import lost_with
 from liveness.domain.events import (
     Activation,
+    ActivityHanded,
     BindingsChanged,
+    BindingsEnded,
+    DisconnectGraceGranted,
+    DrainBegun,
     LeaseRenewed,
     LeaseTermsChanged,
     SessionReplaced,
@@ -18,15 +23,20 @@ from liveness.domain.events import (
     WorkerDescribed,
     WorkerEvent,
     WorkerForgotten,
+    WorkerPaused,
     WorkerRegistered,
+    WorkerResumed,
 )
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import (
     LOST_MAX,
     NO_BINDINGS,
+    NO_HANDED,
     NO_PROFILE,
+    NO_STANDING,
     SUPERSEDED_SESSIONS_MAX,
     BoundActivity,
+    Standing,
     Worker,
     WorkerState,
     WorkerStatus,
@@ -53,14 +63,14 @@ def evolve(worker: Worker | None, event: WorkerEvent, sequence: int) -> Worker |
 def renewed(worker: Worker, event: LeaseRenewed) -> Worker:
     """`evolve` for the event that is nearly all of them: spelled out in field order, past the generated constructor."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, _, _, resync, reason, detail) = worker  # fmt: skip
+     last_error, _, _, resync, reason, detail, standing) = worker  # fmt: skip
     if state is not ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
     new_sequence, at_ms, successes, errors = event
     return tuple.__new__(Worker, (
         number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
         superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
-        detail,
+        detail, standing,
     ))  # fmt: skip
 
 
@@ -104,7 +114,30 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
         resync=event.resync,
         inactive_reason=None,
         inactive_detail="",
+        standing=_standing_after(worker, event),
     )
+
+
+def _standing_after(worker: Worker | None, event: Activation) -> Standing:
+    """A pause is an order to whoever runs under the key; a drain and a stream's grace belong to a session."""
+    before = worker.standing if worker else NO_STANDING
+    if worker and worker.session_id == event.session_id:
+        standing = before._replace(loop_lag_ms=event.loop_lag_ms, handed=NO_HANDED)
+    else:
+        standing = Standing(paused=before.paused, loop_lag_ms=event.loop_lag_ms)
+    if isinstance(event, SessionReplaced) and before.handed:
+        declared = {activity.id for activity in event.bindings}
+        standing = standing._replace(handed=_handed({id: True for id in before.handed if id in declared}))
+    return NO_STANDING if standing == NO_STANDING else standing
+
+
+def _handed(handed: Mapping[ActivityId, bool]) -> Mapping[ActivityId, bool]:
+    return MappingProxyType(handed) if handed else NO_HANDED
+
+
+def _stand(worker: Worker, **changes: Any) -> Worker:
+    standing = worker.standing._replace(**changes)
+    return worker._replace(standing=NO_STANDING if standing == NO_STANDING else standing)
 
 
 @_evolve.register
@@ -123,19 +156,64 @@ def _(event: BindingsChanged, worker: Worker) -> Worker:
     lost = worker.lost
     if lost and gone:
         lost = freeze({id: activity for id, activity in lost.items() if id not in gone})
-    return worker._replace(bindings=_by_id(kept, event.bound), lost=lost, resync=event.resync)
+    bindings = _by_id(kept, event.bound)
+    after = worker._replace(bindings=bindings, lost=lost, resync=event.resync)
+    if not worker.standing.handed:
+        return after
+    known = {id: heard or id in event.confirmed for id, heard in worker.standing.handed.items()}
+    return _stand(after, handed=_handed({id: heard for id, heard in known.items() if id in bindings}))
+
+
+@_evolve.register
+def _(event: ActivityHanded, worker: Worker) -> Worker:
+    activity = event.activity
+    handed = _handed({**worker.standing.handed, activity.id: False})
+    return _stand(worker._replace(bindings=_by_id(worker.bindings, (activity,))), handed=handed)
+
+
+@_evolve.register
+def _(event: BindingsEnded, worker: Worker) -> Worker:
+    over = {id: worker.bindings[id] for id in event.ids if id in worker.bindings}
+    bindings = freeze({id: activity for id, activity in worker.bindings.items() if id not in over})
+    lost = _lost(worker, over) if event.taken else worker.lost
+    return _stand(
+        worker._replace(bindings=bindings, lost=lost),
+        handed=_handed({id: known for id, known in worker.standing.handed.items() if id not in over}),
+    )
+
+
+@_evolve.register
+def _(event: WorkerPaused, worker: Worker) -> Worker:
+    return _stand(worker, paused=True)
+
+
+@_evolve.register
+def _(event: WorkerResumed, worker: Worker) -> Worker:
+    return _stand(worker, paused=False)
+
+
+@_evolve.register
+def _(event: DrainBegun, worker: Worker) -> Worker:
+    return _stand(worker, draining=True, drain_deadline_ms=event.deadline_ms)
+
+
+@_evolve.register
+def _(event: DisconnectGraceGranted, worker: Worker) -> Worker:
+    return _stand(worker, grace_ms=event.grace_ms)
 
 
 @_evolve.register
 def _(event: WorkerDescribed, worker: Worker) -> Worker:
-    return worker._replace(profile=event.profile, status=event.status, last_error=event.last_error)
+    described = worker._replace(profile=event.profile, status=event.status, last_error=event.last_error)
+    return _stand(described, loop_lag_ms=event.loop_lag_ms)
 
 
 @_evolve.register
 def _(event: WorkerDeactivated, worker: Worker) -> Worker:
     if worker.state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
-    return worker._replace(
+    left = _stand(worker, drain_deadline_ms=0, grace_ms=0, loop_lag_ms=0, handed=NO_HANDED)
+    return left._replace(
         state=WorkerState.INACTIVE,
         deadline_ms=event.at_ms + event.cleanup_delay_ms,
         bindings=NO_BINDINGS,
@@ -166,6 +244,7 @@ def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
         profile=NO_PROFILE,
         status=WorkerStatus.UNSPECIFIED,
         last_error="",
+        standing=NO_STANDING,
     )
 
 

@@ -21,7 +21,7 @@ def renew(
 ) -> tuple[LeaseRenewed, Worker] | None:
     """The renewal by a plain heartbeat of the worker's current session, or None if it is anything else than that."""
     (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, all_successes, all_errors, resync, reason, detail) = worker  # fmt: skip
+     last_error, all_successes, all_errors, resync, reason, detail, standing) = worker  # fmt: skip
     if state is not ACTIVE:
         return None
     if not sequence:
@@ -37,6 +37,6 @@ def renew(
     event = _new(LeaseRenewed, (sequence, at_ms, all_successes, all_errors))
     after = _new(Worker, (
         number, state, session_id, sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost, superseded,
-        profile, status, last_error, all_successes, all_errors, resync, reason, detail,
+        profile, status, last_error, all_successes, all_errors, resync, reason, detail, standing,
     ))  # fmt: skip
     return event, after

@@ -35,6 +35,14 @@ class Policy:
     """Heartbeats per second over the namespace; 0 for no limit."""
     worker_heartbeat_rate: float = 0.0
     """Heartbeats per second of one worker; 0 for no limit."""
+    max_worker_deaths: int = 3
+    """After so many attempts in a row whose worker died, an activity is quarantined; 0 for never."""
+    activity_retention_ms: int = 7 * DAY_MS
+    """How long finished activities are kept, and with them the memory that they were scheduled; 0 for ever."""
+    dispatch_timeout_ms: int = 10 * SECOND_MS
+    """How long a worker may take to confirm an activity that it was handed."""
+    paused: int = 0
+    """1: every worker of the namespace is handed nothing new."""
 
     @property
     def limits_rates(self) -> bool:
@@ -50,7 +58,13 @@ class Policy:
 
 POLICY_FIELDS = frozenset(field.name for field in fields(Policy))
 _WHOLE_NUMBERS = frozenset(field.name for field in fields(Policy) if field.type == "int")
-_MAY_BE_ZERO = POLICY_FIELDS - {"default_lease_ms", "min_lease_ms", "max_lease_ms", "max_bindings_per_worker"}
+_MAY_BE_ZERO = POLICY_FIELDS - {
+    "default_lease_ms",
+    "min_lease_ms",
+    "max_lease_ms",
+    "max_bindings_per_worker",
+    "dispatch_timeout_ms",
+}
 BUILT_IN = Policy()
 
 
@@ -70,6 +84,8 @@ def policy_with(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
             raise InvalidField(field=shown, rule="must be at most 100 years")
         if name in _WHOLE_NUMBERS and value != int(value):
             raise InvalidField(field=shown, rule="must be a whole number")
+        if name == "paused" and value not in (0, 1):
+            raise InvalidField(field=shown, rule="must be 0 or 1")
         if value > COUNT_MAX and not name.endswith("_rate"):
             raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
         # Settings come back from the store as floats; one in an event would not be read back as the integer it is.

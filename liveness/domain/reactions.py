@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from liveness.domain.decider import lost_with
-from liveness.domain.events import WorkerEvent
-from liveness.domain.keys import WorkerKey
-from liveness.domain.worker import BoundActivity, Worker, WorkerState
+from liveness.domain.events import BindingsChanged, WorkerDeactivated, WorkerEvent
+from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.worker import BoundActivity, InactiveReason, Worker, WorkerState
 
 
 class LeaseExpiryTask(NamedTuple):
@@ -26,6 +26,21 @@ class WorkerCleanupTask(NamedTuple):
     epoch: int
 
 
+class VerifyDispatchTask(NamedTuple):
+    """Look whether the worker heard of an activity that it was handed: the answer may have been lost on its way."""
+
+    activity: ActivityKey
+    worker: str
+    attempt: int
+
+
+class ActivityDueTask(NamedTuple):
+    """A delayed or failed activity's time has come."""
+
+    activity: ActivityKey
+    attempt: int
+
+
 TimerTask = LeaseExpiryTask | WorkerCleanupTask
 
 
@@ -36,13 +51,21 @@ class ActivityRescheduleTask(NamedTuple):
     activity: BoundActivity
     worker: str
     epoch: int
+    died: bool = True
+    """Whether the worker was lost with it, rather than let go of it or left in order."""
+
+
+_ORDERLY = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
 
 
 def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> tuple[ActivityRescheduleTask, ...]:
     if before is None:
         return ()
+    orderly = isinstance(event, BindingsChanged) or (
+        isinstance(event, WorkerDeactivated) and event.reason in _ORDERLY
+    )
     return tuple(
-        ActivityRescheduleTask(key.namespace, activity, key.instance_key, before.epoch)
+        ActivityRescheduleTask(key.namespace, activity, key.instance_key, before.epoch, not orderly)
         for activity in lost_with(before, event).values()
     )
 

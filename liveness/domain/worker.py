@@ -41,6 +41,8 @@ class InactiveReason(IntEnum):
     LEASE_EXPIRED = 1
     SHUTDOWN = 2
     FORCED = 3
+    DISCONNECTED = 4
+    DRAINED = 5
 
 
 class BoundActivity(NamedTuple):
@@ -89,6 +91,27 @@ NO_PROFILE = Profile()
 NO_BINDINGS: Mapping[ActivityId, BoundActivity] = MappingProxyType({})
 
 
+NO_HANDED: Mapping[ActivityId, bool] = MappingProxyType({})
+
+
+class Standing(NamedTuple):
+    """What few workers have besides their lease. In a field of its own, so that the others share one value of it."""
+
+    paused: bool = False
+    draining: bool = False
+    """Until a new session comes."""
+    drain_deadline_ms: int = 0
+    """When what is left is taken from it; 0 once that is over, or without a limit."""
+    grace_ms: int = 0
+    """Part of the lease's terms: how long the lease goes on after the worker's stream broke; 0 for as if it had not."""
+    loop_lag_ms: int = 0
+    handed: Mapping[ActivityId, bool] = NO_HANDED
+    """Bindings that were made here, not by a heartbeat, and whether the worker is known to have heard of each."""
+
+
+NO_STANDING = Standing()
+
+
 class Worker(NamedTuple):
     number: int
     """Sequence of the log row that registered it: short, unique in its shard, never used again."""
@@ -118,3 +141,4 @@ class Worker(NamedTuple):
     """The client's whole set of bindings may not be known here."""
     inactive_reason: InactiveReason | None
     inactive_detail: str
+    standing: Standing = NO_STANDING

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from liveness.domain import orders
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import InvalidField, PageTokenInvalid, TaskFinished, TaskNotFound
 from liveness.domain.events import ConfigChanged
+from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.server import tokens, wire
+from liveness.server.orders_desk import OrdersDesk
 from liveness.server.validation import optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
@@ -24,6 +27,7 @@ class AdminService:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._config_lock = asyncio.Lock()
+        self._orders = OrdersDesk(node)
 
     async def expire_worker(self, request: admin_pb2.ExpireWorkerRequest) -> admin_pb2.ExpireWorkerResponse:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
@@ -51,6 +55,15 @@ class AdminService:
             raise InvalidField(
                 field="unset", rule=f"names {min(both).removesuffix('_ms')}, which is also set"
             )
+        effective, overrides = await self._set_config(namespace, changed, unset)
+        return admin_pb2.UpdateConfigResponse(
+            effective=wire.policy_message(effective), overrides=wire.config_message(overrides)
+        )
+
+    async def _set_config(
+        self, namespace: str, changed: dict[str, float], unset: tuple[str, ...]
+    ) -> tuple[Policy, dict[str, float]]:
+        """Returns what is in force, and what was set for this very namespace."""
         node = self._node
         async with self._config_lock:  # two updates at once must not overwrite each other
             policies = node.policies
@@ -66,11 +79,36 @@ class AdminService:
                 shard.change_config(namespace, ConfigChanged(set=changed, unset=unset), overrides)
                 await node.durable(shard)
                 policies.replace(namespace, overrides)
-                for shard in node.shards():
-                    shard.forget_forms()
-        return admin_pb2.UpdateConfigResponse(
-            effective=wire.policy_message(effective), overrides=wire.config_message(overrides)
-        )
+                node.policy_changed()
+        return effective, overrides
+
+    async def pause_workers(self, request: admin_pb2.PauseWorkersRequest) -> admin_pb2.PauseWorkersResponse:
+        reason = text("reason", request.reason)
+        if self._orders.scope(request) == "all":
+            before = self._node.policies.of(request.namespace).paused
+            await self._set_config(request.namespace, {"paused": 1}, ())
+            return admin_pb2.PauseWorkersResponse(
+                changed=0 if before else self._node.occupancy(request.namespace)
+            )
+        changed = await self._orders.order(request, lambda worker: orders.pause(worker, reason))
+        return admin_pb2.PauseWorkersResponse(changed=changed)
+
+    async def resume_workers(
+        self, request: admin_pb2.ResumeWorkersRequest
+    ) -> admin_pb2.ResumeWorkersResponse:
+        whole = self._orders.scope(request) == "all"
+        paused = whole and self._node.policies.of(request.namespace).paused
+        if paused:
+            effective, _ = await self._set_config(request.namespace, {}, ("paused",))
+            if effective.paused:  # what all namespaces inherit says so
+                await self._set_config(request.namespace, {"paused": 0}, ())
+        changed = await self._orders.order(request, orders.resume)
+        if paused:
+            changed = self._node.occupancy(request.namespace)
+        return admin_pb2.ResumeWorkersResponse(changed=changed)
+
+    async def drain_worker(self, request: admin_pb2.DrainWorkerRequest) -> admin_pb2.DrainWorkerResponse:
+        return admin_pb2.DrainWorkerResponse(bound_activities=await self._orders.drain(request))
 
     async def list_shards(self, request: admin_pb2.ListShardsRequest) -> admin_pb2.ListShardsResponse:
         response = admin_pb2.ListShardsResponse()

@@ -24,13 +24,23 @@ DETAILS_KEY = "grpc-status-details-bin"
 Settle = Callable[[], Awaitable[None]]
 
 
-def bind(server: grpc.aio.Server, descriptor: ServiceDescriptor, service: object, settle: Settle) -> None:
+Admit = Callable[[str], None]
+
+
+def bind(
+    server: grpc.aio.Server,
+    descriptor: ServiceDescriptor,
+    service: object,
+    settle: Settle,
+    admit: Admit | None = None,
+) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
-    `settle` waits until the state that a refusal may rest on is durable: a refusal, too, is an answer.
+    `settle` waits until the state that a refusal may rest on is durable: a refusal, too, is an answer. `admit` refuses
+    calls about a namespace that is not served here.
     """
     handlers = {
-        method.name: _handler(method, getattr(service, _snake(method.name)), settle)
+        method.name: _handler(method, getattr(service, _snake(method.name)), settle, admit)
         for method in descriptor.methods
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, handlers),))
@@ -41,12 +51,16 @@ def _snake(name: str) -> str:
 
 
 def _handler(
-    method: MethodDescriptor, serve: Callable[..., Any], settle: Settle
+    method: MethodDescriptor, serve: Callable[..., Any], settle: Settle, admit: Admit | None
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(GetMessageClass(method.input_type))
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(_streaming(serve, None), parse, _serialize)
+    if "namespace" not in method.input_type.fields_by_name:
+        admit = None
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(serve), parse, _serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle), parse, _serialize)
+        return grpc.unary_stream_rpc_method_handler(_streaming(serve, admit), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle, admit), parse, _serialize)
 
 
 def _serialize(answer: Message | bytes) -> bytes:
@@ -68,12 +82,14 @@ def _parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest
 
 
 def _unary(
-    serve: Callable[[Any], Awaitable[Message | bytes]], settle: Settle
+    serve: Callable[[Any], Awaitable[Message | bytes]], settle: Settle, admit: Admit | None
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         try:
             if isinstance(request, MalformedRequest):
                 raise request
+            if admit is not None:
+                admit(request.namespace)
             return await serve(request)
         except InvalidRequest as error:
             await _abort(context, error)
@@ -86,11 +102,15 @@ def _unary(
     return call
 
 
-def _streaming(serve: Callable[[Any], AsyncIterator[Message]]) -> Callable[..., AsyncIterator[Message]]:
+def _streaming(
+    serve: Callable[[Any], AsyncIterator[Message]], admit: Admit | None
+) -> Callable[..., AsyncIterator[Message]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Message]:
         try:
             if isinstance(request, MalformedRequest):
                 raise request
+            if admit is not None:
+                admit(request.namespace)
             async for message in serve(request):
                 yield message
         except LivenessError as error:

@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status
 
 from liveness.domain.errors import (
     Exhausted,
+    Exists,
     InvalidField,
     InvalidRequest,
     LivenessError,
@@ -25,6 +26,7 @@ RETRY_AFTER_MS = {Unavailable: 200, Exhausted: 1_000}
 _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (Exists, grpc.StatusCode.ALREADY_EXISTS),
     (Exhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from importlib.metadata import version
 from random import Random
 
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import (
     InvalidField,
     LivenessError,
+    MalformedRequest,
     PageTokenInvalid,
     ShardUnavailable,
     WorkerQuotaExceeded,
@@ -20,21 +22,26 @@ from liveness.server import tokens, wire
 from liveness.server.feed import Feed, Selection
 from liveness.server.limits import RateLimits
 from liveness.server.replies import ItemReplies, Replies, refused_item
+from liveness.server.streams import Streams
 from liveness.server.validation import identifier, optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
 from liveness.v1 import service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
+API_LEVEL = 2
+"""1: heartbeats and queries. 2: activities, streams."""
+API_LEVEL_MIN = 1
 REPEATED = Outcome.REPEATED
 
 
 class LivenessService:
-    def __init__(self, node: Node, feed: Feed, random: Random) -> None:
+    def __init__(self, node: Node, feed: Feed, streams: Streams, random: Random) -> None:
         self._node = node
         self._feed = feed
-        self._replies = Replies(random)
-        self._item_replies = ItemReplies(random)
+        self._streams = streams
+        self._replies = Replies(random), Replies(random, paused=True)
+        self._item_replies = ItemReplies(random), ItemReplies(random, paused=True)
         self._limits = RateLimits(node.clock)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
@@ -56,12 +63,16 @@ class LivenessService:
         )
 
     async def _record(
-        self, namespace: str, beats: Iterable[worker_pb2.WorkerHeartbeat], replies: Replies
+        self,
+        namespace: str,
+        beats: Iterable[worker_pb2.WorkerHeartbeat],
+        manners: tuple[Replies, Replies],
     ) -> list[bytes | LivenessError]:
         """Decide each heartbeat at once, wait for one commit, then let the answers go."""
         node = self._node
         identifier("namespace", namespace)
         policy, seed, table = node.policies.of(namespace), namespace_seed(namespace), node.table()
+        replies = manners[policy.paused]
         limited, renewed = policy.limits_rates, replies.renewed
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(table)
@@ -122,6 +133,24 @@ class LivenessService:
             shard.remember_form(worker, form if command.is_plain and of_session else None)
         return outcome, worker
 
+    async def attach(
+        self, requests: AsyncIterator[service_pb2.AttachRequest | MalformedRequest]
+    ) -> AsyncIterator[service_pb2.AttachResponse]:
+        async for response in self._streams.attach(requests):
+            yield response
+
+    async def get_server_info(
+        self, request: service_pb2.GetServerInfoRequest
+    ) -> service_pb2.GetServerInfoResponse:
+        if request.namespace:
+            identifier("namespace", request.namespace)
+        return service_pb2.GetServerInfoResponse(
+            version=version("liveness"),
+            api_level=API_LEVEL,
+            api_level_min=API_LEVEL_MIN,
+            shard_count=self._node.shard_count,
+        )
+
     async def shutdown_worker(
         self, request: service_pb2.ShutdownWorkerRequest
     ) -> service_pb2.ShutdownWorkerResponse:
@@ -144,10 +173,19 @@ class LivenessService:
         shard = self._node.shard(*key)
         worker = shard.describe(key)
         await self._node.durable(shard)
-        message = wire.worker_message(
-            key, worker, shard.id, now_ms=shard.now_ms(), wall_ms=self._node.clock.wall_ms(), whole=True
-        )
+        message = wire.worker_message(key, worker, self._seen(key, worker, shard), whole=True)
         return service_pb2.DescribeWorkerResponse(worker=message)
+
+    def _seen(self, key: WorkerKey, worker: Worker, shard: Shard) -> wire.Seen:
+        return wire.Seen(
+            shard.id,
+            shard.now_ms(),
+            self._node.clock.wall_ms(),
+            paused=bool(self._node.policies.of(key.namespace).paused),
+            attached=self._streams.is_attached(key),
+            suspect=key in shard.suspects,
+            ending_ms=shard.ending_ms(key, worker) if key in shard.suspects else 0,
+        )
 
     async def list_workers(self, request: service_pb2.ListWorkersRequest) -> service_pb2.ListWorkersResponse:
         namespace = identifier("namespace", request.namespace)
@@ -160,18 +198,14 @@ class LivenessService:
             else None
         )
         rows = await self._node.store.list_workers(namespace, where, after, size + 1)
-        wall_ms = self._node.clock.wall_ms()
         response = service_pb2.ListWorkersResponse()
         for row in rows[:size]:
             shard = self._node.shard_by_id(row.shard_id)
             # The row is right about the state; memory knows the lease as of now.
             live = shard.workers.get(row.key)
             worker = live if live is not None and live.state is row.worker.state else row.worker
-            response.workers.append(
-                wire.worker_message(
-                    row.key, worker, shard.id, now_ms=shard.now_ms(), wall_ms=wall_ms, whole=False
-                )
-            )
+            seen = self._seen(row.key, worker, shard)
+            response.workers.append(wire.worker_message(row.key, worker, seen, whole=False))
         if len(rows) > size:
             response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
         await self._node.settle()

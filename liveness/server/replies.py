@@ -33,8 +33,10 @@ class Replies:
 
     jitters_per_moment = 1
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, *, paused: bool = False) -> None:
+        """`paused`: for workers of a namespace that is paused as a whole."""
         self._random = random
+        self._paused = paused
         self._wall_ms = -1
         self._ready: dict[tuple[int, int], Iterator[bytes]] = {}
         """Replies of this very millisecond, by epoch and terms."""
@@ -43,7 +45,8 @@ class Replies:
 
     def renewed(self, worker: Worker, wall_ms: int) -> bytes:
         """The reply of a plain renewal decided at `wall_ms`."""
-        if worker.resync or worker.lost:
+        standing = worker.standing
+        if worker.resync or worker.lost or standing.paused or standing.draining or self._paused:
             return self._whole(Outcome.RENEWED, worker, worker.renewed_ms, wall_ms)
         if wall_ms != self._wall_ms:
             self._wall_ms = wall_ms
@@ -58,7 +61,9 @@ class Replies:
 
     def _whole(self, outcome: Outcome, worker: Worker, now_ms: int, wall_ms: int) -> bytes:
         jitter = self._random.uniform(*wire.NEXT_HEARTBEAT_SHARE)
-        result = wire.heartbeat_result(outcome, worker, now_ms=now_ms, wall_ms=wall_ms, jitter=jitter)
+        result = wire.heartbeat_result(
+            outcome, worker, now_ms=now_ms, wall_ms=wall_ms, jitter=jitter, paused=self._paused
+        )
         return self._framed(result.SerializeToString())
 
     def _framed(self, result: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -95,6 +96,7 @@ def heartbeat(
         successes,
         errors,
         policy,
+        duration_ms("heartbeat.loop_lag", beat.loop_lag, zero=True) if beat.HasField("loop_lag") else 0,
     )
 
 
@@ -186,14 +188,9 @@ def settings(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
         else:
             found[field.name] = value
     # A number that is set to 0 is still set.
-    for name in (
-        "max_workers",
-        "max_bindings_per_worker",
-        "namespace_heartbeat_rate",
-        "worker_heartbeat_rate",
-    ):
-        if message.HasField(name):
-            found[name] = getattr(message, name)
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is None and message.HasField(field.name):  # type: ignore[arg-type]
+            found[field.name] = getattr(message, field.name)
     return found
 
 
@@ -240,13 +237,15 @@ def lease_terms(outcome: Outcome, worker: Worker) -> worker_pb2.HeartbeatResult:
 
 
 def heartbeat_result(
-    outcome: Outcome, worker: Worker, *, now_ms: int, wall_ms: int, jitter: float
+    outcome: Outcome, worker: Worker, *, now_ms: int, wall_ms: int, jitter: float, paused: bool = False
 ) -> worker_pb2.HeartbeatResult:
-    """`now_ms` on the shard's clock and `wall_ms` are the same moment."""
+    """`now_ms` on the shard's clock and `wall_ms` are the same moment. `paused`: the whole namespace is."""
     result = lease_terms(outcome, worker)
     result.server_time.CopyFrom(timestamp(wall_ms))
     result.next_heartbeat_after.CopyFrom(share_of(worker.granted_ms, jitter))
     result.resync_bindings = worker.resync
+    result.pause = worker.standing.paused or paused
+    result.drain = worker.standing.draining
     if worker.state is WorkerState.ACTIVE:
         result.lease_deadline.CopyFrom(timestamp(wall_ms + worker.deadline_ms - now_ms))
     result.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
@@ -257,10 +256,25 @@ def activity_ref(activity: BoundActivity) -> worker_pb2.ActivityRef:
     return worker_pb2.ActivityRef(**activity._asdict())
 
 
-def worker_message(
-    key: WorkerKey, worker: Worker, shard_id: int, *, now_ms: int, wall_ms: int, whole: bool
-) -> worker_pb2.Worker:
+class Seen(NamedTuple):
+    """What is known of a worker besides itself."""
+
+    shard_id: int
+    now_ms: int
+    """On the shard's clock; `wall_ms` is the same moment."""
+    wall_ms: int
+    paused: bool = False
+    """Its whole namespace is."""
+    attached: bool = False
+    suspect: bool = False
+    ending_ms: int = 0
+    """When its lease ends by whichever of its terms comes first."""
+
+
+def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -> worker_pb2.Worker:
     """`whole` includes the activities themselves, not only their number."""
+    shard_id, now_ms, wall_ms, *_ = seen
+    standing = worker.standing
     profile = worker.profile
     message = worker_pb2.Worker(
         namespace=key.namespace,
@@ -287,13 +301,23 @@ def worker_message(
         labels=dict(profile.labels),
         capabilities=profile.capabilities,
         current_job=profile.current_job,
+        paused=standing.paused or seen.paused,
+        draining=standing.draining,
+        attached=seen.attached,
+        suspect=seen.suspect,
     )
+    if standing.drain_deadline_ms:
+        message.drain_deadline.CopyFrom(timestamp(wall_ms - now_ms + standing.drain_deadline_ms))
+    if standing.grace_ms:
+        message.disconnect_grace.CopyFrom(duration(standing.grace_ms))
+    if standing.loop_lag_ms:
+        message.loop_lag.CopyFrom(duration(standing.loop_lag_ms))
     if profile.start_time_ns is not None:
         message.start_time.seconds, message.start_time.nanos = divmod(profile.start_time_ns, 1_000_000_000)
     if worker.inactive_reason is not None:
         message.inactive_reason = worker.inactive_reason  # type: ignore[assignment]
         message.inactive_detail = worker.inactive_detail
-    deadline = timestamp(wall_ms - now_ms + worker.deadline_ms)
+    deadline = timestamp(wall_ms - now_ms + (seen.ending_ms or worker.deadline_ms))
     if worker.state is WorkerState.ACTIVE:
         message.lease_deadline.CopyFrom(deadline)
     elif worker.state is WorkerState.INACTIVE:

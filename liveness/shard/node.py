@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
 import structlog
 
@@ -12,9 +12,10 @@ from liveness.clock import Clock
 from liveness.domain.errors import ShardUnavailable, ShuttingDown
 from liveness.domain.keys import shard_of
 from liveness.shard.committer import Committer, Group
+from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.policies import Policies
-from liveness.shard.shard import Deadlines, HandedOver, Shard
+from liveness.shard.shard import HandedOver, Shard
 from liveness.store.api import Store
 from liveness.store.errors import StoreBroken, StoreError
 
@@ -39,16 +40,18 @@ class Node:
         grace_ms: int,
         commit_interval_ms: float,
         deadlines: Callable[[int], Deadlines],
+        namespaces: Collection[str] = (),
     ) -> None:
         self.store = store
         self.clock = clock
         self.shard_count = shard_count
-        self.policies = Policies({})
+        self.policies = Policies({}, namespaces)
         self.broken: asyncio.Future[StoreBroken] = asyncio.get_running_loop().create_future()
         """Done when durability can no longer be promised: the process must end."""
         self.on_pulse: list[Callable[[], None]] = []
         self.on_committed: list[Callable[[Sequence[HandedOver]], None]] = []
         self.on_opened: list[Callable[[Shard], None]] = []
+        self.on_policy: list[Callable[[], None]] = []
         self._owner = owner
         self._grace_ms = grace_ms
         self._deadlines = deadlines
@@ -217,8 +220,14 @@ class Node:
         for namespace, overrides in stored.items():
             if shard_of(namespace, "", self.shard_count) in shard_ids:
                 self.policies.replace(namespace, overrides)
+        self.policy_changed()
+
+    def policy_changed(self) -> None:
+        """What heartbeats ask for may be granted otherwise now, and workers may be told otherwise."""
         for shard in self.shards():
             shard.forget_forms()
+        for look in self.on_policy:
+            look()
 
     def _touch(self, shard: Shard) -> None:
         # Who still holds on to a shard that was dropped must not push aside the one that was re-read.

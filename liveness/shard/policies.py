@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from liveness.domain.errors import NamespaceNotFound
 from liveness.domain.policy import BUILT_IN, Policy, policy_with
 
 DEFAULT = ""
@@ -11,9 +12,16 @@ DEFAULT = ""
 
 
 class Policies:
-    def __init__(self, overrides: Mapping[str, Mapping[str, float]]) -> None:
+    def __init__(self, overrides: Mapping[str, Mapping[str, float]], served: Collection[str] = ()) -> None:
+        """`served`: the only namespaces that there are; empty for any."""
+        self._served = frozenset(served)
         self._overrides = {namespace: dict(values) for namespace, values in overrides.items()}
         self._policies: dict[str, Policy] = {}
+
+    def admit(self, namespace: str) -> None:
+        """Refuse a namespace that is not served here. The empty one, which stands for all, is."""
+        if self._served and namespace and namespace not in self._served:
+            raise NamespaceNotFound(namespace=namespace, known=", ".join(sorted(self._served)))
 
     def of(self, namespace: str) -> Policy:
         # Only names that were configured are kept: clients may send any number of others.

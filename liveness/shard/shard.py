@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from liveness.clock import Clock
-from liveness.domain import activity as activities
-from liveness.domain import decider
+from liveness.domain import activity_decider, decider
 from liveness.domain.activity import Activity
+from liveness.domain.activity_decider import Events
 from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
-    ActivityMadeAvailable,
-    BindingsChanged,
     ConfigChanged,
     LeaseRenewed,
-    LeaseTermsChanged,
     SessionReplaced,
     WorkerDeactivated,
-    WorkerDescribed,
     WorkerEvent,
     WorkerRegistered,
     WorkerResurrected,
@@ -36,6 +32,9 @@ from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
 from liveness.domain.worker import Worker, WorkerState
+from liveness.shard.activity_book import ActivityBook
+from liveness.shard.changes import LAZY, Transition, due, listed, ordered
+from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
@@ -63,20 +62,6 @@ _OUTCOMES: dict[type, Outcome] = {
     WorkerResurrected: Outcome.RESURRECTED,
 }
 
-# These leave the worker's row as it is until the next checkpoint; recovery finds them in the log.
-_LAZY = (BindingsChanged, LeaseTermsChanged, WorkerDescribed)
-
-
-class Transition(NamedTuple):
-    """A change of a worker's state, for the structured log."""
-
-    key: WorkerKey
-    before: WorkerState | None
-    after: WorkerState | None
-    reason: str
-    activities: int
-    """How many were taken from it."""
-
 
 class HandedOver(NamedTuple):
     """A shard's part of a group commit, with what becomes true when it is durable."""
@@ -87,14 +72,8 @@ class HandedOver(NamedTuple):
     """Of its newest entry that is not plain renewals; 0 if there is none."""
     listening_ms: int
     transitions: list[Transition]
-
-
-class Deadlines(Protocol):
-    """Where a shard says when a worker must be looked at again."""
-
-    def arm(self, key: WorkerKey, due_ms: int) -> None: ...
-
-    def disarm(self, key: WorkerKey) -> None: ...
+    orders: set[WorkerKey]
+    """Workers to whom a heartbeat's answer would now say something else than before."""
 
 
 class Shard:
@@ -117,10 +96,14 @@ class Shard:
         """The same without plain renewals; what a feed may read up to."""
         self.checkpoint_seq = image.checkpoint_seq
         self.transitions: list[Transition] = []
-        """Since the last commit was handed over."""
+        """Since the last commit was handed over, as are `orders`."""
+        self.orders: set[WorkerKey] = set()
+        self.suspects: dict[WorkerKey, int] = {}
+        """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
+        nothing."""
         recovered = Recovered(image)
         self.workers = recovered.workers
-        self.activities: dict[ActivityKey, Activity] = dict(image.activities)
+        self.activities = ActivityBook(dict(image.activities), deadlines)
         self.population = Counter(
             key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP
         )
@@ -161,6 +144,14 @@ class Shard:
         takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self._takeovers)
         return worker.deadline_ms if takeovers_in_silence > GRACES_MAX else self._grace_until_ms
 
+    def ending_ms(self, key: WorkerKey, worker: Worker) -> int:
+        """When an ACTIVE worker's lease ends by whichever of its terms comes first, if nothing happens."""
+        due_ms = self.expiry_ms(worker)
+        standing = worker.standing
+        if standing.grace_ms and key in self.suspects:
+            due_ms = min(due_ms, max(self.suspects[key] + standing.grace_ms, self._grace_until_ms))
+        return min(due_ms, standing.drain_deadline_ms) if standing.drain_deadline_ms else due_ms
+
     # -- commands
 
     def renew_as_before(
@@ -176,6 +167,8 @@ class Shard:
             return None
         event, after = renewal
         self._keep_renewal(key, event, after)
+        if self.suspects:
+            self.suspects.pop(key, None)  # type: ignore[call-overload]
         return after
 
     def remember_form(self, worker: Worker, form: int | None) -> None:
@@ -199,6 +192,7 @@ class Shard:
         if worker is not None:
             if not events:
                 return Outcome.REPEATED, worker
+            self.suspects.pop(key, None)
             if len(events) == 1 and type(event := events[0]) is LeaseRenewed:
                 return Outcome.RENEWED, self._renew(key, worker, event)
         after = self._apply(key, worker, events, now_ms)
@@ -217,11 +211,34 @@ class Shard:
         return after, len(worker.bindings)
 
     def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
+        """End a lease that is over by any of its terms."""
         worker = self.workers[key]
         now_ms = self.now_ms()
-        if now_ms < self.expiry_ms(worker):
+        if now_ms < self.ending_ms(key, worker):
             return False
-        return self._apply_if_any(key, worker, decider.expire_lease(worker, policy, now_ms), now_ms)
+        events: tuple[WorkerEvent, ...] = ()
+        if now_ms >= self.expiry_ms(worker):
+            events = decider.expire_lease(worker, policy, now_ms)
+        if not events and key in self.suspects:
+            events = decider.disconnect(worker, policy, now_ms, self.suspects[key])
+        return self._apply_if_any(key, worker, events or decider.end_drain(worker, policy, now_ms), now_ms)
+
+    def suspect(self, key: WorkerKey) -> None:
+        """The worker's stream broke, and not because of us."""
+        worker = self.workers.get(key)
+        if worker is not None and worker.state is WorkerState.ACTIVE and worker.standing.grace_ms:
+            self.suspects[key] = self.now_ms()
+            self._arm(key, worker)
+
+    def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
+        """Apply what was decided about a worker that there is."""
+        return self._apply_if_any(key, self.workers[key], events, self.now_ms())
+
+    def change_activity(self, key: ActivityKey, events: Events) -> Activity | None:
+        """Apply what was decided about an activity."""
+        if events:
+            self._touch()
+        return self.activities.apply(key, events, self._pending, self._clock.wall_ms(), self.now_ms())
 
     def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
         worker = self.workers[key]
@@ -237,20 +254,15 @@ class Shard:
                 forgotten += self._apply_if_any(key, worker, decider.forget(worker, now_ms), now_ms)
         return forgotten
 
-    def reschedule(self, task: ActivityRescheduleTask) -> Activity:
+    def reschedule(
+        self, task: ActivityRescheduleTask, policy: Policy, *, elsewhere: bool = False
+    ) -> Activity:
         """Take an activity from the worker that lost it; the same task again changes nothing."""
         key = ActivityKey(task.namespace, *task.activity.id)
-        activity = self.activities.get(key)
-        wall_ms, now_ms = self._clock.wall_ms(), self.now_ms()
-        for event in activities.reschedule(activity, task):
-            self._pending.add(
-                event, number=None, namespace=key.namespace, worker=None, workflow_id=key.workflow_id,
-                wall_ms=wall_ms, observed_ms=now_ms,
-            )  # fmt: skip
-            activity = activities.evolve(activity, event, key.workflow_id)
-            if isinstance(event, ActivityMadeAvailable):
-                self.activities[key] = self._pending.activities[key] = activity
-                self._touch()
+        events = activity_decider.reschedule(
+            self.activities.get(key), task, policy, self.now_ms(), elsewhere=elsewhere
+        )
+        activity = self.change_activity(key, events)
         assert activity is not None
         return activity
 
@@ -293,8 +305,8 @@ class Shard:
         self._handed_seq = commit.last_seq
         self._pending = Pending(commit.last_seq)
         self._dirty = False
-        self.transitions = []
-        return HandedOver(self, commit, pending.notable_seq, listening_ms, transitions)
+        self.transitions, orders, self.orders = [], self.orders, set()
+        return HandedOver(self, commit, pending.notable_seq, listening_ms, transitions, orders)
 
     def committed(self, handed: HandedOver) -> None:
         """It is durable."""
@@ -357,17 +369,20 @@ class Shard:
             self._deadlines.disarm(key)
         else:
             self.workers[key] = after
-            if before is None or after.deadline_ms < before.deadline_ms or after.state is not before.state:
+            if before is None or after.state is not before.state or due(after) < due(before):
                 self._arm(key, after)
-        if isinstance(event, _LAZY) and before and after and _listed(before) == _listed(after):
+        if before is not None and (after is None or ordered(before) != ordered(after)):
+            self.orders.add(key)
+        if isinstance(event, LAZY) and before and after and listed(before) == listed(after):
             self._changed.add(key)
-            return
-        self._pending.workers[key] = (after, seq) if after else None
-        self._changed.discard(key)
-        if isinstance(event, _LAZY):
-            return
+        else:
+            self._pending.workers[key] = (after, seq) if after else None
+            self._changed.discard(key)
         tasks = react(key, before, event)
         self._pending.new_tasks += [NewTask(self._shard_of(task), task) for task in tasks]
+        if isinstance(event, LAZY):
+            return
+        self.suspects.pop(key, None)
         counted = (after is not None and after.state < WorkerState.CLEANED_UP) - (
             before is not None and before.state < WorkerState.CLEANED_UP
         )
@@ -386,14 +401,10 @@ class Shard:
         if timer_of(key, worker) is None:
             self._deadlines.disarm(key)
         else:
-            self._deadlines.arm(key, worker.deadline_ms)
+            active = worker.state is WorkerState.ACTIVE
+            self._deadlines.arm(key, self.ending_ms(key, worker) if active else worker.deadline_ms)
 
     def _touch(self) -> None:
         if not self._dirty:
             self._dirty = True
             self._on_dirty(self)
-
-
-def _listed(worker: Worker) -> tuple[str, str, str]:
-    """What lists filter by; a row must always be right about it."""
-    return worker.profile.task_queue, worker.profile.build_id, worker.profile.host_name

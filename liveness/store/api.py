@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from liveness.domain.activity import Activity
-from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.codec import LogEntry, Pulse
@@ -88,6 +88,7 @@ class ShardImage(NamedTuple):
     workers: dict[WorkerKey, tuple[Worker, int]]
     tail: list[LogEntry]
     activities: dict[ActivityKey, Activity]
+    """Those that are not finished."""
 
 
 class WorkerRow(NamedTuple):
@@ -105,6 +106,21 @@ class WorkerFilter:
     build_id: str = ""
     host_name: str = ""
     key_prefix: str = ""
+
+
+class ActivityRow(NamedTuple):
+    key: ActivityKey
+    activity: Activity
+    shard_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityFilter:
+    """All conditions hold together; an empty one always holds."""
+
+    states: tuple[ActivityState, ...] = ()
+    task_queue: str = ""
+    worker: str = ""
 
 
 TAKEOVERS_KEPT = 4
@@ -155,6 +171,18 @@ class Store(Protocol):
     ) -> list[StoredTask]: ...
 
     async def get_task(self, task_id: int) -> StoredTask | None: ...
+
+    async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
+        """Those of the keys that there are."""
+
+    async def list_activities(
+        self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
+    ) -> list[ActivityRow]: ...
+
+    async def prune_activities(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
+        """Delete activities that finished before their namespace's cutoff (wall ms; 0 keeps all)."""
 
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
         """Delete renewals that a checkpoint of every owned shard has made superfluous. `owned`: shard → epoch."""

@@ -7,21 +7,25 @@ columns, so that a flipped bit is found and never served.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from liveness.domain import events
-from liveness.domain.activity import Activity, ActivityState, Release
-from liveness.domain.events import Event, LeaseRenewed
+from liveness.domain.activity import Activity, ActivityState, End, Release
+from liveness.domain.events import Event, LeaseRenewed, Retry
 from liveness.domain.fold import freeze
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import (
     NO_BINDINGS,
+    NO_HANDED,
+    NO_STANDING,
     BoundActivity,
     InactiveReason,
     Profile,
+    Standing,
     Worker,
     WorkerState,
     WorkerStatus,
@@ -40,13 +44,28 @@ _EVENT_TYPES: dict[str, type] = {
         events.WorkerResurrected,
         events.LeaseTermsChanged,
         events.BindingsChanged,
+        events.ActivityHanded,
+        events.BindingsEnded,
+        events.WorkerPaused,
+        events.WorkerResumed,
+        events.DrainBegun,
+        events.DisconnectGraceGranted,
         events.WorkerDescribed,
         events.WorkerDeactivated,
         events.WorkerCleanedUp,
         events.WorkerForgotten,
+        events.ActivityScheduled,
+        events.ActivityStarted,
+        events.ActivityCompleted,
+        events.ActivityAttemptFailed,
+        events.ActivityFailed,
+        events.ActivityGivenBack,
+        events.ActivityCancelled,
         events.ActivityCancelRequested,
         events.ActivityReleased,
         events.ActivityMadeAvailable,
+        events.ActivityQuarantined,
+        events.ActivityHandedOn,
         events.ConfigChanged,
         events.ShardTaken,
     )
@@ -172,6 +191,15 @@ def decode_pulses(payload: str) -> list[Pulse]:
     return _pulses_decoder.decode(payload)
 
 
+class _StoredStanding(msgspec.Struct, omit_defaults=True):
+    paused: bool = False
+    draining: bool = False
+    drain_deadline_ms: int = 0
+    grace_ms: int = 0
+    loop_lag_ms: int = 0
+    handed: list[tuple[ActivityId, bool]] = []
+
+
 class _StoredWorker(msgspec.Struct, omit_defaults=True):
     session_id: str
     sequence: int
@@ -190,6 +218,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
     resync: bool = False
     inactive_reason: InactiveReason | None = None
     inactive_detail: str = ""
+    standing: _StoredStanding | None = None
 
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
@@ -215,8 +244,35 @@ def encode_worker(worker: Worker) -> str:
             resync=worker.resync,
             inactive_reason=worker.inactive_reason,
             inactive_detail=worker.inactive_detail,
+            standing=_stored_standing(worker.standing),
         )
     ).decode()
+
+
+def _stored_standing(standing: Standing) -> _StoredStanding | None:
+    if standing == NO_STANDING:
+        return None
+    return _StoredStanding(
+        paused=standing.paused,
+        draining=standing.draining,
+        drain_deadline_ms=standing.drain_deadline_ms,
+        grace_ms=standing.grace_ms,
+        loop_lag_ms=standing.loop_lag_ms,
+        handed=list(standing.handed.items()),
+    )
+
+
+def _standing(stored: _StoredStanding | None) -> Standing:
+    if stored is None:
+        return NO_STANDING
+    return Standing(
+        paused=stored.paused,
+        draining=stored.draining,
+        drain_deadline_ms=stored.drain_deadline_ms,
+        grace_ms=stored.grace_ms,
+        loop_lag_ms=stored.loop_lag_ms,
+        handed=MappingProxyType(dict(stored.handed)) if stored.handed else NO_HANDED,
+    )
 
 
 def decode_worker(number: int, state: int, payload: str) -> Worker:
@@ -241,6 +297,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
         resync=stored.resync,
         inactive_reason=stored.inactive_reason,
         inactive_detail=stored.inactive_detail,
+        standing=_standing(stored.standing),
     )
 
 
@@ -248,22 +305,41 @@ def _by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity
     return freeze({activity.id: activity for activity in activities}) if activities else NO_BINDINGS
 
 
-class _StoredActivity(msgspec.Struct):
+class _StoredActivity(msgspec.Struct, omit_defaults=True):
     attempt: int
     token: bytes
     releases: tuple[Release, ...]
+    type: str = ""
+    input: bytes = b""
+    retry: Retry | None = None
+    epoch: int = 0
+    since_ms: int = 0
+    due_ms: int = 0
+    failures: int = 0
+    deaths: int = 0
+    last_failure: str = ""
+    result: bytes = b""
+    end: End | None = None
 
 
 _activity_decoder = msgspec.json.Decoder(_StoredActivity)
+_IN_PAYLOAD = _StoredActivity.__struct_fields__
 
 
 def encode_activity(activity: Activity) -> str:
-    return _encode(_StoredActivity(activity.attempt, activity.token, activity.releases)).decode()
+    """All but what has a column of its own."""
+    return _encode(_StoredActivity(*(getattr(activity, name) for name in _IN_PAYLOAD))).decode()
 
 
-def decode_activity(id: ActivityId, state: int, task_queue: str, payload: str) -> Activity:
+def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, payload: str) -> Activity:
     stored = _activity_decoder.decode(payload)
-    return Activity(id, ActivityState(state), stored.attempt, task_queue, stored.token, stored.releases)
+    return Activity(
+        id=id,
+        state=ActivityState(state),
+        task_queue=task_queue,
+        worker=worker,
+        **{name: getattr(stored, name) for name in _IN_PAYLOAD},
+    )
 
 
 _bound_decoder = msgspec.json.Decoder(BoundActivity)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, select
 
+from liveness.domain.activity import FINISHED
 from liveness.store import codec
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, TaskState, TaskUpdate
 from liveness.store.bulk import insert_rows, update_rows
@@ -113,7 +114,15 @@ def _write_workers(connection: Connection, commit: ShardCommit) -> None:
 
 def _write_activities(connection: Connection, commit: ShardCommit) -> None:
     rows = [
-        (*key, commit.shard_id, int(activity.state), activity.task_queue, codec.encode_activity(activity))
+        (
+            *key,
+            commit.shard_id,
+            int(activity.state),
+            activity.task_queue,
+            activity.worker,
+            commit.wall_ms if activity.state in FINISHED else None,
+            codec.encode_activity(activity),
+        )
         for key, activity in commit.activities.items()
     ]
     insert_rows(
@@ -134,6 +143,7 @@ def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:
         task.worker,
         task.epoch,
         codec.encode_bound_activity(task.activity),
+        int(task.died),
         wall_ms,
         None,
     )

@@ -4,7 +4,7 @@ log         the truth: one ordered log per shard
 shards      head of each shard: who may write (epoch), how far it is (last_seq), how late it is (observed_ms)
 checkpoints the renewals of a shard folded to one per worker
 workers     projection: current row per worker; renewals and binding changes since the checkpoint are in the log
-activities  projection: activities taken from a worker
+activities  projection: current row per activity
 tasks       the stored queues, keyed by the activity's shard
 config      projection: settings per namespace
 meta        what the store was created with
@@ -127,6 +127,10 @@ workers = Table(
     sqlite_with_rowid=False,
 )
 
+_FINISHED = text("finished_wall_ms IS NOT NULL")
+_UNFINISHED = text("finished_wall_ms IS NULL")
+_HELD = text("worker_key <> ''")
+
 activities = Table(
     "activities",
     metadata,
@@ -137,10 +141,16 @@ activities = Table(
     Column("shard_id", Integer, nullable=False),
     Column("state", Int16, nullable=False),
     Column("task_queue", Key, nullable=False),
+    Column("worker_key", Key, nullable=False),  # who holds it; empty for nobody
+    Column("finished_wall_ms", Int64),
     Column("payload", JsonText, nullable=False),
-    CheckConstraint("state IN (1, 2, 3)", name="activities_state"),
-    Index("activities_by_shard", "shard_id"),
+    CheckConstraint("state BETWEEN 1 AND 10", name="activities_state"),
+    CheckConstraint("(state = 4) = (worker_key <> '')", name="activities_holder"),
+    CheckConstraint("(state IN (6, 7, 8, 10)) = (finished_wall_ms IS NOT NULL)", name="activities_finish"),
+    Index("activities_by_shard", "shard_id", sqlite_where=_UNFINISHED, postgresql_where=_UNFINISHED),
     Index("activities_by_queue", "namespace", "task_queue", "state"),
+    Index("activities_by_worker", "namespace", "worker_key", sqlite_where=_HELD, postgresql_where=_HELD),
+    Index("activities_finished", "finished_wall_ms", sqlite_where=_FINISHED, postgresql_where=_FINISHED),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )
@@ -161,10 +171,12 @@ tasks = Table(
     Column("worker_key", Key, nullable=False),
     Column("lease_epoch", Int64, nullable=False),
     Column("activity", JsonText, nullable=False),
+    Column("died", Int16, nullable=False),  # whether the worker was lost with it, or let go of it
     Column("created_wall_ms", Int64, nullable=False),
     Column("finished_wall_ms", Int64),
     CheckConstraint("state IN (1, 2, 3, 4, 5)", name="tasks_state"),
     CheckConstraint("(state IN (4, 5)) = (finished_wall_ms IS NOT NULL)", name="tasks_finish"),
+    CheckConstraint("died IN (0, 1)", name="tasks_died"),
     Index("tasks_due", "shard_id", "due_ms", sqlite_where=_OPEN, postgresql_where=_OPEN),
     sqlite_strict=True,
     sqlite_autoincrement=True,

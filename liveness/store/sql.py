@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, insert, or_, select, tuple_
 
 from liveness.domain.activity import Activity
-from liveness.domain.events import ShardTaken
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import WorkerState
@@ -17,7 +15,8 @@ from liveness.store import codec
 from liveness.store.api import (
     FINISHED_TASK_STATES,
     OPEN_TASK_STATES,
-    TAKEOVERS_KEPT,
+    ActivityFilter,
+    ActivityRow,
     ShardCommit,
     ShardImage,
     StoredTask,
@@ -26,7 +25,7 @@ from liveness.store.api import (
     WorkerRow,
 )
 from liveness.store.bulk import insert_rows
-from liveness.store.codec import LogEntry, LogRow, encode_entry
+from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_owned
 from liveness.store.database import Database
 from liveness.store.errors import WrongShardCount
@@ -42,9 +41,13 @@ from liveness.store.schema import (
     tasks,
     workers,
 )
+from liveness.store.take_over import LOG_COLUMNS, stored_activity, take_over
 
-LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
 DELETE_BATCH = 5_000
+KEYS_PER_QUERY = 200
+_ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
+_ACTIVITY_KEY_COLUMNS = (activities.c.namespace, *_ACTIVITY_ORDER)
+_ACTIVITY_KEY = tuple_(*_ACTIVITY_KEY_COLUMNS)
 
 
 class SqlStore:
@@ -65,7 +68,7 @@ class SqlStore:
 
     async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
         return await self._database.write(
-            lambda connection: _take_over(connection, sorted(shard_ids), owner, wall_ms)
+            lambda connection: take_over(connection, sorted(shard_ids), owner, wall_ms)
         )
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
@@ -182,6 +185,54 @@ class SqlStore:
         rows = await self._all(select(tasks).where(tasks.c.task_id == task_id))
         return _stored_task(rows[0]) if rows else None
 
+    async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
+        def find(connection: Connection) -> dict[ActivityKey, Activity]:
+            found: dict[ActivityKey, Activity] = {}
+            for start in range(0, len(wanted), KEYS_PER_QUERY):
+                some = _ACTIVITY_KEY.in_(wanted[start : start + KEYS_PER_QUERY])
+                found.update(map(stored_activity, connection.execute(select(activities).where(some))))
+            return found
+
+        wanted = list(keys)
+        return await self._database.read(find)
+
+    async def list_activities(
+        self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
+    ) -> list[ActivityRow]:
+        query = select(activities).where(activities.c.namespace == namespace)
+        if where.states:
+            query = query.where(activities.c.state.in_(where.states))
+        if where.task_queue:
+            query = query.where(activities.c.task_queue == where.task_queue)
+        if where.worker:
+            query = query.where(activities.c.worker_key == where.worker)
+        if after is not None:
+            query = query.where(tuple_(*_ACTIVITY_ORDER) > tuple_(*after))
+        rows = await self._all(query.order_by(*_ACTIVITY_ORDER).limit(limit))
+        return [ActivityRow(*stored_activity(row), row.shard_id) for row in rows]
+
+    async def prune_activities(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
+        def prune(connection: Connection) -> int:
+            check_owned(connection, owned)
+            old = or_(
+                and_(activities.c.namespace.not_in(list(cutoffs)), finished_ms < default_cutoff),
+                *(
+                    and_(activities.c.namespace == name, finished_ms < cutoff)
+                    for name, cutoff in cutoffs.items()
+                ),
+            )
+            keys = (
+                select(*_ACTIVITY_KEY_COLUMNS)
+                .where(finished_ms.is_not(None), activities.c.shard_id.in_(owned), old)
+                .limit(DELETE_BATCH)
+            )
+            return connection.execute(delete(activities).where(_ACTIVITY_KEY.in_(keys))).rowcount
+
+        finished_ms = activities.c.finished_wall_ms
+        return await self._delete_in_batches(prune)
+
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
         def compact(connection: Connection) -> int:
             check_owned(connection, owned)
@@ -278,100 +329,6 @@ def _fit(connection: Connection, shard_count: int, created_by: str) -> None:
         raise WrongShardCount(stored=stored, requested=shard_count)
 
 
-def _take_over(
-    connection: Connection, shard_ids: Sequence[int], owner: str, wall_ms: int
-) -> list[ShardImage]:
-    # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below
-    # must see.
-    mine = shards.c.shard_id.in_(shard_ids)
-    connection.execute(
-        update(shards)
-        .where(mine)
-        .values(epoch=shards.c.epoch + 1, last_seq=shards.c.last_seq + 1, owner=owner)
-    )
-    heads = connection.execute(select(shards).where(mine).order_by(shards.c.shard_id)).all()
-    takeovers = {}
-    taken = []
-    for head in heads:
-        times = (*codec.decode_times(head.takeovers), head.observed_ms)[-TAKEOVERS_KEPT:]
-        takeovers[head.shard_id] = times
-        connection.execute(
-            update(shards)
-            .where(shards.c.shard_id == head.shard_id)
-            .values(takeovers=codec.encode_times(times))
-        )
-        fact = ShardTaken(epoch=head.epoch, owner=owner)
-        entry = LogEntry(head.last_seq, None, None, None, wall_ms, head.observed_ms, fact)
-        taken.append(encode_entry(head.shard_id, entry))
-    insert_rows(connection, log, taken, LogRow._fields)
-    saved = {
-        row.shard_id: row
-        for row in connection.execute(select(checkpoints).where(checkpoints.c.shard_id.in_(shard_ids)))
-    }
-    worker_rows = _read_workers(connection, shard_ids)
-    activity_rows = _read_activities(connection, shard_ids)
-    before_this = {head.shard_id: head.last_seq - 1 for head in heads}
-    tails = _read_tails(connection, before_this, {id: (row.seq, row.position) for id, row in saved.items()})
-    return [
-        ShardImage(
-            shard_id=head.shard_id,
-            epoch=head.epoch,
-            last_seq=head.last_seq,
-            observed_ms=head.observed_ms,
-            takeovers=takeovers[head.shard_id],
-            checkpoint_seq=saved[head.shard_id].seq if head.shard_id in saved else 0,
-            pulses=codec.decode_pulses(saved[head.shard_id].payload) if head.shard_id in saved else [],
-            workers=worker_rows[head.shard_id],
-            tail=tails[head.shard_id],
-            activities=activity_rows[head.shard_id],
-        )
-        for head in heads
-    ]
-
-
-def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[WorkerKey, Any]]:
-    query = select(
-        workers.c.shard_id,
-        workers.c.namespace,
-        workers.c.worker_key,
-        workers.c.number,
-        workers.c.as_of_seq,
-        workers.c.state,
-        workers.c.payload,
-    ).where(workers.c.shard_id.in_(shard_ids))
-    found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
-    for shard_id, namespace, key, number, as_of_seq, state, payload in connection.execute(query):
-        found[shard_id][WorkerKey(namespace, key)] = (codec.decode_worker(number, state, payload), as_of_seq)
-    return found
-
-
-def _read_activities(
-    connection: Connection, shard_ids: Sequence[int]
-) -> Mapping[int, dict[ActivityKey, Activity]]:
-    found: defaultdict[int, dict[ActivityKey, Activity]] = defaultdict(dict)
-    for row in connection.execute(select(activities).where(activities.c.shard_id.in_(shard_ids))):
-        id = ActivityId(row.workflow_id, row.run_id, row.activity_id)
-        activity = codec.decode_activity(id, row.state, row.task_queue, row.payload)
-        found[row.shard_id][ActivityKey(row.namespace, *id)] = activity
-    return found
-
-
-def _read_tails(
-    connection: Connection, heads: Mapping[int, int], places: Mapping[int, tuple[int, int]]
-) -> Mapping[int, list[LogEntry]]:
-    """Each shard's entries after its checkpoint, up to its head. One scan in log order serves all shards."""
-    found: defaultdict[int, list[LogEntry]] = defaultdict(list)
-    behind = [shard_id for shard_id, last_seq in heads.items() if last_seq > places.get(shard_id, (0, 0))[0]]
-    if not behind:
-        return found
-    position = min(places.get(shard_id, (0, 0))[1] for shard_id in behind)
-    query = select(*LOG_COLUMNS).where(log.c.id > position, log.c.shard_id.in_(behind)).order_by(log.c.id)
-    for row in connection.execute(query):
-        if places.get(row.shard_id, (0, 0))[0] < row.seq <= heads[row.shard_id]:
-            found[row.shard_id].append(codec.decode_entry(LogRow(*row)))
-    return found
-
-
 def _matches(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
     conditions: list[ColumnElement[bool]] = [workers.c.namespace == namespace]
     if where.states:
@@ -404,7 +361,7 @@ def _stored_task(row: Row[Any]) -> StoredTask:
         due_ms=row.due_ms,
         attempts=row.attempts,
         last_error=row.last_error,
-        task=ActivityRescheduleTask(row.namespace, activity, row.worker_key, row.lease_epoch),
+        task=ActivityRescheduleTask(row.namespace, activity, row.worker_key, row.lease_epoch, bool(row.died)),
         created_wall_ms=row.created_wall_ms,
         finished_wall_ms=row.finished_wall_ms,
     )

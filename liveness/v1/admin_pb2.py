@@ -24,52 +24,65 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from liveness.v1 import service_pb2 as liveness_dot_v1_dot_service__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17liveness/v1/admin.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18liveness/v1/worker.proto\"U\n\x13\x45xpireWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"_\n\x14\x45xpireWorkerResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x1e\n\x16rescheduled_activities\x18\x02 \x01(\x05\"\xab\x04\n\x0fNamespaceConfig\x12\x30\n\rdefault_lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tmin_lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tmax_lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rcleanup_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13tombstone_retention\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x65vent_retention\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bmax_workers\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12$\n\x17max_bindings_per_worker\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12%\n\x18namespace_heartbeat_rate\x18\t \x01(\x01H\x02\x88\x01\x01\x12\"\n\x15worker_heartbeat_rate\x18\n \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_max_workersB\x1a\n\x18_max_bindings_per_workerB\x1b\n\x19_namespace_heartbeat_rateB\x18\n\x16_worker_heartbeat_rate\"%\n\x10GetConfigRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"u\n\x11GetConfigResponse\x12/\n\teffective\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\x12/\n\toverrides\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\"b\n\x13UpdateConfigRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x03set\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\x12\r\n\x05unset\x18\x03 \x03(\t\"x\n\x14UpdateConfigResponse\x12/\n\teffective\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\x12/\n\toverrides\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\"\x13\n\x11ListShardsRequest\"8\n\x12ListShardsResponse\x12\"\n\x06shards\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Shard\"\xd0\x01\n\x05Shard\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x15\n\rlast_sequence\x18\x04 \x01(\x04\x12\x1b\n\x13\x63heckpoint_sequence\x18\x05 \x01(\x04\x12\x13\n\x0bobserved_ms\x18\x06 \x01(\x04\x12\x16\n\x0e\x61\x63tive_workers\x18\x07 \x01(\x03\x12\x18\n\x10inactive_workers\x18\x08 \x01(\x03\x12\x1a\n\x12\x63leaned_up_workers\x18\t \x01(\x03\"\xd7\x02\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\x04\x12\x10\n\x08shard_id\x18\x02 \x01(\x05\x12\x0c\n\x04type\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.liveness.v1.TaskState\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12*\n\x08\x61\x63tivity\x18\x06 \x01(\x0b\x32\x18.liveness.v1.ActivityRef\x12\x1b\n\x13worker_instance_key\x18\x07 \x01(\t\x12\x13\n\x0blease_epoch\x18\x08 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\t \x01(\x05\x12\x12\n\nlast_error\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"t\n\x10ListTasksRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12&\n\x06states\x18\x02 \x03(\x0e\x32\x16.liveness.v1.TaskState\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"N\n\x11ListTasksResponse\x12 \n\x05tasks\x18\x01 \x03(\x0b\x32\x11.liveness.v1.Task\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x10RetryTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\x04\"4\n\x11RetryTaskResponse\x12\x1f\n\x04task\x18\x01 \x01(\x0b\x32\x11.liveness.v1.Task\"%\n\x12\x44iscardTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\x04\"6\n\x13\x44iscardTaskResponse\x12\x1f\n\x04task\x18\x01 \x01(\x0b\x32\x11.liveness.v1.Task*\xa5\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x17\n\x13TASK_STATE_RETRYING\x10\x02\x12\x1c\n\x18TASK_STATE_DEAD_LETTERED\x10\x03\x12\x13\n\x0fTASK_STATE_DONE\x10\x04\x12\x18\n\x14TASK_STATE_DISCARDED\x10\x05\x32\xbd\x04\n\x0c\x41\x64minService\x12S\n\x0c\x45xpireWorker\x12 .liveness.v1.ExpireWorkerRequest\x1a!.liveness.v1.ExpireWorkerResponse\x12J\n\tGetConfig\x12\x1d.liveness.v1.GetConfigRequest\x1a\x1e.liveness.v1.GetConfigResponse\x12S\n\x0cUpdateConfig\x12 .liveness.v1.UpdateConfigRequest\x1a!.liveness.v1.UpdateConfigResponse\x12M\n\nListShards\x12\x1e.liveness.v1.ListShardsRequest\x1a\x1f.liveness.v1.ListShardsResponse\x12J\n\tListTasks\x12\x1d.liveness.v1.ListTasksRequest\x1a\x1e.liveness.v1.ListTasksResponse\x12J\n\tRetryTask\x12\x1d.liveness.v1.RetryTaskRequest\x1a\x1e.liveness.v1.RetryTaskResponse\x12P\n\x0b\x44iscardTask\x12\x1f.liveness.v1.DiscardTaskRequest\x1a .liveness.v1.DiscardTaskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17liveness/v1/admin.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19liveness/v1/service.proto\x1a\x18liveness/v1/worker.proto\"U\n\x13\x45xpireWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"_\n\x14\x45xpireWorkerResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x1e\n\x16rescheduled_activities\x18\x02 \x01(\x05\"\x8d\x01\n\x13PauseWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12)\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\'\n\x14PauseWorkersResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x05\"~\n\x14ResumeWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12)\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\"(\n\x15ResumeWorkersResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x05\"~\n\x12\x44rainWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12(\n\x05limit\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reason\x18\x04 \x01(\t\"/\n\x13\x44rainWorkerResponse\x12\x18\n\x10\x62ound_activities\x18\x01 \x01(\x05\"\xed\x05\n\x0fNamespaceConfig\x12\x30\n\rdefault_lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tmin_lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tmax_lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rcleanup_delay\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13tombstone_retention\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x65vent_retention\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bmax_workers\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12$\n\x17max_bindings_per_worker\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12%\n\x18namespace_heartbeat_rate\x18\t \x01(\x01H\x02\x88\x01\x01\x12\"\n\x15worker_heartbeat_rate\x18\n \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x11max_worker_deaths\x18\x0b \x01(\x03H\x04\x88\x01\x01\x12\x35\n\x12\x61\x63tivity_retention\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x64ispatch_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x06paused\x18\x0e \x01(\x03H\x05\x88\x01\x01\x42\x0e\n\x0c_max_workersB\x1a\n\x18_max_bindings_per_workerB\x1b\n\x19_namespace_heartbeat_rateB\x18\n\x16_worker_heartbeat_rateB\x14\n\x12_max_worker_deathsB\t\n\x07_paused\"%\n\x10GetConfigRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"u\n\x11GetConfigResponse\x12/\n\teffective\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\x12/\n\toverrides\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\"b\n\x13UpdateConfigRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x03set\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\x12\r\n\x05unset\x18\x03 \x03(\t\"x\n\x14UpdateConfigResponse\x12/\n\teffective\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\x12/\n\toverrides\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.NamespaceConfig\"\x13\n\x11ListShardsRequest\"8\n\x12ListShardsResponse\x12\"\n\x06shards\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Shard\"\xd0\x01\n\x05Shard\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x15\n\rlast_sequence\x18\x04 \x01(\x04\x12\x1b\n\x13\x63heckpoint_sequence\x18\x05 \x01(\x04\x12\x13\n\x0bobserved_ms\x18\x06 \x01(\x04\x12\x16\n\x0e\x61\x63tive_workers\x18\x07 \x01(\x03\x12\x18\n\x10inactive_workers\x18\x08 \x01(\x03\x12\x1a\n\x12\x63leaned_up_workers\x18\t \x01(\x03\"\xd7\x02\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\x04\x12\x10\n\x08shard_id\x18\x02 \x01(\x05\x12\x0c\n\x04type\x18\x03 \x01(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.liveness.v1.TaskState\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12*\n\x08\x61\x63tivity\x18\x06 \x01(\x0b\x32\x18.liveness.v1.ActivityRef\x12\x1b\n\x13worker_instance_key\x18\x07 \x01(\t\x12\x13\n\x0blease_epoch\x18\x08 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\t \x01(\x05\x12\x12\n\nlast_error\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"t\n\x10ListTasksRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12&\n\x06states\x18\x02 \x03(\x0e\x32\x16.liveness.v1.TaskState\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"N\n\x11ListTasksResponse\x12 \n\x05tasks\x18\x01 \x03(\x0b\x32\x11.liveness.v1.Task\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x10RetryTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\x04\"4\n\x11RetryTaskResponse\x12\x1f\n\x04task\x18\x01 \x01(\x0b\x32\x11.liveness.v1.Task\"%\n\x12\x44iscardTaskRequest\x12\x0f\n\x07task_id\x18\x01 \x01(\x04\"6\n\x13\x44iscardTaskResponse\x12\x1f\n\x04task\x18\x01 \x01(\x0b\x32\x11.liveness.v1.Task*\xa5\x01\n\tTaskState\x12\x1a\n\x16TASK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12TASK_STATE_PENDING\x10\x01\x12\x17\n\x13TASK_STATE_RETRYING\x10\x02\x12\x1c\n\x18TASK_STATE_DEAD_LETTERED\x10\x03\x12\x13\n\x0fTASK_STATE_DONE\x10\x04\x12\x18\n\x14TASK_STATE_DISCARDED\x10\x05\x32\xbc\x06\n\x0c\x41\x64minService\x12S\n\x0c\x45xpireWorker\x12 .liveness.v1.ExpireWorkerRequest\x1a!.liveness.v1.ExpireWorkerResponse\x12S\n\x0cPauseWorkers\x12 .liveness.v1.PauseWorkersRequest\x1a!.liveness.v1.PauseWorkersResponse\x12V\n\rResumeWorkers\x12!.liveness.v1.ResumeWorkersRequest\x1a\".liveness.v1.ResumeWorkersResponse\x12P\n\x0b\x44rainWorker\x12\x1f.liveness.v1.DrainWorkerRequest\x1a .liveness.v1.DrainWorkerResponse\x12J\n\tGetConfig\x12\x1d.liveness.v1.GetConfigRequest\x1a\x1e.liveness.v1.GetConfigResponse\x12S\n\x0cUpdateConfig\x12 .liveness.v1.UpdateConfigRequest\x1a!.liveness.v1.UpdateConfigResponse\x12M\n\nListShards\x12\x1e.liveness.v1.ListShardsRequest\x1a\x1f.liveness.v1.ListShardsResponse\x12J\n\tListTasks\x12\x1d.liveness.v1.ListTasksRequest\x1a\x1e.liveness.v1.ListTasksResponse\x12J\n\tRetryTask\x12\x1d.liveness.v1.RetryTaskRequest\x1a\x1e.liveness.v1.RetryTaskResponse\x12P\n\x0b\x44iscardTask\x12\x1f.liveness.v1.DiscardTaskRequest\x1a .liveness.v1.DiscardTaskResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liveness.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKSTATE']._serialized_start=2274
-  _globals['_TASKSTATE']._serialized_end=2439
-  _globals['_EXPIREWORKERREQUEST']._serialized_start=131
-  _globals['_EXPIREWORKERREQUEST']._serialized_end=216
-  _globals['_EXPIREWORKERRESPONSE']._serialized_start=218
-  _globals['_EXPIREWORKERRESPONSE']._serialized_end=313
-  _globals['_NAMESPACECONFIG']._serialized_start=316
-  _globals['_NAMESPACECONFIG']._serialized_end=871
-  _globals['_GETCONFIGREQUEST']._serialized_start=873
-  _globals['_GETCONFIGREQUEST']._serialized_end=910
-  _globals['_GETCONFIGRESPONSE']._serialized_start=912
-  _globals['_GETCONFIGRESPONSE']._serialized_end=1029
-  _globals['_UPDATECONFIGREQUEST']._serialized_start=1031
-  _globals['_UPDATECONFIGREQUEST']._serialized_end=1129
-  _globals['_UPDATECONFIGRESPONSE']._serialized_start=1131
-  _globals['_UPDATECONFIGRESPONSE']._serialized_end=1251
-  _globals['_LISTSHARDSREQUEST']._serialized_start=1253
-  _globals['_LISTSHARDSREQUEST']._serialized_end=1272
-  _globals['_LISTSHARDSRESPONSE']._serialized_start=1274
-  _globals['_LISTSHARDSRESPONSE']._serialized_end=1330
-  _globals['_SHARD']._serialized_start=1333
-  _globals['_SHARD']._serialized_end=1541
-  _globals['_TASK']._serialized_start=1544
-  _globals['_TASK']._serialized_end=1887
-  _globals['_LISTTASKSREQUEST']._serialized_start=1889
-  _globals['_LISTTASKSREQUEST']._serialized_end=2005
-  _globals['_LISTTASKSRESPONSE']._serialized_start=2007
-  _globals['_LISTTASKSRESPONSE']._serialized_end=2085
-  _globals['_RETRYTASKREQUEST']._serialized_start=2087
-  _globals['_RETRYTASKREQUEST']._serialized_end=2122
-  _globals['_RETRYTASKRESPONSE']._serialized_start=2124
-  _globals['_RETRYTASKRESPONSE']._serialized_end=2176
-  _globals['_DISCARDTASKREQUEST']._serialized_start=2178
-  _globals['_DISCARDTASKREQUEST']._serialized_end=2215
-  _globals['_DISCARDTASKRESPONSE']._serialized_start=2217
-  _globals['_DISCARDTASKRESPONSE']._serialized_end=2271
-  _globals['_ADMINSERVICE']._serialized_start=2442
-  _globals['_ADMINSERVICE']._serialized_end=3015
+  _globals['_TASKSTATE']._serialized_start=3027
+  _globals['_TASKSTATE']._serialized_end=3192
+  _globals['_EXPIREWORKERREQUEST']._serialized_start=158
+  _globals['_EXPIREWORKERREQUEST']._serialized_end=243
+  _globals['_EXPIREWORKERRESPONSE']._serialized_start=245
+  _globals['_EXPIREWORKERRESPONSE']._serialized_end=340
+  _globals['_PAUSEWORKERSREQUEST']._serialized_start=343
+  _globals['_PAUSEWORKERSREQUEST']._serialized_end=484
+  _globals['_PAUSEWORKERSRESPONSE']._serialized_start=486
+  _globals['_PAUSEWORKERSRESPONSE']._serialized_end=525
+  _globals['_RESUMEWORKERSREQUEST']._serialized_start=527
+  _globals['_RESUMEWORKERSREQUEST']._serialized_end=653
+  _globals['_RESUMEWORKERSRESPONSE']._serialized_start=655
+  _globals['_RESUMEWORKERSRESPONSE']._serialized_end=695
+  _globals['_DRAINWORKERREQUEST']._serialized_start=697
+  _globals['_DRAINWORKERREQUEST']._serialized_end=823
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=825
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=872
+  _globals['_NAMESPACECONFIG']._serialized_start=875
+  _globals['_NAMESPACECONFIG']._serialized_end=1624
+  _globals['_GETCONFIGREQUEST']._serialized_start=1626
+  _globals['_GETCONFIGREQUEST']._serialized_end=1663
+  _globals['_GETCONFIGRESPONSE']._serialized_start=1665
+  _globals['_GETCONFIGRESPONSE']._serialized_end=1782
+  _globals['_UPDATECONFIGREQUEST']._serialized_start=1784
+  _globals['_UPDATECONFIGREQUEST']._serialized_end=1882
+  _globals['_UPDATECONFIGRESPONSE']._serialized_start=1884
+  _globals['_UPDATECONFIGRESPONSE']._serialized_end=2004
+  _globals['_LISTSHARDSREQUEST']._serialized_start=2006
+  _globals['_LISTSHARDSREQUEST']._serialized_end=2025
+  _globals['_LISTSHARDSRESPONSE']._serialized_start=2027
+  _globals['_LISTSHARDSRESPONSE']._serialized_end=2083
+  _globals['_SHARD']._serialized_start=2086
+  _globals['_SHARD']._serialized_end=2294
+  _globals['_TASK']._serialized_start=2297
+  _globals['_TASK']._serialized_end=2640
+  _globals['_LISTTASKSREQUEST']._serialized_start=2642
+  _globals['_LISTTASKSREQUEST']._serialized_end=2758
+  _globals['_LISTTASKSRESPONSE']._serialized_start=2760
+  _globals['_LISTTASKSRESPONSE']._serialized_end=2838
+  _globals['_RETRYTASKREQUEST']._serialized_start=2840
+  _globals['_RETRYTASKREQUEST']._serialized_end=2875
+  _globals['_RETRYTASKRESPONSE']._serialized_start=2877
+  _globals['_RETRYTASKRESPONSE']._serialized_end=2929
+  _globals['_DISCARDTASKREQUEST']._serialized_start=2931
+  _globals['_DISCARDTASKREQUEST']._serialized_end=2968
+  _globals['_DISCARDTASKRESPONSE']._serialized_start=2970
+  _globals['_DISCARDTASKRESPONSE']._serialized_end=3024
+  _globals['_ADMINSERVICE']._serialized_start=3195
+  _globals['_ADMINSERVICE']._serialized_end=4023
 # @@protoc_insertion_point(module_scope)

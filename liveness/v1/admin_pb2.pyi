@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from liveness.v1 import service_pb2 as _service_pb2
 from liveness.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -93,6 +94,164 @@ class ExpireWorkerResponse(_message.Message):
 Global___ExpireWorkerResponse: _TypeAlias = ExpireWorkerResponse  # noqa: Y015
 
 @_typing.final
+class PauseWorkersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    """One worker,"""
+    all: _builtins.bool
+    """or the whole namespace, whoever joins it later included."""
+    reason: _builtins.str
+    """Shown in the workers' histories."""
+    @_builtins.property
+    def filter(self) -> _service_pb2.WorkerFilter:
+        """or those ACTIVE and INACTIVE workers that the filter finds now,"""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        worker_instance_key: _builtins.str = ...,
+        filter: _service_pb2.WorkerFilter | None = ...,
+        all: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "filter", b"filter", "namespace", b"namespace", "reason", b"reason", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseWorkersRequest: _TypeAlias = PauseWorkersRequest  # noqa: Y015
+
+@_typing.final
+class PauseWorkersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.int
+    """Workers that were not paused before."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseWorkersResponse: _TypeAlias = PauseWorkersResponse  # noqa: Y015
+
+@_typing.final
+class ResumeWorkersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    """One worker, or a filter, or the whole namespace with every worker in it that was paused on its own."""
+    all: _builtins.bool
+    @_builtins.property
+    def filter(self) -> _service_pb2.WorkerFilter: ...
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        worker_instance_key: _builtins.str = ...,
+        filter: _service_pb2.WorkerFilter | None = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "filter", b"filter", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeWorkersRequest: _TypeAlias = ResumeWorkersRequest  # noqa: Y015
+
+@_typing.final
+class ResumeWorkersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.int
+    """Workers that were paused before."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeWorkersResponse: _TypeAlias = ResumeWorkersResponse  # noqa: Y015
+
+@_typing.final
+class DrainWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    reason: _builtins.str
+    @_builtins.property
+    def limit(self) -> _duration_pb2.Duration:
+        """Default 60 s."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        worker_instance_key: _builtins.str = ...,
+        limit: _duration_pb2.Duration | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "namespace", b"namespace", "reason", b"reason", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUND_ACTIVITIES_FIELD_NUMBER: _builtins.int
+    bound_activities: _builtins.int
+    """What it still holds."""
+    def __init__(
+        self,
+        *,
+        bound_activities: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
+
+@_typing.final
 class NamespaceConfig(_message.Message):
     """A field that is not set is inherited: from the default, and there from the built-in value."""
 
@@ -108,6 +267,10 @@ class NamespaceConfig(_message.Message):
     MAX_BINDINGS_PER_WORKER_FIELD_NUMBER: _builtins.int
     NAMESPACE_HEARTBEAT_RATE_FIELD_NUMBER: _builtins.int
     WORKER_HEARTBEAT_RATE_FIELD_NUMBER: _builtins.int
+    MAX_WORKER_DEATHS_FIELD_NUMBER: _builtins.int
+    ACTIVITY_RETENTION_FIELD_NUMBER: _builtins.int
+    DISPATCH_TIMEOUT_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     max_workers: _builtins.int
     """ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: _builtins.int
@@ -115,6 +278,10 @@ class NamespaceConfig(_message.Message):
     """Heartbeats per second over the whole namespace. 0: no limit."""
     worker_heartbeat_rate: _builtins.float
     """Heartbeats per second of one worker. 0: no limit."""
+    max_worker_deaths: _builtins.int
+    """An activity whose workers died so many times in a row is quarantined. 0: never."""
+    paused: _builtins.int
+    """1: every worker of the namespace is paused."""
     @_builtins.property
     def default_lease(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -133,6 +300,14 @@ class NamespaceConfig(_message.Message):
     def event_retention(self) -> _duration_pb2.Duration:
         """How long events are kept. 0: for ever."""
 
+    @_builtins.property
+    def activity_retention(self) -> _duration_pb2.Duration:
+        """How long finished activities are kept, and with them the memory that they were scheduled. 0: for ever."""
+
+    @_builtins.property
+    def dispatch_timeout(self) -> _duration_pb2.Duration:
+        """How long a worker may take to confirm an activity that it was handed."""
+
     def __init__(
         self,
         *,
@@ -146,25 +321,37 @@ class NamespaceConfig(_message.Message):
         max_bindings_per_worker: _builtins.int | None = ...,
         namespace_heartbeat_rate: _builtins.float | None = ...,
         worker_heartbeat_rate: _builtins.float | None = ...,
+        max_worker_deaths: _builtins.int | None = ...,
+        activity_retention: _duration_pb2.Duration | None = ...,
+        dispatch_timeout: _duration_pb2.Duration | None = ...,
+        paused: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bindings_per_worker: _TypeAlias = _typing.Literal["max_bindings_per_worker"]  # noqa: Y015
     _WhichOneofArgType__max_bindings_per_worker: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker"]  # noqa: Y015
+    _WhichOneofReturnType__max_worker_deaths: _TypeAlias = _typing.Literal["max_worker_deaths"]  # noqa: Y015
+    _WhichOneofArgType__max_worker_deaths: _TypeAlias = _typing.Literal["_max_worker_deaths", b"_max_worker_deaths"]  # noqa: Y015
     _WhichOneofReturnType__max_workers: _TypeAlias = _typing.Literal["max_workers"]  # noqa: Y015
     _WhichOneofArgType__max_workers: _TypeAlias = _typing.Literal["_max_workers", b"_max_workers"]  # noqa: Y015
     _WhichOneofReturnType__namespace_heartbeat_rate: _TypeAlias = _typing.Literal["namespace_heartbeat_rate"]  # noqa: Y015
     _WhichOneofArgType__namespace_heartbeat_rate: _TypeAlias = _typing.Literal["_namespace_heartbeat_rate", b"_namespace_heartbeat_rate"]  # noqa: Y015
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
     _WhichOneofReturnType__worker_heartbeat_rate: _TypeAlias = _typing.Literal["worker_heartbeat_rate"]  # noqa: Y015
     _WhichOneofArgType__worker_heartbeat_rate: _TypeAlias = _typing.Literal["_worker_heartbeat_rate", b"_worker_heartbeat_rate"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bindings_per_worker) -> _WhichOneofReturnType__max_bindings_per_worker | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_worker_deaths) -> _WhichOneofReturnType__max_worker_deaths | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_workers) -> _WhichOneofReturnType__max_workers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__namespace_heartbeat_rate) -> _WhichOneofReturnType__namespace_heartbeat_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__worker_heartbeat_rate) -> _WhichOneofReturnType__worker_heartbeat_rate | None: ...
 

@@ -40,6 +40,21 @@ class AdminServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerResponse.FromString,
                 _registered_method=True)
+        self.PauseWorkers = channel.unary_unary(
+                '/liveness.v1.AdminService/PauseWorkers',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.PauseWorkersRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.PauseWorkersResponse.FromString,
+                _registered_method=True)
+        self.ResumeWorkers = channel.unary_unary(
+                '/liveness.v1.AdminService/ResumeWorkers',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.ResumeWorkersRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.ResumeWorkersResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/liveness.v1.AdminService/DrainWorker',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
         self.GetConfig = channel.unary_unary(
                 '/liveness.v1.AdminService/GetConfig',
                 request_serializer=liveness_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
@@ -78,6 +93,27 @@ class AdminServiceServicer(object):
 
     def ExpireWorker(self, request, context):
         """Forces a worker INACTIVE; its activities are rescheduled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseWorkers(self, request, context):
+        """Workers that are paused keep their lease and finish what they have, but are handed nothing new. Kept over restarts
+        of the server and of the worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeWorkers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """No new work, then a graceful end; what is left after the limit is rescheduled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +165,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExpireWorker,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerResponse.SerializeToString,
+            ),
+            'PauseWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseWorkers,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.PauseWorkersRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.PauseWorkersResponse.SerializeToString,
+            ),
+            'ResumeWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeWorkers,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.ResumeWorkersRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.ResumeWorkersResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
             ),
             'GetConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConfig,
@@ -189,6 +240,87 @@ class AdminService(object):
             '/liveness.v1.AdminService/ExpireWorker',
             liveness_dot_v1_dot_admin__pb2.ExpireWorkerRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.ExpireWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/PauseWorkers',
+            liveness_dot_v1_dot_admin__pb2.PauseWorkersRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.PauseWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ResumeWorkers',
+            liveness_dot_v1_dot_admin__pb2.ResumeWorkersRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.ResumeWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/DrainWorker',
+            liveness_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

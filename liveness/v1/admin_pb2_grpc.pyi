@@ -35,6 +35,13 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ExpireWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExpireWorkerRequest, _admin_pb2.ExpireWorkerResponse]
     """Forces a worker INACTIVE; its activities are rescheduled."""
+    PauseWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseWorkersRequest, _admin_pb2.PauseWorkersResponse]
+    """Workers that are paused keep their lease and finish what they have, but are handed nothing new. Kept over restarts
+    of the server and of the worker.
+    """
+    ResumeWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkersRequest, _admin_pb2.ResumeWorkersResponse]
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
+    """No new work, then a graceful end; what is left after the limit is rescheduled."""
     GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
     UpdateConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]
     """Changes the given fields, at once and without a restart."""
@@ -52,6 +59,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExpireWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExpireWorkerRequest, _admin_pb2.ExpireWorkerResponse]  # type: ignore[assignment]
     """Forces a worker INACTIVE; its activities are rescheduled."""
+    PauseWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseWorkersRequest, _admin_pb2.PauseWorkersResponse]  # type: ignore[assignment]
+    """Workers that are paused keep their lease and finish what they have, but are handed nothing new. Kept over restarts
+    of the server and of the worker.
+    """
+    ResumeWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkersRequest, _admin_pb2.ResumeWorkersResponse]  # type: ignore[assignment]
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """No new work, then a graceful end; what is left after the limit is rescheduled."""
     GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
     UpdateConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]  # type: ignore[assignment]
     """Changes the given fields, at once and without a restart."""
@@ -72,6 +86,31 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ExpireWorkerResponse, _abc.Awaitable[_admin_pb2.ExpireWorkerResponse]]:
         """Forces a worker INACTIVE; its activities are rescheduled."""
+
+    @_abc_1.abstractmethod
+    def PauseWorkers(
+        self,
+        request: _admin_pb2.PauseWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.PauseWorkersResponse, _abc.Awaitable[_admin_pb2.PauseWorkersResponse]]:
+        """Workers that are paused keep their lease and finish what they have, but are handed nothing new. Kept over restarts
+        of the server and of the worker.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeWorkers(
+        self,
+        request: _admin_pb2.ResumeWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResumeWorkersResponse, _abc.Awaitable[_admin_pb2.ResumeWorkersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _admin_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
+        """No new work, then a graceful end; what is left after the limit is rescheduled."""
 
     @_abc_1.abstractmethod
     def GetConfig(

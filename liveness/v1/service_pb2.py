@@ -22,54 +22,77 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from liveness.v1 import event_pb2 as liveness_dot_v1_dot_event__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/service.proto\x12\x0bliveness.v1\x1a\x17google/rpc/status.proto\x1a\x17liveness/v1/event.proto\x1a\x18liveness/v1/worker.proto\"b\n\x1cRecordWorkerHeartbeatRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"d\n\x1dRecordWorkerHeartbeatsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x30\n\nheartbeats\x18\x02 \x03(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"\xca\x01\n\x1eRecordWorkerHeartbeatsResponse\x12?\n\x05items\x18\x01 \x03(\x0b\x32\x30.liveness.v1.RecordWorkerHeartbeatsResponse.Item\x1ag\n\x04Item\x12.\n\x06result\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.HeartbeatResultH\x00\x12$\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"k\n\x15ShutdownWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"a\n\x16ShutdownWorkerResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x1e\n\x16rescheduled_activities\x18\x02 \x01(\x05\"G\n\x15\x44\x65scribeWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\"=\n\x16\x44\x65scribeWorkerResponse\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.liveness.v1.Worker\"\x85\x01\n\x0cWorkerFilter\x12(\n\x06states\x18\x01 \x03(\x0e\x32\x18.liveness.v1.WorkerState\x12\x12\n\ntask_queue\x18\x02 \x01(\t\x12\x10\n\x08\x62uild_id\x18\x03 \x01(\t\x12\x11\n\thost_name\x18\x04 \x01(\t\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\"y\n\x12ListWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"T\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"S\n\x13\x43ountWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\"\x9f\x01\n\x14\x43ountWorkersResponse\x12\x37\n\x06groups\x18\x01 \x03(\x0b\x32\'.liveness.v1.CountWorkersResponse.Group\x12\r\n\x05total\x18\x02 \x01(\x03\x1a?\n\x05Group\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x86\x01\n\x17GetWorkerHistoryRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cnewest_first\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"W\n\x18GetWorkerHistoryResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"r\n\x12WatchEventsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cresume_token\x18\x03 \x01(\t\x12\x16\n\x0e\x66rom_beginning\x18\x04 \x01(\x08\"O\n\x13WatchEventsResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x14\n\x0cresume_token\x18\x02 \x01(\t2\xf8\x05\n\x0fLivenessService\x12`\n\x15RecordWorkerHeartbeat\x12).liveness.v1.RecordWorkerHeartbeatRequest\x1a\x1c.liveness.v1.HeartbeatResult\x12q\n\x16RecordWorkerHeartbeats\x12*.liveness.v1.RecordWorkerHeartbeatsRequest\x1a+.liveness.v1.RecordWorkerHeartbeatsResponse\x12Y\n\x0eShutdownWorker\x12\".liveness.v1.ShutdownWorkerRequest\x1a#.liveness.v1.ShutdownWorkerResponse\x12Y\n\x0e\x44\x65scribeWorker\x12\".liveness.v1.DescribeWorkerRequest\x1a#.liveness.v1.DescribeWorkerResponse\x12P\n\x0bListWorkers\x12\x1f.liveness.v1.ListWorkersRequest\x1a .liveness.v1.ListWorkersResponse\x12S\n\x0c\x43ountWorkers\x12 .liveness.v1.CountWorkersRequest\x1a!.liveness.v1.CountWorkersResponse\x12_\n\x10GetWorkerHistory\x12$.liveness.v1.GetWorkerHistoryRequest\x1a%.liveness.v1.GetWorkerHistoryResponse\x12R\n\x0bWatchEvents\x12\x1f.liveness.v1.WatchEventsRequest\x1a .liveness.v1.WatchEventsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/service.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\x17liveness/v1/event.proto\x1a\x18liveness/v1/worker.proto\"b\n\x1cRecordWorkerHeartbeatRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"d\n\x1dRecordWorkerHeartbeatsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x30\n\nheartbeats\x18\x02 \x03(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"\xca\x01\n\x1eRecordWorkerHeartbeatsResponse\x12?\n\x05items\x18\x01 \x03(\x0b\x32\x30.liveness.v1.RecordWorkerHeartbeatsResponse.Item\x1ag\n\x04Item\x12.\n\x06result\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.HeartbeatResultH\x00\x12$\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"k\n\x15ShutdownWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"a\n\x16ShutdownWorkerResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x1e\n\x16rescheduled_activities\x18\x02 \x01(\x05\"G\n\x15\x44\x65scribeWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\"=\n\x16\x44\x65scribeWorkerResponse\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.liveness.v1.Worker\"\x85\x01\n\x0cWorkerFilter\x12(\n\x06states\x18\x01 \x03(\x0e\x32\x18.liveness.v1.WorkerState\x12\x12\n\ntask_queue\x18\x02 \x01(\t\x12\x10\n\x08\x62uild_id\x18\x03 \x01(\t\x12\x11\n\thost_name\x18\x04 \x01(\t\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\"y\n\x12ListWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"T\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"S\n\x13\x43ountWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\"\x9f\x01\n\x14\x43ountWorkersResponse\x12\x37\n\x06groups\x18\x01 \x03(\x0b\x32\'.liveness.v1.CountWorkersResponse.Group\x12\r\n\x05total\x18\x02 \x01(\x03\x1a?\n\x05Group\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x86\x01\n\x17GetWorkerHistoryRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cnewest_first\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"W\n\x18GetWorkerHistoryResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"r\n\x12WatchEventsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cresume_token\x18\x03 \x01(\t\x12\x16\n\x0e\x66rom_beginning\x18\x04 \x01(\x08\"O\n\x13WatchEventsResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"\x8b\x03\n\rAttachRequest\x12\x33\n\x06\x61ttach\x18\x01 \x01(\x0b\x32!.liveness.v1.AttachRequest.AttachH\x00\x12\x33\n\x06\x64\x65tach\x18\x02 \x01(\x0b\x32!.liveness.v1.AttachRequest.DetachH\x00\x12/\n\x04ping\x18\x03 \x01(\x0b\x32\x1f.liveness.v1.AttachRequest.PingH\x00\x1a\x81\x01\n\x06\x41ttach\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x33\n\x10\x64isconnect_grace\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x38\n\x06\x44\x65tach\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x1a\x16\n\x04Ping\x12\x0e\n\x06number\x18\x01 \x01(\x04\x42\t\n\x07request\"\xaf\x05\n\x0e\x41ttachResponse\x12\x38\n\x08\x61ttached\x18\x01 \x01(\x0b\x32$.liveness.v1.AttachResponse.AttachedH\x00\x12\x34\n\x06orders\x18\x02 \x01(\x0b\x32\".liveness.v1.AttachResponse.OrdersH\x00\x12\x30\n\x04pong\x18\x03 \x01(\x0b\x32 .liveness.v1.AttachResponse.PongH\x00\x12\x36\n\x07\x63losing\x18\x04 \x01(\x0b\x32#.liveness.v1.AttachResponse.ClosingH\x00\x1a\x93\x01\n\x08\x41ttached\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x33\n\x10\x64isconnect_grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x1a\xfd\x01\n\x06Orders\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12\r\n\x05pause\x18\x05 \x01(\x08\x12\r\n\x05\x64rain\x18\x06 \x01(\x08\x12\x33\n\x11\x63\x61ncel_activities\x18\x07 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\x12\x32\n\x0f\x64rain_remaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x16\n\x04Pong\x12\x0e\n\x06number\x18\x01 \x01(\x04\x1a\t\n\x07\x43losingB\n\n\x08response\")\n\x14GetServerInfoRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"g\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tapi_level\x18\x02 \x01(\x05\x12\x15\n\rapi_level_min\x18\x03 \x01(\x05\x12\x13\n\x0bshard_count\x18\x04 \x01(\x05\x32\x97\x07\n\x0fLivenessService\x12`\n\x15RecordWorkerHeartbeat\x12).liveness.v1.RecordWorkerHeartbeatRequest\x1a\x1c.liveness.v1.HeartbeatResult\x12q\n\x16RecordWorkerHeartbeats\x12*.liveness.v1.RecordWorkerHeartbeatsRequest\x1a+.liveness.v1.RecordWorkerHeartbeatsResponse\x12\x45\n\x06\x41ttach\x12\x1a.liveness.v1.AttachRequest\x1a\x1b.liveness.v1.AttachResponse(\x01\x30\x01\x12Y\n\x0eShutdownWorker\x12\".liveness.v1.ShutdownWorkerRequest\x1a#.liveness.v1.ShutdownWorkerResponse\x12Y\n\x0e\x44\x65scribeWorker\x12\".liveness.v1.DescribeWorkerRequest\x1a#.liveness.v1.DescribeWorkerResponse\x12P\n\x0bListWorkers\x12\x1f.liveness.v1.ListWorkersRequest\x1a .liveness.v1.ListWorkersResponse\x12S\n\x0c\x43ountWorkers\x12 .liveness.v1.CountWorkersRequest\x1a!.liveness.v1.CountWorkersResponse\x12_\n\x10GetWorkerHistory\x12$.liveness.v1.GetWorkerHistoryRequest\x1a%.liveness.v1.GetWorkerHistoryResponse\x12R\n\x0bWatchEvents\x12\x1f.liveness.v1.WatchEventsRequest\x1a .liveness.v1.WatchEventsResponse0\x01\x12V\n\rGetServerInfo\x12!.liveness.v1.GetServerInfoRequest\x1a\".liveness.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liveness.v1.service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_start=118
-  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_end=216
-  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_start=218
-  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_end=318
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_start=321
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_end=523
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_start=420
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_end=523
-  _globals['_SHUTDOWNWORKERREQUEST']._serialized_start=525
-  _globals['_SHUTDOWNWORKERREQUEST']._serialized_end=632
-  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_start=634
-  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_end=731
-  _globals['_DESCRIBEWORKERREQUEST']._serialized_start=733
-  _globals['_DESCRIBEWORKERREQUEST']._serialized_end=804
-  _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=806
-  _globals['_DESCRIBEWORKERRESPONSE']._serialized_end=867
-  _globals['_WORKERFILTER']._serialized_start=870
-  _globals['_WORKERFILTER']._serialized_end=1003
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1005
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1126
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1128
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1212
-  _globals['_COUNTWORKERSREQUEST']._serialized_start=1214
-  _globals['_COUNTWORKERSREQUEST']._serialized_end=1297
-  _globals['_COUNTWORKERSRESPONSE']._serialized_start=1300
-  _globals['_COUNTWORKERSRESPONSE']._serialized_end=1459
-  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_start=1396
-  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_end=1459
-  _globals['_GETWORKERHISTORYREQUEST']._serialized_start=1462
-  _globals['_GETWORKERHISTORYREQUEST']._serialized_end=1596
-  _globals['_GETWORKERHISTORYRESPONSE']._serialized_start=1598
-  _globals['_GETWORKERHISTORYRESPONSE']._serialized_end=1685
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1687
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1801
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1803
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1882
-  _globals['_LIVENESSSERVICE']._serialized_start=1885
-  _globals['_LIVENESSSERVICE']._serialized_end=2645
+  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_start=150
+  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_end=248
+  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_start=250
+  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_end=350
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_start=353
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_end=555
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_start=452
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_end=555
+  _globals['_SHUTDOWNWORKERREQUEST']._serialized_start=557
+  _globals['_SHUTDOWNWORKERREQUEST']._serialized_end=664
+  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_start=666
+  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_end=763
+  _globals['_DESCRIBEWORKERREQUEST']._serialized_start=765
+  _globals['_DESCRIBEWORKERREQUEST']._serialized_end=836
+  _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=838
+  _globals['_DESCRIBEWORKERRESPONSE']._serialized_end=899
+  _globals['_WORKERFILTER']._serialized_start=902
+  _globals['_WORKERFILTER']._serialized_end=1035
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1037
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1158
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1160
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1244
+  _globals['_COUNTWORKERSREQUEST']._serialized_start=1246
+  _globals['_COUNTWORKERSREQUEST']._serialized_end=1329
+  _globals['_COUNTWORKERSRESPONSE']._serialized_start=1332
+  _globals['_COUNTWORKERSRESPONSE']._serialized_end=1491
+  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_start=1428
+  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_end=1491
+  _globals['_GETWORKERHISTORYREQUEST']._serialized_start=1494
+  _globals['_GETWORKERHISTORYREQUEST']._serialized_end=1628
+  _globals['_GETWORKERHISTORYRESPONSE']._serialized_start=1630
+  _globals['_GETWORKERHISTORYRESPONSE']._serialized_end=1717
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1719
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1833
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1835
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1914
+  _globals['_ATTACHREQUEST']._serialized_start=1917
+  _globals['_ATTACHREQUEST']._serialized_end=2312
+  _globals['_ATTACHREQUEST_ATTACH']._serialized_start=2090
+  _globals['_ATTACHREQUEST_ATTACH']._serialized_end=2219
+  _globals['_ATTACHREQUEST_DETACH']._serialized_start=2221
+  _globals['_ATTACHREQUEST_DETACH']._serialized_end=2277
+  _globals['_ATTACHREQUEST_PING']._serialized_start=2279
+  _globals['_ATTACHREQUEST_PING']._serialized_end=2301
+  _globals['_ATTACHRESPONSE']._serialized_start=2315
+  _globals['_ATTACHRESPONSE']._serialized_end=3002
+  _globals['_ATTACHRESPONSE_ATTACHED']._serialized_start=2552
+  _globals['_ATTACHRESPONSE_ATTACHED']._serialized_end=2699
+  _globals['_ATTACHRESPONSE_ORDERS']._serialized_start=2702
+  _globals['_ATTACHRESPONSE_ORDERS']._serialized_end=2955
+  _globals['_ATTACHRESPONSE_PONG']._serialized_start=2957
+  _globals['_ATTACHRESPONSE_PONG']._serialized_end=2979
+  _globals['_ATTACHRESPONSE_CLOSING']._serialized_start=2981
+  _globals['_ATTACHRESPONSE_CLOSING']._serialized_end=2990
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=3004
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=3045
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=3047
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=3150
+  _globals['_LIVENESSSERVICE']._serialized_start=3153
+  _globals['_LIVENESSSERVICE']._serialized_end=4072
 # @@protoc_insertion_point(module_scope)

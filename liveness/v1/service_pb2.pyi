@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.rpc import status_pb2 as _status_pb2
@@ -477,3 +478,296 @@ class WatchEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Attach(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+        SESSION_ID_FIELD_NUMBER: _builtins.int
+        DISCONNECT_GRACE_FIELD_NUMBER: _builtins.int
+        namespace: _builtins.str
+        worker_instance_key: _builtins.str
+        """ACTIVE, in this session."""
+        session_id: _builtins.str
+        @_builtins.property
+        def disconnect_grace(self) -> _duration_pb2.Duration:
+            """Becomes part of the granted lease, clamped to it. Unset: the end of the stream means nothing."""
+
+        def __init__(
+            self,
+            *,
+            namespace: _builtins.str = ...,
+            worker_instance_key: _builtins.str = ...,
+            session_id: _builtins.str = ...,
+            disconnect_grace: _duration_pb2.Duration | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Detach(_message.Message):
+        """The goodbye of one worker on this stream: its lease goes on without it."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+        namespace: _builtins.str
+        worker_instance_key: _builtins.str
+        def __init__(
+            self,
+            *,
+            namespace: _builtins.str = ...,
+            worker_instance_key: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Ping(_message.Message):
+        """Answered with the same number. What a client sent before the ping that was answered last, the server has seen."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NUMBER_FIELD_NUMBER: _builtins.int
+        number: _builtins.int
+        def __init__(
+            self,
+            *,
+            number: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ATTACH_FIELD_NUMBER: _builtins.int
+    DETACH_FIELD_NUMBER: _builtins.int
+    PING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attach(self) -> Global___AttachRequest.Attach: ...
+    @_builtins.property
+    def detach(self) -> Global___AttachRequest.Detach: ...
+    @_builtins.property
+    def ping(self) -> Global___AttachRequest.Ping: ...
+    def __init__(
+        self,
+        *,
+        attach: Global___AttachRequest.Attach | None = ...,
+        detach: Global___AttachRequest.Detach | None = ...,
+        ping: Global___AttachRequest.Ping | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "ping", b"ping", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "ping", b"ping", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["attach", "detach", "ping"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Attached(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+        DISCONNECT_GRACE_FIELD_NUMBER: _builtins.int
+        STATUS_FIELD_NUMBER: _builtins.int
+        namespace: _builtins.str
+        worker_instance_key: _builtins.str
+        @_builtins.property
+        def disconnect_grace(self) -> _duration_pb2.Duration:
+            """Unset if none was asked for."""
+
+        @_builtins.property
+        def status(self) -> _status_pb2.Status:
+            """Set if the worker was refused; the stream goes on for the others."""
+
+        def __init__(
+            self,
+            *,
+            namespace: _builtins.str = ...,
+            worker_instance_key: _builtins.str = ...,
+            disconnect_grace: _duration_pb2.Duration | None = ...,
+            status: _status_pb2.Status | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace", "status", b"status"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace", "namespace", b"namespace", "status", b"status", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Orders(_message.Message):
+        """What a heartbeat's answer would say now. Sent after attaching and whenever it changes."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+        STATE_FIELD_NUMBER: _builtins.int
+        LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+        PAUSE_FIELD_NUMBER: _builtins.int
+        DRAIN_FIELD_NUMBER: _builtins.int
+        CANCEL_ACTIVITIES_FIELD_NUMBER: _builtins.int
+        DRAIN_REMAINING_FIELD_NUMBER: _builtins.int
+        namespace: _builtins.str
+        worker_instance_key: _builtins.str
+        state: _worker_pb2.WorkerState.ValueType
+        lease_epoch: _builtins.int
+        pause: _builtins.bool
+        drain: _builtins.bool
+        @_builtins.property
+        def cancel_activities(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ActivityRef]: ...
+        @_builtins.property
+        def drain_remaining(self) -> _duration_pb2.Duration:
+            """While draining: what is left of the limit."""
+
+        def __init__(
+            self,
+            *,
+            namespace: _builtins.str = ...,
+            worker_instance_key: _builtins.str = ...,
+            state: _worker_pb2.WorkerState.ValueType = ...,
+            lease_epoch: _builtins.int = ...,
+            pause: _builtins.bool = ...,
+            drain: _builtins.bool = ...,
+            cancel_activities: _abc.Iterable[_worker_pb2.ActivityRef] | None = ...,
+            drain_remaining: _duration_pb2.Duration | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["drain_remaining", b"drain_remaining"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_activities", b"cancel_activities", "drain", b"drain", "drain_remaining", b"drain_remaining", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "pause", b"pause", "state", b"state", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Pong(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NUMBER_FIELD_NUMBER: _builtins.int
+        number: _builtins.int
+        def __init__(
+            self,
+            *,
+            number: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Closing(_message.Message):
+        """The server ends the stream for reasons of its own; that it breaks now counts for nothing."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
+    PONG_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attached(self) -> Global___AttachResponse.Attached: ...
+    @_builtins.property
+    def orders(self) -> Global___AttachResponse.Orders: ...
+    @_builtins.property
+    def pong(self) -> Global___AttachResponse.Pong: ...
+    @_builtins.property
+    def closing(self) -> Global___AttachResponse.Closing: ...
+    def __init__(
+        self,
+        *,
+        attached: Global___AttachResponse.Attached | None = ...,
+        orders: Global___AttachResponse.Orders | None = ...,
+        pong: Global___AttachResponse.Pong | None = ...,
+        closing: Global___AttachResponse.Closing | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "closing", b"closing", "orders", b"orders", "pong", b"pong", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "closing", b"closing", "orders", b"orders", "pong", b"pong", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["attached", "orders", "pong", "closing"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class GetServerInfoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """When set, it must be one that this server serves."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerInfoRequest: _TypeAlias = GetServerInfoRequest  # noqa: Y015
+
+@_typing.final
+class GetServerInfoResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    API_LEVEL_FIELD_NUMBER: _builtins.int
+    API_LEVEL_MIN_FIELD_NUMBER: _builtins.int
+    SHARD_COUNT_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    api_level: _builtins.int
+    """Rises when calls are added that clients may depend on."""
+    api_level_min: _builtins.int
+    """The lowest level that clients must have been written for."""
+    shard_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        api_level: _builtins.int = ...,
+        api_level_min: _builtins.int = ...,
+        shard_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_level", b"api_level", "api_level_min", b"api_level_min", "shard_count", b"shard_count", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015

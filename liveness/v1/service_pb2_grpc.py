@@ -34,7 +34,7 @@ class LivenessServiceStub(object):
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND
+    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
     UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
     """
 
@@ -53,6 +53,11 @@ class LivenessServiceStub(object):
                 '/liveness.v1.LivenessService/RecordWorkerHeartbeats',
                 request_serializer=liveness_dot_v1_dot_service__pb2.RecordWorkerHeartbeatsRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_service__pb2.RecordWorkerHeartbeatsResponse.FromString,
+                _registered_method=True)
+        self.Attach = channel.stream_stream(
+                '/liveness.v1.LivenessService/Attach',
+                request_serializer=liveness_dot_v1_dot_service__pb2.AttachRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_service__pb2.AttachResponse.FromString,
                 _registered_method=True)
         self.ShutdownWorker = channel.unary_unary(
                 '/liveness.v1.LivenessService/ShutdownWorker',
@@ -84,6 +89,11 @@ class LivenessServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_service__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_service__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/liveness.v1.LivenessService/GetServerInfo',
+                request_serializer=liveness_dot_v1_dot_service__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_service__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
 
 
 class LivenessServiceServicer(object):
@@ -94,7 +104,7 @@ class LivenessServiceServicer(object):
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND
+    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
     UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
     """
 
@@ -108,6 +118,15 @@ class LivenessServiceServicer(object):
 
     def RecordWorkerHeartbeats(self, request, context):
         """Up to 1,000 heartbeats of one namespace; each succeeds or fails alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request_iterator, context):
+        """A stream that stays open while a process lives, for any number of its workers: orders come to them at once, and,
+        for a worker that asked for a disconnect_grace, the end of the stream without a goodbye ends its lease after that
+        grace unless a heartbeat or a new stream comes first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +173,13 @@ class LivenessServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerInfo(self, request, context):
+        """What a client asks first: is somebody there, do we understand each other?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LivenessServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -166,6 +192,11 @@ def add_LivenessServiceServicer_to_server(servicer, server):
                     servicer.RecordWorkerHeartbeats,
                     request_deserializer=liveness_dot_v1_dot_service__pb2.RecordWorkerHeartbeatsRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_service__pb2.RecordWorkerHeartbeatsResponse.SerializeToString,
+            ),
+            'Attach': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=liveness_dot_v1_dot_service__pb2.AttachRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_service__pb2.AttachResponse.SerializeToString,
             ),
             'ShutdownWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.ShutdownWorker,
@@ -197,6 +228,11 @@ def add_LivenessServiceServicer_to_server(servicer, server):
                     request_deserializer=liveness_dot_v1_dot_service__pb2.WatchEventsRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_service__pb2.WatchEventsResponse.SerializeToString,
             ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=liveness_dot_v1_dot_service__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_service__pb2.GetServerInfoResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'liveness.v1.LivenessService', rpc_method_handlers)
@@ -213,7 +249,7 @@ class LivenessService(object):
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND
+    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
     UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
     """
 
@@ -261,6 +297,33 @@ class LivenessService(object):
             '/liveness.v1.LivenessService/RecordWorkerHeartbeats',
             liveness_dot_v1_dot_service__pb2.RecordWorkerHeartbeatsRequest.SerializeToString,
             liveness_dot_v1_dot_service__pb2.RecordWorkerHeartbeatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/liveness.v1.LivenessService/Attach',
+            liveness_dot_v1_dot_service__pb2.AttachRequest.SerializeToString,
+            liveness_dot_v1_dot_service__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -423,6 +486,33 @@ class LivenessService(object):
             '/liveness.v1.LivenessService/WatchEvents',
             liveness_dot_v1_dot_service__pb2.WatchEventsRequest.SerializeToString,
             liveness_dot_v1_dot_service__pb2.WatchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.LivenessService/GetServerInfo',
+            liveness_dot_v1_dot_service__pb2.GetServerInfoRequest.SerializeToString,
+            liveness_dot_v1_dot_service__pb2.GetServerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

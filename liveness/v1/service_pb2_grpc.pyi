@@ -35,7 +35,7 @@ class LivenessServiceStub:
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND
+      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
       UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
     """
 
@@ -49,6 +49,11 @@ class LivenessServiceStub:
     """
     RecordWorkerHeartbeats: _grpc.UnaryUnaryMultiCallable[_service_pb2.RecordWorkerHeartbeatsRequest, _service_pb2.RecordWorkerHeartbeatsResponse]
     """Up to 1,000 heartbeats of one namespace; each succeeds or fails alone."""
+    Attach: _grpc.StreamStreamMultiCallable[_service_pb2.AttachRequest, _service_pb2.AttachResponse]
+    """A stream that stays open while a process lives, for any number of its workers: orders come to them at once, and,
+    for a worker that asked for a disconnect_grace, the end of the stream without a goodbye ends its lease after that
+    grace unless a heartbeat or a new stream comes first.
+    """
     ShutdownWorker: _grpc.UnaryUnaryMultiCallable[_service_pb2.ShutdownWorkerRequest, _service_pb2.ShutdownWorkerResponse]
     """The graceful goodbye: INACTIVE at once, what is still bound is rescheduled at once."""
     DescribeWorker: _grpc.UnaryUnaryMultiCallable[_service_pb2.DescribeWorkerRequest, _service_pb2.DescribeWorkerResponse]
@@ -61,6 +66,8 @@ class LivenessServiceStub:
     """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
     not among them: they are folded into checkpoints and not kept one by one.
     """
+    GetServerInfo: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetServerInfoRequest, _service_pb2.GetServerInfoResponse]
+    """What a client asks first: is somebody there, do we understand each other?"""
 
 @_typing.type_check_only
 class LivenessServiceAsyncStub(LivenessServiceStub):
@@ -71,7 +78,7 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND
+      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
       UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
     """
 
@@ -82,6 +89,11 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
     """
     RecordWorkerHeartbeats: _aio.UnaryUnaryMultiCallable[_service_pb2.RecordWorkerHeartbeatsRequest, _service_pb2.RecordWorkerHeartbeatsResponse]  # type: ignore[assignment]
     """Up to 1,000 heartbeats of one namespace; each succeeds or fails alone."""
+    Attach: _aio.StreamStreamMultiCallable[_service_pb2.AttachRequest, _service_pb2.AttachResponse]  # type: ignore[assignment]
+    """A stream that stays open while a process lives, for any number of its workers: orders come to them at once, and,
+    for a worker that asked for a disconnect_grace, the end of the stream without a goodbye ends its lease after that
+    grace unless a heartbeat or a new stream comes first.
+    """
     ShutdownWorker: _aio.UnaryUnaryMultiCallable[_service_pb2.ShutdownWorkerRequest, _service_pb2.ShutdownWorkerResponse]  # type: ignore[assignment]
     """The graceful goodbye: INACTIVE at once, what is still bound is rescheduled at once."""
     DescribeWorker: _aio.UnaryUnaryMultiCallable[_service_pb2.DescribeWorkerRequest, _service_pb2.DescribeWorkerResponse]  # type: ignore[assignment]
@@ -94,6 +106,8 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
     """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
     not among them: they are folded into checkpoints and not kept one by one.
     """
+    GetServerInfo: _aio.UnaryUnaryMultiCallable[_service_pb2.GetServerInfoRequest, _service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
+    """What a client asks first: is somebody there, do we understand each other?"""
 
 class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
     """What workers call, and what people and tools read.
@@ -103,7 +117,7 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND
+      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
       UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
     """
 
@@ -124,6 +138,17 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.RecordWorkerHeartbeatsResponse, _abc.Awaitable[_service_pb2.RecordWorkerHeartbeatsResponse]]:
         """Up to 1,000 heartbeats of one namespace; each succeeds or fails alone."""
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request_iterator: _MaybeAsyncIterator[_service_pb2.AttachRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_service_pb2.AttachResponse], _abc.AsyncIterator[_service_pb2.AttachResponse]]:
+        """A stream that stays open while a process lives, for any number of its workers: orders come to them at once, and,
+        for a worker that asked for a disconnect_grace, the end of the stream without a goodbye ends its lease after that
+        grace unless a heartbeat or a new stream comes first.
+        """
 
     @_abc_1.abstractmethod
     def ShutdownWorker(
@@ -172,5 +197,13 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
         """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
         not among them: they are folded into checkpoints and not kept one by one.
         """
+
+    @_abc_1.abstractmethod
+    def GetServerInfo(
+        self,
+        request: _service_pb2.GetServerInfoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GetServerInfoResponse, _abc.Awaitable[_service_pb2.GetServerInfoResponse]]:
+        """What a client asks first: is somebody there, do we understand each other?"""
 
 def add_LivenessServiceServicer_to_server(servicer: LivenessServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

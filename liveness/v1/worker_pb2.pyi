@@ -107,6 +107,10 @@ class _InactiveReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inacti
     INACTIVE_REASON_LEASE_EXPIRED: _InactiveReason.ValueType  # 1
     INACTIVE_REASON_SHUTDOWN: _InactiveReason.ValueType  # 2
     INACTIVE_REASON_FORCED: _InactiveReason.ValueType  # 3
+    INACTIVE_REASON_DISCONNECTED: _InactiveReason.ValueType  # 4
+    """Its stream broke and nothing was heard of it within the disconnect grace."""
+    INACTIVE_REASON_DRAINED: _InactiveReason.ValueType  # 5
+    """It was drained and its limit is over."""
 
 class InactiveReason(_InactiveReason, metaclass=_InactiveReasonEnumTypeWrapper):
     """Why a worker left ACTIVE."""
@@ -115,6 +119,10 @@ INACTIVE_REASON_UNSPECIFIED: InactiveReason.ValueType  # 0
 INACTIVE_REASON_LEASE_EXPIRED: InactiveReason.ValueType  # 1
 INACTIVE_REASON_SHUTDOWN: InactiveReason.ValueType  # 2
 INACTIVE_REASON_FORCED: InactiveReason.ValueType  # 3
+INACTIVE_REASON_DISCONNECTED: InactiveReason.ValueType  # 4
+"""Its stream broke and nothing was heard of it within the disconnect grace."""
+INACTIVE_REASON_DRAINED: InactiveReason.ValueType  # 5
+"""It was drained and its limit is over."""
 Global___InactiveReason: _TypeAlias = InactiveReason  # noqa: Y015
 
 @_typing.final
@@ -191,6 +199,7 @@ class WorkerHeartbeat(_message.Message):
     SUCCESSES_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_FIELD_NUMBER: _builtins.int
     WORKER_IDENTITY_FIELD_NUMBER: _builtins.int
     TASK_QUEUE_FIELD_NUMBER: _builtins.int
     BUILD_ID_FIELD_NUMBER: _builtins.int
@@ -239,6 +248,10 @@ class WorkerHeartbeat(_message.Message):
         """Activities finished or given up since the last heartbeat."""
 
     @_builtins.property
+    def loop_lag(self) -> _duration_pb2.Duration:
+        """How long the worker's event loop has not answered, coarsely: alive, but is it working?"""
+
+    @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
@@ -258,6 +271,7 @@ class WorkerHeartbeat(_message.Message):
         successes: _builtins.int = ...,
         errors: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        loop_lag: _duration_pb2.Duration | None = ...,
         worker_identity: _builtins.str = ...,
         task_queue: _builtins.str = ...,
         build_id: _builtins.str = ...,
@@ -270,9 +284,9 @@ class WorkerHeartbeat(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         current_job: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "build_id", b"build_id", "capabilities", b"capabilities", "current_job", b"current_job", "errors", b"errors", "full_bindings", b"full_bindings", "host_name", b"host_name", "labels", b"labels", "last_error", b"last_error", "lease_duration", b"lease_duration", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "start_time", b"start_time", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "unbound_activities", b"unbound_activities", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "build_id", b"build_id", "capabilities", b"capabilities", "current_job", b"current_job", "errors", b"errors", "full_bindings", b"full_bindings", "host_name", b"host_name", "labels", b"labels", "last_error", b"last_error", "lease_duration", b"lease_duration", "loop_lag", b"loop_lag", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "start_time", b"start_time", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "unbound_activities", b"unbound_activities", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +415,13 @@ class Worker(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CURRENT_JOB_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    DRAIN_DEADLINE_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    SUSPECT_FIELD_NUMBER: _builtins.int
+    DISCONNECT_GRACE_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     state: Global___WorkerState.ValueType
@@ -425,6 +446,13 @@ class Worker(_message.Message):
     host_name: _builtins.str
     process_id: _builtins.str
     current_job: _builtins.str
+    paused: _builtins.bool
+    """Handed nothing new: by an order to this worker, or to its whole namespace."""
+    draining: _builtins.bool
+    attached: _builtins.bool
+    """A stream of this worker is open."""
+    suspect: _builtins.bool
+    """Its stream broke; its lease ends at lease_deadline unless something is heard of it."""
     @_builtins.property
     def granted_lease_duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -451,6 +479,14 @@ class Worker(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def drain_deadline(self) -> _timestamp_pb2.Timestamp:
+        """While draining: when what is left is rescheduled."""
+
+    @_builtins.property
+    def disconnect_grace(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def loop_lag(self) -> _duration_pb2.Duration: ...
     def __init__(
         self,
         *,
@@ -485,10 +521,17 @@ class Worker(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         current_job: _builtins.str = ...,
+        paused: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
+        drain_deadline: _timestamp_pb2.Timestamp | None = ...,
+        attached: _builtins.bool = ...,
+        suspect: _builtins.bool = ...,
+        disconnect_grace: _duration_pb2.Duration | None = ...,
+        loop_lag: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "granted_lease_duration", b"granted_lease_duration", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleanup_time", b"cleanup_time", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "granted_lease_duration", b"granted_lease_duration", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "current_job", b"current_job", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "bound_activities", b"bound_activities", "bound_activity_count", b"bound_activity_count", "build_id", b"build_id", "cancel_activities", b"cancel_activities", "capabilities", b"capabilities", "cleanup_time", b"cleanup_time", "current_job", b"current_job", "disconnect_grace", b"disconnect_grace", "drain_deadline", b"drain_deadline", "draining", b"draining", "errors", b"errors", "granted_lease_duration", b"granted_lease_duration", "host_name", b"host_name", "inactive_detail", b"inactive_detail", "inactive_reason", b"inactive_reason", "labels", b"labels", "last_error", b"last_error", "last_heartbeat_time", b"last_heartbeat_time", "lease_deadline", b"lease_deadline", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "namespace", b"namespace", "paused", b"paused", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "shard_id", b"shard_id", "start_time", b"start_time", "state", b"state", "status", b"status", "successes", b"successes", "suspect", b"suspect", "task_queue", b"task_queue", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

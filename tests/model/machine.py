@@ -118,6 +118,8 @@ class Machine(RuleBasedStateMachine):
 
     async def _start(self) -> None:
         self.engine = Engine(self.store, self.clock, grace_ms=GRACE_MS)
+        # Walks lose the same activity again and again; that each loss moves it on is what they are about.
+        self.engine.node.policies.replace("", {"max_worker_deaths": 0})
         self.last_look_ms = self.clock.monotonic_ms()
         self.held_until_ms = 0
         await self.engine.start()

@@ -19,9 +19,10 @@ from liveness.store.schema import metadata
 from liveness.store.sqlite import SqliteDatabase
 from liveness.testing import ManualClock, Server, Settings
 from liveness.v1 import admin_pb2, service_pb2, worker_pb2
+from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
-from tasks.matching import Matching
+from tasks.sinks import Sink, to_matching
 from tests.shard.engine import duration
 from tests.shard.faulty_store import FaultyStore
 
@@ -62,17 +63,18 @@ class Site:
         self.channel: Any
         self.liveness: Any
         self.admin: Any
+        self.activities: Any
         self._running = False
         self._options: dict[str, Any] = {}
         self.store: FaultyStore | None = None
 
-    async def start(self, *, matching: Matching | None = None, faulty: bool = False, **settings: Any) -> Site:
-        self._options = {"matching": matching, "faulty": faulty, **settings}
+    async def start(self, *, sink: Sink | None = None, faulty: bool = False, **settings: Any) -> Site:
+        self._options = {"sink": sink, "faulty": faulty, **settings}
         values = {"shards": SHARDS, "commit_interval_ms": 0.0, "shutdown_timeout_s": 5.0, **settings}
         self.server = Server(
             Settings(db=self.url, listen="127.0.0.1:0", **values),
             clock=self.clock,
-            matching=matching,
+            route=to_matching if sink is None else lambda namespace, task_queue: sink,
             self_driven=False,
         )
         with pytest.MonkeyPatch.context() as patch:
@@ -85,6 +87,7 @@ class Site:
         )
         self.liveness = LivenessServiceStub(self.channel)
         self.admin = AdminServiceStub(self.channel)
+        self.activities = ActivityServiceStub(self.channel)
         return self
 
     async def _open_faulty(self, settings: Settings) -> FaultyStore:

@@ -8,6 +8,7 @@ import grpc
 
 from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityKey
+from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.store.api import TaskState, TaskUpdate
 from liveness.v1 import admin_pb2
 from tests.server.site import ACTIVE, INACTIVE, NAMESPACE, SHARDS, Site, config, refusal
@@ -21,14 +22,14 @@ DISCARDED = admin_pb2.TASK_STATE_DISCARDED
 
 
 class Sick:
-    """Matching that fails for some activities until it is healed."""
+    """Sink that fails for some activities until it is healed."""
 
     def __init__(self, *poison: str, message: str = "no") -> None:
         self.poison = set(poison)
         self.message = message
         self.offered: list[str] = []
 
-    async def offer(self, key: ActivityKey, activity: Activity) -> None:
+    async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
         if key.activity_id in self.poison:
             raise RuntimeError(self.message)
         self.offered.append(key.activity_id)
@@ -150,11 +151,11 @@ async def lose(site: Site, *activities: str, worker: str = "w", namespace: str =
 async def test_one_poison_activity_blocks_nobody_and_is_retried_with_backoff_until_dead_lettered(
     place: Site,
 ) -> None:
-    matching = Sick("poison")
-    site = await place.start(matching=matching, task_attempts_max=4)
+    sink = Sick("poison")
+    site = await place.start(sink=sink, task_attempts_max=4)
     await lose(site, "a", "poison", "b")
     await site.advance(1)
-    assert sorted(matching.offered) == ["a", "b"]
+    assert sorted(sink.offered) == ["a", "b"]
     [task] = await site.tasks()
     assert (task.state, task.attempts, task.activity.activity_id) == (RETRYING, 1, "poison")
     assert task.last_error == "RuntimeError: no"
@@ -174,32 +175,32 @@ async def test_one_poison_activity_blocks_nobody_and_is_retried_with_backoff_unt
     assert (await site.tasks())[0].attempts == 4, "and then it is left alone"
     await lose(site, "c", worker="other")
     await site.advance(1)
-    assert sorted(matching.offered) == ["a", "b", "c"]
+    assert sorted(sink.offered) == ["a", "b", "c"]
 
-    matching.poison.clear()
+    sink.poison.clear()
     retried = (await site.admin.RetryTask(admin_pb2.RetryTaskRequest(task_id=task.task_id))).task
     assert (retried.state, retried.attempts) == (PENDING, 0)
     await site.advance(1)
-    assert sorted(matching.offered) == ["a", "b", "c", "poison"]
+    assert sorted(sink.offered) == ["a", "b", "c", "poison"]
     assert await site.tasks() == []
     refused = await refusal(site.admin.RetryTask(admin_pb2.RetryTaskRequest(task_id=task.task_id)))
     assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TASK_FINISHED")
 
 
 async def test_a_discarded_task_is_never_tried_again(place: Site) -> None:
-    matching = Sick("poison")
-    site = await place.start(matching=matching)
+    sink = Sick("poison")
+    site = await place.start(sink=sink)
     await lose(site, "poison")
     await site.advance(1)
     [task] = await site.tasks()
     discarded = (await site.admin.DiscardTask(admin_pb2.DiscardTaskRequest(task_id=task.task_id))).task
     assert discarded.state == DISCARDED
     assert discarded.HasField("finish_time")
-    matching.poison.clear()
+    sink.poison.clear()
     await site.advance(60_000)
-    await site.restart(matching=matching)
+    await site.restart(sink=sink)
     await site.advance(60_000)
-    assert matching.offered == []
+    assert sink.offered == []
     assert await site.tasks() == []
     assert [task.state for task in await site.tasks(DISCARDED)] == [DISCARDED]
     refused = await refusal(site.admin.DiscardTask(admin_pb2.DiscardTaskRequest(task_id=task.task_id)))
@@ -208,40 +209,40 @@ async def test_a_discarded_task_is_never_tried_again(place: Site) -> None:
 
 async def test_a_discard_wins_over_an_attempt_that_is_under_way(place: Site) -> None:
     class Slow(Sick):
-        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+        async def offer(self, key: ActivityKey, activity: Activity, lost: ActivityRescheduleTask) -> None:
             if key.activity_id in self.poison and self.offered == ["go"]:
                 [shard] = [shard for shard in site.server.node.shards() if key in shard.activities]
                 # The operator's update and the runner's own meet in one commit.
                 shard.update_task(TaskUpdate(task.task_id, TaskState.DISCARDED, 0, 1, ""))
-            await super().offer(key, activity)
+            await super().offer(key, activity, lost)
 
-    matching = Slow("poison")
-    site = await place.start(matching=matching)
+    sink = Slow("poison")
+    site = await place.start(sink=sink)
     await lose(site, "poison")
     await site.advance(1)
     [task] = await site.tasks()
-    matching.offered.append("go")
+    sink.offered.append("go")
     await site.advance(2_000)
     assert await site.tasks() == []
     assert [task.state for task in await site.tasks(DISCARDED)] == [DISCARDED]
 
 
 async def test_tasks_wait_for_the_next_server_when_one_stops_before_their_turn(place: Site) -> None:
-    matching = Sick("poison", message="\0 and \ud800")
-    site = await place.start(matching=matching)
+    sink = Sick("poison", message="\0 and \ud800")
+    site = await place.start(sink=sink)
     await lose(site, "poison", "a")
-    await site.restart(matching=matching)
+    await site.restart(sink=sink)
     await site.advance(1)
-    assert matching.offered == ["a"]
+    assert sink.offered == ["a"]
     assert [task.state for task in await site.tasks()] == [RETRYING], "whatever its error says"
-    matching.poison.clear()
+    sink.poison.clear()
     await site.advance(2_000)
-    assert matching.offered == ["a", "poison"]
+    assert sink.offered == ["a", "poison"]
 
 
 async def test_tasks_are_listed_by_namespace_and_state_in_pages(place: Site) -> None:
-    matching = Sick(*(f"p{number}" for number in range(5)))
-    site = await place.start(matching=matching)
+    sink = Sick(*(f"p{number}" for number in range(5)))
+    site = await place.start(sink=sink)
     await lose(site, *(f"p{number}" for number in range(5)), "fine")
     await lose(site, "p0", "fine", namespace="billing")
     await site.advance(1)

@@ -460,6 +460,10 @@ async def test_a_namespace_message_may_be_configured_by_every_field(site: Site) 
         "max_bindings_per_worker": 7,
         "namespace_heartbeat_rate": 0.0,
         "worker_heartbeat_rate": 0.25,
+        "max_worker_deaths": 0,
+        "activity_retention_ms": 0,
+        "dispatch_timeout_ms": 250,
+        "paused": 0,
     }
     answer = await site.configure(**values)
     assert answer.effective == answer.overrides == config(**values)

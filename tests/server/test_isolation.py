@@ -57,7 +57,7 @@ async def test_an_activity_of_the_same_name_is_another_in_another_namespace(site
         await site.shut_down(namespace=namespace)
     await site.advance(1)
     for namespace in ("orders", "billing"):
-        [waiting] = site.server.available.waiting(namespace, "queue")
+        [waiting] = site.server.matching.waiting(namespace, "queue")
         assert waiting.attempt == 2
 
 

@@ -50,7 +50,7 @@ async def test_a_worker_lives_falls_silent_returns_and_is_cleaned_up_for_good(si
     assert not worker.bound_activities
     done = await site.tasks(admin_pb2.TASK_STATE_DONE)
     assert [(task.activity, task.lease_epoch) for task in done] == [(charge, 1), (ship, 1)]
-    waiting = site.server.available.waiting("orders", "queue")
+    waiting = site.server.matching.waiting("orders", "queue")
     assert sorted((a.id.activity_id, a.attempt) for a in waiting) == [("charge", 2), ("ship", 2)]
 
     back = await site.beat(session_id="s1", sequence=3, lease_ms=1_000, bound_activities=[activity("pack")])
@@ -238,7 +238,7 @@ async def test_a_worker_that_never_cancels_what_it_lost_is_asked_for_the_newest_
     assert len(back.cancel_activities) == 1_000
     assert [lost.activity_id for lost in back.cancel_activities][-1] == "7-199"
     await site.advance(1)
-    assert len(site.server.available.waiting("orders", "queue")) == 1_600, "all of it moved on"
+    assert len(site.server.matching.waiting("orders", "queue")) == 1_600, "all of it moved on"
 
 
 async def test_everything_acknowledged_is_there_after_a_restart(site: Site) -> None:

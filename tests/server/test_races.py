@@ -199,4 +199,4 @@ async def test_a_mass_expiry_moves_everything_on_within_a_second(site: Site) -> 
     assert await site.count() == {ACTIVE: 1_000}
     await site.advance(1_000)
     assert await site.count() == {INACTIVE: 1_000}
-    assert len(site.server.available.waiting(NAMESPACE, "queue")) == 3_000
+    assert len(site.server.matching.waiting(NAMESPACE, "queue")) == 3_000

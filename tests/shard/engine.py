@@ -14,14 +14,17 @@ from liveness.domain.worker import Worker
 from liveness.server.admin_service import AdminService
 from liveness.server.feed import Feed
 from liveness.server.liveness_service import LivenessService
+from liveness.server.streams import Streams
+from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
 from liveness.store.api import Store
 from liveness.v1 import service_pb2, worker_pb2
 from tasks.activity_reschedule import ActivityReschedule
 from tasks.maintenance import Maintenance
-from tasks.matching import AvailableActivities, Matching
+from tasks.matching import Matching
 from tasks.queue_runner import QueueRunner
+from tasks.sinks import Sink, to_matching
 from tasks.timer_runner import TimerRunner
 from tests.databases import SHARD_COUNT
 
@@ -38,7 +41,7 @@ class Engine:
         *,
         grace_ms: int = GRACE_MS,
         attempts_max: int = 20,
-        matching: Matching | None = None,
+        sink: Sink | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -52,20 +55,21 @@ class Engine:
             commit_interval_ms=0,
             deadlines=timers.fresh_heap,
         )
-        timers.attach(self.node)
+        self.custody = Custody(self.node)
+        timers.attach(self.node, self.custody)
         self._opened = asyncio.Event()
         self.node.on_opened.append(lambda shard: self._opened.set())
-        self.available = AvailableActivities()
-        self.node.on_opened.append(self.available.on_opened)
+        self.matching = Matching(self.node, self.custody)
         self.queue = QueueRunner(
             self.node,
-            ActivityReschedule(matching or self.available),
+            self.custody,
+            ActivityReschedule(to_matching if sink is None else lambda namespace, task_queue: sink),
             attempts_max=attempts_max,
             random=Random(7),
         )
         self.maintenance = Maintenance(self.node, task_retention_ms=7 * 86_400_000)
         self.feed = Feed(self.node)
-        self.liveness = LivenessService(self.node, self.feed, Random(7))
+        self.liveness = LivenessService(self.node, self.feed, Streams(self.node), Random(7))
         self.admin = AdminService(self.node)
 
     async def start(self) -> Engine:

@@ -13,7 +13,8 @@ from liveness.clock import ManualClock
 from liveness.domain.activity import Activity
 from liveness.domain.errors import ShardUnavailable
 from liveness.domain.keys import ActivityKey
-from liveness.store.api import TaskState
+from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.store.api import ActivityFilter, TaskState
 from liveness.v1 import service_pb2, worker_pb2
 from tasks.queue_runner import BACKOFF_MS_MAX, BACKOFF_MS_MIN, backoff_ms
 from tests.databases import StoreHome
@@ -23,12 +24,12 @@ from tests.shard.faulty_store import Fault, FaultyStore
 ALL = list(TaskState)
 
 
-class Matching:
+class Sink:
     def __init__(self) -> None:
         self.offered: list[tuple[str, int]] = []
         self.fails = 0
 
-    async def offer(self, key: ActivityKey, activity: Activity) -> None:
+    async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
         if self.fails:
             self.fails -= 1
             raise RuntimeError("not now")
@@ -49,8 +50,8 @@ async def store(home: StoreHome) -> FaultyStore:
     return store
 
 
-async def engine_on(store: FaultyStore, matching: Matching | None = None, **options: int) -> Engine:
-    return await Engine(store, ManualClock(), matching=matching or Matching(), **options).start()
+async def engine_on(store: FaultyStore, sink: Sink | None = None, **options: int) -> Engine:
+    return await Engine(store, ManualClock(), sink=sink or Sink(), **options).start()
 
 
 async def lose(engine: Engine, *activities: worker_pb2.ActivityRef, worker: str = "w") -> None:
@@ -69,29 +70,29 @@ async def states(store: FaultyStore) -> list[TaskState]:
 
 
 async def test_a_lost_activity_is_available_under_its_next_attempt(store: FaultyStore) -> None:
-    matching = Matching()
-    engine = await engine_on(store, matching)
+    sink = Sink()
+    engine = await engine_on(store, sink)
     await lose(engine, activity("a"))
     assert await states(store) == [TaskState.PENDING]
     await engine.queue.work_off()
-    assert matching.offered == [("a", 2)]
+    assert sink.offered == [("a", 2)]
     assert await states(store) == [TaskState.DONE]
     await engine.stop()
 
 
 async def test_a_sink_that_hangs_for_one_activity_holds_up_no_other(store: FaultyStore) -> None:
-    class Hanging(Matching):
-        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+    class Hanging(Sink):
+        async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
             if key.activity_id == "a":
                 await asyncio.Event().wait()
-            await super().offer(key, activity)
+            await super().offer(key, activity, task)
 
-    matching = Hanging()
-    engine = await engine_on(store, matching)
+    sink = Hanging()
+    engine = await engine_on(store, sink)
     engine.queue.hand_on_timeout_s = 0.05
     await lose(engine, activity("a"), activity("b"))
     await engine.queue.work_off()
-    assert matching.offered == [("b", 2)]
+    assert sink.offered == [("b", 2)]
     assert sorted(await states(store)) == [TaskState.RETRYING, TaskState.DONE]
     await engine.stop()
 
@@ -101,19 +102,19 @@ async def test_a_sink_that_hangs_for_one_activity_holds_up_no_other(store: Fault
 async def test_an_interrupted_task_is_done_in_the_end_and_has_one_effect(
     store: FaultyStore, fault: Fault, place: int
 ) -> None:
-    """The commit of the release, or the one of the record, fails: matching may hear twice, the activity moves once."""
-    matching = Matching()
-    engine = await engine_on(store, matching)
+    """The commit of the release, or the one of the record, fails: sink may hear twice, the activity moves once."""
+    sink = Sink()
+    engine = await engine_on(store, sink)
     await lose(engine, activity("a"), activity("b"))
     store.faults.extend([*[Fault.NONE] * place, fault])
     await engine.queue.work_off()
     await engine.recovered()
     await engine.advance(1_000)
     await engine.queue.work_off()
-    assert set(matching.offered) == {("a", 2), ("b", 2)}, "one attempt on, however often it was tried"
+    assert set(sink.offered) == {("a", 2), ("b", 2)}, "one attempt on, however often it was tried"
     assert set(await states(store)) == {TaskState.DONE}
-    attempts = [a.attempt for shard in engine.node.shards() for a in shard.activities.values()]
-    assert attempts == [2, 2]
+    moved = await store.list_activities(NAMESPACE, ActivityFilter(), None, 10)
+    assert [row.activity.attempt for row in moved] == [2, 2]
     await engine.stop()
 
 
@@ -121,8 +122,8 @@ async def test_reschedules_of_a_commit_without_an_answer_are_found_where_they_we
     store: FaultyStore,
 ) -> None:
     """The activity's shard took no part in the trouble and would not be looked at by itself."""
-    matching = Matching()
-    engine = await engine_on(store, matching)
+    sink = Sink()
+    engine = await engine_on(store, sink)
     names = [f"a{number}" for number in range(8)]
     await engine.beat(bound_activities=[activity(name) for name in names])
     await engine.queue.work_off()
@@ -131,7 +132,7 @@ async def test_reschedules_of_a_commit_without_an_answer_are_found_where_they_we
         await shut_down(engine)
     await engine.recovered()
     await engine.queue.work_off()
-    assert sorted(matching.offered) == [(name, 2) for name in names]
+    assert sorted(sink.offered) == [(name, 2) for name in names]
     await engine.stop()
 
 
@@ -141,18 +142,18 @@ async def test_a_shard_dropped_while_matching_was_told_is_not_disturbed_by_the_o
     """The runner still holds the shard that was dropped; what it records there must not push aside the new one."""
     engine: Engine
 
-    class Slow(Matching):
-        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+    class Slow(Sink):
+        async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
             if not self.offered:
                 store.faults.append(Fault.REJECTED)
                 for shard in engine.node.shards():
                     engine.node.committer.touch(shard)
                 await engine.node.barrier().wait()
                 await engine.recovered()
-            await super().offer(key, activity)
+            await super().offer(key, activity, task)
 
-    matching = Slow()
-    engine = await engine_on(store, matching)
+    sink = Slow()
+    engine = await engine_on(store, sink)
     await lose(engine, activity("a"))
     epochs = {shard.id: shard.epoch for shard in engine.node.shards()}
     await engine.queue.work_off()
@@ -170,8 +171,8 @@ async def test_a_crash_between_release_and_record_repeats_the_offer_and_nothing_
 ) -> None:
     reached = asyncio.Event()
 
-    class Hanging(Matching):
-        async def offer(self, key: ActivityKey, activity: Activity) -> None:
+    class Hanging(Sink):
+        async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
             reached.set()
             await asyncio.Event().wait()
 
@@ -182,10 +183,10 @@ async def test_a_crash_between_release_and_record_repeats_the_offer_and_nothing_
     working.cancel()
     await engine.crash()
     assert await states(store) == [TaskState.PENDING]
-    matching = Matching()
-    engine = await engine_on(store, matching)
+    sink = Sink()
+    engine = await engine_on(store, sink)
     await engine.queue.work_off()
-    assert matching.offered == [("a", 2)]
+    assert sink.offered == [("a", 2)]
     assert await states(store) == [TaskState.DONE]
     await engine.stop()
 
@@ -193,45 +194,45 @@ async def test_a_crash_between_release_and_record_repeats_the_offer_and_nothing_
 async def test_attempts_are_counted_over_a_restart_until_the_task_is_dead_lettered(
     store: FaultyStore,
 ) -> None:
-    matching = Matching()
-    matching.fails = 3
-    engine = await engine_on(store, matching, attempts_max=3)
+    sink = Sink()
+    sink.fails = 3
+    engine = await engine_on(store, sink, attempts_max=3)
     await lose(engine, activity("a"))
     for _ in range(2):
         await engine.queue.work_off()
         await engine.advance(5_000)
     await engine.stop()
-    engine = await engine_on(store, matching, attempts_max=3)
+    engine = await engine_on(store, sink, attempts_max=3)
     await engine.queue.work_off()
     assert await states(store) == [TaskState.DEAD_LETTERED]
     await engine.advance(10_000)
     await engine.queue.work_off()
-    assert matching.offered == []
+    assert sink.offered == []
     await engine.stop()
 
 
 async def test_more_tasks_than_one_batch_are_all_worked_off(store: FaultyStore) -> None:
-    matching = Matching()
-    engine = await engine_on(store, matching)
+    sink = Sink()
+    engine = await engine_on(store, sink)
     for number in range(8):
         await lose(engine, *(activity(f"{number}-{place}") for place in range(150)), worker=f"w{number}")
     await engine.queue.work_off()
-    assert len(matching.offered) == len(set(matching.offered)) == 1_200
+    assert len(sink.offered) == len(set(sink.offered)) == 1_200
     await engine.stop()
 
 
 async def test_a_task_that_time_has_overtaken_is_stale(store: FaultyStore) -> None:
     """The activity was taken from a later holder since; the earlier loss has nothing more to say."""
-    matching = Matching()
-    engine = await engine_on(store, matching)
+    sink = Sink()
+    engine = await engine_on(store, sink)
     await lose(engine, activity("a"))
-    matching.fails = 1
-    await engine.queue.work_off()  # released, but matching was not told; it waits for its next try
+    sink.fails = 1
+    await engine.queue.work_off()  # released, but sink was not told; it waits for its next try
     await lose(engine, activity("a", attempt=2), worker="other")
     await engine.queue.work_off()
-    assert matching.offered == [("a", 3)]
+    assert sink.offered == [("a", 3)]
     await engine.advance(1_000)
     await engine.queue.work_off()
-    assert matching.offered == [("a", 3)], "attempt 2 is not offered any more"
+    assert sink.offered == [("a", 3)], "attempt 2 is not offered any more"
     assert await states(store) == [TaskState.DONE, TaskState.DONE]
     await engine.stop()

@@ -34,6 +34,7 @@ class HeapAgainstDictionary(RuleBasedStateMachine):
     def pop_all_due(self, now_ms: int) -> None:
         popped = []
         while (key := self.heap.pop_due(now_ms)) is not None:
+            assert isinstance(key, WorkerKey)
             popped.append((self.due.pop(key), key))
         assert popped == sorted(popped), "the earliest first"
         assert all(due_ms <= now_ms for due_ms, _ in popped), "nobody early"

@@ -1,0 +1,168 @@
+"""The only mapping between the messages of ActivityService and domain values."""
+
+from __future__ import annotations
+
+from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.activity_decider import Holder, Spec
+from liveness.domain.errors import InvalidField
+from liveness.domain.events import Retry
+from liveness.domain.keys import ActivityId, ActivityKey
+from liveness.server.validation import duration_ms, identifier, optional_identifier
+from liveness.server.wire import duration, timestamp
+from liveness.store.api import ActivityFilter
+from liveness.v1 import activity_pb2
+
+PAYLOAD_BYTES_MAX = 256 * 1024
+ATTEMPT_MAX = 2**31 - 1
+EPOCH_MAX = 2**63 - 1
+COEFFICIENT_MAX = 1_000.0
+
+# CANCEL_REQUESTED has no place here: it never outlasts the turn in which it is decided.
+_STATES: dict[ActivityState, activity_pb2.ActivityState.ValueType] = {
+    state: activity_pb2.ActivityState.Value(f"ACTIVITY_STATE_{state.name}")
+    for state in ActivityState
+    if state is not ActivityState.CANCEL_REQUESTED
+}
+_STATES_BY_NUMBER = {number: state for state, number in _STATES.items()}
+
+
+# -- in
+
+
+def activity_key(namespace: str, id: activity_pb2.ActivityId) -> ActivityKey:
+    return ActivityKey(
+        identifier("namespace", namespace),
+        identifier("id.workflow_id", id.workflow_id),
+        identifier("id.run_id", id.run_id),
+        identifier("id.activity_id", id.activity_id),
+    )
+
+
+def spec(
+    message: activity_pb2.ScheduleActivityRequest | activity_pb2.ClaimActivityRequest, task_queue: str
+) -> Spec:
+    return Spec(
+        optional_identifier("activity_type", message.activity_type),
+        task_queue,
+        payload("input", message.input),
+        _retry(message.retry_policy),
+    )
+
+
+def payload(field: str, value: bytes) -> bytes:
+    if len(value) > PAYLOAD_BYTES_MAX:
+        raise InvalidField(field=field, rule=f"must be at most {PAYLOAD_BYTES_MAX} bytes")
+    return value
+
+
+def _retry(message: activity_pb2.RetryPolicy) -> Retry:
+    default = Retry()
+    coefficient = message.backoff_coefficient or default.coefficient
+    if not 1 <= coefficient <= COEFFICIENT_MAX:
+        raise InvalidField(field="retry_policy.backoff_coefficient", rule="must be 1 to 1000")
+    if message.maximum_attempts < 0:
+        raise InvalidField(field="retry_policy.maximum_attempts", rule="must not be negative")
+    if message.maximum_worker_deaths < 0:
+        raise InvalidField(field="retry_policy.maximum_worker_deaths", rule="must not be negative")
+    initial_ms, max_ms = default.initial_ms, default.max_ms
+    if message.HasField("initial_interval"):
+        initial_ms = duration_ms("retry_policy.initial_interval", message.initial_interval)
+        max_ms = max(max_ms, initial_ms)
+    if message.HasField("maximum_interval"):
+        max_ms = duration_ms("retry_policy.maximum_interval", message.maximum_interval)
+        if max_ms < initial_ms:
+            raise InvalidField(
+                field="retry_policy.maximum_interval", rule="must not be below initial_interval"
+            )
+    deaths = message.maximum_worker_deaths if message.HasField("maximum_worker_deaths") else None
+    return Retry(initial_ms, coefficient, max_ms, message.maximum_attempts, deaths)
+
+
+def holder(
+    message: activity_pb2.CompleteActivityRequest
+    | activity_pb2.FailActivityRequest
+    | activity_pb2.ReleaseActivityRequest,
+) -> Holder:
+    if message.lease_epoch < 1 or message.lease_epoch > EPOCH_MAX:
+        raise InvalidField(field="lease_epoch", rule="must be the one that came with the activity")
+    if message.attempt < 1:
+        raise InvalidField(field="attempt", rule="must be the one that came with the activity")
+    return Holder(
+        identifier("worker_instance_key", message.worker_instance_key), message.lease_epoch, message.attempt
+    )
+
+
+def activity_filter(message: activity_pb2.ActivityFilter) -> ActivityFilter:
+    states = set()
+    for number in message.states:
+        if number not in _STATES_BY_NUMBER:
+            raise InvalidField(field="filter.states", rule="is not one of the known values")
+        states.add(_STATES_BY_NUMBER[number])
+    return ActivityFilter(
+        states=tuple(sorted(states)),
+        task_queue=optional_identifier("filter.task_queue", message.task_queue),
+        worker=optional_identifier("filter.worker_instance_key", message.worker_instance_key),
+    )
+
+
+# -- out
+
+
+def state_number(activity: Activity) -> activity_pb2.ActivityState.ValueType:
+    return _STATES[activity.state]
+
+
+def _id(id: ActivityId) -> activity_pb2.ActivityId:
+    return activity_pb2.ActivityId(**id._asdict())
+
+
+def task_message(activity: Activity) -> activity_pb2.ActivityTask:
+    return activity_pb2.ActivityTask(
+        id=_id(activity.id),
+        activity_type=activity.type,
+        task_queue=activity.task_queue,
+        input=activity.input,
+        lease_epoch=activity.epoch,
+        attempt=activity.attempt,
+        failures=activity.failures,
+        last_failure=activity.last_failure,
+        token=activity.token,
+    )
+
+
+def activity_message(
+    key: ActivityKey, activity: Activity, shard_id: int, *, now_ms: int, wall_ms: int, whole: bool
+) -> activity_pb2.Activity:
+    """`whole` includes input, result and token."""
+    message = activity_pb2.Activity(
+        namespace=key.namespace,
+        id=_id(activity.id),
+        state=state_number(activity),
+        activity_type=activity.type,
+        task_queue=activity.task_queue,
+        attempt=activity.attempt,
+        failures=activity.failures,
+        worker_deaths=activity.deaths,
+        worker_instance_key=activity.worker,
+        lease_epoch=activity.epoch,
+        since=timestamp(wall_ms - now_ms + activity.since_ms),
+        last_failure=activity.last_failure,
+        shard_id=shard_id,
+    )
+    if (retry := activity.retry) is not None:
+        message.retry_policy.CopyFrom(
+            activity_pb2.RetryPolicy(
+                initial_interval=duration(retry.initial_ms),
+                backoff_coefficient=retry.coefficient,
+                maximum_interval=duration(retry.max_ms),
+                maximum_attempts=retry.max_attempts,
+                maximum_worker_deaths=retry.max_deaths,
+            )
+        )
+    if activity.state is ActivityState.WAITING:
+        message.due_time.CopyFrom(timestamp(wall_ms - now_ms + activity.due_ms))
+    if whole:
+        message.input = activity.input
+        message.result = activity.result
+        message.token = activity.token
+    return message

@@ -1,0 +1,99 @@
+"""Pause, resume, drain: what operators order of workers, one by one, by filter, or of a whole namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from liveness.domain import orders
+from liveness.domain.errors import InvalidField, ShardUnavailable
+from liveness.domain.events import WorkerEvent
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import Worker, WorkerState
+from liveness.server import wire
+from liveness.server.validation import duration_ms, identifier, text
+from liveness.shard.node import Node
+from liveness.shard.shard import Shard
+from liveness.store.api import WorkerFilter
+from liveness.v1 import admin_pb2
+
+DRAIN_LIMIT_MS = 60_000
+
+Decide = Callable[[Worker], tuple[WorkerEvent, ...]]
+
+
+class OrdersDesk:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def scope(self, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest) -> str:
+        """Which of the three ways to say whom was used."""
+        identifier("namespace", request.namespace)
+        ways = [
+            name
+            for name, used in (
+                ("worker_instance_key", bool(request.worker_instance_key)),
+                ("filter", request.HasField("filter")),
+                ("all", request.all),
+            )
+            if used
+        ]
+        if len(ways) != 1:
+            raise InvalidField(
+                field="worker_instance_key, filter and all", rule="must be exactly one of them"
+            )
+        return ways[0]
+
+    async def order(
+        self, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest, decide: Decide
+    ) -> int:
+        """Returns how many workers changed."""
+        scope = self.scope(request)
+        if scope == "worker_instance_key":
+            key = wire.worker_key(request.namespace, request.worker_instance_key)
+            shard = self._node.shard(*key)
+            found = iter([(shard, key, shard.describe(key))])
+        else:
+            where = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
+            found = self._matching(request.namespace, where)
+        changed = [shard for shard, key, worker in found if shard.change_worker(key, decide(worker))]
+        for shard in dict.fromkeys(changed):
+            await self._node.durable(shard)
+        return len(changed)
+
+    async def drain(self, request: admin_pb2.DrainWorkerRequest) -> int:
+        """Returns how many activities the worker still holds."""
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        limit_ms = DRAIN_LIMIT_MS
+        if request.HasField("limit"):
+            limit_ms = duration_ms("limit", request.limit, zero=True)
+        reason = text("reason", request.reason)
+        shard = self._node.shard(*key)
+        worker = shard.describe(key)
+        # A limit of 0 is over at the next look at the clock.
+        deadline_ms = max(1, shard.now_ms() + limit_ms)
+        shard.change_worker(key, orders.drain(key, worker, reason, deadline_ms))
+        await self._node.durable(shard)
+        return len(worker.bindings)
+
+    def _matching(self, namespace: str, where: WorkerFilter) -> Iterator[tuple[Shard, WorkerKey, Worker]]:
+        shards = []
+        for shard_id, shard in enumerate(self._node.table()):
+            if shard is None:
+                raise ShardUnavailable(shard_id=shard_id)
+            shards.append(shard)
+        for shard in shards:
+            for key, worker in list(shard.workers.items()):
+                if key.namespace == namespace and _matches(where, key, worker):
+                    yield shard, key, worker
+
+
+def _matches(where: WorkerFilter, key: WorkerKey, worker: Worker) -> bool:
+    profile = worker.profile
+    return (
+        worker.state is not WorkerState.CLEANED_UP
+        and (not where.states or worker.state in where.states)
+        and where.task_queue in ("", profile.task_queue)
+        and where.build_id in ("", profile.build_id)
+        and where.host_name in ("", profile.host_name)
+        and key.instance_key.startswith(where.key_prefix)
+    )

@@ -1,0 +1,63 @@
+"""What a change of a worker means to others: to its row, to lists, to the worker itself, to people."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liveness.domain.events import (
+    ActivityHanded,
+    BindingsChanged,
+    BindingsEnded,
+    DisconnectGraceGranted,
+    DrainBegun,
+    LeaseTermsChanged,
+    WorkerDescribed,
+    WorkerPaused,
+    WorkerResumed,
+)
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import Worker, WorkerState
+
+# These leave the worker's row as it is until the next checkpoint; recovery finds them in the log.
+LAZY = (
+    ActivityHanded,
+    BindingsChanged,
+    BindingsEnded,
+    DisconnectGraceGranted,
+    DrainBegun,
+    LeaseTermsChanged,
+    WorkerDescribed,
+    WorkerPaused,
+    WorkerResumed,
+)
+
+
+class Transition(NamedTuple):
+    """A change of a worker's state, for the structured log."""
+
+    key: WorkerKey
+    before: WorkerState | None
+    after: WorkerState | None
+    reason: str
+    activities: int
+    """How many were taken from it."""
+
+
+def due(worker: Worker) -> int:
+    """The earliest of a worker's own deadlines."""
+    drain_ms = worker.standing.drain_deadline_ms
+    return min(worker.deadline_ms, drain_ms) if drain_ms else worker.deadline_ms
+
+
+def ordered(worker: Worker) -> tuple[object, ...]:
+    """What answers to a worker tell it to do."""
+    standing = worker.standing
+    return (
+        worker.state, worker.epoch, standing.paused, standing.draining, standing.drain_deadline_ms,
+        worker.lost.keys(),
+    )  # fmt: skip
+
+
+def listed(worker: Worker) -> tuple[str, str, str]:
+    """What lists filter by; a row must always be right about it."""
+    return worker.profile.task_queue, worker.profile.build_id, worker.profile.host_name

@@ -1,0 +1,14 @@
+ALTER TABLE activities DROP CONSTRAINT activities_state;
+ALTER TABLE activities ADD COLUMN worker_key TEXT COLLATE "C" NOT NULL DEFAULT '';
+ALTER TABLE activities ALTER COLUMN worker_key DROP DEFAULT;
+ALTER TABLE activities ADD COLUMN finished_wall_ms BIGINT;
+ALTER TABLE activities ADD CONSTRAINT activities_state CHECK (state BETWEEN 1 AND 10);
+ALTER TABLE activities ADD CONSTRAINT activities_holder CHECK ((state = 4) = (worker_key <> ''));
+ALTER TABLE activities ADD CONSTRAINT activities_finish CHECK ((state IN (6, 7, 8, 10)) = (finished_wall_ms IS NOT NULL));
+DROP INDEX activities_by_shard;
+CREATE INDEX activities_by_shard ON activities (shard_id) WHERE finished_wall_ms IS NULL;
+CREATE INDEX activities_by_worker ON activities (namespace, worker_key) WHERE worker_key <> '';
+CREATE INDEX activities_finished ON activities (finished_wall_ms) WHERE finished_wall_ms IS NOT NULL;
+ALTER TABLE tasks ADD COLUMN died SMALLINT NOT NULL DEFAULT 1;
+ALTER TABLE tasks ALTER COLUMN died DROP DEFAULT;
+ALTER TABLE tasks ADD CONSTRAINT tasks_died CHECK (died IN (0, 1));

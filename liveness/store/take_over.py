@@ -1,0 +1,118 @@
+"""Taking shards: raise their epochs, which fences every earlier owner, and read back what they hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, select, update
+
+from liveness.domain.activity import Activity
+from liveness.domain.events import ShardTaken
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
+from liveness.store import codec
+from liveness.store.api import TAKEOVERS_KEPT, ShardImage
+from liveness.store.bulk import insert_rows
+from liveness.store.codec import LogEntry, LogRow, encode_entry
+from liveness.store.schema import activities, checkpoints, log, shards, workers
+
+LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
+
+
+def take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wall_ms: int) -> list[ShardImage]:
+    # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below
+    # must see.
+    mine = shards.c.shard_id.in_(shard_ids)
+    connection.execute(
+        update(shards)
+        .where(mine)
+        .values(epoch=shards.c.epoch + 1, last_seq=shards.c.last_seq + 1, owner=owner)
+    )
+    heads = connection.execute(select(shards).where(mine).order_by(shards.c.shard_id)).all()
+    takeovers = {}
+    taken = []
+    for head in heads:
+        times = (*codec.decode_times(head.takeovers), head.observed_ms)[-TAKEOVERS_KEPT:]
+        takeovers[head.shard_id] = times
+        connection.execute(
+            update(shards)
+            .where(shards.c.shard_id == head.shard_id)
+            .values(takeovers=codec.encode_times(times))
+        )
+        fact = ShardTaken(epoch=head.epoch, owner=owner)
+        entry = LogEntry(head.last_seq, None, None, None, wall_ms, head.observed_ms, fact)
+        taken.append(encode_entry(head.shard_id, entry))
+    insert_rows(connection, log, taken, LogRow._fields)
+    saved = {
+        row.shard_id: row
+        for row in connection.execute(select(checkpoints).where(checkpoints.c.shard_id.in_(shard_ids)))
+    }
+    worker_rows = _read_workers(connection, shard_ids)
+    activity_rows = _read_activities(connection, shard_ids)
+    before_this = {head.shard_id: head.last_seq - 1 for head in heads}
+    tails = _read_tails(connection, before_this, {id: (row.seq, row.position) for id, row in saved.items()})
+    return [
+        ShardImage(
+            shard_id=head.shard_id,
+            epoch=head.epoch,
+            last_seq=head.last_seq,
+            observed_ms=head.observed_ms,
+            takeovers=takeovers[head.shard_id],
+            checkpoint_seq=saved[head.shard_id].seq if head.shard_id in saved else 0,
+            pulses=codec.decode_pulses(saved[head.shard_id].payload) if head.shard_id in saved else [],
+            workers=worker_rows[head.shard_id],
+            tail=tails[head.shard_id],
+            activities=activity_rows[head.shard_id],
+        )
+        for head in heads
+    ]
+
+
+def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[WorkerKey, Any]]:
+    query = select(
+        workers.c.shard_id,
+        workers.c.namespace,
+        workers.c.worker_key,
+        workers.c.number,
+        workers.c.as_of_seq,
+        workers.c.state,
+        workers.c.payload,
+    ).where(workers.c.shard_id.in_(shard_ids))
+    found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
+    for shard_id, namespace, key, number, as_of_seq, state, payload in connection.execute(query):
+        found[shard_id][WorkerKey(namespace, key)] = (codec.decode_worker(number, state, payload), as_of_seq)
+    return found
+
+
+def _read_activities(
+    connection: Connection, shard_ids: Sequence[int]
+) -> Mapping[int, dict[ActivityKey, Activity]]:
+    found: defaultdict[int, dict[ActivityKey, Activity]] = defaultdict(dict)
+    unfinished = and_(activities.c.shard_id.in_(shard_ids), activities.c.finished_wall_ms.is_(None))
+    for row in connection.execute(select(activities).where(unfinished)):
+        key, activity = stored_activity(row)
+        found[row.shard_id][key] = activity
+    return found
+
+
+def stored_activity(row: Row[Any]) -> tuple[ActivityKey, Activity]:
+    id = ActivityId(row.workflow_id, row.run_id, row.activity_id)
+    activity = codec.decode_activity(id, row.state, row.task_queue, row.worker_key, row.payload)
+    return ActivityKey(row.namespace, *id), activity
+
+
+def _read_tails(
+    connection: Connection, heads: Mapping[int, int], places: Mapping[int, tuple[int, int]]
+) -> Mapping[int, list[LogEntry]]:
+    """Each shard's entries after its checkpoint, up to its head. One scan in log order serves all shards."""
+    found: defaultdict[int, list[LogEntry]] = defaultdict(list)
+    behind = [shard_id for shard_id, last_seq in heads.items() if last_seq > places.get(shard_id, (0, 0))[0]]
+    if not behind:
+        return found
+    position = min(places.get(shard_id, (0, 0))[1] for shard_id in behind)
+    query = select(*LOG_COLUMNS).where(log.c.id > position, log.c.shard_id.in_(behind)).order_by(log.c.id)
+    for row in connection.execute(query):
+        if places.get(row.shard_id, (0, 0))[0] < row.seq <= heads[row.shard_id]:
+            found[row.shard_id].append(codec.decode_entry(LogRow(*row)))
+    return found
