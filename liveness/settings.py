@@ -168,9 +168,15 @@ def _is_webhook_url(url: str) -> bool:
     """Without anything that would have to be kept secret, escaped or dropped on its way into a request."""
     if url == "":
         return True
-    match = re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?([/?][!-~]*)?", url)
+    name = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
+    form = rf"https?://(\[[0-9A-Fa-f:.]+\]|{name})(:[0-9]{{1,5}})?([/?][!-~]*)?"
     try:
-        return match is not None and "#" not in url and urlsplit(url).port != 0 and len(url) <= URL_CHARS_MAX
+        return (
+            re.fullmatch(form, url) is not None
+            and "#" not in url
+            and urlsplit(url).port != 0
+            and len(url) <= URL_CHARS_MAX
+        )
     except ValueError:
         return False
 

@@ -318,6 +318,8 @@ def test_a_place_to_send_reschedules_to(url: str) -> None:
         ("engine.example", "engine.example"),
         ("ftp://engine.example/x", "ftp://engine.example/***"),
         ("https://", "https://"),
+        ("https://engine..example/", "https://engine..example/"),
+        (f"https://{'x' * 64}.example", f"https://{'x' * 64}.example"),
         ("https:///x", "https:///x"),
         ("https://engine.example:0/", "https://engine.example:0/"),
         ("https://engine.example:65536/x", "https://engine.example:65536/***"),
@@ -396,6 +398,7 @@ def test_lists_are_read_from_text_with_commas_and_from_lists(tmp_path: Path) -> 
     lines = 'webhook_queues = "orders/resize,*/hash,a/b/c"\nnamespaces = "orders,a"'
     assert lists(load_settings({}, {}, toml(tmp_path, lines))) == expected
     assert load_settings({"namespaces": ""}, {}).namespaces == ()
+    assert Settings(namespaces="orders,a").namespaces == ("orders", "a")  # type: ignore[arg-type]
     file = toml(tmp_path, "namespaces = [1]")
     assert refusal({}, {}, file) == (
         f"key namespaces in {file} is [1], but must be names of namespaces with commas between them."
