@@ -286,6 +286,7 @@ class Pulse:
             self.unanswered(now_ms, jitter, refusal.retry_after_ms)
             return Heard()
         beat = self._close()
+        binds = self._awaited_in(beat)
         # The number may have been used all the same, by an earlier sending. A gap is noticed and mended, a second
         # meaning of one number is not.
         self._full = True
@@ -298,7 +299,6 @@ class Pulse:
                 return Heard()
             case "SESSION_SUPERSEDED" | "WORKER_CLEANED_UP" | "NAMESPACE_NOT_FOUND":
                 return Heard(fatal=refusal)
-        binds = [ref for key, ref in beat.declared.items() if key in self._awaited]
         if binds and refusal.code.name in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"):
             for ref in binds:
                 self._drop(ref.key)
@@ -376,11 +376,18 @@ class Pulse:
         self._to_unbind = beat.unbound | self._to_unbind
 
     def _acknowledge(self, beat: _Beat) -> list[ActivityRef]:
-        held = [ref for key, ref in beat.declared.items() if key in self._awaited]
+        held = self._awaited_in(beat)
         for ref in held:
             self._awaited.discard(ref.key)
             self.held[ref.key] = _Holding(ref, self.epoch)
         return held
+
+    def _awaited_in(self, beat: _Beat) -> list[ActivityRef]:
+        """The binds in it that are still wanted. One that was given up and wanted anew since is to be declared again,
+        after its unbinding."""
+        return [
+            ref for key, ref in beat.declared.items() if key in self._awaited and key not in self._to_declare
+        ]
 
     def _enter_epoch(self, epoch: int) -> tuple[Loss, ...]:
         self.epoch = max(self.epoch, epoch)

@@ -1,0 +1,221 @@
+"""The pulse and the server's own decisions, with a network between them that loses and repeats.
+
+Whatever happens, once the network is good again and every body has ended or goes on undisturbed, both sides agree on what
+the worker holds; and at no time does the worker hold what the server has given away without being told so.
+"""
+
+from __future__ import annotations
+
+from google.rpc.status_pb2 import Status
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from liveness.domain.worker import WorkerState
+from liveness.sdk import refusals
+from liveness.sdk.pulse import BINDING_CHANGES_MAX, FULL_BINDINGS_MAX, Heard, Pulse
+from liveness.sdk.values import ActivityRef, AttemptKey
+from liveness.v1.worker_pb2 import HeartbeatResult, WorkerHeartbeat
+from tests.sdk.server_side import ServerSide
+
+PROFILE = WorkerHeartbeat(worker_instance_key="worker-1", session_id="session-1", task_queue="queue")
+names = st.sampled_from(["a", "b"])
+ROUNDS_MAX = 50
+
+
+class PulseAndServer(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = ServerSide()
+        self.now_ms = 0
+        self.pulse = Pulse(PROFILE, 0)
+        self.in_flight: WorkerHeartbeat | None = None
+        self.sent: dict[int, bytes] = {}
+        self.delayed: list[WorkerHeartbeat] = []
+        """Copies that the network may still deliver."""
+        self.waiting: dict[AttemptKey, ActivityRef] = {}
+        self.running: dict[AttemptKey, tuple[ActivityRef, int]] = {}
+        """Bodies, and the epoch under which they were told that they may run."""
+        self.stopping: dict[AttemptKey, ActivityRef] = {}
+        """Bodies that were told to stop and have not."""
+
+    # -- the program
+
+    @rule(name=names)
+    def bind(self, name: str) -> None:
+        ref = ActivityRef(f"own-{name}")
+        if not self.pulse.knows(ref.key):
+            self.pulse.bind(ref, self.now_ms)
+            self.waiting[ref.key] = ref
+
+    @rule(name=names)
+    def poll(self, name: str) -> None:
+        activity = self.server.hand(f"handed-{name}")
+        if activity is None:
+            return
+        ref = ActivityRef(activity.workflow_id, attempt=activity.attempt, task_queue="queue")
+        epoch = self.server.known.epoch
+        welcome, losses = self.pulse.adopt(ref, epoch, self.now_ms)
+        self._lost(Heard(lost=losses))
+        if welcome:
+            self.running[ref.key] = ref, epoch
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end_body(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.running)))
+        ref, _ = self.running.pop(key)
+        if ref.workflow_id.startswith("handed") and self.server.finish(key):
+            self.pulse.forget(ref, self.now_ms)
+        else:
+            self.pulse.unbind(ref, self.now_ms)
+
+    @precondition(lambda self: self.stopping)
+    @rule(data=st.data())
+    def stop_body(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.stopping)))
+        self.pulse.unbind(self.stopping.pop(key), self.now_ms)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def stop_waiting(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.waiting)))
+        self.pulse.unbind(self.waiting.pop(key), self.now_ms)
+
+    @rule()
+    def fence_off(self) -> None:
+        self._lost(Heard(lost=self.pulse.lose_all("not confirmed in time")))
+
+    # -- the server
+
+    @rule()
+    def lapse(self) -> None:
+        self.server.expire()
+
+    @precondition(lambda self: self.server.worker is not None and self.server.bound)
+    @rule(data=st.data())
+    def take_away(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.server.bound)))
+        # The server keeps one cancel per activity: that of a later attempt would end with the unbinding of an earlier.
+        if key[:3] not in {other[:3] for other in self.server.to_cancel}:
+            self.server.take(key)
+
+    # -- the network
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule()
+    def send(self) -> None:
+        due_ms = self.pulse.due_ms
+        assert due_ms is not None, "nothing is under way, so something must be due some time"
+        self.now_ms = max(self.now_ms, due_ms)
+        message = self.pulse.send(self.now_ms)
+        self._check_shape(message)
+        self.in_flight = message
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule()
+    def deliver(self) -> None:
+        assert self.in_flight is not None
+        message, self.in_flight = self.in_flight, None
+        self._hear(self.server.beat(message))
+
+    @rule()
+    def exchange(self) -> None:
+        if self.in_flight is None:
+            self.send()
+        self.deliver()
+
+    @rule(arrives=st.booleans())
+    def lose_the_answer_or_all(self, arrives: bool) -> None:
+        if self.in_flight is None:
+            self.send()
+        assert self.in_flight is not None
+        message, self.in_flight = self.in_flight, None
+        if arrives:
+            self.server.beat(message)
+        else:
+            self.delayed.append(message)
+        self.pulse.unanswered(self.now_ms, 0.5)
+
+    @precondition(lambda self: self.delayed)
+    @rule()
+    def deliver_late(self) -> None:
+        """Long after the call was given up, its request arrives after all."""
+        self.server.beat(self.delayed.pop())
+
+    # -- what must hold
+
+    @invariant()
+    def bodies_that_may_run_are_held_in_their_epoch(self) -> None:
+        assert set(self.running) == set(self.pulse.held)
+        assert all(epoch == self.pulse.held[key].epoch for key, (_, epoch) in self.running.items())
+        assert all(epoch >= self.pulse.epoch for _, epoch in self.running.values())
+
+    @invariant()
+    def no_number_ever_meant_two_things(self) -> None:
+        assert all(self.sent[number] == applied for number, applied in self.server.applied.items())
+
+    def teardown(self) -> None:
+        """The network recovers, and bodies that were told to stop do."""
+        for ref in self.stopping.values():
+            self.pulse.unbind(ref, self.now_ms)
+        self.stopping = {}
+        for _ in range(ROUNDS_MAX):
+            if self.in_flight is None:
+                self.send()
+            self.deliver()
+            for ref in self.stopping.values():
+                self.pulse.unbind(ref, self.now_ms)
+            self.stopping = {}
+            if self.pulse.is_settled and not self.server.known.resync and self._agree():
+                break
+        assert self.pulse.is_settled
+        assert self._agree()
+        assert not self.server.known.resync, "what the server asked for, it got"
+        assert not self.waiting, "every bind was answered"
+
+    def _agree(self) -> bool:
+        unheard = {
+            AttemptKey(*id, self.server.known.bindings[id].attempt)
+            for id, heard in self.server.known.standing.handed.items()
+            if not heard
+        }
+        # What was handed out and never heard of here is found by the server itself.
+        ours = set(self.pulse.held)
+        return ours <= self.server.bound <= ours | unheard and not self.server.to_cancel
+
+    def _check_shape(self, message: WorkerHeartbeat) -> None:
+        written = message.SerializeToString()
+        assert self.sent.setdefault(message.sequence, written) == written
+        assert max(self.sent) == message.sequence
+        bound = {(ref.workflow_id, ref.attempt) for ref in message.bound_activities}
+        unbound = {(ref.workflow_id, ref.attempt) for ref in message.unbound_activities}
+        assert not bound & unbound
+        limit = FULL_BINDINGS_MAX if message.full_bindings else BINDING_CHANGES_MAX
+        assert len(bound) + len(unbound) <= limit
+
+    def _hear(self, answer: HeartbeatResult | Status) -> None:
+        if isinstance(answer, Status):
+            heard = self.pulse.refused(refusals.of_status(answer), self.now_ms, 0.5)
+        else:
+            heard = self.pulse.answered(answer, self.now_ms)
+        assert heard.fatal is None
+        answered = isinstance(answer, HeartbeatResult)
+        for ref in heard.held:
+            if self.waiting.pop(ref.key, None) is not None:
+                self.running[ref.key] = ref, self.pulse.epoch
+        self._lost(heard)
+        if answered:
+            alive = self.server.known.state is WorkerState.ACTIVE
+            assert set(self.running) <= (self.server.bound if alive else set())
+
+    def _lost(self, heard: Heard) -> None:
+        for ref, reason, _ in heard.lost:
+            assert reason
+            self.waiting.pop(ref.key, None)
+            self.running.pop(ref.key, None)
+            self.stopping[ref.key] = ref
+
+
+TestPulseAndServer = PulseAndServer.TestCase
+TestPulseAndServer.settings = settings(max_examples=200, stateful_step_count=60)
