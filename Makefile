@@ -17,12 +17,12 @@ GENERATORS := grpcio-tools mypy-protobuf googleapis-common-protos
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
 # Folders with Python in them; bench and tests may be absent from a source archive.
-SOURCES := $(wildcard liveness tasks tests bench scripts)
+SOURCES := $(wildcard liveness tasks tests examples bench scripts)
 PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run test check fmt proto proto-release bench crash clean
+.PHONY: help run demo test check fmt proto proto-release bench crash clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -30,6 +30,9 @@ help: ## list these targets
 
 run: $(VENV)/.ready-run ## start a server (ARGS: options of `liveness serve`)
 	@$(BIN)/liveness serve $(ARGS)
+
+demo: $(VENV)/.ready-run ## see workers die and their work move on (ARGS: options of `liveness demo`)
+	@$(BIN)/liveness demo $(ARGS)
 
 test: $(VENV)/.ready-dev ## run the tests (ARGS: options of pytest)
 	@$(BIN)/pytest -n auto --dist=loadgroup $(ARGS)

@@ -16,6 +16,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "serve": Entry("serve", "Start a server."),
+    "demo": Entry("demo", "See workers die and their work move on."),
     "workers": Entry("workers", "See workers and force them out."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
     "shards": Entry("shards", "See how the shards are doing."),

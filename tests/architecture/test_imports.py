@@ -43,6 +43,7 @@ BELOW: dict[str, set[str]] = {
     "liveness.sdk": {"liveness.v1", "liveness.clock"},
 }
 BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk"}
+BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}
 BELOW["liveness.cli"] = set(BELOW) - {"liveness.sdk"}
 BELOW["liveness.testing"] = {"liveness.app", "liveness.clock", "liveness.settings"}
 

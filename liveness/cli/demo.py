@@ -1,0 +1,154 @@
+"""`liveness demo`: see workers die and their work move on, in half a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from liveness.cli.failure import Failure
+from liveness.cli.output import print_json
+from liveness.clock import SystemClock
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from liveness.demo.show import Audience, Outcome
+    from liveness.demo.story import Line
+    from liveness.demo.view import Scene
+
+PICTURE_WIDTH = 128
+PICTURE_HEIGHT = 40
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(2, 16), metavar="N", help="How many at first.  [default: 4]")
+@click.option(
+    "--activities", type=click.IntRange(8, 500), metavar="N", help="How many in all.  [default: 72]"
+)
+@click.option("--seed", type=int, default=7, show_default=True, metavar="N", help="Decides who is hit.")
+@click.option("--fast", is_flag=True, help="A small one, over in some seconds.")
+@click.option("--keep", is_flag=True, help="Keep the folder with the database, notes and logs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the ledger as JSON; the story goes to stderr.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
+def demo(
+    *,
+    workers: int | None,
+    activities: int | None,
+    seed: int,
+    fast: bool,
+    keep: bool,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """See workers die and their work move on.
+
+    Starts a server and workers, real processes on a free port and in a temporary folder, lets the workers hash files,
+    kills some of them with `kill -9`, freezes one until its lease is over, and shows what the server makes of it. At
+    the end, what the workers noted down is compared with what the server has on record: exit code 0 means that
+    everything was completed, nothing was lost and nothing was completed twice.
+
+    \b
+    Examples:
+      liveness demo
+      liveness demo --workers 8 --activities 200 --seed 1
+      liveness demo --fast --json
+    """
+    # Read by gRPC when it is loaded. What it does in a process that was forked off, to start a program there, can
+    # crash that process; and what it says about connections that we cut ourselves, nobody needs to know.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Loaded here: help needs none of it.
+    from rich.console import Console
+
+    from liveness.demo import plan as plans
+    from liveness.demo.show import Interrupted, perform
+    from liveness.demo.view import reckoning
+
+    plan = (plans.fast if fast else plans.full)(workers=workers, activities=activities, seed=seed)
+    console = Console(stderr=as_json, highlight=False)
+    try:
+        with watching(console, picture) as audience:
+            outcome = asyncio.run(perform(plan, audience, dict(os.environ), SystemClock(), keep=keep))
+    except plans.DemoFailed as error:
+        raise Failure(str(error)) from error
+    except Interrupted as error:
+        console.print(f"Stopped by {error.by.name}; all processes have ended.")
+        sys.exit(128 + error.by)
+    if as_json:
+        print_json(outcome.as_json())
+    else:
+        console.print(reckoning(outcome.ledger, summary(outcome)))
+    if outcome.folder is not None:
+        console.print(f"Database, notes and logs are in {outcome.folder}")
+    sys.exit(0 if outcome.ledger.clean else 1)
+
+
+@contextmanager
+def watching(console: Console, picture: Path | None) -> Iterator[Audience]:
+    """A live view in a terminal, else one line for each thing that happens."""
+    from rich.live import Live
+
+    from liveness.demo.show import Audience
+    from liveness.demo.view import View
+
+    photographer = Photographer(picture)
+    if not console.is_terminal:
+
+        def see(scene: Scene) -> None:
+            photographer.look(scene)
+
+        def hear(line: Line) -> None:
+            # Not through rich, which would fold the line; and at once, for whoever follows along.
+            click.echo(f"{line.time:>6}  {line.text}", file=console.file)
+
+        yield Audience(hear=hear, see=see)
+        return
+
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+
+        def show(scene: Scene) -> None:
+            photographer.look(scene)
+            live.update(View(scene), refresh=True)
+
+        yield Audience(hear=lambda line: None, see=show)
+
+
+class Photographer:
+    """Takes the one picture that tells most: a zombie was just refused."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def look(self, scene: Scene) -> None:
+        from rich.console import Console
+
+        from liveness.demo.story import Tone
+        from liveness.demo.view import View
+
+        if self._path is None or all(line.tone is not Tone.REFUSED for line in scene.story):
+            return
+        console = Console(
+            file=StringIO(), record=True, width=PICTURE_WIDTH, height=PICTURE_HEIGHT, force_terminal=True
+        )
+        console.print(View(scene))
+        console.save_svg(str(self._path), title="liveness demo")
+        self._path = None
+
+
+def summary(outcome: Outcome) -> str:
+    lapses = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.lapse_seconds.items())
+    return (
+        f"{outcome.workers} workers in {outcome.seconds:.0f} s: {outcome.killed} killed, {outcome.frozen} frozen. "
+        f"{outcome.moved} attempts moved.\n"
+        f"Leases ended after the blow: {lapses}.\n"
+        "Counted from what each worker process noted in a file of its own,\n"
+        "against the server's record, read through its API."
+    )

@@ -1,0 +1,60 @@
+"""What is played: how many workers and activities, how long they take, and with which leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TASK_QUEUE = "demo"
+ACTIVITY_TYPE = "hash"
+BLOCK = "block-"
+"""What each name of an activity begins with."""
+NAMESPACE = "default"
+
+
+class DemoFailed(Exception):
+    """Why the demo cannot go on, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    workers: int
+    activities: int
+    seed: int
+    slots: int = 2
+    """How many activities a worker runs at a time."""
+    lease_s: float = 5.0
+    grace_s: float = 2.0
+    """How long a worker's connection may be gone before its lease ends."""
+    work_ms: tuple[int, int] = (800, 2_000)
+    """How long an activity takes, from and to."""
+    scheduling_ms: int = 17_000
+    """Some of the activities are there at once, some come in this time, some when the plot needs busy workers."""
+    scenes_ms: int = 3_000
+    """Between the blows."""
+    encore: bool = True
+    """Whether one more worker is killed after the zombie was refused."""
+    limit_s: float = 180.0
+
+    @property
+    def blows(self) -> int:
+        return 4 if self.encore else 3
+
+
+def full(*, workers: int | None, activities: int | None, seed: int) -> Plan:
+    return Plan(workers=workers or 4, activities=activities or 72, seed=seed)
+
+
+def fast(*, workers: int | None, activities: int | None, seed: int) -> Plan:
+    """The same in a few seconds, for those who do not watch."""
+    return Plan(
+        workers=workers or 3,
+        activities=activities or 18,
+        seed=seed,
+        lease_s=2.0,
+        grace_s=0.8,
+        work_ms=(250, 600),
+        scheduling_ms=3_000,
+        scenes_ms=500,
+        encore=False,
+        limit_s=120.0,
+    )

@@ -1,0 +1,114 @@
+"""A worker process of the demo: hashes the blocks that it is handed, and notes down what it does.
+
+It is careless on purpose. The SDK tells it that its lease is over, and would report nothing after that; this worker
+reports its work all the same, under the fencing token that it was given. The server must turn it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import grpc
+
+from liveness.clock import SystemClock
+from liveness.demo.dataset import digest_of
+from liveness.demo.notes import Deed, Note, Notebook
+from liveness.demo.plan import ACTIVITY_TYPE, NAMESPACE, TASK_QUEUE
+from liveness.sdk import ActivityLost, CannotStart, FencingToken, Task, Worker
+from liveness.sdk.refusals import of_call
+from liveness.v1.activity_pb2 import ActivityId, CompleteActivityRequest
+from liveness.v1.activity_pb2_grpc import ActivityServiceStub
+
+COUNTING_MS = 50
+INSIST_SECONDS = 5.0
+
+
+async def work(options: Namespace) -> None:
+    name: str = options.name
+    notebook = Notebook(options.folder / f"{name}.jsonl")
+
+    def hash_block(task: Task) -> object:
+        token = task.fencing_token
+        started = Note(deed=Deed.STARTED, worker=name, activity=task.id, attempt=task.attempt)
+        notebook.add(started)
+        block, work_ms = options.folder / task.json()["block"], task.json()["work_ms"]
+        digest = digest_of(block, work_ms, rest=task.lost.wait_blocking)
+        try:
+            task.check()
+        except ActivityLost:
+            reason = insist(options.address, task, name, token)
+            deed = Deed.REFUSED if reason else Deed.ACCEPTED
+            notebook.add(replace(started, deed=deed, digest=digest, reason=reason))
+            raise
+        notebook.add(replace(started, deed=Deed.FINISHED, digest=digest))
+        return {"worker": name, "attempt": task.attempt, "digest": digest}
+
+    async with Worker(
+        options.address,
+        namespace=NAMESPACE,
+        task_queue=TASK_QUEUE,
+        instance_key=name,
+        lease=options.lease,
+        disconnect_grace=options.grace,
+        max_concurrent=options.slots,
+        stop_timeout=2.0,
+    ) as worker:
+        worker.activity(ACTIVITY_TYPE)(hash_block)
+        counting = asyncio.create_task(count(worker, notebook, name))
+        await worker.run()
+        counting.cancel()
+        notebook.add(Note(deed=Deed.ACKNOWLEDGED, worker=name, count=worker.stats.completed))
+
+
+def insist(address: str, task: Task, name: str, token: FencingToken) -> str:
+    """Report an attempt that is lost as complete. Why that was refused; empty if it was not."""
+    request = CompleteActivityRequest(
+        namespace=NAMESPACE,
+        id=ActivityId(
+            workflow_id=task.ref.workflow_id, run_id=task.ref.run_id, activity_id=task.ref.activity_id
+        ),
+        worker_instance_key=name,
+        lease_epoch=token.lease_epoch,
+        attempt=token.attempt,
+        result=b"from a zombie",
+    )
+    with grpc.insecure_channel(address) as channel:
+        try:
+            ActivityServiceStub(channel).CompleteActivity(request, timeout=INSIST_SECONDS)
+        except grpc.RpcError as error:
+            refusal = of_call(cast(grpc.Call, error))  # what a stub raises is both
+            return refusal.reason or refusal.code.name
+    return ""
+
+
+async def count(worker: Worker, notebook: Notebook, name: str) -> None:
+    clock = SystemClock()
+    noted = 0
+    while True:
+        await clock.sleep(COUNTING_MS)
+        if worker.stats.completed != noted:
+            noted = worker.stats.completed
+            notebook.add(Note(deed=Deed.ACKNOWLEDGED, worker=name, count=noted))
+
+
+def main() -> None:
+    parser = ArgumentParser()
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--lease", required=True, type=float)
+    parser.add_argument("--grace", required=True, type=float)
+    parser.add_argument("--slots", required=True, type=int)
+    try:
+        asyncio.run(work(parser.parse_args()))
+    except CannotStart as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
