@@ -124,6 +124,9 @@ class Matching:
     async def _wait(self, poll: Poll, wait_ms: int) -> None:
         self._queue(poll.queue).polls[poll] = None
         self._polls.setdefault(poll.worker, set()).add(poll)
+        if not wait_ms:
+            self._match_now(poll)
+            return
         self._get_ready(poll.queue)
         timer = asyncio.ensure_future(self._node.clock.sleep(wait_ms))
         try:
@@ -134,11 +137,23 @@ class Matching:
         if poll.answered.done():
             poll.answered.result()
 
-    def _forget(self, poll: Poll) -> None:
+    def _match_now(self, poll: Poll) -> None:
+        """For whoever does not want to wait; those who came before are served before."""
         queue = self._queues[poll.queue]
-        queue.polls.pop(poll, None)
-        if not queue.polls and not queue.offers:
-            del self._queues[poll.queue]
+        try:
+            while not poll.answered.done() and queue.offers and self._match(queue):
+                pass
+        finally:
+            self._forget(poll)
+        if poll.answered.done():
+            poll.answered.result()
+
+    def _forget(self, poll: Poll) -> None:
+        queue = self._queues.get(poll.queue)  # gone with the last one who waited there
+        if queue is not None:
+            queue.polls.pop(poll, None)
+            if not queue.polls and not queue.offers:
+                del self._queues[poll.queue]
         polls = self._polls.get(poll.worker)
         if polls is not None:
             polls.discard(poll)

@@ -212,7 +212,8 @@ def _(event: WorkerDescribed, worker: Worker) -> Worker:
 def _(event: WorkerDeactivated, worker: Worker) -> Worker:
     if worker.state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
-    left = _stand(worker, drain_deadline_ms=0, grace_ms=0, loop_lag_ms=0, handed=NO_HANDED)
+    # The grace stays: the same session may come back while its stream is still open.
+    left = _stand(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
     return left._replace(
         state=WorkerState.INACTIVE,
         deadline_ms=event.at_ms + event.cleanup_delay_ms,

@@ -182,7 +182,7 @@ class LivenessService:
             shard.now_ms(),
             self._node.clock.wall_ms(),
             paused=bool(self._node.policies.of(key.namespace).paused),
-            attached=self._streams.is_attached(key),
+            attached=self._streams.is_attached(key, worker.session_id),
             suspect=key in shard.suspects,
             ending_ms=shard.ending_ms(key, worker) if key in shard.suspects else 0,
         )

@@ -68,8 +68,9 @@ class Streams:
         node.on_opened.append(self._on_opened)
         node.on_policy.append(self.tell_all)
 
-    def is_attached(self, key: WorkerKey) -> bool:
-        return key in self._by_worker
+    def is_attached(self, key: WorkerKey, session_id: str) -> bool:
+        stream = self._by_worker.get(key)
+        return stream is not None and stream.sessions.get(key) == session_id
 
     def close(self) -> None:
         """We end the streams; that they break now counts for nothing."""

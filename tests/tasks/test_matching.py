@@ -1,0 +1,170 @@
+"""Matching: in turns, at once, and without losing anything when commits fail."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from liveness.clock import ManualClock
+from liveness.domain import activity_decider
+from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.activity_decider import Holder, Spec
+from liveness.domain.errors import ShardUnavailable
+from liveness.domain.events import Retry
+from liveness.domain.keys import ActivityKey, WorkerKey
+from tests.databases import StoreHome
+from tests.shard.engine import NAMESPACE, Engine, activity
+from tests.shard.faulty_store import Fault, FaultyStore
+
+WORKER = WorkerKey(NAMESPACE, "w")
+
+
+@pytest.fixture
+async def store(home: StoreHome) -> FaultyStore:
+    store = FaultyStore(home.connect())
+    await store.open(4, "tests")
+    return store
+
+
+@pytest.fixture
+async def engine(store: FaultyStore) -> Engine:
+    return await Engine(store, ManualClock(), grace_ms=0).start()
+
+
+def key(name: str, namespace: str = NAMESPACE) -> ActivityKey:
+    return ActivityKey(namespace, f"workflow-{name}", "run", name)
+
+
+async def schedule(engine: Engine, name: str, task_queue: str = "queue") -> None:
+    await engine.custody.schedule(key(name), Spec("", task_queue, b"", Retry()), 0)
+
+
+def poll(
+    engine: Engine, task_queue: str = "queue", worker: str = "w", limit: int = 1, wait_ms: int = 60_000
+) -> asyncio.Task[list[Activity]]:
+    return asyncio.ensure_future(
+        engine.matching.poll(WorkerKey(NAMESPACE, worker), "", task_queue, limit, wait_ms)
+    )
+
+
+async def waiting(engine: Engine, count: int) -> None:
+    while sum(len(polls) for polls in engine.matching._polls.values()) < count:
+        await asyncio.sleep(0)
+
+
+def held(engine: Engine, name: str) -> Activity:
+    found = engine.custody.shard(key(name)).activities.get(key(name))
+    assert found is not None
+    return found
+
+
+async def test_a_long_queue_holds_up_no_other(engine: Engine) -> None:
+    """Six hundred polls wait for as many activities of one queue, one poll for one of another: it gets its turn."""
+    await engine.beat("w")
+    order: list[str] = []
+    engine.node.policies.replace("", {"max_bindings_per_worker": 100_000})
+    for name in ("many", "few"):
+        await engine.beat(name)
+    crowd = [poll(engine, "many", "many") for _ in range(600)]
+    await waiting(engine, 600)
+    lone = poll(engine, "few", "few")
+    await waiting(engine, 601)
+    [alone] = engine.matching._polls[WorkerKey(NAMESPACE, "few")]
+    alone.answered.add_done_callback(lambda _: order.append("few"))
+    for one in engine.matching._polls[WorkerKey(NAMESPACE, "many")]:
+        one.answered.add_done_callback(lambda _: order.append("many"))
+    many = [schedule(engine, f"many-{number}", "many") for number in range(600)]
+    await asyncio.gather(*many, schedule(engine, "few", "few"))
+    await asyncio.wait([lone, *crowd])
+    assert held(engine, "few").state is ActivityState.STARTED
+    assert order.index("few") < 300, "it did not have to wait for the whole crowd"
+
+
+async def test_several_waiting_workers_share_what_comes(engine: Engine) -> None:
+    for worker in ("a", "b"):
+        await engine.beat(worker)
+    for number in range(10):
+        await schedule(engine, str(number))
+    first, second = poll(engine, worker="a", limit=10), poll(engine, worker="b", limit=10)
+    assert sorted((len(await first), len(await second))) == [5, 5]
+
+
+@pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
+async def test_a_commit_that_fails_hands_nobody_anything_for_good(
+    engine: Engine, store: FaultyStore, fault: Fault
+) -> None:
+    """The poll is not answered. If the hand-out was committed all the same, it is found and taken back."""
+    await engine.beat("w", lease_ms=60_000)
+    await schedule(engine, "a")
+    store.faults.append(fault)
+    with pytest.raises(ShardUnavailable):
+        await poll(engine)
+    await engine.recovered()
+    done = fault is Fault.UNKNOWN_DONE
+    assert (held(engine, "a").state is ActivityState.STARTED) == done
+    await engine.advance(11_000)
+    [task] = await poll(engine)
+    assert task.attempt == (2 if done else 1)
+
+
+async def test_polls_survive_the_re_reading_of_shards(engine: Engine, store: FaultyStore) -> None:
+    await engine.beat("w", lease_ms=60_000)
+    open_poll = poll(engine)
+    await waiting(engine, 1)
+    store.faults.append(Fault.REJECTED)
+    with pytest.raises(ShardUnavailable):
+        await schedule(engine, "a")
+    await engine.recovered()
+    await schedule(engine, "a")
+    [task] = await open_poll
+    assert task.attempt == 1
+
+
+async def test_available_activities_are_found_when_a_shard_is_opened_in_order_of_arrival(
+    engine: Engine, store: FaultyStore
+) -> None:
+    await engine.beat("w", lease_ms=60_000)
+    for name in ("c", "a", "b"):
+        await schedule(engine, name)
+        await engine.advance(100)
+    await engine.stop()
+    again = await Engine(store, engine.clock, grace_ms=0).start()
+    [first] = await poll(again)
+    assert first.attempt == 1
+    assert len(await poll(again, limit=5)) == 2
+
+
+async def test_a_worker_that_is_bound_to_nothing_of_it_gives_it_up_in_the_end(engine: Engine) -> None:
+    """Only the activity's side became durable: nobody works on it and no reschedule is on its way."""
+    await engine.beat("w", lease_ms=3_600_000)
+    await schedule(engine, "a")
+    shard = engine.custody.shard(key("a"))
+    shard.change_activity(key("a"), activity_decider.start(held(engine, "a"), "w", 1, shard.now_ms(), 1))
+    await engine.advance(100_000)
+    assert held(engine, "a").state is ActivityState.AVAILABLE
+    assert held(engine, "a").attempt == 2
+
+
+async def test_a_reschedule_that_is_still_on_its_way_is_not_forestalled(engine: Engine) -> None:
+    """The death must be counted, and counting it is the task's."""
+    await engine.beat("w", lease_ms=1_000)
+    await schedule(engine, "a")
+    await poll(engine)
+    await engine.advance(
+        12_000
+    )  # the lease is over, the queue is not worked off yet, verification has looked
+    assert held(engine, "a").state is ActivityState.STARTED
+    await engine.queue.work_off()
+    assert (held(engine, "a").state, held(engine, "a").deaths) == (ActivityState.AVAILABLE, 1)
+
+
+async def test_what_a_worker_bound_by_itself_is_handed_out_once_it_was_lost(engine: Engine) -> None:
+    await engine.beat("own", lease_ms=1_000, bound_activities=[activity("a")])
+    await engine.beat("w", lease_ms=60_000)
+    await engine.advance(1_500)
+    await engine.queue.work_off()
+    [task] = await poll(engine)
+    assert (task.id.activity_id, task.attempt) == ("a", 2)
+    await engine.custody.complete(key("a"), Holder("w", 1, 2), b"")
+    assert held(engine, "a").state is ActivityState.COMPLETED
