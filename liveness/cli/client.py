@@ -18,6 +18,7 @@ from liveness.cli import durations
 from liveness.cli.failure import Failure, Misuse
 from liveness.cli.output import note
 from liveness.settings import SettingsError, load_client_settings
+from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -43,12 +44,15 @@ class Client:
     timeout_s: float
     liveness: LivenessServiceStub
     admin: AdminServiceStub
+    activities: ActivityServiceStub
 
     def call(self, method: Callable[..., Response], request: Message) -> Response:
         try:
             return method(request, timeout=self.timeout_s)
         except grpc.RpcError as error:
-            raise Failure(self._sentence(error)) from error
+            call = cast(grpc.Call, error)  # what a stub raises is both
+            reason = _reason(call)
+            raise Failure(self._sentence(call, reason), reason) from error
 
     def pages(
         self,
@@ -72,9 +76,8 @@ class Client:
                 note(f"These are the first {limit}; --limit 0 shows all.")
                 return
 
-    def _sentence(self, error: grpc.RpcError) -> str:
-        call = cast(grpc.Call, error)  # what a stub raises is both
-        code, details, reason = call.code(), call.details() or "", _reason(call)
+    def _sentence(self, call: grpc.Call, reason: str) -> str:
+        code, details = call.code(), call.details() or ""
         if reason:
             return f"{details.rstrip('.')} ({reason})."
         if code is grpc.StatusCode.UNAVAILABLE:
@@ -115,6 +118,18 @@ class Timeout(click.ParamType[float]):
         return ms / 1_000
 
 
+class Milliseconds(click.ParamType[int]):
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        ms = durations.parse_ms(value)
+        if ms is None:
+            self.fail(f"{value!r} is not {durations.RULE}.", param, ctx)
+        return ms
+
+
 def address_option(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
         "--address", metavar="HOST:PORT", help="The server.  [default: LIVENESS_ADDRESS or 127.0.0.1:7400]"
@@ -131,6 +146,7 @@ def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]],
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(*, address: str | None, timeout: float, namespace: str | None = None, **rest: Any) -> None:
+            check_text(address, namespace, *rest.values())
             try:
                 settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
             except SettingsError as error:
@@ -143,6 +159,7 @@ def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]],
                         timeout,
                         LivenessServiceStub(channel),
                         AdminServiceStub(channel),
+                        ActivityServiceStub(channel),
                     ),
                     **rest,
                 )
@@ -166,6 +183,18 @@ def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]],
         return decorated
 
     return decorate
+
+
+def check_text(*values: object) -> None:
+    """Refuse what the shell handed over that is not UTF-8: no message could carry it."""
+    for value in values:
+        if isinstance(value, tuple):
+            check_text(*value)
+        elif isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise Misuse(f"{value!r} is not UTF-8, which names and texts must be") from error
 
 
 def limit_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -26,8 +26,10 @@ def inert(text: str) -> str:
 class Failure(click.ClickException):
     exit_code = 1
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, reason: str = "") -> None:
+        """`reason`: the server's, for programs; empty if it is not the server that refused."""
         super().__init__(inert(message))
+        self.reason = reason
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"error: {self.message}", file=file, err=file is None)

@@ -30,6 +30,10 @@ STYLES = {
     "RETRYING": "yellow",
     "DONE": "green",
     "DISCARDED": "dim",
+    "STARTED": "green",
+    "WAITING": "yellow",
+    "CANCELLED": "dim",
+    "QUARANTINED": "red",
     "ok": "green",
     "warning": "yellow",
     "FAILED": "bold red",
@@ -37,6 +41,7 @@ STYLES = {
 
 PIPED_WIDTH = 1_000_000
 """Wide enough that nothing is folded; a table takes only what it needs."""
+PAYLOAD_CHARACTERS_MAX = 2_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -62,7 +67,8 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 def _cell(value: object) -> Text:
     # A Text, because rich would read markup in a string.
     text = inert(str(value))
-    return Text(text, style=STYLES.get(text, ""))
+    word, _, _ = text.partition(" (")  # ACTIVE (paused) is as green as ACTIVE
+    return Text(text, style=STYLES.get(word, ""))
 
 
 def _print(table: Table) -> None:
@@ -132,8 +138,31 @@ def age(message: Message, field: str) -> str:
     seconds = SystemClock().wall_ms() // 1_000 - getattr(message, field).seconds
     if seconds < 0:
         return point_in_time(message, field)
+    return f"{_roughly(seconds)} ago"
+
+
+def time_left(message: Message, field: str) -> str:
+    """How long until a timestamp, in two units at most; empty if it is not set."""
+    if not message.HasField(field):
+        return ""
+    seconds = getattr(message, field).seconds - SystemClock().wall_ms() // 1_000
+    return f"in {_roughly(seconds)}" if seconds > 0 else "now"
+
+
+def _roughly(seconds: int) -> str:
     for unit_s in (86_400, 3_600, 60):
         if seconds >= 10 * unit_s:
             seconds -= seconds % unit_s
             break
-    return f"{show_ms(seconds * 1_000)} ago"
+    return show_ms(seconds * 1_000)
+
+
+def payload_text(payload: bytes) -> str:
+    """Bytes of a program, for people: text if they are text, and not more of it than one wants to read."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return f"{len(payload)} bytes that are not text; --json shows them"
+    if len(text) <= PAYLOAD_CHARACTERS_MAX:
+        return text
+    return f"{text[:PAYLOAD_CHARACTERS_MAX]}… ({len(payload)} bytes; --json shows all)"

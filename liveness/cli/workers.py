@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from liveness.cli import durations
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
+from liveness.cli.durations import show_ms, to_ms
 from liveness.cli.output import (
     age,
     enum_word,
@@ -17,6 +17,8 @@ from liveness.cli.output import (
     print_table,
     to_json,
 )
+from liveness.cli.worker_filter import STATES, filter_options
+from liveness.cli.worker_orders import drain, pause, resume
 from liveness.v1.admin_pb2 import ExpireWorkerRequest
 from liveness.v1.event_pb2 import Event
 from liveness.v1.service_pb2 import (
@@ -28,61 +30,37 @@ from liveness.v1.service_pb2 import (
     WorkerFilter,
 )
 from liveness.v1.worker_pb2 import (
-    WORKER_STATE_ACTIVE,
     WORKER_STATE_CLEANED_UP,
-    WORKER_STATE_INACTIVE,
     InactiveReason,
     Worker,
     WorkerState,
     WorkerStatus,
 )
 
-STATES = {
-    "active": WORKER_STATE_ACTIVE,
-    "inactive": WORKER_STATE_INACTIVE,
-    "cleaned-up": WORKER_STATE_CLEANED_UP,
-}
-
 
 @click.group()
 def workers() -> None:
-    """See workers and force them out.
+    """See workers, pause, drain and force them out.
 
     \b
     Examples:
       liveness workers list --state inactive
       liveness workers describe worker-7
       liveness workers history worker-7 --newest-first --limit 5
+      liveness workers drain worker-7 --limit 5m
     """
 
 
+for _order in (pause, resume, drain):
+    workers.add_command(_order)
+
+
 @workers.command("list")
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice(tuple(STATES)),
-    multiple=True,
-    help="In this state; may be repeated.",
-)
-@click.option("--task-queue", default="", metavar="NAME", help="Serving this task queue.")
-@click.option("--build-id", default="", metavar="ID", help="Of this build.")
-@click.option("--host", default="", metavar="NAME", help="On this host.")
-@click.option("--prefix", default="", metavar="TEXT", help="Whose key begins so.")
+@filter_options(STATES)
 @click.option("--count", is_flag=True, help="Only tell how many there are in each state.")
 @limit_option
 @client_command()
-def list_(
-    client: Client,
-    *,
-    states: tuple[str, ...],
-    task_queue: str,
-    build_id: str,
-    host: str,
-    prefix: str,
-    count: bool,
-    limit: int,
-    as_json: bool,
-) -> None:
+def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int, as_json: bool) -> None:
     """List a namespace's workers by key. All conditions hold together.
 
     \b
@@ -92,13 +70,6 @@ def list_(
       liveness workers list --count
       liveness workers list --limit 0 --json | jq -r '.[].worker_instance_key'
     """
-    where = WorkerFilter(
-        states=[STATES[state] for state in states],
-        task_queue=task_queue,
-        build_id=build_id,
-        host_name=host,
-        key_prefix=prefix,
-    )
     if count:
         request = CountWorkersRequest(namespace=client.namespace, filter=where)
         _print_count(client.call(client.liveness.CountWorkers, request), as_json=as_json)
@@ -115,8 +86,10 @@ def list_(
     rows = [_row(worker) for worker in found]
     if rows:
         print_table(
-            ("worker", "state", "last heartbeat", "lease", "activities", "task queue", "build", "host"), rows
-        )
+            ("worker", "state", "last heartbeat", "lease", "stream", "loop lag", "activities", "task queue",
+             "build", "host"),
+            rows,
+        )  # fmt: skip
     else:
         note(f"No such worker in namespace {client.namespace}.")
 
@@ -223,9 +196,11 @@ def _print_count(response: CountWorkersResponse, *, as_json: bool) -> None:
 def _row(worker: Worker) -> tuple[object, ...]:
     return (
         worker.worker_instance_key,
-        _state(worker.state),
+        _standing(worker),
         age(worker, "last_heartbeat_time"),
-        durations.show_ms(durations.to_ms(worker.granted_lease_duration)),
+        show_ms(to_ms(worker.granted_lease_duration)),
+        _stream(worker),
+        _loop_lag(worker),
         worker.bound_activity_count,
         worker.task_queue,
         worker.build_id,
@@ -238,17 +213,20 @@ def _event_row(event: Event) -> tuple[object, ...]:
 
 
 def _fields(worker: Worker) -> list[tuple[str, object]]:
-    lease = durations.show_ms(durations.to_ms(worker.granted_lease_duration))
+    lease = show_ms(to_ms(worker.granted_lease_duration))
     why = enum_word(InactiveReason, worker.inactive_reason)
     heartbeat = point_in_time(worker, "last_heartbeat_time")
     return [
         ("worker", worker.worker_instance_key),
         ("namespace", worker.namespace),
-        ("state", _state(worker.state)),
+        ("state", _standing(worker)),
+        ("drained at the latest", point_in_time(worker, "drain_deadline")),
         ("inactive because", ": ".join(part for part in (why, worker.inactive_detail) if part)),
         ("last heartbeat", heartbeat and f"{heartbeat} ({age(worker, 'last_heartbeat_time')})"),
         ("lease", f"{lease}, epoch {worker.lease_epoch}"),
         ("lease ends", point_in_time(worker, "lease_deadline")),
+        ("stream", _stream(worker)),
+        ("loop lag", _loop_lag(worker)),
         ("cleaned up at", point_in_time(worker, "cleanup_time")),
         ("session", worker.session_id),
         ("sequence", worker.sequence or ""),
@@ -273,6 +251,37 @@ def _fields(worker: Worker) -> list[tuple[str, object]]:
 
 def _state(state: int) -> str:
     return enum_word(WorkerState, state)
+
+
+def _standing(worker: Worker) -> str:
+    """The state, and what else is to be known about it: ACTIVE (suspect, paused)."""
+    marks = [
+        mark
+        for mark, holds in (
+            ("suspect", worker.suspect),
+            ("paused", worker.paused),
+            ("draining", worker.draining),
+        )
+        # Nothing is ordered of a worker that is gone for good, whatever its namespace is told.
+        if holds and worker.state != WORKER_STATE_CLEANED_UP
+    ]
+    return f"{_state(worker.state)} ({', '.join(marks)})" if marks else _state(worker.state)
+
+
+def _stream(worker: Worker) -> str:
+    """Whether its stream is open, and how long it may be without one."""
+    parts = []
+    if worker.attached:
+        parts.append("attached")
+    elif worker.suspect:
+        parts.append("broken")
+    if worker.HasField("disconnect_grace"):
+        parts.append(f"grace {show_ms(to_ms(worker.disconnect_grace))}")
+    return ", ".join(parts)
+
+
+def _loop_lag(worker: Worker) -> str:
+    return show_ms(to_ms(worker.loop_lag)) if worker.HasField("loop_lag") else ""
 
 
 def _activities(count: int) -> str:

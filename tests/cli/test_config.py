@@ -46,6 +46,30 @@ def test_a_setting_reaches_what_the_server_decides(shell: Shell) -> None:
     assert shell.heartbeat("w").granted_lease_duration.ToMilliseconds() == 250
 
 
+def test_what_concerns_activities_can_be_set(shell: Shell) -> None:
+    built_in = table(shell.ok("config", "get"))
+    assert built_in["max_worker_deaths"] == ("3", "built-in")
+    assert built_in["activity_retention"] == ("7d", "built-in")
+    assert built_in["dispatch_timeout"] == ("10s", "built-in")
+    assert built_in["paused"] == ("0", "built-in")
+    changes = ("max_worker_deaths=0", "activity-retention=1h", "dispatch_timeout=250ms", "paused=1")
+    changed = table(shell.ok("config", "set", *changes))
+    assert changed["max_worker_deaths"] == ("0", "here")
+    assert changed["activity_retention"] == ("1h", "here")
+    assert changed["dispatch_timeout"] == ("250ms", "here")
+    assert changed["paused"] == ("1", "here")
+    assert shell.heartbeat("w").pause
+    assert table(shell.ok("config", "set", "--unset", "paused"))["paused"] == ("0", "built-in")
+    assert not shell.heartbeat("w").pause
+
+
+def test_a_namespace_is_paused_or_it_is_not(shell: Shell) -> None:
+    assert shell.sentence("config", "set", "paused=2") == "paused must be 0 or 1 (INVALID_FIELD)."
+    assert shell.sentence("config", "set", "dispatch_timeout=0").endswith(
+        "must be more than 0 (INVALID_FIELD)."
+    )
+
+
 def test_namespaces_inherit_the_default(shell: Shell, default_restored: None) -> None:
     assert table(shell.ok("config", "set", "--default", "event_retention=0"))["event_retention"] == (
         "0s",

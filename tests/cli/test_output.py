@@ -73,9 +73,13 @@ def test_on_a_terminal_a_long_cell_is_folded_and_loses_nothing(monkeypatch: pyte
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
-    print_table(("worker", "state"), [("0123456789" * 20, "ACTIVE")])
+    print_table(
+        ("worker", "state"), [("0123456789" * 20, "ACTIVE"), ("w", "ACTIVE (paused)"), ("w", "QUARANTINED")]
+    )
     coloured = terminal.getvalue()
     assert "\x1b[32mACTIVE" in coloured
+    assert "\x1b[31mQUARANTINED" in coloured
+    assert "\x1b[32mACTIVE (paused)" in coloured
     lines = re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()
     assert "".join(lines).count("9") == 20
     assert max(map(len, lines)) == 40

@@ -23,7 +23,9 @@ def test_a_list_shows_each_worker(shell: Shell) -> None:
         "w-1", task_queue="mail", host_name="db-3", build_id="b7", bound_activities=[ref("order-1")]
     )
     head, row = shell.ok("workers", "list").splitlines()
-    assert " ".join(head.split()) == "worker state last heartbeat lease activities task queue build host"
+    assert " ".join(head.split()) == (
+        "worker state last heartbeat lease stream loop lag activities task queue build host"
+    )
     assert row.startswith("w-1     ACTIVE")
     for cell in ("30s", "1", "mail", "b7", "db-3"):
         assert cell in row.split()

@@ -1,0 +1,72 @@
+"""How workers are chosen on the command line: by state, task queue, build, host and the beginning of their key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import click
+
+from liveness.cli.client import check_text
+from liveness.v1.service_pb2 import WorkerFilter
+from liveness.v1.worker_pb2 import (
+    WORKER_STATE_ACTIVE,
+    WORKER_STATE_CLEANED_UP,
+    WORKER_STATE_INACTIVE,
+    WorkerState,
+)
+
+PRESENT: Mapping[str, WorkerState.ValueType] = {
+    "active": WORKER_STATE_ACTIVE,
+    "inactive": WORKER_STATE_INACTIVE,
+}
+"""Those of whom something can be ordered."""
+STATES: Mapping[str, WorkerState.ValueType] = {**PRESENT, "cleaned-up": WORKER_STATE_CLEANED_UP}
+
+
+def filter_options(
+    states: Mapping[str, WorkerState.ValueType],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the options, and hands the command what they say as `where`; None if none was given."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(
+            *args: Any,
+            chosen: tuple[str, ...],
+            task_queue: str,
+            build_id: str,
+            host: str,
+            prefix: str,
+            **rest: Any,
+        ) -> None:
+            check_text(task_queue, build_id, host, prefix)
+            where = WorkerFilter(
+                states=[states[state] for state in chosen],
+                task_queue=task_queue,
+                build_id=build_id,
+                host_name=host,
+                key_prefix=prefix,
+            )
+            command(*args, where=where if where.ListFields() else None, **rest)
+
+        options: list[Callable[..., Any]] = [
+            click.option("--prefix", default="", metavar="TEXT", help="Whose key begins so."),
+            click.option("--host", default="", metavar="NAME", help="On this host."),
+            click.option("--build-id", default="", metavar="ID", help="Of this build."),
+            click.option("--task-queue", default="", metavar="NAME", help="Serving this task queue."),
+            click.option(
+                "--state",
+                "chosen",
+                type=click.Choice(tuple(states)),
+                multiple=True,
+                help="In this state; may be repeated.",
+            ),
+        ]
+        decorated: Callable[..., None] = run
+        for option in options:
+            decorated = option(decorated)
+        return decorated
+
+    return decorate

@@ -1,0 +1,255 @@
+"""`liveness workers pause`, `resume` and `drain`: what operators order of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from liveness.cli.client import (
+    Client,
+    Milliseconds,
+    client_command,
+    confirm,
+    confirm_option,
+)
+from liveness.cli.durations import from_ms, show_ms
+from liveness.cli.failure import Failure, Misuse
+from liveness.cli.output import note, print_json, to_json
+from liveness.cli.worker_filter import PRESENT, filter_options
+from liveness.v1.admin_pb2 import (
+    DrainWorkerRequest,
+    GetConfigRequest,
+    PauseWorkersRequest,
+    ResumeWorkersRequest,
+)
+from liveness.v1.service_pb2 import CountWorkersRequest, DescribeWorkerRequest, WorkerFilter
+from liveness.v1.worker_pb2 import WORKER_STATE_CLEANED_UP, Worker
+
+STAYS_PAUSED = "the whole namespace is; `liveness workers resume --all` resumes it"
+
+keys_argument = click.argument("keys", metavar="[KEY]...", nargs=-1)
+
+
+def _check_choice(keys: tuple[str, ...], where: WorkerFilter | None, everybody: bool) -> None:
+    ways = bool(keys) + (where is not None) + everybody
+    if ways == 0:
+        raise Misuse(
+            "say which workers: their KEYs, a condition like --task-queue, or --all for the whole namespace"
+        )
+    if ways > 1:
+        raise Misuse("workers are chosen by their KEYs, by conditions, or by --all; use one of these only")
+
+
+@click.command()
+@keys_argument
+@click.option(
+    "--all", "everybody", is_flag=True, help="The whole namespace, whoever joins it later included."
+)
+@filter_options(PRESENT)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown in the workers' histories.")
+@confirm_option
+@client_command()
+def pause(
+    client: Client,
+    *,
+    keys: tuple[str, ...],
+    everybody: bool,
+    where: WorkerFilter | None,
+    reason: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Let workers take no new work. They keep their lease and finish what they have.
+
+    This holds until they are resumed, over restarts of the server and of the workers. Conditions choose among the
+    workers that there are now.
+
+    \b
+    Examples:
+      liveness workers pause worker-7 worker-8 --reason "disk is full"
+      liveness workers pause --build-id 1.4.0
+      liveness workers pause --all
+    """
+    _check_choice(keys, where, everybody)
+    if everybody and reason:
+        raise Misuse(
+            "--reason is kept with workers, and --all is about the namespace; leave out --reason, or choose workers"
+        )
+    if everybody and not yes:
+        confirm(
+            f"Pause the whole namespace {client.namespace}, with its {_present(client)} and whoever joins later?"
+        )
+
+    def order(key: str) -> int:
+        request = PauseWorkersRequest(
+            namespace=client.namespace, worker_instance_key=key, filter=where, all=everybody, reason=reason
+        )
+        return client.call(client.admin.PauseWorkers, request).changed
+
+    def outcome(worker: Worker, changed: int) -> str:
+        return f"Worker {worker.worker_instance_key} {'is paused' if changed else 'was paused before'}."
+
+    if keys:
+        _each(client, keys, order, outcome, "paused", as_json=as_json)
+        return
+    changed = order("")
+    if as_json:
+        _print_changed(changed)
+    elif everybody:
+        note(f"Namespace {client.namespace} is paused; that changed {_workers(changed)}.")
+    elif changed:
+        note(f"{_workers(changed)} paused.")
+    else:
+        note("Nobody was paused: no worker meets the conditions, or those that do were paused before.")
+
+
+@click.command()
+@keys_argument
+@click.option(
+    "--all",
+    "everybody",
+    is_flag=True,
+    help="The whole namespace, with every worker that was paused on its own.",
+)
+@filter_options(PRESENT)
+@confirm_option
+@client_command()
+def resume(
+    client: Client,
+    *,
+    keys: tuple[str, ...],
+    everybody: bool,
+    where: WorkerFilter | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Let paused workers take work again, at once.
+
+    \b
+    Examples:
+      liveness workers resume worker-7 worker-8
+      liveness workers resume --build-id 1.4.0
+      liveness workers resume --all
+    """
+    _check_choice(keys, where, everybody)
+    if everybody and not yes:
+        confirm(
+            f"Resume the whole namespace {client.namespace}, with every worker that was paused on its own?"
+        )
+
+    def order(key: str) -> int:
+        request = ResumeWorkersRequest(
+            namespace=client.namespace, worker_instance_key=key, filter=where, all=everybody
+        )
+        return client.call(client.admin.ResumeWorkers, request).changed
+
+    def outcome(worker: Worker, changed: int) -> str:
+        if worker.paused:
+            return f"Worker {worker.worker_instance_key} stays paused, because {STAYS_PAUSED}."
+        return f"Worker {worker.worker_instance_key} {'is resumed' if changed else 'was not paused'}."
+
+    if keys:
+        _each(client, keys, order, outcome, "resumed", as_json=as_json)
+        return
+    changed = order("")
+    if as_json:
+        _print_changed(changed)
+    elif everybody:
+        note(f"Namespace {client.namespace} is resumed; that changed {_workers(changed)}.")
+    elif _namespace_is_paused(client):
+        note(f"Nobody was resumed, because {STAYS_PAUSED}; {_workers(changed)} will not be paused then.")
+    elif changed:
+        note(f"{_workers(changed)} resumed.")
+    else:
+        note("Nobody was resumed: no worker meets the conditions, or those that do were not paused.")
+
+
+def _each(
+    client: Client,
+    keys: tuple[str, ...],
+    order: Callable[[str], int],
+    outcome: Callable[[Worker, int], str],
+    done: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Give each worker the order, and tell in a line what came of it. One that is refused keeps no other from it."""
+    total = 0
+    refused: list[Failure] = []
+    for key in dict.fromkeys(keys):
+        try:
+            changed = order(key)
+            request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
+            worker = client.call(client.liveness.DescribeWorker, request).worker
+            if worker.state == WORKER_STATE_CLEANED_UP:
+                raise Failure(f"worker {key} was cleaned up and cannot be {done}; nothing was changed")
+        except Failure as failure:
+            refused.append(failure)
+            continue
+        total += changed
+        if not as_json:
+            note(outcome(worker, changed))
+    if as_json:
+        _print_changed(total)
+    for other in refused[:-1]:
+        other.show()
+    if refused:
+        raise refused[-1]
+
+
+@click.command()
+@click.argument("key")
+@click.option(
+    "--limit",
+    "limit_ms",
+    type=Milliseconds(),
+    default="60s",
+    show_default=True,
+    help="What is left after so long is rescheduled.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown in the worker's history.")
+@client_command()
+def drain(client: Client, *, key: str, limit_ms: int, reason: str, as_json: bool) -> None:
+    """Let a worker take no new work, finish what it has and end.
+
+    Draining it again sets the limit anew.
+
+    \b
+    Example:
+      liveness workers drain worker-7 --limit 5m --reason "host db-3 is retired"
+    """
+    response = client.call(
+        client.admin.DrainWorker,
+        DrainWorkerRequest(
+            namespace=client.namespace, worker_instance_key=key, limit=from_ms(limit_ms), reason=reason
+        ),
+    )
+    if as_json:
+        print_json(to_json(response))
+        return
+    held = response.bound_activities
+    note(
+        f"Worker {key} is draining; it holds {held} {'activity' if held == 1 else 'activities'}, "
+        f"and what is left after {show_ms(limit_ms)} is rescheduled."
+    )
+
+
+def _print_changed(count: int) -> None:
+    print_json({"changed": count})
+
+
+def _namespace_is_paused(client: Client) -> bool:
+    request = GetConfigRequest(namespace=client.namespace)
+    return bool(client.call(client.admin.GetConfig, request).effective.paused)
+
+
+def _present(client: Client) -> str:
+    request = CountWorkersRequest(
+        namespace=client.namespace, filter=WorkerFilter(states=list(PRESENT.values()))
+    )
+    return _workers(client.call(client.liveness.CountWorkers, request).total)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
