@@ -17,7 +17,8 @@ class Entry(NamedTuple):
 COMMANDS = {
     "serve": Entry("serve", "Start a server."),
     "demo": Entry("demo", "See workers die and their work move on."),
-    "workers": Entry("workers", "See workers and force them out."),
+    "workers": Entry("workers", "See workers, pause, drain and force them out."),
+    "activities": Entry("activities", "See, schedule, cancel and retry activities."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
     "shards": Entry("shards", "See how the shards are doing."),
     "config": Entry("config", "See and change what namespaces allow."),

@@ -1,0 +1,305 @@
+"""`liveness activities`: what is to be done, who does it, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
+
+import click
+from google.protobuf.message import Message
+
+from liveness.cli.activity_view import activity_fields, activity_row, known_state, name_of
+from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
+from liveness.cli.durations import from_ms
+from liveness.cli.failure import Failure, Misuse
+from liveness.cli.output import note, print_fields, print_json, print_json_array, print_table, to_json
+from liveness.v1.activity_pb2 import (
+    ActivityFilter,
+    ActivityId,
+    ActivityState,
+    CancelActivityRequest,
+    DescribeActivityRequest,
+    ListActivitiesRequest,
+    RetryActivityRequest,
+    RetryPolicy,
+    ScheduleActivityRequest,
+)
+
+STATES = {
+    name.removeprefix("ACTIVITY_STATE_").lower().replace("_", "-"): number
+    for name, number in ActivityState.items()
+    if number
+}
+NO_PART = "-"
+"""What stands for the run and, without a type, for the activity where an ID alone names it; the SDK does the same."""
+INPUT_BYTES_MAX = 256 * 1024
+INT32_MAX = 2**31 - 1
+
+Response = TypeVar("Response", bound=Message)
+
+
+@click.group()
+def activities() -> None:
+    """See, schedule, cancel and retry activities.
+
+    An activity is named by WORKFLOW_ID RUN_ID ACTIVITY_ID, as `list` shows them; or by ID and --type, if it was
+    scheduled so, here or with the SDK.
+
+    \b
+    Examples:
+      liveness activities list --state started --worker worker-7
+      liveness activities schedule photo-17 --type resize --task-queue images --input '{"width": 200}'
+      liveness activities describe photo-17 --type resize
+    """
+
+
+names_argument = click.argument(
+    "names", metavar="{ID | WORKFLOW_ID RUN_ID ACTIVITY_ID}", nargs=-1, required=True
+)
+
+
+def named_option(command: Callable[..., None]) -> Callable[..., None]:
+    option = click.option(
+        "--type", "kind", default="", metavar="NAME", help="Its type, where it is named by ID alone."
+    )
+    return names_argument(option(command))
+
+
+def activity_id(names: tuple[str, ...], kind: str) -> ActivityId:
+    if len(names) == 1:
+        return ActivityId(workflow_id=names[0], run_id=NO_PART, activity_id=kind or NO_PART)
+    if len(names) != 3:
+        raise Misuse(
+            f"{len(names)} names are given; name an activity by its ID, or by WORKFLOW_ID RUN_ID ACTIVITY_ID"
+        )
+    workflow_id, run_id, activity = names
+    return ActivityId(workflow_id=workflow_id, run_id=run_id, activity_id=activity)
+
+
+def known_id(names: tuple[str, ...], kind: str) -> ActivityId:
+    """Of an activity that is there already, whose type is a part of its name or of no use."""
+    if kind and len(names) == 3:
+        raise Misuse("--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID say it all")
+    return activity_id(names, kind)
+
+
+def _ask(client: Client, method: Callable[..., Response], request: Message, id: ActivityId) -> Response:
+    """The call, and a hint for whoever left out the type."""
+    try:
+        return client.call(method, request)
+    except Failure as failure:
+        if failure.reason != "ACTIVITY_NOT_FOUND" or (id.run_id, id.activity_id) != (NO_PART, NO_PART):
+            raise
+        hint = (
+            "one that was scheduled by its ID is found with --type, others by WORKFLOW_ID RUN_ID ACTIVITY_ID"
+        )
+        raise Failure(f"{failure.message.rstrip('.')}; {hint}.", failure.reason) from failure
+
+
+@activities.command("list")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(tuple(STATES)),
+    multiple=True,
+    help="In this state; may be repeated.",
+)
+@click.option("--task-queue", default="", metavar="NAME", help="Of this task queue.")
+@click.option("--worker", default="", metavar="KEY", help="Held by this worker.")
+@limit_option
+@client_command()
+def list_(
+    client: Client, *, states: tuple[str, ...], task_queue: str, worker: str, limit: int, as_json: bool
+) -> None:
+    """List a namespace's activities by name. All conditions hold together.
+
+    \b
+    Examples:
+      liveness activities list --state quarantined --state failed
+      liveness activities list --worker worker-7
+      liveness activities list --state quarantined --limit 0 --json |
+        jq -r '.[].id | [.workflow_id, .run_id, .activity_id] | @sh' | xargs -n 3 liveness activities retry
+    """
+    where = ActivityFilter(
+        states=[STATES[state] for state in states], task_queue=task_queue, worker_instance_key=worker
+    )
+    found = client.pages(
+        client.activities.ListActivities,
+        ListActivitiesRequest(namespace=client.namespace, filter=where),
+        lambda response: response.activities,
+        limit,
+    )
+    if as_json:
+        print_json_array(found)
+        return
+    rows = [activity_row(activity) for activity in found]
+    if rows:
+        print_table(
+            ("workflow", "run", "activity", "state", "type", "task queue", "attempt", "failures", "worker",
+             "since", "last failure"),
+            rows,
+        )  # fmt: skip
+    else:
+        note(f"No such activity in namespace {client.namespace}.")
+
+
+@activities.command()
+@named_option
+@client_command()
+def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
+    """Show everything known about one activity, with its input and result.
+
+    \b
+    Examples:
+      liveness activities describe photo-17 --type resize
+      liveness activities describe order-1 run-1 charge
+    """
+    id = known_id(names, kind)
+    request = DescribeActivityRequest(namespace=client.namespace, id=id)
+    activity = _ask(client, client.activities.DescribeActivity, request, id).activity
+    if as_json:
+        print_json(to_json(activity))
+    else:
+        print_fields(activity_fields(activity))
+
+
+@activities.command()
+@names_argument
+@click.option("--type", "kind", required=True, metavar="NAME", help="What workers know it by.")
+@click.option("--task-queue", required=True, metavar="NAME", help="Where workers look for it.")
+@click.option("--input", "text", metavar="TEXT", help="What it is to work on.")
+@click.option("--input-file", type=click.File("rb"), help="The same, from a file; - is the standard input.")
+@click.option("--delay", "delay_ms", type=Milliseconds(), help="Not before so long from now.")
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(0, INT32_MAX),
+    default=0,
+    show_default=True,
+    help="So many may fail or be lost with their worker; 0 is any number.",
+)
+@click.option(
+    "--max-worker-deaths",
+    type=click.IntRange(0, INT32_MAX),
+    help="Quarantined after so many in a row; 0 is never.  [default: the namespace's]",
+)
+@click.option(
+    "--initial-interval", type=Milliseconds(), help="Wait before the second attempt.  [default: 1s]"
+)
+@click.option(
+    "--max-interval", type=Milliseconds(), help="Wait no longer between attempts.  [default: 1m40s]"
+)
+@click.option("--backoff", type=click.FloatRange(min=1), help="Each wait is longer by this.  [default: 2]")
+@client_command()
+def schedule(
+    client: Client,
+    *,
+    names: tuple[str, ...],
+    kind: str,
+    task_queue: str,
+    text: str | None,
+    input_file: BinaryIO | None,
+    delay_ms: int | None,
+    max_attempts: int,
+    max_worker_deaths: int | None,
+    initial_interval: int | None,
+    max_interval: int | None,
+    backoff: float | None,
+    as_json: bool,
+) -> None:
+    """Make an activity known and available. Doing so again changes nothing.
+
+    \b
+    Examples:
+      liveness activities schedule photo-17 --type resize --task-queue images --input '{"width": 200}'
+      liveness activities schedule order-1 run-1 charge --type charge --task-queue billing --max-attempts 3
+      liveness activities schedule report --type report --task-queue night --delay 8h --input-file query.sql
+    """
+    id = activity_id(names, kind)
+    request = ScheduleActivityRequest(
+        namespace=client.namespace,
+        id=id,
+        activity_type=kind,
+        task_queue=task_queue,
+        input=_input(text, input_file),
+        retry_policy=RetryPolicy(
+            initial_interval=None if initial_interval is None else from_ms(initial_interval),
+            backoff_coefficient=backoff or 0,
+            maximum_interval=None if max_interval is None else from_ms(max_interval),
+            maximum_attempts=max_attempts,
+            maximum_worker_deaths=max_worker_deaths,
+        ),
+        start_delay=None if delay_ms is None else from_ms(delay_ms),
+    )
+    response = client.call(client.activities.ScheduleActivity, request)
+    if as_json:
+        print_json(to_json(response))
+    elif response.created:
+        note(f"Activity {name_of(id)} is scheduled and {known_state(response.state)}.")
+    else:
+        note(f"Activity {name_of(id)} was scheduled before and is {known_state(response.state)}; "
+             "nothing was changed.")  # fmt: skip
+
+
+def _input(text: str | None, file: BinaryIO | None) -> bytes:
+    if file is None:
+        return (text or "").encode()
+    if text is not None:
+        raise Misuse("the input is given by --input or by --input-file, not by both")
+    # Not read to the end: whatever is too long may be far too long.
+    content = file.read(INPUT_BYTES_MAX + 1)
+    if len(content) > INPUT_BYTES_MAX:
+        raise Misuse(
+            f"the input in {file.name} is longer than {INPUT_BYTES_MAX} bytes; say in it where the rest is found"
+        )
+    return content
+
+
+@activities.command()
+@named_option
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown with the activity.")
+@confirm_option
+@client_command()
+def cancel(
+    client: Client, *, names: tuple[str, ...], kind: str, reason: str, yes: bool, as_json: bool
+) -> None:
+    """End an activity for good. A worker that holds it is told to stop.
+
+    \b
+    Example:
+      liveness activities cancel photo-17 --type resize --reason "photo was deleted"
+    """
+    id = known_id(names, kind)
+    if not yes:
+        asked = DescribeActivityRequest(namespace=client.namespace, id=id)
+        activity = _ask(client, client.activities.DescribeActivity, asked, id).activity
+        holder = f", held by worker {activity.worker_instance_key}" if activity.worker_instance_key else ""
+        confirm(
+            f"Cancel activity {name_of(id)} of namespace {client.namespace} for good? "
+            f"It is {known_state(activity.state)}{holder}."
+        )
+    request = CancelActivityRequest(namespace=client.namespace, id=id, reason=reason)
+    response = _ask(client, client.activities.CancelActivity, request, id)
+    if as_json:
+        print_json(to_json(response))
+        return
+    told = "the worker that held it is told to stop" if response.was_held else "no worker held it"
+    note(f"Activity {name_of(id)} is cancelled; {told}.")
+
+
+@activities.command()
+@named_option
+@client_command()
+def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
+    """Give a quarantined or failed activity a fresh start.
+
+    \b
+    Example:
+      liveness activities retry photo-17 --type resize
+    """
+    id = known_id(names, kind)
+    request = RetryActivityRequest(namespace=client.namespace, id=id)
+    response = _ask(client, client.activities.RetryActivity, request, id)
+    if as_json:
+        print_json(to_json(response))
+    else:
+        note(f"Activity {name_of(id)} starts afresh and is {known_state(response.state)}.")
