@@ -29,7 +29,7 @@ class LoopWatch:
             return
         now_ms, asked_ms = self._ticker.now_ms(), self._asked_ms
         if asked_ms is not None:
-            self._report(now_ms - asked_ms)
+            self._report(coarse_lag_ms(now_ms - asked_ms))
         else:
             self._report(0)
             self._asked_ms = now_ms
@@ -41,3 +41,10 @@ class LoopWatch:
 
     def _answer(self) -> None:
         self._asked_ms = None
+
+
+def coarse_lag_ms(lag_ms: int) -> int:
+    """0 below a quarter of a second, then 0.25, 0.5, 1, 2, 4 … s: a figure that changes rarely."""
+    if lag_ms < 250:
+        return 0
+    return 250 << (lag_ms // 250).bit_length() - 1

@@ -26,7 +26,7 @@ from liveness.sdk.holding import NOT_CONFIRMED, Hold
 from liveness.sdk.pulse import Heard, Loss, Pulse
 from liveness.sdk.refusals import Refusal, worker_error
 from liveness.sdk.sentry import Sentry
-from liveness.sdk.values import AttemptKey, ms_of, ref_of, ref_of_task
+from liveness.sdk.values import ActivityRef, AttemptKey, ms_of, ref_of, ref_of_task
 from liveness.v1.activity_pb2 import ActivityTask
 from liveness.v1.service_pb2 import AttachResponse
 from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, WorkerHeartbeat
@@ -115,6 +115,10 @@ class Life:
     def end(self, hold: Hold) -> None:
         """Its body has ended and the server does not know yet."""
         self._ticker.post(lambda: self._end(hold, forget=False))
+
+    def ending(self, ref: ActivityRef) -> None:
+        """Its body has ended and the server is about to be told. To be called before that."""
+        self._ticker.post(lambda: self.pulse.ending(ref))
 
     def forget(self, hold: Hold, *, succeeded: bool | None = None, error: str = "") -> None:
         """Its body has ended and the server knows."""

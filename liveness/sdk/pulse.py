@@ -1,6 +1,6 @@
 """One worker's heartbeats: what to say next, and what an answer means.
 
-A state machine without clock, thread or network. It is told what the program does (`bind`, `adopt`, `unbind`, `forget`),
+A state machine without clock, thread or network. It is told what the program does (`bind`, `adopt`, `unbind`, `ending`, `forget`),
 asked when something is to be sent (`due_ms`) and what (`send`), and told what became of it (`answered`, `refused`,
 `unanswered`). Its rules:
 
@@ -105,6 +105,11 @@ class Pulse:
         self._to_declare: dict[AttemptKey, ActivityRef] = {}
         self._awaited: set[AttemptKey] = set()
         """Binds that were not acknowledged yet."""
+        self._declared: dict[AttemptKey, int] = {}
+        """In which heartbeat something was declared last."""
+        self._ending: dict[AttemptKey, int] = {}
+        """What is being ended on the server, and which heartbeat had been answered when that began."""
+        self._answered = 0
         self._to_unbind: dict[AttemptKey, ActivityRef] = {}
         self._winding_down: set[AttemptKey] = set()
         """Lost, while its body has not ended yet."""
@@ -166,12 +171,22 @@ class Pulse:
             self._to_unbind[key] = ref
             self.hasten(now_ms + SOON_MS)
 
+    def ending(self, ref: ActivityRef) -> None:
+        """The server is about to be asked to record its end. That confirms it as well as a heartbeat would."""
+        key = ref.key
+        if key in self.held:
+            self._to_declare.pop(key, None)
+        if self.knows(key):
+            self._ending[key] = self._answered
+
     def forget(self, ref: ActivityRef, now_ms: int) -> None:
         """The server has recorded its end, and with it that this worker holds it no more."""
         key = ref.key
+        answered = self._ending.get(key, self._answered)
+        declared = self._declared.get(key, 0)
         self._drop(key)
-        if self._is_under_way(key):
-            # That heartbeat may be applied after the end was, and would bind it anew.
+        if declared > answered:
+            # That heartbeat may have been applied after the end was, and bound it anew.
             self._to_unbind[key] = ref
             self.hasten(now_ms + SOON_MS)
 
@@ -182,7 +197,8 @@ class Pulse:
             self._last_error = last_error[:LAST_ERROR_CHARS_MAX]
 
     def observe_lag(self, lag_ms: int) -> None:
-        self._lag_ms = coarse_lag_ms(lag_ms)
+        """The fewer values it takes, the better: each change costs the server more than a plain heartbeat."""
+        self._lag_ms = lag_ms
 
     def lose_all(self, reason: str) -> tuple[Loss, ...]:
         """By the worker's own judgement. What is not acknowledged yet is not held yet, and goes on waiting."""
@@ -247,6 +263,7 @@ class Pulse:
 
     def answered(self, result: HeartbeatResult, now_ms: int) -> Heard:
         beat = self._close()
+        self._answered = beat.message.sequence
         self._retry_wait_ms = BACKOFF_MS[0]
         if result.state != WORKER_STATE_ACTIVE:
             return self._lapsed(beat, result, now_ms)
@@ -350,6 +367,7 @@ class Pulse:
             del self._to_unbind[key]
         for key in beat.declared:
             self._to_declare.pop(key, None)
+            self._declared[key] = self.sequence
         message.bound_activities.extend(ref_message(ref) for ref in beat.declared.values())
         message.unbound_activities.extend(ref_message(ref) for ref in beat.unbound.values())
         message.successes, self._successes = self._successes, 0
@@ -404,8 +422,8 @@ class Pulse:
         return Heard(sent_ms=beat.sent_ms, ended=True, lost=losses)
 
     def _lose(self, key: AttemptKey, reason: str, *, by_lease: bool) -> Loss:
-        ref = self.held[key].ref
-        self._drop(key)
+        ref = self.held.pop(key).ref
+        self._to_declare.pop(key, None)
         self._winding_down.add(key)
         return Loss(ref, reason, by_lease)
 
@@ -414,17 +432,11 @@ class Pulse:
         self._to_declare.pop(key, None)
         self._awaited.discard(key)
         self._winding_down.discard(key)
+        self._declared.pop(key, None)
+        self._ending.pop(key, None)
 
     def _is_under_way(self, key: AttemptKey) -> bool:
         return self._beat is not None and key in self._beat.declared
-
-
-def coarse_lag_ms(lag_ms: int) -> int:
-    """0 below a quarter of a second, then 0.25, 0.5, 1, 2, 4 … s: a figure that changes rarely, because each change
-    costs the server more than a plain heartbeat."""
-    if lag_ms < 250:
-        return 0
-    return 250 << (lag_ms // 250).bit_length() - 1
 
 
 def _why_not_bound(ref: ActivityRef, refusal: Refusal) -> LivenessSdkError:

@@ -17,7 +17,7 @@ import grpc
 from liveness.sdk import refusals
 from liveness.sdk.binding import NOT_LIVE
 from liveness.sdk.connection import Connection, promise
-from liveness.sdk.errors import ActivityLost, LivenessSdkError
+from liveness.sdk.errors import ActivityLost, LivenessSdkError, Outcome
 from liveness.sdk.holding import CancelledOnLoss, Hold, on_loop
 from liveness.sdk.life import Life
 from liveness.sdk.pulse import BACKOFF_MS
@@ -211,6 +211,9 @@ class Runner:
                 await self._give_back(hold)
                 return
             failure = cancelled
+        except Outcome as outcome:
+            log.info("%s: %s ended: %s", self._life.key, task, outcome)
+            failure = outcome
         except Exception as error:
             log.warning("%s: %s failed", self._life.key, task, exc_info=True)
             failure = error

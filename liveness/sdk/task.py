@@ -111,6 +111,7 @@ class Endings:
     def release(self, ref: ActivityRef, epoch: int, within_ms: int) -> Future[Any]:
         """Try for so long; if that does not do, the end of the lease will."""
         until_ms = self._connection.clock.monotonic_ms() + within_ms
+        self._life.ending(ref)
         request = activity_pb2.ReleaseActivityRequest(**self._names(ref, epoch))
         return self._connection.call(
             self._connection.activities.ReleaseActivity,
@@ -134,6 +135,7 @@ class Endings:
         def again(refusal: Refusal) -> bool:
             return refusal.passing and not hold.lost.is_set() and not self._life.ended
 
+        self._life.ending(hold.ref)
         return self._connection.call(method, request, again=again)
 
 

@@ -15,7 +15,6 @@ from liveness.sdk.pulse import (
     SOON_MS,
     Heard,
     Pulse,
-    coarse_lag_ms,
 )
 from liveness.sdk.refusals import Refusal
 from liveness.sdk.values import ActivityRef, duration_of_ms, ref_message
@@ -187,23 +186,10 @@ def test_what_was_counted_is_told_once(talk: Talk) -> None:
 
 
 def test_a_frozen_loop_is_told_until_it_answers(talk: Talk) -> None:
-    talk.pulse.observe_lag(1_700)
+    talk.pulse.observe_lag(1_000)
     assert talk.beat()[0].loop_lag == duration_of_ms(1_000)
-    talk.pulse.observe_lag(10)
+    talk.pulse.observe_lag(0)
     assert not talk.beat()[0].HasField("loop_lag")
-
-
-@pytest.mark.parametrize(
-    ("lag_ms", "told_ms"),
-    [(0, 0), (249, 0), (250, 250), (499, 250), (500, 500), (999, 500), (1_000, 1_000), (7_999, 4_000)],
-)
-def test_the_lag_is_told_coarsely(lag_ms: int, told_ms: int) -> None:
-    assert coarse_lag_ms(lag_ms) == told_ms
-
-
-@given(st.integers(250, 10**9))
-def test_the_lag_is_told_within_a_factor_of_two(lag_ms: int) -> None:
-    assert coarse_lag_ms(lag_ms) <= lag_ms < 2 * coarse_lag_ms(lag_ms)
 
 
 def test_many_changes_are_spread_over_heartbeats(talk: Talk) -> None:
@@ -285,8 +271,27 @@ def test_what_ended_while_being_confirmed_is_unbound(talk: Talk) -> None:
     """The confirmation may be applied after the end, and would bind it anew."""
     talk.pulse.adopt(A, 1, talk.now_ms)
     talk.send()
-    talk.pulse.forget(A, talk.now_ms)
+    talk.pulse.ending(A)
     talk.pulse.answered(answer(), talk.now_ms)
+    talk.pulse.forget(A, talk.now_ms)
+    assert names(talk.beat()[0].unbound_activities) == ["a"]
+
+
+def test_what_is_ending_need_not_be_confirmed(talk: Talk) -> None:
+    talk.pulse.adopt(A, 1, talk.now_ms)
+    talk.pulse.ending(A)
+    assert not talk.beat()[0].bound_activities
+    talk.pulse.forget(A, talk.now_ms)
+    assert not talk.beat()[0].unbound_activities
+
+
+def test_what_is_ending_is_still_held(talk: Talk) -> None:
+    """Leaving it out of the whole set would read as given up without an outcome."""
+    talk.hold(A)
+    talk.pulse.ending(A)
+    talk.beat(answer(resync=True))
+    assert names(talk.beat()[0].bound_activities) == ["a"]
+    talk.pulse.forget(A, talk.now_ms)
     assert names(talk.beat()[0].unbound_activities) == ["a"]
 
 

@@ -36,6 +36,8 @@ class PulseAndServer(RuleBasedStateMachine):
         self.waiting: dict[AttemptKey, ActivityRef] = {}
         self.running: dict[AttemptKey, tuple[ActivityRef, int]] = {}
         """Bodies, and the epoch under which they were told that they may run."""
+        self.ending: dict[AttemptKey, tuple[bool, ActivityRef]] = {}
+        """Bodies whose outcome the server was told, what it said, and nobody has heard yet."""
         self.stopping: dict[AttemptKey, ActivityRef] = {}
         """Bodies that were told to stop and have not."""
 
@@ -60,12 +62,27 @@ class PulseAndServer(RuleBasedStateMachine):
         if welcome:
             self.running[ref.key] = ref, epoch
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.running.keys() - self.ending)
     @rule(data=st.data())
     def end_body(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.running)))
-        ref, _ = self.running.pop(key)
-        if ref.workflow_id.startswith("handed") and self.server.finish(key):
+        key = data.draw(st.sampled_from(sorted(self.running.keys() - self.ending)))
+        ref, _ = self.running[key]
+        if not ref.workflow_id.startswith("handed"):
+            del self.running[key]
+            self.pulse.unbind(ref, self.now_ms)
+            return
+        self.pulse.ending(ref)
+        self.ending[key] = self.server.finish(key), ref
+
+    @precondition(lambda self: self.ending)
+    @rule(data=st.data())
+    def hear_of_the_end(self, data: st.DataObject) -> None:
+        self._ended(data.draw(st.sampled_from(sorted(self.ending))))
+
+    def _ended(self, key: AttemptKey) -> None:
+        recorded, ref = self.ending.pop(key)
+        self.running.pop(key, None)
+        if recorded:
             self.pulse.forget(ref, self.now_ms)
         else:
             self.pulse.unbind(ref, self.now_ms)
@@ -157,6 +174,8 @@ class PulseAndServer(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The network recovers, and bodies that were told to stop do."""
+        for key in list(self.ending):
+            self._ended(key)
         for ref in self.stopping.values():
             self.pulse.unbind(ref, self.now_ms)
         self.stopping = {}
@@ -207,14 +226,16 @@ class PulseAndServer(RuleBasedStateMachine):
         self._lost(heard)
         if answered:
             alive = self.server.known.state is WorkerState.ACTIVE
-            assert set(self.running) <= (self.server.bound if alive else set())
+            held = self.running.keys() - self.ending
+            assert held <= (self.server.bound if alive else set())
 
     def _lost(self, heard: Heard) -> None:
         for ref, reason, _ in heard.lost:
             assert reason
             self.waiting.pop(ref.key, None)
             self.running.pop(ref.key, None)
-            self.stopping[ref.key] = ref
+            if ref.key not in self.ending:
+                self.stopping[ref.key] = ref
 
 
 TestPulseAndServer = PulseAndServer.TestCase
