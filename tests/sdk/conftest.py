@@ -1,0 +1,31 @@
+"""One server for the tests that do it no harm; each test has a namespace of its own on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.servers import LivenessServer, serving
+
+_namespaces = count(1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivenessServer]:
+    with serving(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[LivenessServer]:
+    """One to be stopped, killed and restarted."""
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"namespace-{next(_namespaces)}"
