@@ -42,8 +42,9 @@ from tasks.activity_reschedule import ActivityReschedule
 from tasks.maintenance import Maintenance
 from tasks.matching import Matching
 from tasks.queue_runner import QueueRunner
-from tasks.sinks import Route, to_matching
+from tasks.sinks import Route
 from tasks.timer_runner import TimerRunner
+from tasks.webhook import route as webhook_route
 
 logger = structlog.get_logger("liveness.app")
 
@@ -67,17 +68,23 @@ class Server:
         settings: Settings,
         *,
         clock: Clock | None = None,
-        route: Route = to_matching,
+        route: Route | None = None,
         random: Random | None = None,
         self_driven: bool = True,
     ) -> None:
-        """`route`: which sink receives the reschedules of a task queue. `self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
+        """`route`: instead of the settings, which sink receives the reschedules of a task queue. `self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._self_driven = self_driven
         self._running: list[asyncio.Task[None]] = []
-        self._route = route
+        self._route = route or webhook_route(
+            settings.webhook_url,
+            settings.webhook_secret,
+            settings.webhook_timeout_s,
+            settings.webhook_queues,
+            self._clock,
+        )
         self.address = ""
         """host:port, with the port that was really taken."""
 

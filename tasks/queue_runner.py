@@ -1,18 +1,19 @@
 """Works off the stored queues: claim → validate → execute → record, each task on its own.
 
 A shard's queue is worked by its owner alone, batch by batch. Within a batch every task succeeds, is retried with
-backoff or is dead-lettered by itself: one poison activity blocks nobody.
+backoff or is dead-lettered by itself: one poison activity blocks nobody, and neither does a sink that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
 
 import structlog
 
-from liveness.domain.activity import Activity
+from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.errors import Unavailable
 from liveness.shard.custody import Custody
 from liveness.shard.node import Node
@@ -29,7 +30,10 @@ BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
 HAND_ON_TIMEOUT_S = 30
-"""A sink that hangs holds up the tasks after it for no longer than this."""
+DELIVERIES_MAX = 64
+"""To sinks, at a time."""
+ON_THEIR_WAY_MAX = 5_000
+"""Of one shard; more are left in the store until some have arrived."""
 
 
 def backoff_ms(attempts: int, random: Random) -> int:
@@ -57,6 +61,10 @@ class QueueRunner:
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
         self._look_everywhere = False
+        self._slots = asyncio.Semaphore(DELIVERIES_MAX)
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._on_their_way: defaultdict[int, set[int]] = defaultdict(set)
+        """Tasks, by shard, whose activity a sink is being given."""
         self._wake = asyncio.Event()
         node.on_opened.append(self._on_opened)
         node.on_committed.append(self._on_committed)
@@ -93,13 +101,31 @@ class QueueRunner:
         ]
 
     async def run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await self.work_off()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._work_off_due()
+        finally:
+            self._drop_deliveries()
 
     async def work_off(self) -> None:
-        """Until no task of a serving shard is due."""
+        """Until no task of a serving shard is due and none is on its way."""
+        try:
+            await self._work_off_due()
+            while self._deliveries:
+                await asyncio.wait(self._deliveries, return_when=asyncio.FIRST_COMPLETED)
+                await self._work_off_due()
+        except BaseException:
+            self._drop_deliveries()
+            raise
+
+    def _drop_deliveries(self) -> None:
+        """What was on its way is due still, and is found again."""
+        for delivery in self._deliveries:
+            delivery.cancel()
+
+    async def _work_off_due(self) -> None:
         while shards := self._due_shards():
             for shard in shards:
                 try:
@@ -111,34 +137,62 @@ class QueueRunner:
 
     async def _work_off_shard(self, shard: Shard) -> None:
         self._next_due_ms.pop(shard.id, None)
-        batch = await self._node.store.due_tasks(shard.id, shard.now_ms(), BATCH)
+        # As of before the read: one that arrives meanwhile is recorded, but the read may not know of it.
+        on_their_way = set(self._on_their_way[shard.id])
+        if len(on_their_way) >= ON_THEIR_WAY_MAX:
+            return  # the next that arrives wakes this shard
+        now_ms = shard.now_ms()
+        due = await self._node.store.due_tasks(shard.id, now_ms, BATCH + len(on_their_way))
+        batch = [stored for stored in due if stored.task_id not in on_their_way]
         if batch:
             await self._execute(shard, batch)
             self.wake(shard.id)
             return
-        next_due_ms = await self._node.store.next_due_ms(shard.id)
+        next_due_ms = await self._node.store.next_due_ms(shard.id, now_ms if due else -1)
         if next_due_ms is not None and shard.id not in self._next_due_ms:
             self._next_due_ms[shard.id] = next_due_ms
 
     async def _execute(self, shard: Shard, batch: Sequence[StoredTask]) -> None:
+        """Take the activities from their workers; what is our own is done with that, the rest is sent on its way."""
         outcomes: dict[int, QueueOutcome] = {}
-        released: list[tuple[StoredTask, Activity]] = []
+        leaving: list[tuple[StoredTask, Activity]] = []
         await self._custody.recall([key_of(stored.task) for stored in batch])
         for stored in batch:
             if not self._reschedule.validate(stored.task, shard):
                 outcomes[stored.task_id] = Stale()
+                continue
+            policy = self._node.policies.of(stored.task.namespace)
+            activity = self._reschedule.release(stored.task, shard, policy)
+            if activity.state is ActivityState.RELEASED:
+                leaving.append((stored, activity))
             else:
-                policy = self._node.policies.of(stored.task.namespace)
-                released.append((stored, self._reschedule.release(stored.task, shard, policy)))
+                outcomes[stored.task_id] = Done()
+        for stored in batch:
+            if (outcome := outcomes.get(stored.task_id)) is not None:
+                shard.update_task(self._record(stored, outcome, shard.now_ms()))
         await self._node.durable(shard)
-        handed_on = await asyncio.gather(*(self._hand_on(stored, activity) for stored, activity in released))
-        for (stored, _), outcome in zip(released, handed_on, strict=True):
-            outcomes[stored.task_id] = outcome
+        for stored, activity in leaving:
+            self._on_their_way[shard.id].add(stored.task_id)
+            delivery = asyncio.create_task(self._deliver(stored, activity))
+            self._deliveries.add(delivery)
+            delivery.add_done_callback(self._deliveries.discard)
+
+    async def _deliver(self, stored: StoredTask, activity: Activity) -> None:
+        """Beside everything else: a sink that hangs holds up nobody."""
+        try:
+            async with self._slots:
+                outcome = await self._hand_on(stored, activity)
+            await self._custody.recall([key_of(stored.task)])
+            shard = self._node.shard_by_id(stored.shard_id)
             if isinstance(outcome, Done):
                 self._reschedule.handed_on(stored.task, shard)
-        for stored in batch:
-            shard.update_task(self._record(stored, outcomes[stored.task_id], shard.now_ms()))
-        await self._node.durable(shard)
+            shard.update_task(self._record(stored, outcome, shard.now_ms()))
+            await self._node.durable(shard)
+        except (Unavailable, StoreError) as error:
+            logger.info("delivery not recorded; it is repeated", task=stored.task_id, why=str(error))
+        finally:
+            self._on_their_way[stored.shard_id].discard(stored.task_id)
+            self.wake(stored.shard_id)
 
     async def _hand_on(self, stored: StoredTask, activity: Activity) -> QueueOutcome:
         try:

@@ -164,7 +164,8 @@ class Store(Protocol):
 
     async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]: ...
 
-    async def next_due_ms(self, shard_id: int) -> int | None: ...
+    async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
+        """Of the open tasks due after that."""
 
     async def list_tasks(
         self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int

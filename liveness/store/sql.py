@@ -161,9 +161,9 @@ class SqlStore:
         )
         return [_stored_task(row) for row in await self._all(query)]
 
-    async def next_due_ms(self, shard_id: int) -> int | None:
+    async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         query = select(func.min(tasks.c.due_ms)).where(
-            tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES)
+            tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms > after_ms
         )
         [(due_ms,)] = await self._all(query)
         return due_ms  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ from liveness.v1 import admin_pb2, service_pb2, worker_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
-from tasks.sinks import Sink, to_matching
+from tasks.sinks import Sink
 from tests.shard.engine import duration
 from tests.shard.faulty_store import FaultyStore
 
@@ -74,7 +74,7 @@ class Site:
         self.server = Server(
             Settings(db=self.url, listen="127.0.0.1:0", **values),
             clock=self.clock,
-            route=to_matching if sink is None else lambda namespace, task_queue: sink,
+            route=None if sink is None else lambda namespace, task_queue: sink,
             self_driven=False,
         )
         with pytest.MonkeyPatch.context() as patch:

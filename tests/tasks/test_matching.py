@@ -66,16 +66,16 @@ async def test_a_long_queue_holds_up_no_other(engine: Engine) -> None:
     engine.node.policies.replace("", {"max_bindings_per_worker": 100_000})
     for name in ("many", "few"):
         await engine.beat(name)
+    many = [schedule(engine, f"many-{number}", "many") for number in range(600)]
+    await asyncio.gather(*many, schedule(engine, "few", "few"))
     crowd = [poll(engine, "many", "many") for _ in range(600)]
-    await waiting(engine, 600)
     lone = poll(engine, "few", "few")
-    await waiting(engine, 601)
+    while len(engine.matching._polls) < 2:
+        await asyncio.sleep(0)
     [alone] = engine.matching._polls[WorkerKey(NAMESPACE, "few")]
     alone.answered.add_done_callback(lambda _: order.append("few"))
     for one in engine.matching._polls[WorkerKey(NAMESPACE, "many")]:
         one.answered.add_done_callback(lambda _: order.append("many"))
-    many = [schedule(engine, f"many-{number}", "many") for number in range(600)]
-    await asyncio.gather(*many, schedule(engine, "few", "few"))
     await asyncio.wait([lone, *crowd])
     assert held(engine, "few").state is ActivityState.STARTED
     assert order.index("few") < 300, "it did not have to wait for the whole crowd"
