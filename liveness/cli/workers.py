@@ -30,6 +30,7 @@ from liveness.v1.service_pb2 import (
     WorkerFilter,
 )
 from liveness.v1.worker_pb2 import (
+    WORKER_STATE_ACTIVE,
     WORKER_STATE_CLEANED_UP,
     InactiveReason,
     Worker,
@@ -255,15 +256,15 @@ def _state(state: int) -> str:
 
 def _standing(worker: Worker) -> str:
     """The state, and what else is to be known about it: ACTIVE (suspect, paused)."""
+    # A drain ends with the lease, and nothing is ordered of a worker that is gone for good.
     marks = [
         mark
         for mark, holds in (
             ("suspect", worker.suspect),
-            ("paused", worker.paused),
-            ("draining", worker.draining),
+            ("paused", worker.paused and worker.state != WORKER_STATE_CLEANED_UP),
+            ("draining", worker.draining and worker.state == WORKER_STATE_ACTIVE),
         )
-        # Nothing is ordered of a worker that is gone for good, whatever its namespace is told.
-        if holds and worker.state != WORKER_STATE_CLEANED_UP
+        if holds
     ]
     return f"{_state(worker.state)} ({', '.join(marks)})" if marks else _state(worker.state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -175,10 +176,33 @@ def test_draining_tells_what_is_left(shell: Shell) -> None:
     assert shell.json("workers", "drain", "w") == {"bound_activities": 1}
 
 
+@pytest.mark.parametrize(
+    ("options", "limit"), [((), timedelta(minutes=1)), (("--limit", "2h"), timedelta(hours=2))]
+)
+def test_the_limit_of_a_drain_is_the_one_that_is_told(
+    options: tuple[str, ...], limit: timedelta, shell: Shell
+) -> None:
+    shell.heartbeat("w")
+    told(shell, "drain", "w", *options)
+    worker = shell.json("workers", "describe", "w")
+    begun, over = (datetime.fromisoformat(worker[at]) for at in ("last_heartbeat_time", "drain_deadline"))
+    assert limit <= over - begun < limit + timedelta(minutes=1)
+
+
 def test_draining_has_a_limit_of_a_minute_unless_it_is_told(shell: Shell) -> None:
     shell.heartbeat("w")
     (line,) = told(shell, "drain", "w")
     assert line == "Worker w is draining; it holds 0 activities, and what is left after 1m is rescheduled."
+
+
+def test_whoever_was_drained_is_draining_no_more(shell: Shell) -> None:
+    shell.heartbeat("w")
+    told(shell, "drain", "w", "--limit", "0")
+    # Each look is a call; the test's time-out bounds it.
+    while (shown := states(shell)["w"]) == "ACTIVE (draining)":
+        pass
+    assert shown == "INACTIVE"
+    assert "DRAINED: drained; 0 activities were left at the limit" in shell.ok("workers", "describe", "w")
 
 
 def test_what_is_not_active_cannot_be_drained(shell: Shell) -> None:
