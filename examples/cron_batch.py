@@ -1,0 +1,78 @@
+"""A nightly batch: one activity for each customer and day, done once however often cron starts it.
+
+The id of an activity says what is to be done: "invoice/2026-01-31/ada". Scheduling it again changes nothing, so a batch
+that was interrupted, or started twice, is simply started again. Workers come and go; what one leaves, another does.
+
+    liveness serve                                      in one terminal
+    python examples/cron_batch.py work                  in one or more others
+    python examples/cron_batch.py run                   from cron: schedules today's, waits, tells what came of it
+"""
+
+import argparse
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from liveness import Client, Worker
+from liveness.sdk import ActivityState, RetryLater, Task
+
+QUEUE = "invoices"
+CUSTOMERS = ("ada", "barbara", "donald", "edsger", "grace", "john", "leslie", "tony")
+
+
+async def work(address: str, folder: Path) -> None:
+    async with Worker(address, task_queue=QUEUE) as worker:
+
+        @worker.activity("invoice")
+        async def invoice(task: Task) -> object:
+            order = task.json()
+            amount = 10 * len(order["customer"])
+            await asyncio.sleep(0.1)
+            text = f"{order['date']}: {order['customer']} owes {amount}\n"
+            try:
+                # The same attempt may have got as far as this before: write what is true, do not add to it.
+                (folder / f"{order['date']}-{order['customer']}.txt").write_text(text)
+            except OSError as error:
+                raise RetryLater(f"no room for invoices: {error}", after=30) from error
+            print(text, end="", flush=True)
+            return {"amount": amount}
+
+        await worker.run()  # until SIGTERM or Ctrl-C
+
+
+async def run(address: str, date: str) -> int:
+    async with Client(address) as client:
+        jobs = [
+            await client.schedule(
+                "invoice",
+                id=f"invoice/{date}/{customer}",
+                input={"date": date, "customer": customer},
+                task_queue=QUEUE,
+            )
+            for customer in CUSTOMERS
+        ]
+        done = await asyncio.gather(*(client.wait(job.ref) for job in jobs))
+    good = [info for info in done if info.state is ActivityState.COMPLETED]
+    for info in done:
+        if info not in good:
+            print(f"{info.id}: {info.state}, {info.last_failure}")
+    new = sum(job.created for job in jobs)
+    total = sum(info.json()["amount"] for info in good)
+    print(f"{date}: {len(jobs)} invoices, {new} new, {len(good)} written, {total} in all")
+    return 0 if len(good) == len(jobs) else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["work", "run"])
+    parser.add_argument("--address", default="127.0.0.1:7400")
+    parser.add_argument("--date", default=datetime.now(UTC).date().isoformat())
+    parser.add_argument("--folder", type=Path, default=Path(), help="where invoices are written")
+    options = parser.parse_args()
+    if options.part == "work":
+        asyncio.run(work(options.address, options.folder))
+    else:
+        sys.exit(asyncio.run(run(options.address, options.date)))
