@@ -80,7 +80,10 @@ async def perform(
     plan: Plan, audience: Audience, environment: Mapping[str, str], clock: Clock, *, keep: bool
 ) -> Outcome:
     """Raises DemoFailed or Interrupted; in either case, and in every other, no process is left."""
-    folder = Path(tempfile.mkdtemp(prefix="liveness-demo-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="liveness-demo-"))
+    except OSError as error:
+        raise DemoFailed(f"there is no place for a temporary folder: {error}") from error
     kept = keep
     interruptible = _Interruptible()
     try:

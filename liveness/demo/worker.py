@@ -26,6 +26,7 @@ from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 
 COUNTING_MS = 50
 INSIST_SECONDS = 5.0
+START_SECONDS = 30.0
 
 
 async def work(options: Namespace) -> None:
@@ -57,6 +58,7 @@ async def work(options: Namespace) -> None:
         disconnect_grace=options.grace,
         max_concurrent=options.slots,
         stop_timeout=2.0,
+        start_timeout=START_SECONDS,
     ) as worker:
         worker.activity(ACTIVITY_TYPE)(hash_block)
         counting = asyncio.create_task(count(worker, notebook, name))
