@@ -61,6 +61,7 @@ class QueueRunner:
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
         self._look_everywhere = False
+        self._working = asyncio.Lock()
         self._slots = asyncio.Semaphore(DELIVERIES_MAX)
         self._deliveries: set[asyncio.Task[None]] = set()
         self._on_their_way: defaultdict[int, set[int]] = defaultdict(set)
@@ -126,14 +127,15 @@ class QueueRunner:
             delivery.cancel()
 
     async def _work_off_due(self) -> None:
-        while shards := self._due_shards():
-            for shard in shards:
-                try:
-                    await self._work_off_shard(shard)
-                except (Unavailable, StoreError) as error:
-                    # The shard is being re-read, or the store cannot be read; opening it again wakes this runner.
-                    self._next_due_ms[shard.id] = shard.now_ms() + BACKOFF_MS_MIN
-                    logger.info("queue interrupted", shard=shard.id, why=str(error))
+        async with self._working:  # tests work it off by hand while it runs
+            while shards := self._due_shards():
+                for shard in shards:
+                    try:
+                        await self._work_off_shard(shard)
+                    except (Unavailable, StoreError) as error:
+                        # Being re-read, or not readable; that it is opened again wakes this runner.
+                        self._next_due_ms[shard.id] = shard.now_ms() + BACKOFF_MS_MIN
+                        logger.info("queue interrupted", shard=shard.id, why=str(error))
 
     async def _work_off_shard(self, shard: Shard) -> None:
         self._next_due_ms.pop(shard.id, None)

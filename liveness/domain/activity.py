@@ -271,7 +271,8 @@ def _(event: ActivityMadeAvailable, activity: Activity) -> Activity:
 
 @_evolve.register
 def _(event: ActivityQuarantined, activity: Activity) -> Activity:
-    reason = f"quarantined: {event.deaths} workers in a row died with it"
+    whose = "its worker" if event.deaths == 1 else f"{event.deaths} workers in a row"
+    reason = f"quarantined: {whose} died with it"
     return activity._replace(state=ActivityState.QUARANTINED, since_ms=event.at_ms, last_failure=reason)
 
 

@@ -313,6 +313,7 @@ class ConfigChanged:
 
     set: dict[str, float]
     unset: tuple[str, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

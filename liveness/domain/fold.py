@@ -121,7 +121,8 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
 def _standing_after(worker: Worker | None, event: Activation) -> Standing:
     """A pause is an order to whoever runs under the key; a drain and a stream's grace belong to a session."""
     before = worker.standing if worker else NO_STANDING
-    if worker and worker.session_id == event.session_id:
+    # Without a session, who comes back cannot be told from who is new.
+    if worker and worker.session_id and worker.session_id == event.session_id:
         standing = before._replace(loop_lag_ms=event.loop_lag_ms, handed=NO_HANDED)
     else:
         standing = Standing(paused=before.paused, loop_lag_ms=event.loop_lag_ms)
@@ -189,7 +190,7 @@ def _(event: WorkerPaused, worker: Worker) -> Worker:
 
 @_evolve.register
 def _(event: WorkerResumed, worker: Worker) -> Worker:
-    return _stand(worker, paused=False)
+    return _stand(worker, paused=False, draining=False, drain_deadline_ms=0)
 
 
 @_evolve.register

@@ -31,7 +31,8 @@ def pause(worker: Worker, reason: str) -> tuple[WorkerPaused, ...]:
 
 
 def resume(worker: Worker) -> tuple[WorkerResumed, ...]:
-    return (WorkerResumed(),) if worker.standing.paused else ()
+    """From a pause, or from a drain that somebody thought better of."""
+    return (WorkerResumed(),) if worker.standing.paused or worker.standing.draining else ()
 
 
 def drain(key: WorkerKey, worker: Worker, reason: str, deadline_ms: int) -> tuple[DrainBegun, ...]:

@@ -61,7 +61,7 @@ class AdminService:
         )
 
     async def _set_config(
-        self, namespace: str, changed: dict[str, float], unset: tuple[str, ...]
+        self, namespace: str, changed: dict[str, float], unset: tuple[str, ...], reason: str = ""
     ) -> tuple[Policy, dict[str, float]]:
         """Returns what is in force, and what was set for this very namespace."""
         node = self._node
@@ -76,7 +76,9 @@ class AdminService:
                 policies.preview_all(overrides)
             if overrides != policies.overrides(namespace):
                 shard = node.shard(namespace, "")
-                shard.change_config(namespace, ConfigChanged(set=changed, unset=unset), overrides)
+                shard.change_config(
+                    namespace, ConfigChanged(set=changed, unset=unset, reason=reason), overrides
+                )
                 await node.durable(shard)
                 policies.replace(namespace, overrides)
                 node.policy_changed()
@@ -85,11 +87,10 @@ class AdminService:
     async def pause_workers(self, request: admin_pb2.PauseWorkersRequest) -> admin_pb2.PauseWorkersResponse:
         reason = text("reason", request.reason)
         if self._orders.scope(request) == "all":
-            before = self._node.policies.of(request.namespace).paused
-            await self._set_config(request.namespace, {"paused": 1}, ())
-            return admin_pb2.PauseWorkersResponse(
-                changed=0 if before else self._node.occupancy(request.namespace)
-            )
+            paused = self._node.policies.of(request.namespace).paused
+            changed = 0 if paused else self._orders.unpaused(request.namespace)
+            await self._set_config(request.namespace, {"paused": 1}, (), reason)
+            return admin_pb2.PauseWorkersResponse(changed=changed)
         changed = await self._orders.order(request, lambda worker: orders.pause(worker, reason))
         return admin_pb2.PauseWorkersResponse(changed=changed)
 

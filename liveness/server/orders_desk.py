@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from liveness.domain import orders
-from liveness.domain.errors import InvalidField, ShardUnavailable
+from liveness.domain.errors import InvalidField, ShardUnavailable, WorkerCleanedUp
 from liveness.domain.events import WorkerEvent
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker, WorkerState
@@ -51,7 +51,10 @@ class OrdersDesk:
         if scope == "worker_instance_key":
             key = wire.worker_key(request.namespace, request.worker_instance_key)
             shard = self._node.shard(*key)
-            found = iter([(shard, key, shard.describe(key))])
+            worker = shard.describe(key)
+            if worker.state is WorkerState.CLEANED_UP:
+                raise WorkerCleanedUp(worker=key.instance_key)
+            found = iter([(shard, key, worker)])
         else:
             where = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
             found = self._matching(request.namespace, where)
@@ -59,6 +62,11 @@ class OrdersDesk:
         for shard in dict.fromkeys(changed):
             await self._node.durable(shard)
         return len(changed)
+
+    def unpaused(self, namespace: str) -> int:
+        """How many workers would be paused with their namespace."""
+        found = self._matching(namespace, WorkerFilter())
+        return sum(not worker.standing.paused for _, _, worker in found)
 
     async def drain(self, request: admin_pb2.DrainWorkerRequest) -> int:
         """Returns how many activities the worker still holds."""

@@ -128,11 +128,9 @@ class Custody:
         """Returns whether a worker held it and is told to stop."""
         shard, activity = await self._held(key)
         shard.change_activity(key, decide.cancel(activity, reason, shard.now_ms()))
-        held = activity.state is ActivityState.STARTED
-        if held:
-            self._unbind(key, activity.worker, activity.attempt, taken=True)
-        await self._node.durable(shard)
-        return held
+        home = self._unbind(key, activity.worker, activity.attempt, taken=True) if activity.worker else None
+        await self._durable(shard, *([home] if home else []))
+        return home is not None
 
     async def retry(self, key: ActivityKey) -> Activity:
         shard, activity = await self._held(key)
@@ -173,17 +171,20 @@ class Custody:
             return "the worker is not bound to it any more"
         return ""
 
-    def _unbind(self, key: ActivityKey, worker: str, attempt: int, *, taken: bool) -> None:
+    def _unbind(self, key: ActivityKey, worker: str, attempt: int, *, taken: bool) -> Shard | None:
+        """Returns the worker's shard if the worker was bound to it."""
         worker_key = WorkerKey(key.namespace, worker)
         try:
             home = self._home(worker_key)
         except ShardUnavailable:
             if not taken:
                 raise
-            return  # it hears of it when it ends the attempt
+            return None  # it hears of it when it ends the attempt
         known = home.workers.get(worker_key)
-        if known is not None:
-            home.change_worker(worker_key, orders.end_binding(known, key.id, attempt, taken=taken))
+        if known is None:
+            return None
+        events = orders.end_binding(known, key.id, attempt, taken=taken)
+        return home if home.change_worker(worker_key, events) else None
 
     # -- lost answers
 

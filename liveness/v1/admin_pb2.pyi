@@ -108,7 +108,7 @@ class PauseWorkersRequest(_message.Message):
     all: _builtins.bool
     """or the whole namespace, whoever joins it later included."""
     reason: _builtins.str
-    """Shown in the workers' histories."""
+    """Recorded with the event."""
     @_builtins.property
     def filter(self) -> _service_pb2.WorkerFilter:
         """or those ACTIVE and INACTIVE workers that the filter finds now,"""
@@ -186,7 +186,7 @@ class ResumeWorkersResponse(_message.Message):
 
     CHANGED_FIELD_NUMBER: _builtins.int
     changed: _builtins.int
-    """Workers that were paused before."""
+    """Workers that were paused or drained before."""
     def __init__(
         self,
         *,

@@ -107,7 +107,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeWorkers(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Also ends a drain that has not come to its end.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

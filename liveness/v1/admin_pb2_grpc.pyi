@@ -40,6 +40,7 @@ class AdminServiceStub:
     of the server and of the worker.
     """
     ResumeWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkersRequest, _admin_pb2.ResumeWorkersResponse]
+    """Also ends a drain that has not come to its end."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
     """No new work, then a graceful end; what is left after the limit is rescheduled."""
     GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
@@ -64,6 +65,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     of the server and of the worker.
     """
     ResumeWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeWorkersRequest, _admin_pb2.ResumeWorkersResponse]  # type: ignore[assignment]
+    """Also ends a drain that has not come to its end."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """No new work, then a graceful end; what is left after the limit is rescheduled."""
     GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
@@ -102,7 +104,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.ResumeWorkersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ResumeWorkersResponse, _abc.Awaitable[_admin_pb2.ResumeWorkersResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ResumeWorkersResponse, _abc.Awaitable[_admin_pb2.ResumeWorkersResponse]]:
+        """Also ends a drain that has not come to its end."""
 
     @_abc_1.abstractmethod
     def DrainWorker(

@@ -64,6 +64,8 @@ async def test_a_paused_namespace_pauses_whoever_joins_it_later(work: Work) -> N
     assert (await work.site.beat(namespace="billing")).pause is False
     await work.schedule("a")
     assert await work.poll("late") == []
+    await work.pause("early")
+    assert await work.pause(all=True) == 0, "nobody more"
     assert await work.resume(all=True) == 2
     assert (await work.beat("early")).pause is False
     assert len(await work.poll("late")) == 1
@@ -161,3 +163,28 @@ async def test_a_drain_outlasts_a_restart_and_the_same_sessions_return(work: Wor
     assert (await work.site.describe()).state == ACTIVE, "its limit was over once"
     fresh = await work.site.beat(session_id="next", sequence=1)
     assert fresh.drain is False, "a new process is a new beginning"
+
+
+async def test_a_drain_can_be_called_off(work: Work) -> None:
+    await work.beat(lease_ms=60_000)
+    await work.drain(limit_ms=5_000)
+    assert await work.resume("w") == 1
+    assert (await work.beat(lease_ms=60_000)).drain is False
+    await work.site.advance(6_000)
+    assert (await work.site.describe()).state == ACTIVE
+
+
+async def test_a_client_without_sessions_is_not_drained_for_ever(work: Work) -> None:
+    await work.site.beat(lease_ms=60_000)
+    await work.drain(limit_ms=0)
+    await work.site.advance(500)
+    assert (await work.site.describe()).state == INACTIVE
+    assert (await work.site.beat()).drain is False
+
+
+async def test_a_cleaned_up_worker_cannot_be_paused(work: Work) -> None:
+    await work.site.configure(cleanup_delay_ms=1)
+    await work.beat()
+    await work.site.shut_down()
+    await work.site.advance(500)
+    assert (await refusal(work.pause("w"))).reason == "WORKER_CLEANED_UP"

@@ -1,0 +1,23 @@
+"""For tests of programs that use liveness: a whole server in the test's process, and a clock to drive it.
+
+With pytest, in conftest.py:
+
+    pytest_plugins = ["liveness.testing.fixtures"]
+
+and then, in tests with asyncio or without:
+
+    def test_that_lost_work_is_stopped(liveness_server):
+        with Worker(liveness_server.address, task_queue="q") as worker:
+            with pytest.raises(LeaseLost), worker.bind(ActivityRef("order-7")) as binding:
+                liveness_server.advance(60)  # a minute passes on the server; what falls due happens
+                assert binding.lost.wait_blocking(10)
+
+The server's clock stands still until it is moved; the worker's own clock is the real one.
+"""
+
+from liveness.app import Server
+from liveness.clock import ManualClock
+from liveness.settings import Settings
+from liveness.testing.local_server import LocalServer
+
+__all__ = ["LocalServer", "ManualClock", "Server", "Settings"]
