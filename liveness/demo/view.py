@@ -76,26 +76,29 @@ class View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.height or options.size.height
-        rows = _that_fit(self.scene.workers, height - STATE_LINES - STORY_MIN - 2)
-        state = Group(_workers(rows), _activities(self.scene))
         if options.max_width >= WIDE:
             body = Table.grid(expand=True)
             body.add_column(width=STATE_WIDTH)
             body.add_column(ratio=1)
-            body.add_row(state, _story(self.scene.story, min(STORY_MAX, height - 4)))
+            rows = _that_fit(self.scene.workers, height - STATE_LINES)
+            story = _story(self.scene.story, min(STORY_MAX, height - 4))
+            body.add_row(Group(_workers(rows), _activities(self.scene)), story)
             parts: list[RenderableType] = [_title(self.scene), body]
         else:
-            room = height - len(rows) - STATE_LINES - 2
-            parts = [_title(self.scene), state, _story(self.scene.story, min(room, STORY_MAX))]
+            rows = _that_fit(self.scene.workers, height - STATE_LINES - STORY_MIN - 2)
+            room = height - STATE_LINES - len(rows) - 2
+            story = _story(self.scene.story, min(max(room, STORY_MIN), STORY_MAX))
+            parts = [_title(self.scene), _workers(rows), _activities(self.scene), story]
         for part in parts:
             yield from console.render(part, options.update(height=None))
 
 
 def _that_fit(rows: Sequence[WorkerRow], room: int) -> Sequence[WorkerRow]:
-    """In a low window, those that are over go first."""
-    spare = len(rows) - max(room, 1)
+    """In a low window, those that are over go first, then those to whom nothing happens."""
+    spare = max(len(rows) - max(room, 1), 0)
     over = [row for row in rows if row.verdict == "INACTIVE" and row.condition is not Condition.FROZEN]
-    hidden = over[: max(spare, 0)]
+    calm = [row for row in rows if row.condition is Condition.RUNNING and row.epoch <= 1]
+    hidden = [*over, *reversed(calm)][:spare]
     return [row for row in rows if row not in hidden]
 
 

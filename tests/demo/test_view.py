@@ -60,6 +60,14 @@ def test_in_a_low_window_those_that_are_over_make_room() -> None:
     assert len(lines) <= 24
 
 
+def test_in_a_low_window_those_to_whom_something_happens_stay() -> None:
+    lines = drawn(View(scene(*map(row, range(1, 20)), row(20, Condition.KILLED, suspect=True))), 80, 24)
+
+    assert any("worker-20 killed" in line for line in lines)
+    assert any("thing number 39" in line for line in lines)
+    assert len(lines) <= 24
+
+
 def test_a_worker_is_shown_as_it_is_and_as_the_server_sees_it() -> None:
     text = "\n".join(
         drawn(
