@@ -58,8 +58,12 @@ def answered(fence: Fence, sent_ms: int) -> Fence:
     return replace(fence, heard_ms=max(fence.heard_ms, sent_ms))
 
 
-def exposed(fence: Fence, grace_ms: int) -> Fence:
-    """The worker asked for this grace, or was granted it: from the asking on, the server may count it."""
+def exposed(fence: Fence, grace_ms: int, asked_ms: int) -> Fence:
+    """The worker asks for this grace, or was granted what it asked for at `asked_ms`: from the asking on, the server may
+    count it. If no stream could end its lease before, only the new one can, and that does not break before it is
+    opened."""
+    if fence.grace_ms is None:
+        return replace(fence, grace_ms=grace_ms, heard_ms=max(fence.heard_ms, asked_ms))
     return replace(fence, grace_ms=grace_ms)
 
 

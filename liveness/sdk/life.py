@@ -271,19 +271,19 @@ class Life:
             hold = self._holds.get(ref.key)
             if hold is not None:
                 hold.epoch = self.pulse.epoch
-        if not self._sentry.shut:
-            self._grant()
-            if not self.started.done():
-                self.started.set_result(None)
-            if self._attach_wanted:
-                self._attach_wanted = False
-                self._connection.stream.attach(self)
-        elif heard.lease_ms:
+        if heard.lease_ms and self._sentry.shut:
             self.pulse.hasten(now_ms)  # so late an answer proves nothing about now
+        elif heard.lease_ms:
+            self._confirmed()
         self._check_settled()
 
-    def _grant(self) -> None:
-        """Those who wait for a binding that the server has may begin."""
+    def _confirmed(self) -> None:
+        """The lease is certain for a while. Those who wait for a binding that the server has may begin."""
+        if not self.started.done():
+            self.started.set_result(None)
+        if self._attach_wanted:
+            self._attach_wanted = False
+            self._connection.stream.attach(self)
         for key, outcome in list(self._binding.items()):
             if self._holds[key].epoch:
                 del self._binding[key]
@@ -319,7 +319,8 @@ class Life:
 
     def asking(self) -> None:
         if self.grace_ms is not None:
-            self._sentry.move(fence.exposed(self._sentry.fence, self.grace_ms))
+            now_ms = self._ticker.now_ms()
+            self._sentry.move(fence.exposed(self._sentry.fence, self.grace_ms, now_ms))
 
     def attached(self, grace_ms: int | None, sent_ms: int) -> None:
         now_ms = self._ticker.now_ms()
@@ -327,7 +328,8 @@ class Life:
         if grace_ms is None:
             self._sentry.move(fence.sheltered(self._sentry.fence))
         else:
-            self._sentry.move(fence.answered(fence.exposed(self._sentry.fence, grace_ms), sent_ms))
+            granted = fence.exposed(self._sentry.fence, grace_ms, sent_ms)
+            self._sentry.move(fence.answered(granted, sent_ms))
         self._changed()
 
     def answered(self, sent_ms: int) -> None:
@@ -351,6 +353,8 @@ class Life:
             return
         if harmless:
             self._sentry.move(fence.sheltered(self._sentry.fence))
+            self._attach_wanted = True
+            self._hasten(ATTACH_AGAIN_MS)
         elif self.grace_ms is not None:
             self.pulse.quicken(self.grace_ms // BEATS_PER_GRACE, self._ticker.now_ms())
             self._connection.heart.stir(self.namespace)

@@ -60,7 +60,8 @@ class Attachable(Protocol):
     def ordered(self, orders: AttachResponse.Orders) -> None: ...
 
     def detached(self, *, harmless: bool) -> None:
-        """Its stream is gone. `harmless`: the server ended it for reasons of its own, or refused the worker."""
+        """Its stream is gone. `harmless`: the server ended it for reasons of its own; then the worker is to attach
+        again."""
 
     def not_attached(self, refusal: Refusal) -> None: ...
 
@@ -172,12 +173,14 @@ class Stream:
         harmless = current.closing or refusal.reason == "SHUTTING_DOWN"
         log.debug("the stream ended: %s", refusal)
         for place in (*current.attached, *current.waiting):
-            life = self._lives.get(place)
+            # A worker that is safe without a stream asks for one again when it knows that the server is there: to ask
+            # is to put its lease at the mercy of the new stream.
+            life = self._lives.pop(place, None) if harmless else self._lives.get(place)
             if life is not None:
                 life.detached(harmless=harmless)
                 if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
                     life.not_attached(refusal)
-        if self._closed or self._reconnect is not None:
+        if self._closed or self._reconnect is not None or not self._lives:
             return
         wait_ms = self._reconnect_ms
         self._reconnect_ms = min(max(wait_ms * 2, RECONNECT_MS[0]), RECONNECT_MS[1])

@@ -64,7 +64,7 @@ def test_the_grace_is_never_trusted_longer_than_the_server_waits(
     answered: list[tuple[int, bool]], data: st.DataObject
 ) -> None:
     """The server counts from when it saw the stream break, which is after it answered for the last time."""
-    known, at_ms, seen_ms = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS), 0, 0
+    known, at_ms, seen_ms = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 0), 0, 0
     for gap_ms, is_ping in answered:
         at_ms += gap_ms
         seen_ms = at_ms + data.draw(st.integers(0, 50))
@@ -104,7 +104,7 @@ def test_a_late_answer_to_an_old_heartbeat_does_not_shorten_the_trust() -> None:
 
 
 def test_the_earlier_of_both_deadlines_counts() -> None:
-    known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS)
+    known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 0)
     assert fence.deadline_ms(known) == GRACE_MS - 60
     for ping_ms in range(0, 20_000, 1_000):
         known = fence.answered(known, ping_ms)
@@ -112,17 +112,29 @@ def test_the_earlier_of_both_deadlines_counts() -> None:
 
 
 def test_a_heartbeat_keeps_the_grace_away_too() -> None:
-    known = fence.renewed(fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS), 2_000, LEASE_MS)
+    known = fence.renewed(fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 0), 2_000, LEASE_MS)
     assert fence.deadline_ms(known) == 2_000 + GRACE_MS - 60
 
 
 def test_a_stream_that_the_server_closed_means_nothing() -> None:
-    known = fence.sheltered(fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS))
+    known = fence.sheltered(fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 0))
     assert fence.deadline_ms(known) == LEASE_MS - 200
 
 
+def test_a_stream_cannot_break_before_it_is_opened() -> None:
+    """After a server was away for longer than the grace, say, and the heartbeat it answered first was an old one."""
+    known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 5_000)
+    assert fence.deadline_ms(known) == 5_000 + GRACE_MS - 60
+
+
+def test_asking_again_gains_no_time() -> None:
+    """The stream that was asked for first may have been opened, and may have broken since."""
+    known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 1_000)
+    assert fence.exposed(known, GRACE_MS, 2_000) == known
+
+
 def test_a_grace_longer_than_the_lease_is_the_lease() -> None:
-    known = fence.exposed(fence.renewed(Fence(), 0, 1_000), 5_000)
+    known = fence.exposed(fence.renewed(Fence(), 0, 1_000), 5_000, 0)
     assert fence.deadline_ms(known) == 980
 
 

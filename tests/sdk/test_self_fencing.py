@@ -1,0 +1,184 @@
+"""A worker that cannot reach its server stops its work before the server gives it away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import pytest
+
+from liveness.sdk import ActivityLost, FencingToken, LeaseLost, Worker
+from liveness.sdk.values import duration
+from liveness.v1.worker_pb2 import (
+    INACTIVE_REASON_DISCONNECTED,
+    INACTIVE_REASON_LEASE_EXPIRED,
+    WORKER_STATE_ACTIVE,
+    WORKER_STATE_CLEANED_UP,
+    WORKER_STATE_INACTIVE,
+)
+from tests.sdk.programs import HOLDER, program
+from tests.sdk.servers import SECONDS_MAX, LivenessServer, relaying, until
+
+
+async def test_a_server_that_does_not_answer_costs_the_binding(own_server: LivenessServer) -> None:
+    """And not one that is silent for less than the lease; and nothing at all of what comes after."""
+    async with Worker(own_server.address, task_queue="queue", lease=1, disconnect_grace=None) as worker:
+        binding = worker.bind("a")
+
+        async def hold() -> None:
+            async with binding:
+                own_server.send(signal.SIGSTOP)
+                await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+        with pytest.raises(LeaseLost):
+            await hold()
+        own_server.send(signal.SIGCONT)
+        async with worker.bind("b") as another:
+            assert another.fencing_token.attempt == 1
+        key = worker.instance_key
+        until(lambda: not own_server.bound("default", key))
+        assert own_server.worker("default", key).state == WORKER_STATE_ACTIVE
+
+
+def test_a_thread_is_told_too(own_server: LivenessServer) -> None:
+    def hold(worker: Worker) -> None:
+        with worker.bind("a") as binding:
+            own_server.send(signal.SIGSTOP)
+            assert binding.lost.wait_blocking(SECONDS_MAX)
+            own_server.send(signal.SIGCONT)
+            binding.check()
+
+    with Worker(own_server.address, task_queue="queue", lease=1) as worker, pytest.raises(LeaseLost):
+        hold(worker)
+
+
+async def test_without_its_stream_a_worker_trusts_its_lease_for_the_grace_only(
+    own_server: LivenessServer,
+) -> None:
+    async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+        key = worker.instance_key
+        until(lambda: own_server.worker("default", key).attached)
+
+        async def hold() -> None:
+            async with worker.bind("a"):
+                own_server.send(signal.SIGSTOP)
+                await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+        with pytest.raises(LeaseLost):
+            await hold()
+        own_server.send(signal.SIGCONT)
+        async with worker.bind("b"):
+            pass
+
+
+async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessServer) -> None:
+    """However long it stays away, within the lease."""
+    async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+        key = worker.instance_key
+        until(lambda: own_server.worker("default", key).attached)
+        async with worker.bind("a") as binding:
+            own_server.end(signal.SIGTERM)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(binding.lost.wait(), 2)  # twice the grace
+            own_server.start()
+            until(lambda: own_server.worker("default", key).attached)
+            binding.check()
+            assert own_server.bound("default", key) == {"a"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_restart_of_the_server_within_the_terms_costs_nothing(
+    own_server: LivenessServer, how: signal.Signals
+) -> None:
+    async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=300) as worker:
+        key = worker.instance_key
+        until(lambda: own_server.worker("default", key).attached)
+        async with worker.bind("a") as binding:
+            own_server.end(how)
+            own_server.start()
+            until(lambda: own_server.worker("default", key).attached)
+            assert own_server.bound("default", key) == {"a"}
+            assert binding.fencing_token == FencingToken(1, 1)
+            async with worker.bind("b"):
+                pass
+
+
+def test_a_process_that_stood_still_finds_its_binding_lost(server: LivenessServer, namespace: str) -> None:
+    options = {"namespace": namespace, "lease": 1, "disconnect_grace": None, "instance_key": "mine"}
+    with program(HOLDER, server.address, json.dumps(options)) as holder:
+        assert holder.says("holding") == ["holding", "a0", "mine", "1", "1"]
+        holder.send(signal.SIGSTOP)
+        until(lambda: server.worker(namespace, "mine").state == WORKER_STATE_INACTIVE)
+        assert server.worker(namespace, "mine").inactive_reason == INACTIVE_REASON_LEASE_EXPIRED
+        holder.send(signal.SIGCONT)
+        assert holder.says("check:") == ["check:", "LeaseLost"]
+        assert holder.says("lost:") == ["lost:", "LeaseLost"]
+        assert holder.says("holding") == ["holding", "a1", "mine", "1", "2"]
+        until(lambda: not server.worker(namespace, "mine").cancel_activities)
+
+
+def test_a_killed_process_is_missed_within_the_grace(server: LivenessServer, namespace: str) -> None:
+    options = {"namespace": namespace, "lease": 600, "disconnect_grace": 0.5, "instance_key": "mine"}
+    with program(HOLDER, server.address, json.dumps(options)) as holder:
+        holder.says("holding")
+        until(lambda: server.worker(namespace, "mine").attached)
+        holder.send(signal.SIGKILL)
+        until(lambda: server.worker(namespace, "mine").state == WORKER_STATE_INACTIVE)
+        assert server.worker(namespace, "mine").inactive_reason == INACTIVE_REASON_DISCONNECTED
+
+
+@pytest.mark.parametrize("own_key", [True, False])
+def test_a_worker_that_was_cleaned_up_goes_on_if_its_key_was_made_up(
+    server: LivenessServer, namespace: str, own_key: bool
+) -> None:
+    server.configure(namespace, cleanup_delay=duration(0))
+    options = {"namespace": namespace, "lease": 1, "disconnect_grace": None}
+    if own_key:
+        options["instance_key"] = "mine"
+    with program(HOLDER, server.address, json.dumps(options)) as holder:
+        key = holder.says("holding")[2]
+        holder.send(signal.SIGSTOP)
+        until(lambda: server.worker(namespace, key).state == WORKER_STATE_CLEANED_UP)
+        holder.send(signal.SIGCONT)
+        holder.says("lost:")
+        if own_key:
+            assert holder.says("ended:") == ["ended:", "WorkerGone"]
+        else:
+            _, name, another, _, epoch = holder.says("holding")
+            assert (name, epoch) == ("a1", "1")
+            assert another != key
+            assert server.bound(namespace, another) == {"a1"}
+
+
+async def test_answers_that_get_lost_cost_nothing(server: LivenessServer, namespace: str) -> None:
+    """A heartbeat that was applied, and whose answer was lost, is sent again and recognised."""
+    with relaying(server.address) as relay:
+        async with Worker(relay.address, namespace=namespace, task_queue="queue", lease=60) as worker:
+            for number in range(5):
+                relay.lose_answers("RecordWorkerHeartbeats", 2)
+                async with worker.bind(f"a{number}") as binding:
+                    assert server.bound(namespace, worker.instance_key) == {f"a{number}"}
+                    assert binding.fencing_token == FencingToken(1, 1)
+            key = worker.instance_key
+            until(lambda: not server.bound(namespace, key))
+
+
+async def test_a_lost_binding_is_lost_for_good(own_server: LivenessServer) -> None:
+    """Even if the server had not given it away yet."""
+    async with Worker(own_server.address, task_queue="queue", lease=1, disconnect_grace=None) as worker:
+        binding = worker.bind("a")
+
+        async def hold() -> None:
+            async with binding:
+                own_server.send(signal.SIGSTOP)
+                try:
+                    await binding.lost.wait()
+                except asyncio.CancelledError:
+                    pass
+                own_server.send(signal.SIGCONT)
+                async with worker.bind("b"):
+                    binding.check()
+
+        with pytest.raises(ActivityLost):
+            await hold()
