@@ -1,4 +1,4 @@
-"""make bench: durable heartbeats against a server that does nothing, unary and in batches."""
+"""make bench: durable heartbeats against a server that does nothing; how fast lost work moves on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from bench import load
+from bench import load, moving_on
 from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_request, heartbeat, unary_request
 from bench.sides import side
 from liveness.v1.service_pb2 import DescribeWorkerRequest
@@ -113,21 +113,30 @@ def main():
     parser.add_argument(
         "--scale", type=float, default=1.0, help="calls per measurement, relative (default 1)"
     )
-    parser.add_argument("--only", help="run only rows whose name contains this")
+    parser.add_argument(
+        "--only", help="run only rows whose name contains this (unary, batches of 100, moving on)"
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
     chosen = [row for row in rows(args.scale) if not args.only or args.only in row.name]
+    results = heartbeats(chosen, args.rounds) if chosen else []
+    moved = moving_on.measure(args.scale) if not args.only or args.only in "moving on" else []
+    if args.json:
+        print(json.dumps([*results, *moved], indent=2))
+        return
+    if results:
+        show(results)
+    moving_on.show(moved)
+
+
+def heartbeats(chosen, rounds):
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{Path(folder, 'bench.db')}"
         with (
             side("no-op", "bench.noop_server") as noop,
             side("liveness", "bench.liveness_server", db) as ours,
         ):
-            results = [compare(row, ours, noop, args.rounds) for row in chosen]
-    if args.json:
-        print(json.dumps(results, indent=2))
-    else:
-        show(results)
+            return [compare(row, ours, noop, rounds) for row in chosen]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""How long until a killed worker is found, and until an available activity is in a worker's hands.
+
+Detection: workers with and without a stream, side by side on one server, all killed with `kill -9` at moments spread
+over a heartbeat interval; the clock stops when another worker, polling, is handed what they held. Handing out: from the
+call that schedules an activity to the answer of a poll that waits for it, against the answer to that very call, which
+costs the same commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from bench.sides import side
+from liveness.v1 import activity_pb2, service_pb2, worker_pb2
+from liveness.v1.activity_pb2_grpc import ActivityServiceStub
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+
+NAMESPACE = "default"
+LEASE_S = 30
+GRACE_S = 5
+HEARTBEAT_S = LEASE_S / 3
+AFTER_START_S = 11
+"""For so long after its start a server ends no lease."""
+
+
+def detection(pairs):
+    """Seconds from `kill -9` to the hand-out, of workers with a stream and of workers without."""
+    with tempfile.TemporaryDirectory() as folder:
+        db = f"sqlite:///{Path(folder, 'bench.db')}"
+        with side("liveness", "bench.liveness_server", db) as server:
+            return asyncio.run(_detect(server.address, pairs))
+
+
+async def _detect(address, pairs):
+    keys = [f"{kind}-{number}" for number in range(pairs) for kind in ("attached", "plain")]
+    children = {key: _start(address, key) for key in keys}
+    for key, child in children.items():
+        if child.stdout.readline().strip() != "holding":
+            raise SystemExit(f"worker {key} did not start")
+    print("  detection: workers hold their activities", file=sys.stderr, flush=True)
+    async with grpc.aio.insecure_channel(address) as channel:
+        heir = Heir(channel)
+        await heir.begin()
+        await asyncio.sleep(AFTER_START_S)
+        # A worker is found late or early by where in its heartbeat interval it died.
+        at = {key: random.uniform(0, HEARTBEAT_S) for key in keys}
+        start = time.perf_counter()
+        killed = {}
+        for key in sorted(keys, key=at.get):
+            await asyncio.sleep(max(0, at[key] - (time.perf_counter() - start)))
+            os.kill(children[key].pid, signal.SIGKILL)
+            killed[key] = time.perf_counter()
+            children[key].wait()
+        found = await heir.receive(set(keys))
+    took: dict[str, list[float]] = {"attached": [], "plain": []}
+    for key, when in found.items():
+        took[key.partition("-")[0]].append(when - killed[key])
+    return took
+
+
+def _start(address, key):
+    grace = str(GRACE_S) if key.startswith("attached") else ""
+    command = [sys.executable, "-m", "bench.worker_process", address, key, grace]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+class Heir:
+    """A worker that takes over whatever comes."""
+
+    def __init__(self, channel, task_queue="bench"):
+        self.liveness, self.activities = LivenessServiceStub(channel), ActivityServiceStub(channel)
+        self.task_queue = task_queue
+        self.sequence = 0
+
+    async def begin(self):
+        self.sequence += 1
+        beat = worker_pb2.WorkerHeartbeat(
+            worker_instance_key="heir",
+            session_id="s",
+            sequence=self.sequence,
+            task_queue=self.task_queue,
+            lease_duration=Duration(seconds=600),
+        )
+        await self.liveness.RecordWorkerHeartbeat(
+            service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat)
+        )
+
+    async def poll(self):
+        request = activity_pb2.PollActivityRequest(
+            namespace=NAMESPACE, worker_instance_key="heir", wait=Duration(seconds=60), max_activities=100
+        )
+        return (await self.activities.PollActivity(request)).activities
+
+    async def receive(self, keys):
+        """When each was handed out."""
+        found: dict[str, float] = {}
+        while set(found) != keys:
+            for task in await self.poll():
+                found.setdefault(task.id.workflow_id, time.perf_counter())
+        return found
+
+
+def handing_out(count):
+    """Milliseconds from scheduling to the waiting poll's answer, and to scheduling's own answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        db = f"sqlite:///{Path(folder, 'bench.db')}"
+        with side("liveness", "bench.liveness_server", db) as server:
+            return asyncio.run(_hand_out(server.address, count))
+
+
+async def _hand_out(address, count):
+    polled, scheduled = [], []
+    async with grpc.aio.insecure_channel(address) as channel:
+        heir = Heir(channel)
+        await heir.begin()
+        for number in range(count + 50):
+            waiting = asyncio.ensure_future(heir.poll())
+            await asyncio.sleep(0.003)  # the poll is there first
+            id = activity_pb2.ActivityId(workflow_id=f"w-{number}", run_id="-", activity_id="a")
+            request = activity_pb2.ScheduleActivityRequest(namespace=NAMESPACE, id=id, task_queue="bench")
+            start = time.perf_counter()
+            await heir.activities.ScheduleActivity(request)
+            answered = time.perf_counter()
+            [task] = await waiting
+            arrived = time.perf_counter()
+            await heir.activities.CompleteActivity(
+                activity_pb2.CompleteActivityRequest(
+                    namespace=NAMESPACE,
+                    id=id,
+                    worker_instance_key="heir",
+                    lease_epoch=task.lease_epoch,
+                    attempt=task.attempt,
+                )
+            )
+            if number >= 50:
+                polled.append((arrived - start) * 1_000)
+                scheduled.append((answered - start) * 1_000)
+    return {"polled": polled, "scheduled": scheduled}
+
+
+def quantiles(values):
+    ordered = sorted(values)
+    return {
+        "p50": round(statistics.median(ordered), 2),
+        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 2),
+        "min": round(ordered[0], 2),
+        "max": round(ordered[-1], 2),
+    }
+
+
+def measure(scale):
+    """Both, with ratios."""
+    found = detection(max(2, int(8 * scale)))
+    handed = handing_out(max(50, int(500 * scale)))
+    attached, plain = quantiles(found["attached"]), quantiles(found["plain"])
+    polled, scheduled = quantiles(handed["polled"]), quantiles(handed["scheduled"])
+    return [
+        {
+            "row": "detection after kill -9, seconds",
+            "with Attach": attached,
+            "without": plain,
+            "ratio": round(attached["p50"] / plain["p50"], 3),
+        },
+        {
+            "row": "scheduled to polled, milliseconds",
+            "poll's answer": polled,
+            "schedule's answer": scheduled,
+            "ratio": round(polled["p50"] / scheduled["p50"], 3),
+        },
+    ]
+
+
+def show(results):
+    for result in results:
+        print(f"\n{result['row']} (ratio of medians {result['ratio']:.2f})")
+        for name, value in result.items():
+            if isinstance(value, dict):
+                print(f"  {name:20}" + "".join(f"{key:>6} {number:>8}" for key, number in value.items()))
