@@ -58,7 +58,7 @@ async def _detect(address, pairs):
         at = {key: random.uniform(0, HEARTBEAT_S) for key in keys}
         start = time.perf_counter()
         killed = {}
-        for key in sorted(keys, key=at.get):
+        for key in sorted(keys, key=lambda key: at[key]):
             await asyncio.sleep(max(0, at[key] - (time.perf_counter() - start)))
             os.kill(children[key].pid, signal.SIGKILL)
             killed[key] = time.perf_counter()
