@@ -38,7 +38,8 @@ class Actor:
     log: Path
     condition: Condition = Condition.STARTING
     struck_ms: int = 0
-    """When it was killed or frozen."""
+    """When it was killed or frozen last."""
+    was_frozen: bool = False
 
 
 class Cast:
@@ -95,10 +96,16 @@ class Cast:
     def freeze(self, actor: Actor) -> None:
         actor.process.send_signal(signal.SIGSTOP)
         actor.condition, actor.struck_ms = Condition.FROZEN, self._clock.monotonic_ms()
+        actor.was_frozen = True
 
     def thaw(self, actor: Actor) -> None:
         actor.process.send_signal(signal.SIGCONT)
         actor.condition = Condition.RUNNING
+
+    def spare(self, actor: Actor) -> None:
+        """As if it had not been frozen."""
+        self.thaw(actor)
+        actor.struck_ms, actor.was_frozen = 0, False
 
     def check(self) -> None:
         """Nobody dies here unless it is in the plot."""

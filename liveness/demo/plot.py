@@ -85,7 +85,7 @@ class Plot:
             self._desk.read_notes()
             if self._desk.in_hand(victim.name):
                 break
-            self._cast.thaw(victim)  # it had just finished: that makes no zombie
+            self._cast.spare(victim)  # it had just finished: that makes no zombie
             await self._clock.sleep(LOOK_MS)
         self._story.add(f"{victim.name} was frozen (SIGSTOP){self._in_hand(victim)}", Tone.BLOW)
         return victim

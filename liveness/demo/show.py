@@ -177,17 +177,15 @@ class _Show:
         await self._cast.dismiss_workers()
 
     def _is_done(self, record: Record) -> bool:
-        """Everything is completed, nobody is still waiting for a zombie's answer, and the log has told it all."""
-        zombies_in_hand = any(
-            self._desk.in_hand(actor.name)
-            for actor in self._cast.workers.values()
-            if actor.condition is not Condition.KILLED
-        )
-        completed = record.glance.count(ActivityState.COMPLETED)
+        """Everything is completed, the log has told it all, every death is noticed, and every zombie answered."""
+        actors = self._cast.workers.values()
         return (
-            completed == self._plan.activities
+            record.glance.count(ActivityState.COMPLETED) == self._plan.activities
             and len(record.completions) == self._plan.activities
-            and not zombies_in_hand
+            and all(actor.name in self._story.lapses_ms for actor in actors if actor.struck_ms)
+            and not any(
+                self._desk.in_hand(actor.name) for actor in actors if actor.condition is not Condition.KILLED
+            )
         )
 
     async def _watch(self, record: Record) -> None:
@@ -249,14 +247,13 @@ class _Show:
     def _outcome(self, ledger: Ledger) -> Outcome:
         actors = self._cast.workers.values()
         lapses = self._story.lapses_ms
-        killed = sum(actor.condition is Condition.KILLED for actor in actors)
         return Outcome(
             ledger=ledger,
             seed=self._plan.seed,
             seconds=round(self._story.elapsed_ms / 1_000, 1),
             workers=len(actors),
-            killed=killed,
-            frozen=sum(bool(actor.struck_ms) for actor in actors) - killed,
+            killed=sum(actor.condition is Condition.KILLED for actor in actors),
+            frozen=sum(actor.was_frozen for actor in actors),
             moved=self._story.moved,
             lapse_seconds={name: round(ms / 1_000, 2) for name, ms in lapses.items()},
             folder=None,
