@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from liveness.sdk import Client, Worker
 from tests.sdk.servers import LivenessServer, serving
+
+Make = Callable[..., Worker]
 
 _namespaces = count(1)
 
@@ -29,3 +33,15 @@ def own_server(tmp_path: Path) -> Iterator[LivenessServer]:
 @pytest.fixture
 def namespace() -> str:
     return f"namespace-{next(_namespaces)}"
+
+
+@pytest.fixture
+def make(server: LivenessServer, namespace: str) -> Make:
+    """Workers of the test's namespace."""
+    return partial(Worker, server.address, namespace=namespace, task_queue="queue", lease=60)
+
+
+@pytest.fixture
+async def client(server: LivenessServer, namespace: str) -> AsyncIterator[Client]:
+    async with Client(server.address, namespace=namespace) as client:
+        yield client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -24,11 +23,6 @@ from liveness.v1.worker_pb2 import INACTIVE_REASON_SHUTDOWN, WORKER_STATE_INACTI
 from tests.sdk.servers import SECONDS_MAX, LivenessServer, until
 
 Make = Callable[..., Worker]
-
-
-@pytest.fixture
-def make(server: LivenessServer, namespace: str) -> Make:
-    return partial(Worker, server.address, namespace=namespace, task_queue="queue")
 
 
 async def test_the_server_has_the_binding_before_the_body_runs(
