@@ -1,0 +1,161 @@
+"""A random run: workers are killed, stopped, cut off and replaced while they work; then it is calm, and all is summed up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from signal import SIGKILL, SIGTERM
+
+from tests.end_to_end.server_process import ServerProcess
+from tests.sdk_end_to_end.notes import Deed
+from tests.sdk_end_to_end.proxy import Proxy, Way
+from tests.sdk_end_to_end.reckoning import Reckoning, reckon
+from tests.sdk_end_to_end.record import Record, names
+from tests.sdk_end_to_end.site import restart
+from tests.sdk_end_to_end.workers import Crew, WorkerProcess
+
+LEASE = 1.2
+GRACE = 0.8
+FREEZE_SECONDS = (0.2, 2.5)
+"""Some shorter than a lease, some longer."""
+GAP_SECONDS = (0.1, 0.4)
+WORK_MS = (50, 150)
+SLOTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    seed: int
+    workers: int
+    activities: int
+    seconds: float
+    server_kills: bool = False
+
+
+class Campaign:
+    def __init__(self, plan: Plan, server: ServerProcess, crew: Crew, record: Record, proxy: Proxy) -> None:
+        self._plan = plan
+        self._server = server
+        self._crew = crew
+        self._record = record
+        self._proxy = proxy
+        self._random = Random(plan.seed)
+        self._joined = 0
+        self._frozen: dict[WorkerProcess, asyncio.TimerHandle] = {}
+        self._network: asyncio.TimerHandle | None = None
+        self.blows: Counter[str] = Counter()
+        types = Random(plan.seed)
+        self.jobs = {name: types.choice(["quick", "stubborn"]) for name in names("job", plan.activities)}
+
+    async def run(self) -> Reckoning:
+        await asyncio.gather(*(self._join() for _ in range(self._plan.workers)))
+        scheduling = asyncio.create_task(self._schedule())
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._plan.seconds
+        while loop.time() < end:
+            await asyncio.sleep(self._random.uniform(*GAP_SECONDS))
+            await self._strike()
+        await scheduling
+        await self._calm_down()
+        return await reckon(self._crew, self._record, self.jobs)
+
+    async def _schedule(self) -> None:
+        """All along, so that there is work for every blow to hit."""
+        random = Random(self._plan.seed)
+        gap = self._plan.seconds / self._plan.activities
+        for name, activity_type in self.jobs.items():
+            await self._record.schedule(name, activity_type, deaths_max=0, ms=random.randint(*WORK_MS))
+            await asyncio.sleep(gap)
+
+    # -- blows
+
+    async def _strike(self) -> None:
+        blows: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
+            "killed": (8, self._kill),
+            "frozen": (8, self._freeze),
+            "terminated": (2, self._terminate),
+            "cut": (2, self._cut),
+            "silenced": (2, self._silence),
+            "server killed": (2 if self._plan.server_kills else 0, self._kill_server),
+        }
+        [name] = self._random.choices(list(blows), [weight for weight, _ in blows.values()])
+        self.blows[name] += 1
+        await blows[name][1]()
+
+    async def _kill(self) -> None:
+        """And put another in its place; or the same again, which must not inherit what it held."""
+        victim = self._pick()
+        self._forget(victim)
+        await victim.kill()
+        await self._join(victim.options.key if self._random.random() < 0.3 else "")
+
+    async def _freeze(self) -> None:
+        victim = self._pick()
+        if victim in self._frozen:
+            return
+        victim.freeze()
+        seconds = self._random.uniform(*FREEZE_SECONDS)
+        self._frozen[victim] = asyncio.get_running_loop().call_later(seconds, self._thaw, victim)
+
+    async def _terminate(self) -> None:
+        victim = self._pick()
+        self._thaw(victim)
+        victim.send(SIGTERM)
+        await self._join()
+
+    async def _cut(self) -> None:
+        self._proxy.cut()
+
+    async def _silence(self) -> None:
+        if self._network is None:
+            self._proxy.black_hole(self._random.choice([Way.DROP, Way.HOLD]))
+            seconds = self._random.uniform(*FREEZE_SECONDS)
+            self._network = asyncio.get_running_loop().call_later(seconds, self._heal)
+
+    async def _kill_server(self) -> None:
+        await restart(self._server, SIGKILL)
+
+    # -- and what puts things right
+
+    def _heal(self) -> None:
+        if self._network is not None:
+            self._network.cancel()
+            self._network = None
+        self._proxy.heal()
+
+    def _thaw(self, worker: WorkerProcess) -> None:
+        if worker in self._frozen:
+            self._forget(worker)
+            worker.thaw()
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        timer = self._frozen.pop(worker, None)
+        if timer is not None:
+            timer.cancel()
+
+    async def _calm_down(self) -> None:
+        self._heal()
+        for worker in list(self._frozen):
+            self._thaw(worker)
+        living = [worker for worker in self._crew.members if worker.alive and not worker.noted(Deed.ENDED)]
+        assert living, self._crew.story()
+
+    async def _join(self, key: str = "") -> None:
+        """Every other one behind the proxy."""
+        self._joined += 1
+        await self._crew.join(
+            f"worker-{self._joined}",
+            key=key,
+            lease=LEASE,
+            grace=self._random.choice([GRACE, GRACE, None]),
+            address=self._proxy.address if self._joined % 2 else "",
+            slots=SLOTS,
+            stop_timeout=1.0,
+            wait=False,
+        )
+
+    def _pick(self) -> WorkerProcess:
+        return self._random.choice([worker for worker in self._crew.members if worker.alive])
