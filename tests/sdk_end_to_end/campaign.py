@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from signal import SIGKILL, SIGTERM
 
@@ -15,15 +16,16 @@ from tests.sdk_end_to_end.proxy import Proxy, Way
 from tests.sdk_end_to_end.reckoning import Reckoning, reckon
 from tests.sdk_end_to_end.record import Record, names
 from tests.sdk_end_to_end.site import restart
-from tests.sdk_end_to_end.workers import Crew, WorkerProcess
+from tests.sdk_end_to_end.workers import Crew, WorkerProcess, until
 
 LEASE = 1.2
 GRACE = 0.8
 FREEZE_SECONDS = (0.2, 2.5)
 """Some shorter than a lease, some longer."""
-GAP_SECONDS = (0.1, 0.4)
-WORK_MS = (50, 150)
+GAP_SECONDS = (0.0, 0.3)
+WORK_MS = (50, 300)
 SLOTS = 3
+ENDS = (Deed.FINISHED, Deed.STOPPED, Deed.HANDED_BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Plan:
     seed: int
     workers: int
     activities: int
-    seconds: float
+    blows: int
     server_kills: bool = False
 
 
@@ -51,24 +53,20 @@ class Campaign:
         self.jobs = {name: types.choice(["quick", "stubborn"]) for name in names("job", plan.activities)}
 
     async def run(self) -> Reckoning:
+        """Some work, then a blow at somebody who is at it, again and again."""
+        await self._record.configure(dispatch_timeout={"seconds": 1})
         await asyncio.gather(*(self._join() for _ in range(self._plan.workers)))
-        scheduling = asyncio.create_task(self._schedule())
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._plan.seconds
-        while loop.time() < end:
+        await asyncio.gather(*(worker.notes_down(Deed.RUNNING) for worker in self._crew.members))
+        portion = -(-self._plan.activities // self._plan.blows)
+        jobs = iter(self.jobs.items())
+        for _ in range(self._plan.blows):
+            for name, activity_type in islice(jobs, portion):
+                work_ms = self._random.randint(*WORK_MS)
+                await self._record.schedule(name, activity_type, deaths_max=0, ms=work_ms)
             await asyncio.sleep(self._random.uniform(*GAP_SECONDS))
             await self._strike()
-        await scheduling
-        await self._calm_down()
+        self._calm_down()
         return await reckon(self._crew, self._record, self.jobs)
-
-    async def _schedule(self) -> None:
-        """All along, so that there is work for every blow to hit."""
-        random = Random(self._plan.seed)
-        gap = self._plan.seconds / self._plan.activities
-        for name, activity_type in self.jobs.items():
-            await self._record.schedule(name, activity_type, deaths_max=0, ms=random.randint(*WORK_MS))
-            await asyncio.sleep(gap)
 
     # -- blows
 
@@ -87,22 +85,18 @@ class Campaign:
 
     async def _kill(self) -> None:
         """And put another in its place; or the same again, which must not inherit what it held."""
-        victim = self._pick()
-        self._forget(victim)
+        victim = await self._pick()
         await victim.kill()
         await self._join(victim.options.key if self._random.random() < 0.3 else "")
 
     async def _freeze(self) -> None:
-        victim = self._pick()
-        if victim in self._frozen:
-            return
+        victim = await self._pick()
         victim.freeze()
         seconds = self._random.uniform(*FREEZE_SECONDS)
         self._frozen[victim] = asyncio.get_running_loop().call_later(seconds, self._thaw, victim)
 
     async def _terminate(self) -> None:
-        victim = self._pick()
-        self._thaw(victim)
+        victim = await self._pick()
         victim.send(SIGTERM)
         await self._join()
 
@@ -127,21 +121,13 @@ class Campaign:
         self._proxy.heal()
 
     def _thaw(self, worker: WorkerProcess) -> None:
-        if worker in self._frozen:
-            self._forget(worker)
-            worker.thaw()
+        self._frozen.pop(worker).cancel()
+        worker.thaw()
 
-    def _forget(self, worker: WorkerProcess) -> None:
-        timer = self._frozen.pop(worker, None)
-        if timer is not None:
-            timer.cancel()
-
-    async def _calm_down(self) -> None:
+    def _calm_down(self) -> None:
         self._heal()
         for worker in list(self._frozen):
             self._thaw(worker)
-        living = [worker for worker in self._crew.members if worker.alive and not worker.noted(Deed.ENDED)]
-        assert living, self._crew.story()
 
     async def _join(self, key: str = "") -> None:
         """Every other one behind the proxy."""
@@ -157,5 +143,18 @@ class Campaign:
             wait=False,
         )
 
-    def _pick(self) -> WorkerProcess:
-        return self._random.choice([worker for worker in self._crew.members if worker.alive])
+    async def _pick(self) -> WorkerProcess:
+        """One that is at work: blows that hit the idle prove little."""
+        return self._random.choice(await until(self._at_work, self._crew.story))
+
+    def _at_work(self) -> list[WorkerProcess]:
+        return [
+            worker
+            for worker in self._crew.members
+            if worker.alive and worker not in self._frozen and _is_at_work(worker)
+        ]
+
+
+def _is_at_work(worker: WorkerProcess) -> bool:
+    ended = {(note.activity, note.attempt) for note in worker.notes if note.deed in ENDS}
+    return any((note.activity, note.attempt) not in ended for note in worker.noted(Deed.STARTED))

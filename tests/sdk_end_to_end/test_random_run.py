@@ -16,14 +16,14 @@ from tests.sdk_end_to_end.workers import Crew
 
 
 async def test_a_short_run(server: ServerProcess, crew: Crew, record: Record, proxy: Proxy, say: Say) -> None:
-    plan = Plan(seed=1, workers=6, activities=120, seconds=5)
+    plan = Plan(seed=1, workers=6, activities=120, blows=20)
     await _run(plan, server, crew, record, proxy, say)
 
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", range(300, 306))
 async def test_a_long_run_with_server_kills(tmp_path: Path, say: Say, seed: int) -> None:
-    plan = Plan(seed=seed, workers=10, activities=800, seconds=40, server_kills=True)
+    plan = Plan(seed=seed, workers=10, activities=900, blows=150, server_kills=True)
     async with (
         own_server(tmp_path) as server,
         Record(server.address, "namespace") as record,
