@@ -37,7 +37,12 @@ PICTURE_HEIGHT = 40
 @click.option("--fast", is_flag=True, help="A small one, over in some seconds.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the database, notes and logs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the ledger as JSON; the story goes to stderr.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    hidden=True,
+    help="Save a picture of the view when a zombie is refused.",
+)
 def demo(
     *,
     workers: int | None,

@@ -24,7 +24,7 @@ from liveness.v1.admin_pb2 import (
     ResumeWorkersRequest,
 )
 from liveness.v1.service_pb2 import CountWorkersRequest, DescribeWorkerRequest, WorkerFilter
-from liveness.v1.worker_pb2 import WORKER_STATE_CLEANED_UP, Worker
+from liveness.v1.worker_pb2 import Worker
 
 STAYS_PAUSED = "the whole namespace is; `liveness workers resume --all` resumes it"
 
@@ -47,7 +47,7 @@ def _check_choice(keys: tuple[str, ...], where: WorkerFilter | None, everybody: 
     "--all", "everybody", is_flag=True, help="The whole namespace, whoever joins it later included."
 )
 @filter_options(PRESENT)
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown in the workers' histories.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; recorded with the event.")
 @confirm_option
 @client_command()
 def pause(
@@ -72,10 +72,6 @@ def pause(
       liveness workers pause --all
     """
     _check_choice(keys, where, everybody)
-    if everybody and reason:
-        raise Misuse(
-            "--reason is kept with workers, and --all is about the namespace; leave out --reason, or choose workers"
-        )
     if everybody and not yes:
         confirm(
             f"Pause the whole namespace {client.namespace}, with its {_present(client)} and whoever joins later?"
@@ -182,8 +178,6 @@ def _each(
             changed = order(key)
             request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
             worker = client.call(client.liveness.DescribeWorker, request).worker
-            if worker.state == WORKER_STATE_CLEANED_UP:
-                raise Failure(f"worker {key} was cleaned up and cannot be {done}; nothing was changed")
         except Failure as failure:
             refused.append(failure)
             continue

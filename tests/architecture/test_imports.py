@@ -46,7 +46,7 @@ BELOW: dict[str, set[str]] = {
 BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk"}
 BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}
 BELOW["liveness.cli"] = set(BELOW) - {"liveness.sdk"}
-BELOW["liveness.testing"] = {"liveness.app", "liveness.clock", "liveness.settings"}
+BELOW["liveness.testing"] = {"liveness.app", "liveness.clock", "liveness.settings", "liveness.domain"}
 
 OWN = {"liveness", "tasks", "tests", "bench"}
 LINES_MAX = 450

@@ -84,7 +84,8 @@ def test_a_whole_namespace_is_paused_and_resumed(shell: Shell) -> None:
     shell.heartbeat("b")
     told(shell, "pause", "b")
     name = shell.namespace
-    assert told(shell, "pause", "--all", "--yes") == [f"Namespace {name} is paused; that changed 2 workers."]
+    paused = told(shell, "pause", "--all", "--yes", "--reason", "move")
+    assert paused == [f"Namespace {name} is paused; that changed 1 worker."], "b was paused before"
     assert shell.heartbeat("joins later").pause
     assert shell.json("config", "get", "paused")["value"] == "1"
     assert told(shell, "resume", "--all", "--yes") == [
@@ -135,11 +136,6 @@ def test_an_order_needs_one_way_to_say_whom(order: str) -> None:
     assert Shell().run("workers", order, "--state", "cleaned-up").exit_code == 2
 
 
-def test_a_reason_that_would_be_lost_is_refused() -> None:
-    sentence = Shell().sentence("workers", "pause", "--all", "--reason", "x", exit_code=2)
-    assert sentence.startswith("--reason is kept with workers, and --all is about the namespace")
-
-
 def test_a_worker_that_is_cleaned_up_cannot_be_paused(shell: Shell) -> None:
     shell.ok("config", "set", "cleanup_delay=0")
     shell.heartbeat("w")
@@ -147,9 +143,7 @@ def test_a_worker_that_is_cleaned_up_cannot_be_paused(shell: Shell) -> None:
     # Each look is a call; the test's time-out bounds it.
     while states(shell)["w"] != "CLEANED_UP":
         pass
-    assert shell.sentence("workers", "pause", "w") == (
-        "worker w was cleaned up and cannot be paused; nothing was changed"
-    )
+    assert shell.sentence("workers", "pause", "w").endswith("(WORKER_CLEANED_UP).")
     told(shell, "pause", "--all", "--yes")
     assert states(shell) == {"w": "CLEANED_UP"}
 
@@ -199,9 +193,8 @@ def test_whoever_was_drained_is_draining_no_more(shell: Shell) -> None:
     shell.heartbeat("w")
     told(shell, "drain", "w", "--limit", "0")
     # Each look is a call; the test's time-out bounds it.
-    while (shown := states(shell)["w"]) == "ACTIVE (draining)":
+    while states(shell)["w"] != "INACTIVE":
         pass
-    assert shown == "INACTIVE"
     assert "DRAINED: drained; 0 activities were left at the limit" in shell.ok("workers", "describe", "w")
 
 
