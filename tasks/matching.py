@@ -13,13 +13,14 @@ from math import ceil
 
 from liveness.domain import orders
 from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.errors import InvalidField, LivenessError, ShardUnavailable, ShuttingDown
+from liveness.domain.errors import InvalidField, LivenessError, ShardUnavailable, ShuttingDown, TooManyPolls
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import Worker
 from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
 
+POLLS_PER_WORKER_MAX = 1_000
 MATCHES_PER_TURN = 100
 """After so many, calls that came in meanwhile get their turn."""
 
@@ -111,6 +112,8 @@ class Matching:
         name = task_queue or worker.profile.task_queue
         if not name:
             raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
+        if len(self._polls.get(worker_key, ())) >= POLLS_PER_WORKER_MAX:
+            raise TooManyPolls(worker=worker_key.instance_key, limit=POLLS_PER_WORKER_MAX)
         poll = Poll((worker_key.namespace, name), worker_key, session_id, limit)
         try:
             await self._wait(poll, wait_ms)

@@ -25,6 +25,7 @@ LivenessError
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
 │   ├── BindingQuotaExceeded
+│   ├── TooManyPolls
 │   └── RateLimited
 ├── NotFound
 │   ├── WorkerNotFound
@@ -149,6 +150,10 @@ class WorkerQuotaExceeded(Exhausted):
 
 class BindingQuotaExceeded(Exhausted):
     """Worker {worker} would hold {count} activities; the limit is {limit} (max_bindings_per_worker)."""
+
+
+class TooManyPolls(Exhausted):
+    """Worker {worker} has {limit} polls waiting; let it wait for several activities with one."""
 
 
 class RateLimited(Exhausted):

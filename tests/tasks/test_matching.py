@@ -10,7 +10,7 @@ from liveness.clock import ManualClock
 from liveness.domain import activity_decider
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import Holder, Spec
-from liveness.domain.errors import ShardUnavailable
+from liveness.domain.errors import ShardUnavailable, TooManyPolls
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityKey, WorkerKey
 from tests.databases import StoreHome
@@ -79,6 +79,22 @@ async def test_a_long_queue_holds_up_no_other(engine: Engine) -> None:
     await asyncio.wait([lone, *crowd])
     assert held(engine, "few").state is ActivityState.STARTED
     assert order.index("few") < 300, "it did not have to wait for the whole crowd"
+
+
+async def test_a_client_gone_wild_cannot_wait_without_end(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.matching.POLLS_PER_WORKER_MAX", 3)
+    await engine.beat("w")
+    polls = [poll(engine) for _ in range(3)]
+    await waiting(engine, 3)
+    with pytest.raises(TooManyPolls):
+        await poll(engine)
+    for one in polls:
+        one.cancel()
+    await asyncio.wait(polls)
+    await schedule(engine, "a")
+    assert len(await poll(engine)) == 1
 
 
 async def test_several_waiting_workers_share_what_comes(engine: Engine) -> None:
