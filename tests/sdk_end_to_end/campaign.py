@@ -16,7 +16,7 @@ from tests.sdk_end_to_end.proxy import Proxy, Way
 from tests.sdk_end_to_end.reckoning import Reckoning, reckon
 from tests.sdk_end_to_end.record import Record, names
 from tests.sdk_end_to_end.site import restart
-from tests.sdk_end_to_end.workers import Crew, WorkerProcess, until
+from tests.sdk_end_to_end.workers import LOOK_SECONDS, SECONDS_MAX, Crew, WorkerProcess
 
 LEASE = 1.2
 GRACE = 0.8
@@ -51,22 +51,26 @@ class Campaign:
         self.blows: Counter[str] = Counter()
         types = Random(plan.seed)
         self.jobs = {name: types.choice(["quick", "stubborn"]) for name in names("job", plan.activities)}
+        self._to_do = iter(self.jobs.items())
 
     async def run(self) -> Reckoning:
         """Some work, then a blow at somebody who is at it, again and again."""
         await self._record.configure(dispatch_timeout={"seconds": 1})
         await asyncio.gather(*(self._join() for _ in range(self._plan.workers)))
         await asyncio.gather(*(worker.notes_down(Deed.RUNNING) for worker in self._crew.members))
-        portion = -(-self._plan.activities // self._plan.blows)
-        jobs = iter(self.jobs.items())
+        portion = self._plan.activities // (self._plan.blows + 1)
         for _ in range(self._plan.blows):
-            for name, activity_type in islice(jobs, portion):
-                work_ms = self._random.randint(*WORK_MS)
-                await self._record.schedule(name, activity_type, deaths_max=0, ms=work_ms)
+            await self._feed(portion)
             await asyncio.sleep(self._random.uniform(*GAP_SECONDS))
             await self._strike()
+        await self._feed(self._plan.activities)
         self._calm_down()
         return await reckon(self._crew, self._record, self.jobs)
+
+    async def _feed(self, how_many: int) -> None:
+        for name, activity_type in islice(self._to_do, how_many):
+            work_ms = self._random.randint(*WORK_MS)
+            await self._record.schedule(name, activity_type, deaths_max=0, ms=work_ms)
 
     # -- blows
 
@@ -144,15 +148,19 @@ class Campaign:
         )
 
     async def _pick(self) -> WorkerProcess:
-        """One that is at work: blows that hit the idle prove little."""
-        return self._random.choice(await until(self._at_work, self._crew.story))
-
-    def _at_work(self) -> list[WorkerProcess]:
-        return [
-            worker
-            for worker in self._crew.members
-            if worker.alive and worker not in self._frozen and _is_at_work(worker)
-        ]
+        """One that is at work, if there is any left: blows that hit the idle prove little."""
+        async with asyncio.timeout(SECONDS_MAX):
+            while True:
+                running = [
+                    worker
+                    for worker in self._crew.members
+                    if worker.alive and worker not in self._frozen and worker.noted(Deed.RUNNING)
+                ]
+                busy = [worker for worker in running if _is_at_work(worker)]
+                if busy or (running and len(self._record.scheduled) == self._plan.activities):
+                    return self._random.choice(busy or running)
+                await self._feed(1)
+                await asyncio.sleep(LOOK_SECONDS)
 
 
 def _is_at_work(worker: WorkerProcess) -> bool:

@@ -26,7 +26,7 @@ class Deed(StrEnum):
     REFUSED = "refused"
     """A completion that was reported in spite of the loss, and turned away."""
     ACCEPTED = "accepted"
-    """The same, and taken: that must not be."""
+    """The same, and taken: the worker had given up before the server gave the attempt to somebody else."""
     COUNTED = "counted"
     """The SDK's own count of attempts that were completed, lost, and released so far."""
     ENDED = "ended"

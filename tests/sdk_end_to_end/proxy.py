@@ -35,7 +35,7 @@ class Proxy:
         """Nothing is held."""
         self.passes.set()
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[Connection] = set()
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -83,8 +83,8 @@ class Proxy:
             connection.half_close(towards_server=towards_server)
 
     @property
-    def connections(self) -> int:
-        return len(self._connections)
+    def connections(self) -> frozenset[Connection]:
+        return frozenset(self._connections)
 
     def _set(self, *, to_server: Way, to_client: Way) -> None:
         self.to_server, self.to_client = to_server, to_client
@@ -103,7 +103,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        connection = _Connection(self, (reader, writer), beyond)
+        connection = Connection(self, (reader, writer), beyond)
         self._connections.add(connection)
         try:
             await connection.run()
@@ -115,7 +115,9 @@ class _Reset:
     """One side has reset the connection."""
 
 
-class _Connection:
+class Connection:
+    """Between a client and the server, as the proxy holds it."""
+
     def __init__(
         self,
         proxy: Proxy,
@@ -128,6 +130,7 @@ class _Connection:
         self._closed: set[asyncio.StreamWriter] = set()
         """Directions that have ended in an orderly way; what would go there goes nowhere."""
         self.damaged = False
+        """Something that was said on it got lost."""
 
     async def run(self) -> None:
         """Until either side resets it, or both have closed it."""

@@ -37,17 +37,19 @@ async def reckon(crew: Crew, record: Record, activity_types: dict[str, str]) -> 
     begun = _attempts(notes, Deed.STARTED)
     twice = [attempt for attempt, times in Counter(begun).items() if times > 1]
     assert not twice, f"attempts that two workers had: {twice}"
-    assert not crew.noted(Deed.ACCEPTED)
     reasons = {note.text for note in crew.noted(Deed.REFUSED)}
     assert reasons <= {"FENCED_OFF"}, reasons
-    finished = {(note.activity, note.attempt, note.worker) for note in crew.noted(Deed.FINISHED)}
+    finished, accepted = _signed(crew.noted(Deed.FINISHED)), _signed(crew.noted(Deed.ACCEPTED))
+    taken = set()
     for name, activity_type in activity_types.items():
         done = await record.completion(name, activity_type)
-        assert (name, done["attempt"], done["worker"]) in finished, f"nobody knows of having done {name}"
+        taken.add((name, done["attempt"], done["worker"]))
+    assert taken <= finished | accepted, f"nobody knows of having done {taken - finished - accepted}"
+    assert accepted <= taken, f"acknowledged, and not on record: {accepted - taken}"
     # One that was killed may not have noted the last of its completions; nobody notes one that was not.
     counts = [worker.count for worker in crew.members]
     acknowledged = sum(count.completed for count in counts if count is not None)
-    assert acknowledged <= len(record.scheduled)
+    assert acknowledged + len(accepted) <= len(record.scheduled)
     return Reckoning(
         scheduled=len(record.scheduled),
         begun=len(begun),
@@ -55,6 +57,10 @@ async def reckon(crew: Crew, record: Record, activity_types: dict[str, str]) -> 
         refused=len(crew.noted(Deed.REFUSED)),
         lost=len(crew.noted(Deed.LOST)),
     )
+
+
+def _signed(notes: list[Note]) -> set[tuple[str, int, str]]:
+    return {(note.activity, note.attempt, note.worker) for note in notes}
 
 
 def _attempts(notes: list[Note], deed: Deed) -> list[tuple[str, int]]:

@@ -18,6 +18,7 @@ from tests.sdk_end_to_end.worker_program import Options
 
 SECONDS_MAX = 60
 LOOK_SECONDS = 0.01
+STORY_LINES = 12
 
 T = TypeVar("T")
 
@@ -99,7 +100,9 @@ class WorkerProcess:
         return counts[-1] if counts else None
 
     def story(self) -> str:
-        return "\n".join(map(str, [*self.notes, self.log.read_text(errors="replace")]))
+        """The end of it."""
+        log = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(map(str, [*self.notes[-STORY_LINES:], *log[-STORY_LINES:]]))
 
 
 @dataclass(slots=True)
