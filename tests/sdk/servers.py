@@ -7,6 +7,7 @@ import queue
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -150,11 +151,24 @@ class Relay(grpc.GenericRpcHandler):
         self.calls: Counter[str] = Counter()
         self.requests: list[tuple[str, bytes]] = []
         self._to_lose: Counter[str] = Counter()
+        self._open: dict[str, threading.Event] = {}
+        self.muted = threading.Event()
+        """While set, nothing comes back on streams."""
         self._server.start()
 
     def lose_answers(self, method: str, number: int) -> None:
         """The next so many answers of this method; the server has done what it was asked."""
         self._to_lose[method] = number
+
+    @contextmanager
+    def holding_back(self, method: str) -> Iterator[None]:
+        """Requests of this method arrive here, and go on when the body has ended."""
+        gate = self._open[method] = threading.Event()
+        try:
+            yield
+        finally:
+            del self._open[method]
+            gate.set()
 
     def close(self) -> None:
         self._server.stop(0).wait()
@@ -174,6 +188,8 @@ class Relay(grpc.GenericRpcHandler):
     def _call(self, path: str, name: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.calls[name] += 1
         self.requests.append((name, request))
+        if (gate := self._open.get(name)) is not None:
+            gate.wait(SECONDS_MAX)
         try:
             pass_on: Any = self._channel.unary_unary(path)
             answer: bytes = pass_on(request, timeout=context.time_remaining())
@@ -191,7 +207,9 @@ class Relay(grpc.GenericRpcHandler):
         call = pass_on(requests)
         context.add_callback(call.cancel)
         try:
-            yield from call
+            for response in call:
+                if not self.muted.is_set():
+                    yield response
         except grpc.RpcError as error:
             _fail_alike(error, context)
 

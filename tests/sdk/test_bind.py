@@ -20,7 +20,7 @@ from liveness.sdk import (
     WorkerStopped,
 )
 from liveness.v1.worker_pb2 import INACTIVE_REASON_SHUTDOWN, WORKER_STATE_INACTIVE
-from tests.sdk.servers import SECONDS_MAX, LivenessServer, until
+from tests.sdk.servers import SECONDS_MAX, LivenessServer, relaying, until
 
 Make = Callable[..., Worker]
 
@@ -39,6 +39,24 @@ async def test_the_server_has_the_binding_before_the_body_runs(
             assert not binding.lost.is_set()
         key = worker.instance_key
         until(lambda: not server.bound(namespace, key))
+
+
+async def test_the_body_waits_for_the_server(server: LivenessServer, namespace: str) -> None:
+    with relaying(server.address) as relay:
+        async with Worker(relay.address, namespace=namespace, task_queue="queue") as worker:
+            entered = asyncio.Event()
+
+            async def hold() -> None:
+                async with worker.bind("a"):
+                    entered.set()
+
+            with relay.holding_back("RecordWorkerHeartbeats"):
+                before = relay.calls["RecordWorkerHeartbeats"]
+                holding = asyncio.create_task(hold())
+                await asyncio.to_thread(until, lambda: relay.calls["RecordWorkerHeartbeats"] > before)
+                assert not entered.is_set()
+            await asyncio.wait_for(holding, SECONDS_MAX)
+            assert entered.is_set()
 
 
 async def test_what_the_worker_says_of_itself(server: LivenessServer, namespace: str, make: Make) -> None:
@@ -78,7 +96,7 @@ def test_plain_threads_need_no_event_loop(server: LivenessServer, namespace: str
 async def test_a_lease_that_the_server_ends_takes_the_binding_with_it(
     server: LivenessServer, namespace: str, make: Make
 ) -> None:
-    async with make() as worker:
+    async with make(lease=600) as worker:  # the news comes on the stream, not with some later heartbeat
         binding = worker.bind("a")
         stopped = asyncio.Event()
 

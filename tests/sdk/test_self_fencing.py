@@ -72,6 +72,33 @@ async def test_without_its_stream_a_worker_trusts_its_lease_for_the_grace_only(
             pass
 
 
+async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str) -> None:
+    """With a lease this long, no heartbeat would come in time to do so."""
+    async with Worker(server.address, namespace=namespace, lease=3_600, disconnect_grace=4) as worker:
+        sentry = worker._alive()._sentry
+        until(lambda: sentry.fence.grace_ms == 4_000)
+        first_ms = sentry.fence.heard_ms
+        until(lambda: sentry.fence.heard_ms >= first_ms + 2_000)
+        assert sentry.fence.renewed_ms <= first_ms, "and it was not by heartbeats"
+
+
+async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, namespace: str) -> None:
+    """The server may have granted it, and the answer may have been lost."""
+    with relaying(server.address) as relay:
+        relay.muted.set()
+        async with Worker(
+            relay.address, namespace=namespace, task_queue="queue", lease=3_600, disconnect_grace=1
+        ) as worker:
+
+            async def hold() -> None:
+                async with worker.bind("a"):
+                    relay.close()
+                    await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+            with pytest.raises(LeaseLost):
+                await hold()
+
+
 async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessServer) -> None:
     """However long it stays away, within the lease."""
     async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:

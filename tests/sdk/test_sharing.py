@@ -31,7 +31,7 @@ async def test_workers_of_a_process_share_their_calls(server: LivenessServer, na
     with relaying(server.address) as relay:
         async with AsyncExitStack() as stack:
             workers = [
-                Worker(relay.address, namespace=namespace, task_queue="queue", lease=1)
+                Worker(relay.address, namespace=namespace, task_queue="queue", lease=1, disconnect_grace=None)
                 for _ in range(WORKERS)
             ]
             await asyncio.gather(*(stack.enter_async_context(worker) for worker in workers))
