@@ -67,6 +67,7 @@ async def test_a_terminated_worker_hands_back_what_it_cannot_finish_in_time(
     leaving.send(SIGTERM)
     assert await leaving.end() == 0
     assert len(leaving.noted(Deed.HANDED_BACK)) == 2
+    assert [event.type for event in await record.events()].count("ActivityGivenBack") == 2
     await crew.join("staying", lease=LONG, grace=GRACE)
     for name in ("one", "two"):
         crew.open_gate(name)

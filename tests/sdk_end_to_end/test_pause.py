@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
+from liveness.v1.worker_pb2 import Worker as WorkerMessage
 from tests.sdk_end_to_end.notes import Deed
 from tests.sdk_end_to_end.record import Record, names
 from tests.sdk_end_to_end.workers import Crew
 
-LEASE = 3.0
-GRACE = 3.0
+LEASE = 2.0
+GRACE = 2.0
 
 
 async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has(crew: Crew, record: Record) -> None:
@@ -37,28 +39,38 @@ async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has(crew: Crew, 
 
 
 async def test_a_paused_namespace_stands_still_until_it_is_resumed(crew: Crew, record: Record) -> None:
-    """Those who join later included; and under load, nothing is lost by it."""
+    """Busy workers, idle ones that wait for work, and those who join later; and nothing is lost by it."""
     for name in ("one", "two"):
         await crew.join(name, lease=LEASE, grace=GRACE, slots=2)
     await _schedule(record, "before", 30)
+    await _stands_still_while_paused(crew, record, "busy", joining="three")
+    await record.all_completed()
+    await _stands_still_while_paused(crew, record, "idle", joining="four")
+    await record.assert_each_completed_once()
+    assert all(worker.alive for worker in crew.members)
+
+
+async def _stands_still_while_paused(crew: Crew, record: Record, prefix: str, joining: str) -> None:
     await record.pause()
-    paused_at = time.monotonic()
-    await _schedule(record, "meanwhile", 20)
-    late = await crew.join("late", lease=LEASE, grace=GRACE, slots=2)
-    beats = {worker.name: (await record.worker(worker.name)).sequence for worker in crew.members}
-    for name, sequence in beats.items():
+    await _schedule(record, prefix, 20)
+    await crew.join(joining, lease=LEASE, grace=GRACE, slots=2)
+    for worker in crew.members:
         # They live on, and had every opportunity to take something.
-        await record.worker_until(name, lambda worker, seen=sequence: worker.sequence >= seen + 2)  # type: ignore[misc]
+        beats = (await record.worker(worker.name)).sequence + 2
+        await record.worker_until(worker.name, partial(_has_beaten, beats))
     states = await record.states()
     assert states["AVAILABLE"] >= 20
     assert states["STARTED"] == 0
     resumed_at = time.monotonic()
     await record.resume()
-    await record.assert_each_completed_once()
-    begun = [note for note in crew.noted(Deed.STARTED) if note.activity.startswith("meanwhile")]
+    await record.all_completed()
+    begun = [note.at for note in crew.noted(Deed.STARTED) if note.activity.startswith(prefix)]
     assert len(begun) == 20
-    assert not [note for note in begun if paused_at <= note.at < resumed_at]
-    assert late.alive
+    assert min(begun) >= resumed_at
+
+
+def _has_beaten(beats: int, worker: WorkerMessage) -> bool:
+    return worker.sequence >= beats
 
 
 async def _schedule(record: Record, prefix: str, count: int) -> None:

@@ -7,7 +7,7 @@ gated      lasts until the file of its name, or of its name and the worker's, ap
 careless   the same in a thread, and reports that it is complete even if it was lost
 stubborn   takes its time in a thread like a quick one, and reports like a careless one
 freezing   keeps the event loop from running for as many milliseconds as its input says
-burning    computes in a thread until its gate appears, and never lets go of the interpreter by itself
+burning    computes in a thread until its gate appears, and hardly ever lets go of the interpreter by itself
 poisonous  kills the process
 """
 
@@ -39,6 +39,7 @@ START_SECONDS = 60.0
 CALL_SECONDS = 60.0
 LOOK_SECONDS = 0.01
 COUNT_SECONDS = 0.02
+BURN_SECONDS = 0.5
 PR_SET_PDEATHSIG = 1
 
 
@@ -108,9 +109,10 @@ class Trade:
 
     def _burning(self, task: Task) -> object:
         with self._noted(task):
-            number = 0
-            while number % 100_000 != 1 or not self._gate_is_open(task):
-                number += 1
+            while not self._gate_is_open(task):
+                until, number = time.monotonic() + BURN_SECONDS, 0
+                while time.monotonic() < until:
+                    number += 1
         return self._signed(task)
 
     async def _poisonous(self, task: Task) -> None:
