@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from liveness.domain.policy import Policy
-from liveness.domain.worker import NO_PROFILE, Profile, WorkerStatus
+from liveness.domain.worker import NO_PROFILE, BoundActivity, Profile, WorkerStatus
 from tests.domain.story import Story, activity
 
 QUOTA = 2
@@ -74,15 +74,53 @@ class Timer(NamedTuple):
                 story.expire(POLICY)
             elif self.kind == "clean up":
                 story.clean_up(POLICY)
+            elif self.kind == "end drain":
+                story.end_drain(POLICY)
             else:
                 story.forget()
 
 
-Command = Beat | Leave | Wait | Silence | Timer
+class Order(NamedTuple):
+    """What operators and the service want of the worker, whatever state it is in."""
 
-some_activities = st.lists(st.builds(activity, st.sampled_from("abc"), st.integers(1, 2)), max_size=2).map(
-    tuple
-)
+    kind: str
+    ms: int
+
+    def tell(self, story: Story) -> None:
+        if story.worker is not None:
+            if self.kind == "pause":
+                story.pause()
+            elif self.kind == "resume":
+                story.resume()
+            elif self.kind == "drain":
+                story.drain(story.now_ms + self.ms if self.ms else 0)
+            elif self.kind == "attach":
+                story.attach(self.ms)
+            else:
+                story.disconnect(story.now_ms - self.ms, POLICY)
+
+
+class Hand(NamedTuple):
+    activity: BoundActivity
+
+    def tell(self, story: Story) -> None:
+        if story.worker is not None:
+            story.hand(self.activity, POLICY)
+
+
+class EndBinding(NamedTuple):
+    activity: BoundActivity
+    taken: bool
+
+    def tell(self, story: Story) -> None:
+        if story.worker is not None:
+            story.end_binding(self.activity, taken=self.taken)
+
+
+Command = Beat | Leave | Wait | Silence | Timer | Order | Hand | EndBinding
+
+one_activity = st.builds(activity, st.sampled_from("abc"), st.integers(1, 2))
+some_activities = st.lists(one_activity, max_size=2).map(tuple)
 sessions = st.sampled_from(["a", "b", "c", ""])
 beats = st.builds(
     Beat,
@@ -100,15 +138,28 @@ beats = st.builds(
             "last_error": st.just("broken"),
             "successes": st.integers(0, 2),
             "errors": st.integers(0, 2),
+            "loop_lag_ms": st.integers(0, 2),
         },
     ),
 )
 leaves = st.builds(Leave, sessions, st.booleans())
 waits = st.builds(Wait, st.sampled_from([1, 9, 30, 60, 250]))
-timers = st.builds(Timer, st.sampled_from(["expire", "clean up", "forget"]))
-
-stories = st.lists(
-    st.one_of(beats, beats, beats, beats, beats, waits, st.builds(Silence), timers, leaves),
-    min_size=5,
-    max_size=30,
+timers = st.builds(Timer, st.sampled_from(["expire", "clean up", "forget", "end drain"]))
+orders = st.builds(
+    Order,
+    st.sampled_from(["pause", "resume", "resume", "drain", "attach", "attach", "disconnect"]),
+    st.sampled_from([0, 5, 20]),
 )
+hands = st.builds(Hand, one_activity)
+ends = st.builds(EndBinding, one_activity, st.booleans())
+
+# Mostly heartbeats, and what a worker is handed between them. By weight: `one_of` counts the same strategy once.
+commands = st.sampled_from(
+    [
+        *[beats] * 12,
+        *[hands] * 5,
+        *[ends, orders, waits, waits, leaves, timers],
+        st.builds(Silence),
+    ]
+).flatmap(lambda kind: kind)
+stories = st.lists(commands, min_size=8, max_size=24)

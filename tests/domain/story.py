@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from liveness.domain import decider
+from liveness.domain import decider, orders
 from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.events import WorkerEvent
 from liveness.domain.fold import evolve
@@ -60,6 +60,11 @@ class Story:
         return {(bound.activity_id, bound.attempt) for bound in self.known.bindings.values()}
 
     @property
+    def handed(self) -> dict[str, bool]:
+        """What it holds because it was handed, and whether it is known to have heard of each."""
+        return {id.activity_id: heard for id, heard in self.known.standing.handed.items()}
+
+    @property
     def lost(self) -> set[tuple[str, int]]:
         return {(bound.activity_id, bound.attempt) for bound in self.known.lost.values()}
 
@@ -91,6 +96,33 @@ class Story:
     ) -> tuple[WorkerEvent, ...]:
         command = Deactivate(reason=reason, detail=detail, policy=policy, session_id=session_id)
         return self._apply(decider.deactivate(KEY, self.known, command, self.now_ms))
+
+    def pause(self, reason: str = "") -> tuple[WorkerEvent, ...]:
+        return self._apply(orders.pause(self.known, reason))
+
+    def resume(self) -> tuple[WorkerEvent, ...]:
+        return self._apply(orders.resume(self.known))
+
+    def drain(self, deadline_ms: int = 0, reason: str = "") -> tuple[WorkerEvent, ...]:
+        return self._apply(orders.drain(KEY, self.known, reason, deadline_ms))
+
+    def end_drain(self, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.end_drain(self.known, policy, self.now_ms))
+
+    def attach(self, grace_ms: int, session_id: str = "") -> tuple[WorkerEvent, ...]:
+        return self._apply(orders.attach(KEY, self.known, session_id, grace_ms))
+
+    def disconnect(self, broken_ms: int, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.disconnect(self.known, policy, self.now_ms, broken_ms))
+
+    def hand(self, activity: BoundActivity, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        """As a poll does it: the binding comes before the answer, if the worker may have more work."""
+        orders.check_live(KEY, self.known)
+        orders.check_takes_work(KEY, self.known, policy)
+        return self._apply(orders.hand(activity))
+
+    def end_binding(self, activity: BoundActivity, *, taken: bool = False) -> tuple[WorkerEvent, ...]:
+        return self._apply(orders.end_binding(self.known, activity.id, activity.attempt, taken=taken))
 
     def expire(self, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
         return self._apply(decider.expire_lease(self.known, policy, self.now_ms))

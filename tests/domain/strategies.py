@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Any, TypeVar
+
 from hypothesis import strategies as st
 
 from liveness.domain import events
-from liveness.domain.activity import REMEMBERED_RELEASES_MAX, Activity, ActivityState, Release
+from liveness.domain.activity import REMEMBERED_RELEASES_MAX, Activity, ActivityState, End, Release
 from liveness.domain.decider import ActivationT
-from liveness.domain.events import LeaseRenewed
+from liveness.domain.events import LeaseRenewed, Retry
 from liveness.domain.fold import freeze
 from liveness.domain.keys import ActivityId
-from liveness.domain.worker import BoundActivity, InactiveReason, Profile, Worker, WorkerState, WorkerStatus
+from liveness.domain.worker import (
+    NO_HANDED,
+    NO_STANDING,
+    BoundActivity,
+    InactiveReason,
+    Profile,
+    Standing,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+)
 
 INT64_MAX = 2**63 - 1
+
+ActivityEventT = TypeVar("ActivityEventT", bound=events.ActivityFact)
 
 # Strings on the wire are valid UTF-8: no halves of surrogate pairs.
 text = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -43,6 +58,7 @@ profiles = st.builds(
 statuses = st.sampled_from(WorkerStatus)
 reasons = st.sampled_from(InactiveReason)
 held = st.lists(bound_activities, max_size=4).map(tuple)
+some_ids = st.lists(activity_ids, max_size=4).map(tuple)
 
 
 def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
@@ -60,7 +76,27 @@ def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
         successes=numbers,
         errors=numbers,
         resync=st.booleans(),
+        loop_lag_ms=durations,
     )
+
+
+blobs = st.binary(max_size=20)
+retries = st.builds(
+    Retry,
+    initial_ms=durations,
+    coefficient=st.floats(1, 1_000),
+    max_ms=durations,
+    max_attempts=numbers,
+    max_deaths=st.none() | numbers,
+)
+
+
+def _about_activity(kind: type[ActivityEventT], **fields: Any) -> st.SearchStrategy[ActivityEventT]:
+    return st.builds(kind, run_id=text, activity_id=text, **fields)
+
+
+def _of_attempt(kind: type[ActivityEventT], **fields: Any) -> st.SearchStrategy[ActivityEventT]:
+    return _about_activity(kind, worker=text, epoch=counts, attempt=counts, at_ms=times, **fields)
 
 
 settings = st.dictionaries(text, st.floats(0, allow_nan=False, allow_infinity=False), max_size=4)
@@ -74,33 +110,50 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.BindingsChanged: st.builds(
         events.BindingsChanged,
         bound=held,
-        unbound=st.lists(activity_ids, max_size=4).map(tuple),
+        unbound=some_ids,
         resync=st.booleans(),
+        confirmed=some_ids,
     ),
+    events.ActivityHanded: st.builds(events.ActivityHanded, activity=bound_activities),
+    events.BindingsEnded: st.builds(events.BindingsEnded, ids=some_ids, taken=st.booleans()),
+    events.WorkerPaused: st.builds(events.WorkerPaused, reason=text),
+    events.WorkerResumed: st.just(events.WorkerResumed()),
+    events.DrainBegun: st.builds(events.DrainBegun, reason=text, deadline_ms=times),
+    events.DisconnectGraceGranted: st.builds(events.DisconnectGraceGranted, grace_ms=durations),
     events.WorkerDescribed: st.builds(
-        events.WorkerDescribed, profile=profiles, status=statuses, last_error=text
+        events.WorkerDescribed, profile=profiles, status=statuses, last_error=text, loop_lag_ms=durations
     ),
     events.WorkerDeactivated: st.builds(
         events.WorkerDeactivated, reason=reasons, detail=text, at_ms=times, cleanup_delay_ms=durations
     ),
     events.WorkerCleanedUp: st.builds(events.WorkerCleanedUp, at_ms=times, tombstone_retention_ms=durations),
     events.WorkerForgotten: st.just(events.WorkerForgotten()),
-    events.ActivityCancelRequested: st.builds(
-        events.ActivityCancelRequested,
-        run_id=text,
-        activity_id=text,
-        attempt=counts,
+    events.ActivityScheduled: _about_activity(
+        events.ActivityScheduled,
+        activity_type=text,
         task_queue=text,
-        token=st.binary(max_size=20),
-        worker=text,
-        epoch=counts,
+        input=blobs,
+        retry=retries,
+        at_ms=times,
+        due_ms=times,
     ),
-    events.ActivityReleased: st.builds(events.ActivityReleased, run_id=text, activity_id=text),
-    events.ActivityMadeAvailable: st.builds(
-        events.ActivityMadeAvailable, run_id=text, activity_id=text, attempt=counts
+    events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
+    events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs),
+    events.ActivityAttemptFailed: _of_attempt(events.ActivityAttemptFailed, message=text, due_ms=times),
+    events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text),
+    events.ActivityGivenBack: _of_attempt(events.ActivityGivenBack, reason=text),
+    events.ActivityCancelled: _about_activity(events.ActivityCancelled, reason=text, at_ms=times),
+    events.ActivityCancelRequested: _of_attempt(
+        events.ActivityCancelRequested, task_queue=text, token=blobs, failures=numbers, deaths=numbers
     ),
+    events.ActivityReleased: _about_activity(events.ActivityReleased, attempt=numbers),
+    events.ActivityMadeAvailable: _about_activity(
+        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans()
+    ),
+    events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
+    events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
     events.ConfigChanged: st.builds(
-        events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple)
+        events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text
     ),
     events.ShardTaken: st.builds(events.ShardTaken, epoch=counts, owner=text),
 }
@@ -108,6 +161,17 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
 renewed = st.builds(LeaseRenewed, numbers, times, numbers, numbers)
 
 by_id = held.map(lambda activities: freeze({activity.id: activity for activity in activities}))
+standings = st.just(NO_STANDING) | st.builds(
+    Standing,
+    paused=st.booleans(),
+    draining=st.booleans(),
+    drain_deadline_ms=times,
+    grace_ms=durations,
+    loop_lag_ms=durations,
+    handed=st.dictionaries(activity_ids, st.booleans(), max_size=4).map(
+        lambda handed: MappingProxyType(handed) if handed else NO_HANDED
+    ),
+)
 workers = st.builds(
     Worker,
     number=counts,
@@ -129,6 +193,7 @@ workers = st.builds(
     resync=st.booleans(),
     inactive_reason=st.none() | reasons,
     inactive_detail=text,
+    standing=standings,
 )
 activities = st.builds(
     Activity,
@@ -138,4 +203,16 @@ activities = st.builds(
     task_queue=text,
     token=st.binary(max_size=20),
     releases=st.lists(st.builds(Release, text, counts, counts), max_size=REMEMBERED_RELEASES_MAX).map(tuple),
+    type=text,
+    input=blobs,
+    retry=st.none() | retries,
+    worker=text,
+    epoch=numbers,
+    since_ms=times,
+    due_ms=times,
+    failures=numbers,
+    deaths=numbers,
+    last_failure=text,
+    result=blobs,
+    end=st.none() | st.builds(End, text, counts, counts, text),
 )

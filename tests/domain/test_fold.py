@@ -3,7 +3,11 @@
 import pytest
 
 from liveness.domain.events import (
+    ActivityHanded,
     BindingsChanged,
+    BindingsEnded,
+    DisconnectGraceGranted,
+    DrainBegun,
     LeaseRenewed,
     LeaseTermsChanged,
     ShardTaken,
@@ -12,11 +16,20 @@ from liveness.domain.events import (
     WorkerDescribed,
     WorkerEvent,
     WorkerForgotten,
+    WorkerPaused,
     WorkerRegistered,
+    WorkerResumed,
 )
 from liveness.domain.fold import ImpossibleEvent, evolve
 from liveness.domain.reactions import react
-from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, InactiveReason, WorkerState, WorkerStatus
+from liveness.domain.worker import (
+    NO_BINDINGS,
+    NO_PROFILE,
+    NO_STANDING,
+    InactiveReason,
+    WorkerState,
+    WorkerStatus,
+)
 from tests.domain.story import KEY, Story, activity, registered
 
 
@@ -68,6 +81,12 @@ def test_each_event_follows_only_the_states_it_can(name: str, state: WorkerState
         LeaseTermsChanged(granted_ms=1),
         BindingsChanged(bound=(), unbound=(), resync=False),
         WorkerDescribed(profile=NO_PROFILE, status=WorkerStatus.RUNNING, last_error=""),
+        ActivityHanded(activity=activity("x")),
+        BindingsEnded(ids=(), taken=True),
+        WorkerPaused(reason=""),
+        WorkerResumed(),
+        DrainBegun(reason="", deadline_ms=1),
+        DisconnectGraceGranted(grace_ms=1),
     ],
 )
 def test_changes_need_a_worker(event: WorkerEvent) -> None:
@@ -95,6 +114,17 @@ def test_workers_without_bindings_share_one_empty_set() -> None:
     story.beat(unbound=(activity("x"),))
     assert story.known.bindings is NO_BINDINGS
     assert story.known.lost is NO_BINDINGS
+
+
+def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
+    story = registered(loop_lag_ms=5)
+    story.pause()
+    story.drain(9)
+    story.attach(5)
+    story.resume()
+    story.go_silent()
+    story.beat(session_id="b", sequence=1)
+    assert story.known.standing is NO_STANDING
 
 
 def test_a_registration_takes_nothing_from_anybody() -> None:

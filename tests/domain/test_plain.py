@@ -13,7 +13,16 @@ from liveness.domain.fold import evolve
 from liveness.domain.keys import WorkerKey
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
-from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, BoundActivity, Worker, WorkerState, WorkerStatus
+from liveness.domain.worker import (
+    NO_BINDINGS,
+    NO_PROFILE,
+    NO_STANDING,
+    BoundActivity,
+    Standing,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+)
 
 KEY = WorkerKey("default", "worker-1")
 HELD = BoundActivity("flow", "run", "activity", 1, "queue", b"token")
@@ -40,6 +49,13 @@ workers = st.builds(
     resync=st.booleans(),
     inactive_reason=st.none(),
     inactive_detail=st.just(""),
+    standing=st.sampled_from(
+        [
+            NO_STANDING,
+            Standing(paused=True, loop_lag_ms=7, handed={HELD.id: False}),
+            Standing(draining=True, drain_deadline_ms=5_000, grace_ms=4_000, handed={HELD.id: True}),
+        ]
+    ),
 )
 
 
@@ -67,6 +83,7 @@ def test_a_plain_renewal_is_what_deciding_and_evolving_make_of_it(
         successes=successes,
         errors=errors,
         policy=Policy(),
+        loop_lag_ms=worker.standing.loop_lag_ms,
     )
     made = renew(worker, sequence, successes, errors, at_ms)
     events = the_long_way(worker, beat, at_ms)

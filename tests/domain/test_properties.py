@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from hypothesis import given, settings
 
@@ -14,13 +15,15 @@ from liveness.domain.events import (
     WorkerDeactivated,
     WorkerEvent,
     WorkerForgotten,
+    WorkerPaused,
     WorkerRegistered,
+    WorkerResumed,
 )
 from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
 from liveness.domain.reactions import LeaseExpiryTask, WorkerCleanupTask, timer_of
-from liveness.domain.worker import InactiveReason, Worker, WorkerState
-from tests.domain.commands import POLICY, QUOTA, Beat, Command, stories
+from liveness.domain.worker import NO_STANDING, InactiveReason, Worker, WorkerState
+from tests.domain.commands import POLICY, QUOTA, Beat, Command, EndBinding, Hand, stories
 from tests.domain.story import KEY, Story
 
 ACTIVE, INACTIVE, CLEANED_UP = WorkerState
@@ -60,9 +63,12 @@ def test_folding_the_events_gives_the_state_at_every_prefix_and_from_every_snaps
 @given(stories)
 def test_only_legal_edges_are_taken(commands: list[Command]) -> None:
     story = told(commands)
-    for before, after in zip(story.states, story.states[1:], strict=False):
+    for before, event, after in zip(story.states, story.log, story.states[1:], strict=False):
         edge = (before.state if before else None, after.state if after else None)
-        assert edge in LEGAL_EDGES
+        if edge == (INACTIVE, INACTIVE):
+            assert isinstance(event, WorkerPaused | WorkerResumed), "an order that outlives the lease"
+        else:
+            assert edge in LEGAL_EDGES
 
 
 @given(stories)
@@ -98,12 +104,24 @@ def test_a_refused_command_leaves_no_trace(commands: list[Command]) -> None:
             assert (story.worker, len(story.log), len(story.tasks)) == before
 
 
-@settings(max_examples=400)
+ORDERLY = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
+
+
+class Believed(NamedTuple):
+    """What the client would believe it holds, and of what it was handed, whether it has told us that it knows."""
+
+    held: dict[ActivityId, int]
+    handed: dict[ActivityId, bool]
+
+
+@settings(max_examples=250)
 @given(stories)
-def test_a_worker_holds_exactly_what_it_said_and_each_loss_is_rescheduled(commands: list[Command]) -> None:
-    """Against a model that knows nothing of events: a dictionary of what the client would believe it holds."""
+def test_a_worker_holds_exactly_what_it_said_or_was_handed_and_each_loss_is_rescheduled(
+    commands: list[Command],
+) -> None:
+    """Against a model that knows nothing of events."""
     story = Story()
-    believed: dict[ActivityId, int] = {}
+    believed = Believed({}, {})
     for command in commands:
         known_events, known_tasks, before = len(story.log), len(story.tasks), story.worker
         try:
@@ -111,34 +129,81 @@ def test_a_worker_holds_exactly_what_it_said_and_each_loss_is_rescheduled(comman
         except LivenessError:
             continue
         events = story.log[known_events:]
-        lost: list[tuple[ActivityId, int]] = []
-        if any(isinstance(event, WorkerDeactivated) for event in events):
-            lost, believed = list(believed.items()), {}
+        earlier = believed
+        lost: Iterable[ActivityId] = ()
+        died = False
+        left = [event for event in events if isinstance(event, WorkerDeactivated)]
+        if left:
+            lost, believed = earlier.held, Believed({}, {})
+            died = left[0].reason not in ORDERLY
+        elif events and isinstance(command, Hand):
+            believed = handed(earlier, command)
+        elif events and isinstance(command, EndBinding):
+            believed = without(earlier, {command.activity.id})
         elif events and isinstance(command, Beat):
-            earlier, believed = believed, believed_after(believed, events, command.fields)
-            if isinstance(events[0], SessionReplaced):
-                lost = [(id, attempt) for id, attempt in earlier.items() if id not in believed]
+            if says_another_attempt(earlier, events, command.fields):
+                return  # what becomes of the one that was handed is told elsewhere
+            believed = after_heartbeat(earlier, events, command.fields)
+            lost = earlier.held.keys() - believed.held.keys()
+            died = isinstance(events[0], SessionReplaced)
+            if not died:
+                lost = earlier.handed.keys() & lost
         tasks = story.tasks[known_tasks:]
-        assert sorted((task.activity.id, task.activity.attempt) for task in tasks) == sorted(lost)
+        expected = {(id, earlier.held[id]) for id in lost}
+        assert sorted((task.activity.id, task.activity.attempt) for task in tasks) == sorted(expected)
         assert all(before is not None and task.epoch == before.epoch for task in tasks)
+        assert all(task.died is died for task in tasks)
         held = story.worker.bindings if story.worker else {}
-        assert {id: activity.attempt for id, activity in held.items()} == believed
+        assert {id: activity.attempt for id, activity in held.items()} == believed.held
+        assert (story.worker.standing.handed if story.worker else {}) == believed.handed
 
 
-def believed_after(
-    held: dict[ActivityId, int], events: list[WorkerEvent], beat: dict[str, Any]
-) -> dict[ActivityId, int]:
-    clean_slate = isinstance(events[0], Activation) or beat.get("full_bindings")
-    after = {} if clean_slate else dict(held)
+def handed(before: Believed, command: Hand) -> Believed:
+    id, attempt = command.activity.id, command.activity.attempt
+    return Believed({**before.held, id: attempt}, {**before.handed, id: False})
+
+
+def without(before: Believed, gone: set[ActivityId]) -> Believed:
+    return Believed(
+        {id: attempt for id, attempt in before.held.items() if id not in gone},
+        {id: heard for id, heard in before.handed.items() if id not in gone},
+    )
+
+
+def says_another_attempt(before: Believed, events: list[WorkerEvent], beat: dict[str, Any]) -> bool:
+    """Whether a new session goes on with another attempt than its predecessor was handed."""
+    return isinstance(events[0], SessionReplaced) and any(
+        activity.id in before.handed and before.held[activity.id] != activity.attempt
+        for activity in beat["bound"]
+    )
+
+
+def after_heartbeat(before: Believed, events: list[WorkerEvent], beat: dict[str, Any]) -> Believed:
+    unheard = {id for id, heard in before.handed.items() if not heard}
     taken_up = {activity.id: activity.attempt for activity in beat["bound"]}
+    if isinstance(events[0], Activation):
+        held = {}
+    elif beat.get("full_bindings"):
+        held = {id: before.held[id] for id in unheard}
+    else:
+        held = dict(before.held)
+    if not isinstance(events[0], Activation):
+        # Which attempt it was handed is not for the worker to say.
+        for id in before.handed.keys() & taken_up.keys():
+            if taken_up[id] != before.held[id]:
+                del taken_up[id]
     for activity in beat["unbound"]:
-        if after.get(activity.id) == activity.attempt:
-            del after[activity.id]
-    after |= taken_up
+        if held.get(activity.id) == activity.attempt:
+            del held[activity.id]
+    held |= taken_up
     for activity in beat["unbound"]:
         if taken_up.get(activity.id) == activity.attempt:
-            after.pop(activity.id, None)
-    return after
+            held.pop(activity.id, None)
+    replaced = isinstance(events[0], SessionReplaced)
+    return Believed(
+        held,
+        {id: heard or replaced or id in taken_up for id, heard in before.handed.items() if id in held},
+    )
 
 
 @given(stories)
@@ -172,6 +237,51 @@ def test_a_lease_ends_by_silence_only_after_its_full_duration(commands: list[Com
             assert event.at_ms - before.renewed_ms >= before.granted_ms
 
 
+@settings(max_examples=50)
+@given(stories)
+def test_a_lease_ends_by_other_terms_only_where_it_has_them(commands: list[Command]) -> None:
+    story = told(commands)
+    for before, event in zip(story.states, story.log, strict=False):
+        if isinstance(event, WorkerDeactivated) and event.reason is InactiveReason.DISCONNECTED:
+            assert before is not None
+            assert before.standing.grace_ms > 0
+        if isinstance(event, WorkerDeactivated) and event.reason is InactiveReason.DRAINED:
+            assert before is not None
+            assert 0 < before.standing.drain_deadline_ms <= event.at_ms
+
+
+@settings(max_examples=50)
+@given(stories)
+def test_a_pause_ends_by_order_only_and_outlives_every_session(commands: list[Command]) -> None:
+    story = told(commands)
+    paused = False
+    for event, after in zip(story.log, story.states[1:], strict=True):
+        if isinstance(event, WorkerPaused | WorkerResumed):
+            paused = isinstance(event, WorkerPaused)
+        if after is None or after.state is CLEANED_UP:
+            paused = False
+        else:
+            assert after.standing.paused is paused
+
+
+@settings(max_examples=50)
+@given(stories)
+def test_the_loop_lag_is_that_of_the_last_heartbeat_while_the_lease_lives(commands: list[Command]) -> None:
+    story = Story()
+    lag_ms = 0
+    for command in commands:
+        known_events = len(story.log)
+        try:
+            command.tell(story)
+        except LivenessError:
+            continue
+        if isinstance(command, Beat) and len(story.log) > known_events:
+            lag_ms = command.fields.get("loop_lag_ms", 0)
+        if story.worker is None or story.worker.state is not ACTIVE:
+            lag_ms = 0
+        assert (story.worker.standing.loop_lag_ms if story.worker else 0) == lag_ms
+
+
 @given(stories)
 def test_every_state_keeps_its_own_rules(commands: list[Command]) -> None:
     for worker in told(commands).states:
@@ -189,11 +299,18 @@ def check(worker: Worker) -> None:
         assert not worker.bindings
         assert not worker.resync
         assert worker.inactive_reason is not None
+        assert not worker.standing.handed
+        assert (worker.standing.loop_lag_ms, worker.standing.drain_deadline_ms) == (0, 0)
     if worker.state is INACTIVE:
         assert timer_of(KEY, worker) == WorkerCleanupTask(KEY, worker.epoch)
     if worker.state is CLEANED_UP:
         assert not worker.lost
+        assert worker.standing == NO_STANDING
         assert timer_of(KEY, worker) is None
+    assert worker.standing.handed.keys() <= worker.bindings.keys()
+    assert worker.standing is NO_STANDING or worker.standing != NO_STANDING, (
+        "one value for the many without any"
+    )
     assert all(id == activity.id for id, activity in {**worker.bindings, **worker.lost}.items())
     assert worker.session_id not in worker.superseded
 

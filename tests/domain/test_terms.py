@@ -107,7 +107,11 @@ def test_overrides_replace_only_what_they_name() -> None:
 
 @given(
     st.fixed_dictionaries(
-        {}, optional={name: st.integers(1, 30_000).map(float) for name in POLICY_FIELDS - {"max_lease_ms"}}
+        {},
+        optional={
+            **{name: st.integers(1, 30_000).map(float) for name in POLICY_FIELDS - {"max_lease_ms"}},
+            "paused": st.sampled_from([0.0, 1.0]),
+        },
     ).filter(lambda overrides: overrides.get("min_lease_ms", 0) <= overrides.get("default_lease_ms", 1))
 )
 def test_whole_numbers_stay_whole_numbers_however_they_were_stored(overrides: dict[str, float]) -> None:
@@ -134,16 +138,37 @@ def test_half_a_millisecond_or_worker_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["default_lease_ms", "min_lease_ms", "max_lease_ms", "max_bindings_per_worker"]
+    "name",
+    [
+        "default_lease_ms",
+        "min_lease_ms",
+        "max_lease_ms",
+        "max_bindings_per_worker",
+        "dispatch_timeout_ms",
+    ],
 )
-def test_a_lease_and_a_binding_quota_cannot_be_zero(name: str) -> None:
+def test_a_lease_a_binding_quota_and_the_time_to_confirm_cannot_be_zero(name: str) -> None:
     with pytest.raises(InvalidField, match="must be more than 0"):
         policy_with(BUILT_IN, {name: 0})
 
 
 def test_what_zero_switches_off_can_be_zero() -> None:
-    for name in ("cleanup_delay_ms", "tombstone_retention_ms", "event_retention_ms", "max_workers"):
+    for name in (
+        "cleanup_delay_ms",
+        "tombstone_retention_ms",
+        "event_retention_ms",
+        "activity_retention_ms",
+        "max_workers",
+        "max_worker_deaths",
+        "paused",
+    ):
         assert getattr(policy_with(BUILT_IN, {name: 0}), name) == 0
+
+
+def test_a_namespace_is_paused_or_not() -> None:
+    assert policy_with(BUILT_IN, {"paused": 1}).paused == 1
+    with pytest.raises(InvalidField, match="paused must be 0 or 1"):
+        policy_with(BUILT_IN, {"paused": 2})
 
 
 def test_a_duration_beyond_a_century_is_refused() -> None:
