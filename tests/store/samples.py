@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from liveness.domain.activity import Activity, ActivityState, Release
-from liveness.domain.events import Event, LeaseRenewed, WorkerDescribed
+from liveness.domain.events import Event, LeaseRenewed, Retry, WorkerDescribed
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import (
@@ -66,15 +66,30 @@ def bound_activity(name: str = "charge", attempt: int = 1) -> BoundActivity:
 
 
 def reschedule(
-    name: str = "charge", namespace: str = NAMESPACE, worker: str = "worker-1"
+    name: str = "charge", namespace: str = NAMESPACE, worker: str = "worker-1", *, died: bool = True
 ) -> ActivityRescheduleTask:
-    return ActivityRescheduleTask(namespace, bound_activity(name), worker, epoch=1)
+    return ActivityRescheduleTask(namespace, bound_activity(name), worker, 1, died)
 
 
 def available(name: str = "charge") -> tuple[ActivityKey, Activity]:
     id = ActivityId("workflow", "run", name)
     activity = Activity(id, ActivityState.AVAILABLE, 2, "queue", b"token", (Release("worker-1", 1, 1),))
     return ActivityKey(NAMESPACE, *id), activity
+
+
+def activity(
+    name: str = "charge",
+    state: ActivityState = ActivityState.AVAILABLE,
+    namespace: str = NAMESPACE,
+    workflow_id: str = "workflow",
+    **fields: Any,
+) -> tuple[ActivityKey, Activity]:
+    """One that is handed out here; it is held by worker-1 if its state says that somebody holds it."""
+    id = ActivityId(workflow_id, "run", name)
+    if state is ActivityState.STARTED:
+        fields = {"worker": "worker-1", "epoch": 1} | fields
+    known = Activity(id, state, 2, "queue", b"", (), "resize", b"input", Retry())
+    return ActivityKey(namespace, *id), known._replace(**fields)
 
 
 class About(NamedTuple):

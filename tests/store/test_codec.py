@@ -1,18 +1,21 @@
 """Whatever is stored is read back as it was: the same value of the same type."""
 
+import dataclasses
 import json
+from types import MappingProxyType
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from liveness.domain.activity import Activity
 from liveness.domain.events import Event, LeaseRenewed
-from liveness.domain.worker import BoundActivity, Worker, WorkerState
+from liveness.domain.worker import NO_STANDING, BoundActivity, Worker, WorkerState
 from liveness.store import codec
 from liveness.store.codec import LogEntry, Pulse, Renewals
 from tests.domain import strategies
+from tests.store.samples import WORKER
 
 maybe_text = st.none() | strategies.text
 
@@ -49,6 +52,18 @@ def test_an_event_of_each_kind_survives(kind: type) -> None:
     survives()
 
 
+@pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
+def test_the_strategies_leave_no_field_at_its_default(kind: type) -> None:
+    """Or a field that is not stored would be read back as it was."""
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            find(
+                strategies.event_kinds[kind],
+                lambda event, field=field: getattr(event, field.name) != field.default,  # type: ignore[misc]
+                settings=settings(phases=[Phase.generate]),
+            )
+
+
 def test_there_is_a_strategy_for_every_kind_of_event() -> None:
     stored = {kind for kind in get_args(Event) if kind is not LeaseRenewed}
     assert set(strategies.event_kinds) == stored
@@ -66,17 +81,41 @@ def test_packed_renewals_survive_in_order(rows: list[tuple[int, LeaseRenewed]]) 
 def test_a_worker_survives(worker: Worker) -> None:
     decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
     assert decoded == worker
-    assert types_within(decoded._replace(bindings={}, lost={})) == types_within(
-        worker._replace(bindings={}, lost={})
-    )
-    assert list(decoded.bindings.items()) == list(worker.bindings.items())
+    assert types_within(plain(decoded)) == types_within(plain(worker))
+    for one, other in ((decoded.bindings, worker.bindings), (decoded.lost, worker.lost)):
+        assert list(one.items()) == list(other.items())
+    assert list(decoded.standing.handed.items()) == list(worker.standing.handed.items())
     assert isinstance(decoded.state, WorkerState)
+
+
+def plain(worker: Worker) -> Worker:
+    """With dictionaries in place of read-only views of them."""
+    return worker._replace(
+        bindings=dict(worker.bindings),
+        lost=dict(worker.lost),
+        standing=worker.standing._replace(handed=dict(worker.standing.handed)),
+    )
+
+
+@given(strategies.workers)
+def test_a_worker_read_back_cannot_be_changed_in_place(worker: Worker) -> None:
+    decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
+    for view in (decoded.bindings, decoded.lost, decoded.standing.handed):
+        assert isinstance(view, MappingProxyType)
+
+
+def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
+    stored = codec.encode_worker(WORKER)
+    assert "standing" not in json.loads(stored), "nor do they take place in the store"
+    assert codec.decode_worker(1, 1, stored).standing is NO_STANDING
 
 
 @given(strategies.activities)
 def test_an_activity_survives(activity: Activity) -> None:
     stored = codec.encode_activity(activity)
-    decoded = codec.decode_activity(activity.id, int(activity.state), activity.task_queue, stored)
+    decoded = codec.decode_activity(
+        activity.id, int(activity.state), activity.task_queue, activity.worker, stored
+    )
     assert decoded == activity
     assert types_within(decoded) == types_within(activity)
 

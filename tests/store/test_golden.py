@@ -1,220 +1,51 @@
-"""Rows that version 1 wrote are read back by every later version, and lead to the same state.
+"""Rows that earlier versions wrote are read back by every later version, and lead to the same state.
 
-The files in `golden` are frozen; see the README beside them.
+The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` and `golden_v2`.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import dataclasses
 
 import pytest
 
 from liveness.domain import activity as activities
-from liveness.domain.activity import Activity, ActivityState, Release
-from liveness.domain.events import (
-    ActivityCancelRequested,
-    ActivityMadeAvailable,
-    ActivityReleased,
-    BindingsChanged,
-    ConfigChanged,
-    Event,
-    LeaseRenewed,
-    LeaseTermsChanged,
-    SessionReplaced,
-    ShardTaken,
-    WorkerCleanedUp,
-    WorkerDeactivated,
-    WorkerDescribed,
-    WorkerForgotten,
-    WorkerRegistered,
-    WorkerResurrected,
-)
+from liveness.domain.activity import Activity
 from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
-from liveness.domain.worker import (
-    NO_BINDINGS,
-    NO_PROFILE,
-    BoundActivity,
-    InactiveReason,
-    Profile,
-    Worker,
-    WorkerState,
-    WorkerStatus,
-)
+from liveness.domain.worker import Worker
 from liveness.store import codec
-from liveness.store.codec import LogEntry, LogRow, Pulse, Renewals, decode_entry, encode_entry
+from liveness.store.codec import Renewals, decode_entry, encode_entry
+from tests.store.golden_files import SHARD, VERSIONS, Version
 
-GOLDEN = Path(__file__).parent / "golden"
-SHARD = 5
-WALL_MS = 1_790_000_000_000
+NEWEST = VERSIONS[-1]
+PLACES = [
+    pytest.param(version, place, id=f"{version.name} row {place + 1}")
+    for version in VERSIONS
+    for place in range(len(version.meaning))
+]
 
-CHARGE = BoundActivity("order-7", "run-1", "charge", 1, "payments", b"\x00\xfftoken")
-SHIP = BoundActivity("order-7", "run-1", "ship", 3, "parcels")
-MAIL = BoundActivity("bestellung-ü", "läuft", "e-mail 📧", 2, "mails")
-
-PROFILE = Profile(
-    worker_identity="4711@host-1",
-    task_queue="payments",
-    build_id="2026.11",
-    sdk_name="liveness-python",
-    sdk_version="0.1.0",
-    host_name="host-1",
-    process_id="4711",
-    start_time_ns=1_789_999_999_123_456_789,
-    labels=(("rack", "r1"), ("zone", "zürich")),
-    capabilities=("gpu", "nul \0 inside"),
-    current_job="charging order-7",
-)
+every_version = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 
 
-def about(worker: str | None, observed_ms: int, event: Event | Renewals, **place: Any) -> LogEntry:
-    namespace = place.get("namespace", "orders" if worker else None)
-    return LogEntry(
-        place["seq"], namespace, worker, place.get("workflow_id"), WALL_MS + observed_ms, observed_ms, event
-    )
+# -- reading
 
 
-def activation(**changes: Any) -> dict[str, Any]:
-    return {
-        "session_id": "session-a",
-        "sequence": 1,
-        "epoch": 1,
-        "at_ms": 1_000,
-        "granted_ms": 30_000,
-        "bindings": (),
-        "profile": NO_PROFILE,
-        "status": WorkerStatus.UNSPECIFIED,
-        "last_error": "",
-        "successes": 0,
-        "errors": 0,
-        "resync": False,
-    } | changes
+@pytest.mark.parametrize(("version", "place"), PLACES)
+def test_a_golden_row_means_what_it_always_meant(version: Version, place: int) -> None:
+    assert decode_entry(version.rows()[place]) == version.meaning[place]
 
 
-MEANING: list[LogEntry] = [
-    about(None, 0, ShardTaken(epoch=1, owner="node-1 (process 1)"), seq=1),
-    about(None, 10, ConfigChanged(set={"cleanup_delay_ms": 60_000.0, "worker_heartbeat_rate": 0.5}, unset=("max_workers",)), seq=2, namespace="orders"),
-    about("worker-1", 1_000, WorkerRegistered(**activation(
-        bindings=(CHARGE,), profile=PROFILE, status=WorkerStatus.STARTING, last_error="nul \0 inside",
-        successes=4, errors=1,
-    )), seq=3),
-    about("worker-2", 1_500, WorkerRegistered(**activation(session_id="", sequence=0, at_ms=1_500)), seq=4),
-    about(None, 2_000, Renewals([3, 4], [LeaseRenewed(2, 1_990, 5, 1), LeaseRenewed(0, 2_000, 0, 0)]), seq=5),
-    about("worker-1", 3_000, LeaseTermsChanged(granted_ms=10_000), seq=6),
-    about("worker-1", 3_000, BindingsChanged(bound=(SHIP, MAIL), unbound=(CHARGE.id,), resync=False), seq=7),
-    about("worker-1", 3_000, WorkerDescribed(profile=PROFILE._replace(current_job=""), status=WorkerStatus.RUNNING, last_error="none"), seq=8),
-    about(None, 3_000, Renewals([3], [LeaseRenewed(5, 3_000, 9_223_372_036_854_775_807, 2)]), seq=9),
-    about("worker-1", 4_000, SessionReplaced(**activation(
-        session_id="session-b", epoch=2, at_ms=4_000, granted_ms=5_000, bindings=(SHIP,),
-        profile=PROFILE, status=WorkerStatus.RUNNING, last_error="none", successes=7, errors=2,
-    )), seq=10),
-    about("worker-1", 9_100, WorkerDeactivated(
-        reason=InactiveReason.LEASE_EXPIRED, detail="no heartbeat for 5100 ms of a 5000 ms lease", at_ms=9_100,
-        cleanup_delay_ms=60_000,
-    ), seq=11),
-    about(None, 9_200, ActivityCancelRequested(
-        run_id="läuft", activity_id="e-mail 📧", attempt=2, task_queue="mails", token=b"\x00\xff", worker="worker-1", epoch=1,
-    ), seq=12, namespace="orders", workflow_id="bestellung-ü"),
-    about(None, 9_200, ActivityReleased(run_id="läuft", activity_id="e-mail 📧"), seq=13, namespace="orders", workflow_id="bestellung-ü"),
-    about(None, 9_200, ActivityMadeAvailable(run_id="läuft", activity_id="e-mail 📧", attempt=3), seq=14, namespace="orders", workflow_id="bestellung-ü"),
-    about("worker-1", 12_000, WorkerResurrected(**activation(
-        session_id="session-b", sequence=9, epoch=3, at_ms=12_000, bindings=(CHARGE,), profile=PROFILE,
-        status=WorkerStatus.PAUSED, successes=8, errors=2, resync=True,
-    )), seq=15),
-    about("worker-2", 13_000, WorkerDeactivated(reason=InactiveReason.SHUTDOWN, detail="", at_ms=13_000, cleanup_delay_ms=0), seq=16),
-    about("worker-2", 13_100, WorkerCleanedUp(at_ms=13_100, tombstone_retention_ms=2_592_000_000), seq=17),
-    about("worker-3", 13_200, WorkerRegistered(**activation(at_ms=13_200)), seq=18),
-    about("worker-3", 13_300, WorkerDeactivated(reason=InactiveReason.FORCED, detail="by an operator", at_ms=13_300, cleanup_delay_ms=1), seq=19),
-    about("worker-3", 13_400, WorkerCleanedUp(at_ms=13_400, tombstone_retention_ms=0), seq=20),
-    about("worker-3", 13_500, WorkerForgotten(), seq=21),
-    about(None, 14_000, Renewals([3], [LeaseRenewed(10, 14_000, 8, 3)]), seq=22),
-]  # fmt: skip
-
-FINAL_WORKERS: dict[str, Worker | None] = {
-    "worker-1": Worker(
-        number=3,
-        state=WorkerState.ACTIVE,
-        session_id="session-b",
-        sequence=10,
-        epoch=3,
-        granted_ms=30_000,
-        renewed_ms=14_000,
-        deadline_ms=44_000,
-        bindings={CHARGE.id: CHARGE},
-        lost={SHIP.id: SHIP},
-        superseded=("session-a",),
-        profile=PROFILE,
-        status=WorkerStatus.PAUSED,
-        last_error="",
-        successes=8,
-        errors=3,
-        resync=True,
-        inactive_reason=None,
-        inactive_detail="",
-    ),
-    "worker-2": Worker(
-        number=4,
-        state=WorkerState.CLEANED_UP,
-        session_id="",
-        sequence=0,
-        epoch=1,
-        granted_ms=30_000,
-        renewed_ms=2_000,
-        deadline_ms=2_592_013_100,
-        bindings=NO_BINDINGS,
-        lost=NO_BINDINGS,
-        superseded=(),
-        profile=NO_PROFILE,
-        status=WorkerStatus.UNSPECIFIED,
-        last_error="",
-        successes=0,
-        errors=0,
-        resync=False,
-        inactive_reason=InactiveReason.SHUTDOWN,
-        inactive_detail="",
-    ),
-    "worker-3": None,
-}
-FINAL_ACTIVITY = Activity(
-    id=ActivityId("bestellung-ü", "läuft", "e-mail 📧"),
-    state=ActivityState.AVAILABLE,
-    attempt=3,
-    task_queue="mails",
-    token=b"\x00\xff",
-    releases=(Release("worker-1", 1, 2),),
-)
+@every_version
+def test_no_golden_row_is_without_a_meaning(version: Version) -> None:
+    assert len(version.rows()) == len(version.meaning)
 
 
-def golden_rows() -> list[LogRow]:
-    lines = (GOLDEN / "v1.jsonl").read_text(encoding="utf-8").splitlines()
-    return [LogRow(**json.loads(line)) for line in lines]
-
-
-def test_every_kind_of_event_has_a_golden_row() -> None:
-    assert {row.kind for row in golden_rows()} == set(codec.EVENT_KINDS)
-
-
-@pytest.mark.parametrize("place", range(len(MEANING)), ids=lambda place: f"row {place + 1}")
-def test_a_golden_row_means_what_it_always_meant(place: int) -> None:
-    assert decode_entry(golden_rows()[place]) == MEANING[place]
-
-
-def test_no_golden_row_is_without_a_meaning() -> None:
-    assert len(golden_rows()) == len(MEANING)
-
-
-@pytest.mark.parametrize("place", range(len(MEANING)), ids=lambda place: f"row {place + 1}")
-def test_this_version_still_writes_golden_rows(place: int) -> None:
-    """So that the version before reads what this one writes, until a new payload version says otherwise."""
-    assert encode_entry(SHARD, MEANING[place]) == golden_rows()[place]
-
-
-def test_folding_the_golden_log_gives_the_same_workers() -> None:
+@every_version
+def test_folding_the_golden_log_gives_the_same_workers(version: Version) -> None:
     workers: dict[str, Worker | None] = {}
     numbers: dict[int, str] = {}
-    for entry in map(decode_entry, golden_rows()):
+    for entry in map(decode_entry, version.rows()):
         if isinstance(entry.event, Renewals):
             for number, renewal in zip(entry.event.numbers, entry.event.renewals, strict=True):
                 workers[numbers[number]] = evolve(workers[numbers[number]], renewal, entry.seq)
@@ -223,49 +54,79 @@ def test_folding_the_golden_log_gives_the_same_workers() -> None:
             workers[entry.worker] = after
             if after is not None:
                 numbers[after.number] = entry.worker
-    assert workers == FINAL_WORKERS
+    assert workers == version.workers
 
 
-def test_folding_the_golden_log_gives_the_same_activity() -> None:
-    activity: Activity | None = None
-    for entry in map(decode_entry, golden_rows()):
+@every_version
+def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> None:
+    known: dict[ActivityId, Activity] = {}
+    for entry in map(decode_entry, version.rows()):
         if entry.workflow_id is not None:
-            activity = activities.evolve(activity, entry.event, entry.workflow_id)  # type: ignore[arg-type]
-    assert activity == FINAL_ACTIVITY
+            event = entry.event
+            id = ActivityId(entry.workflow_id, event.run_id, event.activity_id)  # type: ignore[union-attr]
+            known[id] = activities.evolve(known.get(id), event, entry.workflow_id)  # type: ignore[arg-type]
+    assert known == version.activities
 
 
-def golden_forms() -> dict[str, str]:
-    forms: dict[str, str] = json.loads((GOLDEN / "v1-rows.json").read_text(encoding="utf-8"))
-    return forms
+@every_version
+def test_golden_projections_mean_what_they_always_meant(version: Version) -> None:
+    forms = version.forms()
+    for name, worker in version.stored_workers.items():
+        assert worker is not None
+        assert codec.decode_worker(worker.number, int(worker.state), forms.pop(name)) == worker
+    for name, activity in version.stored_activities.items():
+        columns = (activity.id, int(activity.state), activity.task_queue, activity.worker)
+        assert codec.decode_activity(*columns, forms.pop(name)) == activity
+    assert codec.decode_bound_activity(forms.pop("bound_activity")) == version.stored_binding
+    assert codec.decode_pulses(forms.pop("pulses")) == version.pulses
+    assert codec.decode_settings(forms.pop("settings")) == version.settings
+    assert codec.decode_times(forms.pop("take_overs")) == version.take_overs
+    assert forms == {}, "none is without a meaning"
 
 
-PULSES = [Pulse(3, 10, 14_000, 8, 3, True), Pulse(4, 0, 2_000, 0, 0, False)]
-ACTIVE, TOMBSTONE = FINAL_WORKERS["worker-1"], FINAL_WORKERS["worker-2"]
+# -- writing, as the newest version does
 
 
-def test_golden_projections_mean_what_they_always_meant() -> None:
-    forms = golden_forms()
-    assert codec.decode_worker(3, 1, forms["worker"]) == ACTIVE
-    assert codec.decode_worker(4, 3, forms["tombstone"]) == TOMBSTONE
-    assert codec.decode_activity(FINAL_ACTIVITY.id, 3, "mails", forms["activity"]) == FINAL_ACTIVITY
-    assert codec.decode_bound_activity(forms["bound_activity"]) == CHARGE
-    assert codec.decode_pulses(forms["pulses"]) == PULSES
-    assert codec.decode_settings(forms["settings"]) == {
-        "cleanup_delay_ms": 60_000.0,
-        "worker_heartbeat_rate": 0.5,
-    }
-    assert codec.decode_times(forms["take_overs"]) == (0, 12_345)
+def test_every_kind_of_event_has_a_golden_row() -> None:
+    assert {row.kind for row in NEWEST.rows()} == set(codec.EVENT_KINDS)
+
+
+def test_every_field_with_a_default_has_another_value_in_some_golden_row() -> None:
+    """Or how it is stored would not be shown."""
+    shown: dict[tuple[str, str], bool] = {}
+    for entry in NEWEST.meaning:
+        if dataclasses.is_dataclass(entry.event):
+            for field in dataclasses.fields(entry.event):
+                if field.default is not dataclasses.MISSING:
+                    at = type(entry.event).__name__, field.name
+                    shown[at] = shown.get(at, False) or getattr(entry.event, field.name) != field.default
+    assert [at for at, is_shown in shown.items() if not is_shown] == []
+
+
+@pytest.mark.parametrize("place", range(len(NEWEST.meaning)), ids=lambda place: f"row {place + 1}")
+def test_this_version_still_writes_golden_rows(place: int) -> None:
+    """So that the version before reads what this one writes, until a new payload version says otherwise."""
+    assert encode_entry(SHARD, NEWEST.meaning[place]) == NEWEST.rows()[place]
 
 
 def test_this_version_still_writes_golden_projections() -> None:
-    assert ACTIVE is not None
-    assert TOMBSTONE is not None
-    assert golden_forms() == {
-        "worker": codec.encode_worker(ACTIVE),
-        "tombstone": codec.encode_worker(TOMBSTONE),
-        "activity": codec.encode_activity(FINAL_ACTIVITY),
-        "bound_activity": codec.encode_bound_activity(CHARGE),
-        "pulses": codec.encode_pulses(PULSES),
-        "settings": codec.encode_settings({"cleanup_delay_ms": 60_000.0, "worker_heartbeat_rate": 0.5}),
-        "take_overs": codec.encode_times((0, 12_345)),
+    assert NEWEST.forms() == written_forms(NEWEST)
+
+
+def written_forms(version: Version) -> dict[str, str]:
+    return {
+        **{name: codec.encode_worker(worker) for name, worker in version.stored_workers.items() if worker},
+        **{name: codec.encode_activity(activity) for name, activity in version.stored_activities.items()},
+        "bound_activity": codec.encode_bound_activity(version.stored_binding),
+        "pulses": codec.encode_pulses(version.pulses),
+        "settings": codec.encode_settings(version.settings),
+        "take_overs": codec.encode_times(version.take_overs),
     }
+
+
+@pytest.mark.parametrize("name", ["worker", "tombstone"])
+def test_projections_of_version_1_are_still_written_as_they_were(name: str) -> None:
+    """Nothing is added for a worker that has nothing new about it."""
+    worker = VERSIONS[0].stored_workers[name]
+    assert worker is not None
+    assert codec.encode_worker(worker) == VERSIONS[0].forms()[name]
