@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from liveness.domain.activity import ActivityState
 from liveness.domain.events import ConfigChanged
 from liveness.store.api import TaskState, TaskUpdate
 from liveness.store.codec import LogEntry, Renewals
@@ -13,6 +14,7 @@ from tests.databases import StoreHome
 from tests.store.samples import (
     About,
     Owner,
+    activity,
     described,
     finished,
     image_of,
@@ -226,6 +228,7 @@ Deletion = Callable[[SqlStore, dict[int, int]], Awaitable[int]]
         pytest.param(lambda store, owned: store.compact_renewals(owned), id="compact"),
         pytest.param(lambda store, owned: store.prune_events(owned, {}, 2**62), id="prune events"),
         pytest.param(lambda store, owned: store.prune_tasks(owned, 2**62), id="prune tasks"),
+        pytest.param(lambda store, owned: store.prune_activities(owned, {}, 2**62), id="prune activities"),
     ],
 )
 async def test_an_owner_that_was_replaced_deletes_nothing(
@@ -233,7 +236,10 @@ async def test_an_owner_that_was_replaced_deletes_nothing(
 ) -> None:
     kept, lost = await take(store, 0, 1)
     for owner in (kept, lost):
-        await owner.commit([About(renewals(1)), About(described(), key())], new_tasks=[reschedule()])
+        name, done = activity(str(owner.shard_id), ActivityState.COMPLETED)
+        await owner.commit(
+            [About(renewals(1)), About(described(), key())], new_tasks=[reschedule()], activities={name: done}
+        )
         await owner.commit(task_updates=[finished(owner.shard_id + 1)], checkpoint=[])
     await (await home.open()).take_over([1], "node-2", wall_ms=0)
     before = await home.dump()

@@ -45,6 +45,14 @@ async def test_a_new_task_is_stored_as_it_was_given_and_due_at_once(store: SqlSt
     ]
 
 
+async def test_whether_its_worker_died_with_it_is_stored(store: SqlStore) -> None:
+    owner = await take_one(store)
+    await owner.commit(new_tasks=[reschedule("lost"), reschedule("let go of", died=False)])
+    died = {task.task.activity.activity_id: task.task.died for task in await store.due_tasks(0, 0, 10)}
+    assert died == {"lost": True, "let go of": False}
+    assert all(type(value) is bool for value in died.values())
+
+
 async def test_a_task_lies_in_the_queue_of_the_shard_it_names_whoever_committed_it(store: SqlStore) -> None:
     owner = await take_one(store, 0)
     draft = owner.draft(new_tasks=[reschedule()])
@@ -70,6 +78,9 @@ async def test_the_next_due_time_is_that_of_the_first_open_task(store: SqlStore)
     owner = await queue(store, "a", "b", "c")
     await owner.commit(task_updates=[retry(1, 300), retry(2, 200), finished(3)])
     assert await store.next_due_ms(0) == 200
+    assert await store.next_due_ms(0, after_ms=199) == 200
+    assert await store.next_due_ms(0, after_ms=200) == 300
+    assert await store.next_due_ms(0, after_ms=300) is None
     await owner.commit(task_updates=[finished(1), finished(2)])
     assert await store.next_due_ms(0) is None
 
