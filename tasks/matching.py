@@ -14,6 +14,7 @@ from math import ceil
 from liveness.domain import orders
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.errors import InvalidField, LivenessError, ShardUnavailable, ShuttingDown, TooManyPolls
+from liveness.domain.events import BindingsChanged, BindingsEnded
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import Worker
 from liveness.shard.custody import Custody
@@ -87,6 +88,9 @@ class Matching:
                     self._offer(key, activity.task_queue)
             for worker in part.orders:
                 self._look_again(worker)
+            for entry in part.commit.entries:
+                if entry.worker is not None and isinstance(entry.event, BindingsEnded | BindingsChanged):
+                    self._look_again(WorkerKey(entry.namespace or "", entry.worker))  # it may have room again
 
     def _offer(self, key: ActivityKey, task_queue: str) -> None:
         queue = key.namespace, task_queue

@@ -162,6 +162,22 @@ async def test_a_worker_that_is_bound_to_nothing_of_it_gives_it_up_in_the_end(en
     assert held(engine, "a").attempt == 2
 
 
+async def test_a_waiting_poll_is_served_once_its_worker_has_room_again(engine: Engine) -> None:
+    engine.node.policies.replace("", {"max_bindings_per_worker": 1})
+    await engine.beat("w", lease_ms=60_000)
+    for name in ("a", "b", "c"):
+        await schedule(engine, name)
+    await poll(engine)
+    ended = poll(engine)
+    await waiting(engine, 1)
+    await engine.custody.complete(key("a"), Holder("w", 1, 1), b"")
+    assert [task.id.activity_id for task in await ended] == ["b"]
+    let_go = poll(engine)
+    await waiting(engine, 1)
+    await engine.beat("w", lease_ms=60_000, unbound_activities=[activity("b")])
+    assert [task.id.activity_id for task in await let_go] == ["c"]
+
+
 async def test_a_reschedule_that_is_still_on_its_way_is_not_forestalled(engine: Engine) -> None:
     """The death must be counted, and counting it is the task's."""
     await engine.beat("w", lease_ms=1_000)
