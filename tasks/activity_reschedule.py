@@ -35,7 +35,9 @@ class ActivityReschedule:
 
     def release(self, task: ActivityRescheduleTask, shard: Shard, policy: Policy) -> Activity:
         """Inside the shard; durable with its next commit."""
-        sink = self._route(task.namespace, task.activity.task_queue)
+        known = shard.activities.get(key_of(task))
+        task_queue = known.task_queue if known is not None and known.is_managed else task.activity.task_queue
+        sink = self._route(task.namespace, task_queue)
         activity = shard.reschedule(task, policy, elsewhere=sink is not None)
         if sink is None and self._is_on_its_way(task, activity):
             # Its sink was taken away since: our own matching is what is left.

@@ -247,7 +247,8 @@ def is_stale(activity: Activity | None, task: ActivityRescheduleTask) -> bool:
     if Release(task.worker, task.epoch, task.activity.attempt) in activity.releases:
         return True
     if activity.state is STARTED:
-        return (activity.worker, activity.attempt) != (task.worker, task.activity.attempt)
+        held = (activity.worker, activity.attempt) == (task.worker, task.activity.attempt)
+        return not held or task.epoch < activity.epoch
     # One that is handed out here has no attempt that is held now, and the one that was is not the next.
     return activity.is_managed and task.activity.attempt < activity.attempt
 
@@ -271,6 +272,9 @@ def reschedule(
         failures, retry = activity.failures, activity.retry or retry
         # In a row, if the attempt that died is the one that was to run next.
         deaths = activity.deaths if lost.attempt == activity.attempt else 0
+        if activity.is_managed:
+            # Where it belongs is known here; the worker that held it may have named it without saying so.
+            lost = lost._replace(task_queue=activity.task_queue, token=activity.token)
     deaths = deaths + 1 if task.died else 0
     failures += task.died
     id = lost.id

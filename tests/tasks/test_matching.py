@@ -178,6 +178,18 @@ async def test_a_waiting_poll_is_served_once_its_worker_has_room_again(engine: E
     assert [task.id.activity_id for task in await let_go] == ["c"]
 
 
+async def test_what_its_worker_named_without_its_queue_moves_on_in_its_own(engine: Engine) -> None:
+    await engine.beat("w", lease_ms=1_000, task_queue="mine")
+    await schedule(engine, "a", "its own")
+    await poll(engine, "its own")
+    await engine.beat("w", lease_ms=1_000, task_queue="mine", bound_activities=[activity("a", task_queue="")])
+    await engine.advance(1_500)
+    await engine.queue.work_off()
+    await engine.beat("other", lease_ms=60_000)
+    [task] = await poll(engine, "its own", "other", wait_ms=0)
+    assert task.attempt == 2
+
+
 async def test_a_reschedule_that_is_still_on_its_way_is_not_forestalled(engine: Engine) -> None:
     """The death must be counted, and counting it is the task's."""
     await engine.beat("w", lease_ms=1_000)
