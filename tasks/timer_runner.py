@@ -45,6 +45,7 @@ class TimerRunner:
         return self._heaps[shard_id]
 
     def attach(self, node: Node, custody: Custody) -> None:
+        self._custody = custody
         self._verify_dispatch = VerifyDispatch(custody)
         node.on_pulse.append(lambda: self.fire_due(node))
 
@@ -70,7 +71,10 @@ class TimerRunner:
             return Stale()
         policy = node.policies.of(key.namespace)
         if isinstance(task, LeaseExpiryTask):
-            return _run(LEASE_EXPIRY, task, worker, shard, policy)
+            outcome = _run(LEASE_EXPIRY, task, worker, shard, policy)
+            if isinstance(outcome, NotYet):  # once a lease or so
+                self._custody.scrub(key, shard)
+            return outcome
         return _run(WORKER_CLEANUP, task, worker, shard, policy)
 
     def _fire_activity(self, shard: Shard, key: ActivityKey) -> TimerOutcome:

@@ -90,6 +90,12 @@ class Custody:
         policy = self._node.policies.of(key.namespace)
         worker = home.describe(worker_key)
         orders.check_live(worker_key, worker, session_id)
+        known = shard.activities.get(key)
+        if known is not None and (known.worker, known.epoch) == (worker_key.instance_key, worker.epoch):
+            bound = worker.bindings.get(key.id)
+            if bound is None or bound.attempt != known.attempt:
+                # It let go of it, or only one side became durable: that attempt's token would be refused.
+                self.withdraw(key, known, "its worker is not bound to it")
         now_ms = shard.now_ms()
         events = decide.claim(
             key.id, shard.activities.get(key), spec, worker_key.instance_key, worker.epoch, now_ms,
@@ -193,13 +199,11 @@ class Custody:
         shard = self.shard(key)
         holder = Holder(activity.worker, activity.epoch, activity.attempt)
         current = shard.activities.get(key)
-        if current is None:
-            return
-        try:
-            events = decide.give_back(current, holder, reason, shard.now_ms())
-        except FencedOff:
-            return  # it moved on by itself
-        shard.change_activity(key, events)
+        if current is not None:
+            try:
+                shard.change_activity(key, decide.give_back(current, holder, reason, shard.now_ms()))
+            except FencedOff:
+                pass  # it moved on by itself
         self._unbind(key, activity.worker, activity.attempt, taken=True)
 
     def verify(self, key: ActivityKey, shard: Shard) -> int | None:
@@ -230,6 +234,25 @@ class Custody:
             return now_ms + DOUBT_MS
         self.withdraw(key, activity, "its worker is not bound to it")
         return None
+
+    def scrub(self, worker_key: WorkerKey, home: Shard) -> None:
+        """Take from a worker what it was handed and does not hold, should only its own side have become durable: it
+        would count against the worker's quota for as long as the worker lives."""
+        worker = home.workers.get(worker_key)
+        if worker is None or not worker.standing.handed:
+            return
+        for id in worker.standing.handed:
+            key, attempt = ActivityKey(worker_key.namespace, *id), worker.bindings[id].attempt
+            try:
+                activity = self.shard(key).activities.get(key)
+            except ShardUnavailable:
+                continue
+            if (
+                activity is None
+                or activity.state is not ActivityState.STARTED
+                or (activity.worker, activity.attempt) != (worker_key.instance_key, attempt)
+            ):
+                self._unbind(key, worker_key.instance_key, attempt, taken=True)
 
     # -- inside
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from liveness.clock import ManualClock
-from liveness.domain import activity_decider
+from liveness.domain import activity_decider, orders
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import Holder, Spec
 from liveness.domain.errors import ShardUnavailable, TooManyPolls
@@ -160,6 +160,75 @@ async def test_a_worker_that_is_bound_to_nothing_of_it_gives_it_up_in_the_end(en
     await engine.advance(100_000)
     assert held(engine, "a").state is ActivityState.AVAILABLE
     assert held(engine, "a").attempt == 2
+
+
+async def test_a_worker_that_does_not_hold_what_it_is_bound_to_has_its_hand_free_in_the_end(
+    engine: Engine,
+) -> None:
+    """Only the worker's side became durable, and the worker never heard of it."""
+    await engine.beat("w", lease_ms=5_000)
+    await schedule(engine, "a")
+    engine.shard_of("w").change_worker(WORKER, orders.hand(held(engine, "a").bound()))
+    await schedule(engine, "b")
+    assert [task.id.activity_id for task in await poll(engine, limit=5)] == ["a", "b"]
+    engine.shard_of("w").change_worker(WORKER, orders.hand(held(engine, "b").bound()._replace(attempt=7)))
+    for _ in range(3):
+        await engine.advance(2_000)
+        await engine.beat("w", lease_ms=5_000, bound_activities=[activity("a")])
+    assert [bound.activity_id for bound in engine.worker("w").bindings.values()] == ["a"]
+
+
+async def test_what_cannot_be_taken_from_its_worker_now_is_taken_from_it_later(engine: Engine) -> None:
+    """The caller left, and the worker's shard is being read again just then: the activity need not wait for it."""
+    await engine.beat("w", lease_ms=20_000)
+    name = next(str(n) for n in range(100) if engine.custody.shard(key(str(n))) is not engine.shard_of("w"))
+    await schedule(engine, name)
+    [task] = await poll(engine)
+    home = engine.shard_of("w")
+    engine.node._shards[home.id] = None
+    engine.custody.withdraw(key(name), task, "the poll that it was handed to had ended")
+    engine.node._shards[home.id] = home
+    assert (held(engine, name).state, held(engine, name).attempt) == (ActivityState.AVAILABLE, 2)
+    assert len(engine.worker("w").bindings) == 1
+    for _ in range(3):
+        await engine.advance(10_000)
+        await engine.beat("w", lease_ms=20_000)
+    assert engine.worker("w").bindings == {}
+
+
+async def test_a_claim_that_only_the_activity_knows_of_is_made_anew(
+    engine: Engine, store: FaultyStore
+) -> None:
+    """The worker's shard was lost with the commit before: the first claim is not answered, the second holds."""
+    await engine.beat("w", lease_ms=60_000)
+    name = next(str(n) for n in range(100) if engine.custody.shard(key(str(n))) is not engine.shard_of("w"))
+    spec = Spec("", "queue", b"", Retry())
+    store.close_gate()
+    store.faults.append(Fault.REJECTED)
+    beat = asyncio.ensure_future(engine.beat("w", lease_ms=60_000))
+    await store.reached.wait()
+    claim = asyncio.ensure_future(engine.custody.claim(key(name), spec, WORKER, ""))
+    while not engine.worker("w").bindings:
+        await asyncio.sleep(0)
+    store.open_gate()
+    for call in (beat, claim):
+        with pytest.raises(ShardUnavailable):
+            await call
+    await engine.recovered()
+    assert (held(engine, name).state, engine.worker("w").bindings) == (ActivityState.STARTED, {})
+    again = await engine.custody.claim(key(name), spec, WORKER, "")
+    assert again.attempt == 2
+    await engine.custody.complete(key(name), Holder("w", 1, 2), b"")
+
+
+async def test_a_claim_of_what_its_worker_let_go_of_is_made_anew(engine: Engine) -> None:
+    await engine.beat("w", lease_ms=60_000)
+    spec = Spec("", "queue", b"", Retry())
+    await engine.custody.claim(key("a"), spec, WORKER, "")
+    await engine.beat("w", lease_ms=60_000, unbound_activities=[activity("a")])
+    assert (await engine.custody.claim(key("a"), spec, WORKER, "")).attempt == 2
+    await engine.queue.work_off()
+    await engine.custody.complete(key("a"), Holder("w", 1, 2), b"")
 
 
 async def test_a_waiting_poll_is_served_once_its_worker_has_room_again(engine: Engine) -> None:
