@@ -54,7 +54,7 @@ def ordered(worker: Worker) -> tuple[object, ...]:
     standing = worker.standing
     return (
         worker.state, worker.epoch, standing.paused, standing.draining, standing.drain_deadline_ms,
-        worker.lost.keys(),
+        worker.lost,
     )  # fmt: skip
 
 

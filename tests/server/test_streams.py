@@ -13,7 +13,7 @@ from liveness.v1 import worker_pb2
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 from tests.server.site import ACTIVE, INACTIVE, NAMESPACE, Site, unpack_status
 from tests.server.work import Work
-from tests.shard.engine import duration
+from tests.shard.engine import activity, duration
 
 
 class Stream:
@@ -217,6 +217,21 @@ async def test_orders_come_at_once(work: Work, stream: Stream) -> None:
     await work.site.expire()
     orders = (await stream.read()).orders
     assert (orders.state, orders.lease_epoch) == (INACTIVE, 1)
+
+
+async def test_the_next_attempt_of_what_was_taken_before_is_taken_at_once_too(
+    work: Work, stream: Stream
+) -> None:
+    await work.beat(lease_ms=60_000)
+    await work.schedule("a")
+    await work.take()
+    await stream.attach_fully()
+    await work.site.advance(10_500)  # never confirmed
+    assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [1]
+    task = await work.take()
+    await work.beat(bound_activities=[activity("a", attempt=task.attempt)])
+    await work.cancel("a")
+    assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [2]
 
 
 async def test_one_stream_serves_many_workers_and_a_refusal_ends_it_for_nobody(
