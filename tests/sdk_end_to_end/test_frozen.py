@@ -11,7 +11,7 @@ LEASE = 2.0
 
 async def test_a_frozen_event_loop_is_shown_and_costs_no_lease(crew: Crew, record: Record) -> None:
     frozen = await crew.join("frozen", lease=LEASE, grace=LEASE)
-    await record.schedule("job", "freezing", ms=int(LEASE * 2_500))
+    await record.schedule("job", "freezing", ms=int(LEASE * 2_000))
     await frozen.notes_down(Deed.STARTED, "job")
     lagging = await record.worker_until("frozen", lambda worker: worker.loop_lag.ToMilliseconds() >= 1_000)
     assert not frozen.noted(Deed.FINISHED, "job")

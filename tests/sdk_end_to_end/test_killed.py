@@ -79,7 +79,7 @@ async def test_work_that_kills_its_workers_is_quarantined_before_it_kills_a_four
     crew: Crew, record: Record
 ) -> None:
     for name in ("one", "two", "three", "four"):
-        await crew.join(name, lease=LONG, grace=1.0)
+        await crew.join(name, lease=LONG, grace=0.5)
     await record.schedule("poison", "poisonous")
     quarantined = activity_pb2.ACTIVITY_STATE_QUARANTINED
     poison = await record.activity_until(

@@ -19,7 +19,7 @@ STARTED = activity_pb2.ACTIVITY_STATE_STARTED
 
 @pytest.mark.parametrize(
     ("lease", "grace"),
-    [pytest.param(4.0, 1.0, id="by the grace"), pytest.param(4.0, None, id="by the lease")],
+    [pytest.param(2.5, 1.0, id="by the grace"), pytest.param(4.0, None, id="by the lease")],
 )
 async def test_a_worker_that_hears_nothing_gives_up_before_another_begins(
     crew: Crew, record: Record, proxy: Proxy, lease: float, grace: float | None

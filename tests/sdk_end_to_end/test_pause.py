@@ -54,10 +54,10 @@ async def _stands_still_while_paused(crew: Crew, record: Record, prefix: str, jo
     await record.pause()
     await _schedule(record, prefix, 20)
     await crew.join(joining, lease=LEASE, grace=GRACE, slots=2)
-    for worker in crew.members:
+    beats = {worker.name: (await record.worker(worker.name)).sequence for worker in crew.members}
+    for name, before in beats.items():
         # They live on, and had every opportunity to take something.
-        beats = (await record.worker(worker.name)).sequence + 2
-        await record.worker_until(worker.name, partial(_has_beaten, beats))
+        await record.worker_until(name, partial(_has_beaten, before + 2))
     states = await record.states()
     assert states["AVAILABLE"] >= 20
     assert states["STARTED"] == 0

@@ -16,7 +16,7 @@ from tests.sdk_end_to_end.workers import Crew
 
 
 async def test_a_short_run(server: ServerProcess, crew: Crew, record: Record, proxy: Proxy, say: Say) -> None:
-    plan = Plan(seed=1, workers=6, activities=120, blows=20)
+    plan = Plan(seed=1, workers=6, activities=120, blows=16)
     await _run(plan, server, crew, record, proxy, say)
 
 

@@ -17,7 +17,7 @@ from tests.sdk_end_to_end.notes import Deed, Note, read_notes
 from tests.sdk_end_to_end.worker_program import Options
 
 SECONDS_MAX = 60
-LOOK_SECONDS = 0.01
+LOOK_SECONDS = 0.02
 STORY_LINES = 12
 
 T = TypeVar("T")
@@ -86,10 +86,10 @@ class WorkerProcess:
             and (not attempt or note.attempt == attempt)
         ]
 
-    async def notes_down(self, deed: Deed, activity: str = "", *, attempt: int = 0, times: int = 1) -> Note:
-        """Wait for the note, or for so many of the kind; the last of them."""
+    async def notes_down(self, deed: Deed, activity: str = "", *, attempt: int = 0) -> Note:
+        """Wait for the note; the last one, if there are more."""
         return await until(
-            lambda: found[-1] if len(found := self.noted(deed, activity, attempt)) >= times else None,
+            lambda: found[-1] if (found := self.noted(deed, activity, attempt)) else None,
             lambda: f"no {deed} {activity} from {self.name}:\n{self.story()}",
         )
 
