@@ -247,7 +247,9 @@ def _(event: ActivityFailed, activity: Activity) -> Activity:
     lost = activity.state is ActivityState.RELEASED
     started = activity._replace(state=ActivityState.STARTED) if lost else activity
     return _ended(event, started, ActivityState.FAILED)._replace(
-        failures=activity.failures + (not lost), last_failure=event.message
+        failures=activity.failures + (not lost),
+        last_failure=event.message,
+        end=activity.end if lost else End(event.worker, event.epoch, event.attempt, type(event).__name__),
     )
 
 

@@ -121,9 +121,10 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     resync = worker.resync
     task_queue = beat.profile.task_queue or worker.profile.task_queue
     handed = worker.standing.handed
+    named = _declared(beat.bound, task_queue)
     declared = {
         id: activity
-        for id, activity in _declared(beat.bound, task_queue).items()
+        for id, activity in named.items()
         # Which attempt a worker was handed is not for the worker to say.
         if id not in handed or held[id].attempt == activity.attempt
     }
@@ -146,7 +147,7 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     if beat.full_bindings:
         # What it was handed a moment ago it may not have heard of when it wrote this.
         gone.update((id, None) for id in held if id not in declared and handed.get(id) is not False)
-        cancelled.update((id, None) for id in worker.lost if id not in declared)
+        cancelled.update((id, None) for id in worker.lost if id not in named)
     bound = {id: activity for id, activity in declared.items() if held.get(id) != activity}
     unbound = {id: None for id in gone if id not in declared}
     for id in cancelled:
@@ -292,8 +293,13 @@ def lost_with(worker: Worker, event: WorkerEvent) -> Mapping[ActivityId, BoundAc
     if isinstance(event, WorkerDeactivated):
         return worker.bindings
     if isinstance(event, SessionReplaced):
-        kept = {activity.id for activity in event.bindings}
-        return {id: activity for id, activity in worker.bindings.items() if id not in kept}
+        kept = {activity.id: activity.attempt for activity in event.bindings}
+        handed = worker.standing.handed
+        return {
+            id: activity
+            for id, activity in worker.bindings.items()
+            if id not in kept or (id in handed and kept[id] != activity.attempt)
+        }
     if isinstance(event, BindingsChanged) and worker.standing.handed:
         # What the worker was handed and lets go of without an outcome must run elsewhere. What it bound by itself is
         # its own engine's business.

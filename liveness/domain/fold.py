@@ -127,8 +127,10 @@ def _standing_after(worker: Worker | None, event: Activation) -> Standing:
     else:
         standing = Standing(paused=before.paused, loop_lag_ms=event.loop_lag_ms)
     if isinstance(event, SessionReplaced) and before.handed:
-        declared = {activity.id for activity in event.bindings}
-        standing = standing._replace(handed=_handed({id: True for id in before.handed if id in declared}))
+        held = worker.bindings if worker else {}
+        declared = {activity.id: activity.attempt for activity in event.bindings}
+        kept = {id: True for id in before.handed if declared.get(id) == held[id].attempt}
+        standing = standing._replace(handed=_handed(kept))
     return NO_STANDING if standing == NO_STANDING else standing
 
 

@@ -117,7 +117,6 @@ def test_once_it_was_handed_out_here_only_what_is_held_here_can_be_lost() -> Non
     assert story.reschedule(task("worker-9", attempt=2)) == (), "it is the next attempt that is not held yet"
 
 
-@pytest.mark.xfail(strict=True, reason="which lease was lost is not compared with the one it is held in")
 def test_a_late_loss_in_an_earlier_lease_takes_nothing_from_the_same_workers_present_one() -> None:
     """It bound the attempt by itself, died, came back, and was handed that very attempt before the loss was heard of."""
     story = rescheduled(task("worker-9", attempt=1))
@@ -287,7 +286,6 @@ def test_a_worker_that_lets_go_of_the_last_attempt_allowed_does_not_fail_it() ->
     assert story.known.state is ActivityState.AVAILABLE
 
 
-@pytest.mark.xfail(strict=True, reason="the loss is remembered as if its worker had ended the attempt")
 def test_who_was_lost_with_the_last_attempt_cannot_fail_it_afterwards() -> None:
     story = scheduled(Retry(max_attempts=1))
     zombie = story.start()

@@ -138,9 +138,6 @@ def test_unbinding_the_attempt_it_lost_keeps_the_one_it_was_handed_since() -> No
     assert blame(story) == [("x", 1, True)]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the lost attempt is taken for cancelled because the handed one hides it"
-)
 def test_the_lost_attempt_that_is_still_in_the_whole_set_is_still_to_be_cancelled() -> None:
     story = registered(bound=(activity("x", 1),)).go_silent()
     story.beat()
@@ -220,7 +217,6 @@ def test_a_new_session_keeps_what_it_names_and_is_known_to_have_heard_of_it() ->
     assert blame(story) == [("not named", 1, True)], "its process is gone"
 
 
-@pytest.mark.xfail(strict=True, reason="a new session is believed which attempt its predecessor was handed")
 def test_a_new_session_that_names_another_attempt_loses_the_one_that_was_handed() -> None:
     """Nobody else would run it: the activity says that this worker holds attempt 1."""
     story = handed("x")
