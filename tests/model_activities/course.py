@@ -1,0 +1,298 @@
+"""The rest of a walk: time, upkeep and trouble, what must hold at every rest, and the calm in which all must end well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from liveness.domain.activity import Activity
+from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.worker import Worker, WorkerState
+from liveness.store.api import TaskState
+from liveness.v1 import admin_pb2
+from tests.model_activities.site import QUEUES
+from tests.model_activities.walk import (
+    KEYS,
+    NAMESPACE,
+    STEP_MS,
+    WORKERS,
+    Client,
+    Walk,
+    queue_of,
+)
+from tests.shard.faulty_store import Fault
+
+CALM_ROUNDS = 40
+CALM_LEASE_MS = 3_000
+
+
+class Course(Walk):
+    # -- time
+
+    async def do_time(self, ms: int) -> None:
+        await self.pass_time(ms)
+
+    async def pass_time(self, ms: int) -> None:
+        while ms > 0:
+            self.clock.move(min(ms, STEP_MS))
+            self.site.node.pulse()
+            ms -= STEP_MS
+            if self.store.passage.is_set() and not self.calls:
+                await self.wait_for(asyncio.ensure_future(self.site.node.barrier().wait()))
+                await asyncio.sleep(0)
+
+    async def do_until(self, what: int, which: str, off_ms: int = 0) -> None:
+        """Up to the millisecond at which something is due, or one beside it."""
+        if which == "lease":
+            name = WorkerKey(NAMESPACE, WORKERS[what % len(WORKERS)])
+            shard = self.site.node.table()[self.shard_id(name.instance_key)]
+            worker = shard.workers.get(name) if shard else None
+            if shard is None or worker is None or worker.state is not WorkerState.ACTIVE:
+                return
+            left_ms = shard.ending_ms(name, worker) - shard.now_ms()
+        else:
+            key = KEYS[what % len(KEYS)]
+            shard = self.site.node.table()[self.shard_id(key.workflow_id)]
+            activity = shard.activities.get(key) if shard else None
+            if shard is None or activity is None or not activity.due_ms:
+                return
+            left_ms = activity.due_ms - shard.now_ms()
+        if left_ms + off_ms > 0:
+            await self.pass_time(min(left_ms + off_ms, 10_000))
+
+    # -- upkeep
+
+    async def do_work(self) -> None:
+        self.launch(self.site.queue.work_off())
+
+    async def do_sink(self, mood: str) -> None:
+        self.routed = mood != "gone"
+        self.sink.mood = mood if mood != "gone" else self.sink.mood
+
+    async def do_upkeep(self, what: str) -> None:
+        maintenance = self.site.maintenance
+        self.launch(self._guarded(maintenance.checkpoint if what == "checkpoint" else maintenance.retain))
+
+    async def _guarded(self, job: Callable[[], Awaitable[None]]) -> None:
+        await self.site.maintenance._guarded(job)
+
+    async def do_meanwhile(self, what: str) -> None:
+        """Something happens between the next read of activities and what is decided on it."""
+
+        async def meanwhile() -> None:
+            if what == "checkpoint":
+                before = sum(shard.activities.evictions for shard in self.site.node.shards())
+                await self._guarded(self.site.maintenance.checkpoint)
+                after = sum(shard.activities.evictions for shard in self.site.node.shards())
+                self.seen["evicted between read and decide"] += after > before
+            else:
+                self.store.faults.append(Fault.REJECTED)
+                for shard in self.site.node.shards():
+                    self.site.node.committer.touch(shard)
+                await self.site.node.barrier().wait()
+                await self.site.recovered()
+                self.seen["re-read between read and decide"] += 1
+
+        self.store.during_find = meanwhile
+
+    # -- trouble
+
+    async def do_fault(self, kind: str) -> None:
+        self.store.faults.append(Fault[kind])
+
+    async def do_stall(self) -> None:
+        """Commits wait until the rush is over."""
+        self.store.passage.clear()
+
+    async def do_steal(self, what: int) -> None:
+        """Another owner takes a shard, and is gone again."""
+        await self.settle()
+        await self.store.take_over([what % len(self.journal.shards)], "thief", self.clock.wall_ms())
+
+    async def do_restart(self, how: str, away_ms: int = 0) -> None:
+        self.store.faults.clear()
+        self.store.during_find = None
+        if how == "unheard":  # committed, but nobody hears of it
+            self.store.keep_answers = True
+            self.store.kept.clear()
+            self.store.passage.set()
+            for _ in range(50):
+                if self.store.kept.is_set() or not self.calls:
+                    break
+                await asyncio.sleep(0.001)
+            self.seen["killed after a commit that nobody heard of"] += self.store.kept.is_set()
+        self.seen["killed in the midst of calls"] += bool(self.calls) and how != "orderly"
+        if how == "orderly":
+            await self.settle()
+            self.site.matching.close()
+            self.site.streams.close()
+            await self.settle()
+            await self.site.stop()
+        await self.site.crash()
+        gone = [*self.calls, *self.polls, *self.lines()]
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        await self.store.idle()
+        self.calls.clear()
+        self.polls.clear()
+        self.accidents.clear()
+        for client in (*self.clients.values(), *self.zombies):
+            client.line = None
+        self.journal.broken_at.clear()
+        self.journal.life += 1
+        self.store.keep_answers = False
+        self.store.passage.set()
+        self.clock.move(away_ms)
+        await self.start()
+
+    # -- what must hold
+
+    def check(self) -> None:
+        node, journal = self.site.node, self.journal
+        journal.check_at_rest()
+        for shard in node.shards():
+            folded = journal.shards[shard.id]
+            assert shard.workers == folded.workers, "workers in memory are what the log says"
+            for key, activity in shard.activities.items():
+                assert activity == folded.activities[key], "activities in memory are what the log says"
+            assert folded.unfinished().keys() <= {key for key, _ in shard.activities.items()}
+        recorded = {result for known in journal.known.values() for _, result in known.completions}
+        assert not recorded & self.not_recorded, "what was refused is not recorded"
+        self._check_polls()
+        self._check_lines()
+
+    def _check_polls(self) -> None:
+        """Nobody waits for what is there for it."""
+        for poll, (client, queue) in self.polls.items():
+            if poll.done():
+                continue
+            worker = self.journal.workers[WorkerKey(NAMESPACE, client.name)]
+            takes = worker.active and not (worker.paused or worker.draining)
+            takes = takes and not self.site.node.policies.of(NAMESPACE).paused
+            if not takes or len(worker.bound) >= self.terms.quota:
+                self.seen["a poll waits though there is work"] += bool(self._available(queue))
+                continue
+            assert not self._available(queue), f"{client.name} waits at {queue} for what is available"
+
+    def _available(self, queue: str) -> list[ActivityKey]:
+        return [
+            key
+            for key, known in self.journal.known.items()
+            if known.state == "AVAILABLE" and known.queue == queue
+        ]
+
+    def _check_lines(self) -> None:
+        for client in self.clients.values():
+            line = client.line
+            if line is None or line.task.done() or not (told := line.told.get(client.name)):
+                continue
+            if not self.site.streams.is_attached(WorkerKey(NAMESPACE, client.name), client.session):
+                continue
+            worker = self.memory(client.name)
+            if worker is None:
+                continue
+            assert int(told.state) == int(worker.state)
+            assert told.lease_epoch == worker.epoch
+            assert told.drain == worker.standing.draining, "who is attached is told to drain at once"
+            paused = worker.standing.paused or bool(self.site.node.policies.of(NAMESPACE).paused)
+            assert told.pause == paused, "who is attached is told to pause at once"
+            asked = {(ref.activity_id, ref.attempt) for ref in told.cancel_activities}
+            assert asked == {(a.activity_id, a.attempt) for a in worker.lost.values()}
+            self.seen["told through a stream"] += 1
+
+    def memory(self, name: str) -> Worker | None:
+        return self.site.node.shard(NAMESPACE, name).workers.get(WorkerKey(NAMESPACE, name))
+
+    # -- the end
+
+    async def calm_down(self) -> None:
+        """Everybody is well, and everything is there: whatever is not over by rule must be completed."""
+        self.story.append("calm")
+        self.store.faults.clear()
+        self.store.during_find = None
+        self.sink.mood = "takes"
+        while self.site.node.policies.of(NAMESPACE).paused or any(
+            w.paused for w in self.journal.workers.values()
+        ):
+            await self.do_order(0, "resume all")
+            await self.settle()
+        for poll in self.polls:
+            poll.cancel()
+        await self.settle()
+        names = [*WORKERS, "fresh-1", "fresh-2"]
+        for name in names:
+            self._renew(name)
+        for turn in range(CALM_ROUNDS):
+            await self._retry_tasks()
+            for name in names:
+                await self._one_turn(self.clients[name])
+            self.check()
+            if turn > 1 and self._is_done():
+                break
+            await self.pass_time(1_000)
+        await self._check_end()
+
+    def _renew(self, name: str) -> None:
+        client = self.enlist(name)
+        if (worker := self.memory(name)) is not None and worker.session_id:
+            client.session, client.sequence, client.epoch = worker.session_id, worker.sequence, worker.epoch
+
+    async def _one_turn(self, client: Client) -> None:
+        worker = self.memory(client.name)
+        if worker is not None and worker.state is WorkerState.CLEANED_UP:
+            return
+        await self._do(self.beat_by(client, "full", 0, CALM_LEASE_MS))
+        for queue in range(len(QUEUES)):
+            await self._do(self.poll_by(client, queue, 100))
+        await self._do(self.beat_by(client, "confirm", 0, CALM_LEASE_MS))
+        for token in tuple(client.held.values()):
+            await self._do(self.end_by(token))
+        await self._do(self.do_work())
+
+    async def _do(self, step: Awaitable[None]) -> None:
+        await step
+        await self.settle()
+
+    async def _retry_tasks(self) -> None:
+        dead = await self.store.list_tasks(None, [TaskState.DEAD_LETTERED], 0, 1_000)
+        self.seen["dead-lettered"] += len(dead)
+        for stored in dead:
+            self.ask(
+                "retry task", self.site.admin.retry_task, admin_pb2.RetryTaskRequest(task_id=stored.task_id)
+            )
+        await self.settle()
+
+    def _is_done(self) -> bool:
+        over = all(self._is_over(key) for key in self.journal.known)
+        return over and not any(worker.handed for worker in self.journal.workers.values())
+
+    def _is_over(self, key: ActivityKey) -> bool:
+        known = self.journal.known[key]
+        return known.state in ("NONE", "COMPLETED", "CANCELLED", "FAILED", "QUARANTINED", "HANDED_ON")
+
+    async def _check_end(self) -> None:
+        journal = self.journal
+        for key in self.scheduled:
+            known = journal.known[key]
+            assert self._is_over(key), f"{key} is lost: {known}"
+            if known.state == "CANCELLED":
+                assert key in self.cancels
+            elif known.state == "HANDED_ON":
+                assert queue_of(key) == QUEUES[2]
+            self.seen[f"ended {known.state}"] += 1
+        for key, known in journal.known.items():
+            assert self._is_over(key), f"{key} is lost: {known}"
+        for name, worker in journal.workers.items():
+            assert not worker.handed, f"{name} is left with {worker.handed}"
+        stored = await self.store.list_tasks(None, list(TaskState), 0, 100_000)
+        assert {task.state for task in stored} <= {TaskState.DONE}
+        rows: dict[ActivityKey, Activity] = await self.store.find_activities(list(journal.known))
+        folded = {key: a for shard in journal.shards for key, a in shard.activities.items()}
+        assert rows == folded, "the rows are what the log says"
+        for shard in journal.shards:
+            read = await self.store.read_log(journal.shards.index(shard), 0, 2**62, 100_000)
+            by_seq = {entry.seq: entry for entry in shard.entries}
+            assert all(by_seq[entry.seq] == entry for entry in read), "the log says what was committed"
+        await self.do_restart("crash")
+        self.check()

@@ -1,0 +1,169 @@
+"""An engine with everything that touches activities, on a store that fails, stalls and is stolen from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+from liveness.clock import ManualClock
+from liveness.domain.activity import Activity
+from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, Unavailable
+from liveness.domain.keys import ActivityKey
+from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.server.activity_service import ActivityService
+from liveness.server.streams import Streams
+from liveness.store.api import ShardCommit, ShardImage
+from liveness.store.database import Database
+from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreError
+from liveness.v1.service_pb2 import AttachRequest, AttachResponse
+from tasks.activity_reschedule import ActivityReschedule
+from tasks.sinks import Sink
+from tests.model_activities.journal import Journal
+from tests.shard.engine import Engine
+from tests.shard.faulty_store import FaultyStore
+
+TAKEOVER_GRACE_MS = 1_500
+TASK_ATTEMPTS_MAX = 3
+QUEUES = ("q-a", "q-b", "q-sunk")
+
+
+class SlowStore(FaultyStore):
+    """What reached the database is done even if whoever asked for it is gone, as with a real one."""
+
+    def __init__(self, database: Database, journal: Journal) -> None:
+        super().__init__(database, journal)
+        self.journal = journal
+        self.during_find: Callable[[], Awaitable[None]] | None = None
+        """Runs between the next read of activities and its answer."""
+        self.keep_answers = False
+        """Commits take place, but nobody hears of it."""
+        self.kept = asyncio.Event()
+        self.passage = asyncio.Event()
+        self.passage.set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def _surely(self, work: Awaitable[Any]) -> Any:
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def idle(self) -> None:
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
+        try:
+            images: list[ShardImage] = await self._surely(super().take_over(shard_ids, owner, wall_ms))
+        except AssertionError as violation:
+            self.journal.violation = violation
+            raise
+        return images
+
+    async def commit(self, commits: Sequence[ShardCommit]) -> None:
+        await self.passage.wait()
+        shard_ids = {commit.shard_id for commit in commits}
+        try:
+            await self._surely(super().commit(commits))
+        except AssertionError as violation:
+            self.journal.violation = violation
+            raise
+        except ShardsLost as error:
+            self.journal.seen["a shard lost to another owner"] += 1
+            self.journal.dropped |= set(error.shard_ids)
+            if set(error.shard_ids) != shard_ids:
+                self.journal.lost_parts = frozenset(error.shard_ids)
+            raise
+        except (CommitRejected, CommitUnknown) as error:
+            self.journal.dropped |= shard_ids
+            self._count(type(error).__name__, commits)
+            raise
+        if self.keep_answers:
+            self.kept.set()
+            await asyncio.Event().wait()
+
+    def _count(self, trouble: str, commits: Sequence[ShardCommit]) -> None:
+        kinds = {type(entry.event).__name__ for commit in commits for entry in commit.entries}
+        self.journal.seen[trouble] += 1
+        self.journal.seen[f"{trouble}: a hand-out"] += "ActivityStarted" in kinds
+        self.journal.seen[f"{trouble}: an end"] += "ActivityCompleted" in kinds
+        self.journal.seen[f"{trouble}: a loss"] += "WorkerDeactivated" in kinds
+
+    async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
+        found = await super().find_activities(keys)
+        if (meanwhile := self.during_find) is not None:
+            self.during_find = None
+            await meanwhile()
+        return found
+
+
+class OtherEngine:
+    """A sink that takes, refuses or hangs."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.mood = "takes"
+
+    async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+        self._journal.seen[f"a sink {self.mood}"] += 1
+        if self.mood == "hangs":
+            await asyncio.sleep(3_600)
+        if self.mood == "refuses":
+            raise RuntimeError("not now")
+        self._journal.sunk[key, activity.attempt] += 1
+
+
+class Site(Engine):
+    def __init__(self, store: SlowStore, clock: ManualClock, route: Callable[[str], Sink | None]) -> None:
+        super().__init__(store, clock, grace_ms=TAKEOVER_GRACE_MS, attempts_max=TASK_ATTEMPTS_MAX)
+        self.queue._reschedule = ActivityReschedule(lambda namespace, task_queue: route(task_queue))
+        self.queue.hand_on_timeout_s = 0.01
+        self.activities = ActivityService(self.node, self.custody, self.matching)
+        self.streams = Streams(self.node)
+
+    async def call(self, handler: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+        """The answer, or the refusal, as `server.binding` would give it."""
+        try:
+            return await handler(request)
+        except InvalidRequest:
+            raise
+        except LivenessError as error:
+            try:
+                await self.node.settle()
+            except Unavailable as trouble:
+                return trouble
+            return error
+        except StoreError:
+            return Unavailable()
+
+
+class Line:
+    """A stream that a worker opened."""
+
+    def __init__(self, site: Site) -> None:
+        self._requests: asyncio.Queue[AttachRequest | None] = asyncio.Queue()
+        self.told: dict[str, AttachResponse.Orders] = {}
+        """Per worker: the last orders that came."""
+        self.attached: dict[str, AttachResponse.Attached] = {}
+        self.task = asyncio.ensure_future(self._read(site))
+
+    async def _read(self, site: Site) -> None:
+        async for answer in site.streams.attach(self._written()):
+            kind = answer.WhichOneof("response")
+            if kind == "orders":
+                self.told[answer.orders.worker_instance_key] = answer.orders
+            elif kind == "attached":
+                self.attached[answer.attached.worker_instance_key] = answer.attached
+
+    async def _written(self) -> AsyncIterator[AttachRequest | MalformedRequest]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+    def write(self, request: AttachRequest) -> None:
+        self._requests.put_nowait(request)
+
+    async def end(self) -> None:
+        """Without a goodbye."""
+        self.task.cancel()
+        await asyncio.wait([self.task])

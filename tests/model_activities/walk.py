@@ -1,0 +1,526 @@
+"""One walk: steps that any order makes sense of, taken on a real engine, and what those outside know of it.
+
+A step names what it is about by numbers that are taken modulo what there is, so that each part of a story is a story.
+With `rush` the next step does not wait for the end of this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+from liveness.clock import ManualClock
+from liveness.domain.errors import FencedOff, LivenessError, Unavailable
+from liveness.domain.events import Retry
+from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
+from liveness.v1 import activity_pb2 as pb
+from liveness.v1 import admin_pb2, service_pb2, worker_pb2
+from tasks.sinks import Sink
+from tests.model.machine import World
+from tests.model_activities.journal import Journal, Token
+from tests.model_activities.site import QUEUES, Line, OtherEngine, Site, SlowStore
+from tests.shard.engine import duration
+
+NAMESPACE = "north"
+WORKERS = ("w1", "w2", "w3")
+ACTIVITIES = 8
+MAX_DEATHS = 3
+DISPATCH_MS = 2_000
+STEP_MS = 500
+PATIENCE_S = 20
+"""Real seconds after which a call is held to hang."""
+KEYS = tuple(ActivityKey(NAMESPACE, f"flow-{n}", "run", f"a{n}") for n in range(ACTIVITIES))
+
+
+class Step(NamedTuple):
+    name: str
+    args: dict[str, Any]
+    rush: bool = False
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
+        return f"{self.name}({args})" + (" ..." if self.rush else "")
+
+
+class Terms(NamedTuple):
+    """What holds for a whole walk."""
+
+    quota: int = 3
+    cleanup_ms: int = 3_600_000
+
+
+class Client:
+    """A worker's process, as it sees itself."""
+
+    def __init__(self, name: str, session: str) -> None:
+        self.name = name
+        self.session = session
+        self.sequence = 0
+        self.epoch = 0
+        self.held: dict[ActivityKey, Token] = {}
+        self.line: Line | None = None
+
+
+class Walk:
+    def __init__(self, world: World, terms: Terms) -> None:
+        self.world = world
+        self.terms = terms
+        self.seen = world.seen
+        self.clock = ManualClock()
+        self.journal = Journal(self.clock, terms.quota, MAX_DEATHS, world.seen)
+        self.store = SlowStore(world.database, self.journal)
+        self.sink = OtherEngine(self.journal)
+        self.routed = True
+        self.site: Site
+        self.story: list[str] = []
+        self.clients: dict[str, Client] = {}
+        self.zombies: list[Client] = []
+        self.sessions = 0
+        self.tokens: list[Token] = []
+        """Everything that was ever handed out, newest last."""
+        self.given: dict[tuple[ActivityKey, int], Token] = {}
+        self.scheduled: set[ActivityKey] = set()
+        self.not_recorded: set[bytes] = set()
+        """Results that were refused."""
+        self.cancels: set[ActivityKey] = set()
+        self.results = 0
+        self.calls: set[asyncio.Task[None]] = set()
+        self.polls: dict[asyncio.Task[None], tuple[Client, str]] = {}
+        self.accidents: list[str] = []
+
+    # -- life
+
+    async def start(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._accident)
+        self.site = Site(self.store, self.clock, self._route)
+        self.site.node.policies.replace("", {
+            "max_worker_deaths": MAX_DEATHS, "dispatch_timeout_ms": DISPATCH_MS,
+            "max_bindings_per_worker": self.terms.quota, "cleanup_delay_ms": self.terms.cleanup_ms,
+        })  # fmt: skip
+        await self.site.start()
+
+    def _route(self, task_queue: str) -> Sink | None:
+        return self.sink if self.routed and task_queue == QUEUES[2] else None
+
+    def _accident(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and not isinstance(error, LivenessError):
+            self.accidents.append(f"{context.get('message')}: {error!r}")
+
+    def check(self) -> None:
+        """At every rest."""
+
+    def shard_id(self, name: str) -> int:
+        return shard_of(NAMESPACE, name, self.site.node.shard_count)
+
+    async def take(self, steps: list[Step]) -> None:
+        await self.world.clear()
+        await self.start()
+        for step in steps:
+            self.story.append(str(step))
+            await getattr(self, f"do_{step.name}")(**step.args)
+            if step.rush:
+                await asyncio.sleep(0)
+            else:
+                await self.settle()
+                self.check()
+        await self.settle()
+        self.check()
+
+    async def quit(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        self.store.passage.set()
+        await self.site.crash()
+        for task in (*self.calls, *self.polls, *self.lines()):
+            task.cancel()
+        await asyncio.gather(*self.calls, *self.polls, *self.lines(), return_exceptions=True)
+        await self.store.idle()
+
+    def lines(self) -> list[asyncio.Task[None]]:
+        return [c.line.task for c in (*self.clients.values(), *self.zombies) if c.line is not None]
+
+    def launch(self, work: Coroutine[Any, Any, None]) -> None:
+        self.calls.add(asyncio.ensure_future(work))
+
+    async def settle(self) -> None:
+        """Nothing is under way any more."""
+        self.store.passage.set()
+        node = self.site.node
+        for _ in range(1_000):
+            await self.wait_for(*self.calls)
+            for task in [task for task in self.calls if task.done()]:
+                self.calls.discard(task)
+                task.result()
+            await self.wait_for(asyncio.ensure_future(self.site.recovered()))
+            await self.wait_for(asyncio.ensure_future(node.barrier().wait()))
+            for _ in range(8):
+                await asyncio.sleep(0)
+            for poll in [poll for poll in self.polls if poll.done()]:
+                del self.polls[poll]
+                if not poll.cancelled():
+                    poll.result()
+            if not self.calls and node.barrier().done and len(node.shards()) == node.shard_count:
+                break
+        else:
+            raise AssertionError("it never comes to rest")
+        await self.store.idle()
+        assert not self.accidents, self.accidents
+
+    async def wait_for(self, *tasks: asyncio.Future[Any]) -> None:
+        if tasks:
+            broken: asyncio.Future[Any] = self.site.node.broken
+            waiting: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait(tasks))
+            await asyncio.wait((waiting, broken), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                raise self.journal.violation or AssertionError(f"the engine stopped: {broken.result()}")
+            assert waiting.done(), "somebody waits for ever"
+
+    def client(self, who: int) -> Client:
+        name = WORKERS[who % len(WORKERS)]
+        if name not in self.clients:
+            self.enlist(name)
+        return self.clients[name]
+
+    def enlist(self, name: str) -> Client:
+        if name in self.clients:
+            self.zombies.append(self.clients[name])
+        self.sessions += 1
+        self.clients[name] = Client(name, f"session-{self.sessions}")
+        return self.clients[name]
+
+    def note(self, text: object) -> None:
+        self.story.append(f"    {text}")
+
+    # -- heartbeats
+
+    async def do_beat(self, who: int, kind: str, what: int = 0, lease_ms: int = 4_000) -> None:
+        client = self.client(who)
+        if kind == "zombie":
+            if not self.zombies:
+                return
+            client = self.zombies[what % len(self.zombies)]
+        elif kind in ("replace", "adopt") and client.sequence:
+            held = client.held
+            client = self.enlist(client.name)
+            if kind == "adopt":
+                client.held = dict(held)
+        await self.beat_by(client, kind, what, lease_ms)
+
+    async def beat_by(self, client: Client, kind: str, what: int, lease_ms: int) -> None:
+        self.launch(self._beat(client, kind, what, lease_ms))
+
+    async def _beat(self, client: Client, kind: str, what: int, lease_ms: int) -> None:
+        if kind != "again" or not client.sequence:
+            client.sequence += 1
+        beat = worker_pb2.WorkerHeartbeat(
+            worker_instance_key=client.name, session_id=client.session, sequence=client.sequence,
+            task_queue=QUEUES[0], lease_duration=duration(lease_ms), full_bindings=kind in ("full", "blank"),
+        )  # fmt: skip
+        if kind in ("confirm", "full", "adopt"):
+            beat.bound_activities.extend(_ref(token) for token in client.held.values())
+        elif kind == "vague":
+            beat.bound_activities.extend(_ref(token, queue=False) for token in client.held.values())
+        elif kind == "forget" and client.held:
+            token = client.held.pop(sorted(client.held)[what % len(client.held)])
+            beat.unbound_activities.append(_ref(token))
+        elif kind == "grab":  # by itself: perhaps what another holds
+            key = KEYS[what % ACTIVITIES]
+            attempt = max(1, self.journal.known[key].attempt)
+            beat.bound_activities.append(_ref(Token(key, client.name, 0, attempt)))
+        elif kind == "blank":
+            client.held = {}
+        declared = {(b.workflow_id, b.attempt) for b in beat.bound_activities}
+        request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat)
+        broken = self.journal.broken_at.get(client.name)
+        answer = await self.site.call(self.site.liveness.record_worker_heartbeat, request)
+        if isinstance(answer, LivenessError):
+            self._refused("beat", answer)
+            return
+        result = worker_pb2.HeartbeatResult.FromString(answer)
+        if result.outcome != worker_pb2.HEARTBEAT_OUTCOME_REPEATED:
+            self._heard(client, broken)
+        if result.lease_epoch > client.epoch > 0:
+            kept = {key: t for key, t in client.held.items() if (key.workflow_id, t.attempt) in declared}
+            client.held = {key: t._replace(epoch=result.lease_epoch) for key, t in kept.items()}
+            self.tokens += client.held.values()
+        elif client.epoch == 0:
+            client.held = {key: t._replace(epoch=result.lease_epoch) for key, t in client.held.items()}
+            self.tokens += client.held.values()
+        client.epoch = max(client.epoch, result.lease_epoch)
+        for ref in result.cancel_activities:
+            key = ActivityKey(NAMESPACE, ref.workflow_id, ref.run_id, ref.activity_id)
+            if key in client.held and client.held[key].attempt <= ref.attempt:
+                del client.held[key]
+        self.note(f"{client.name} {worker_pb2.HeartbeatOutcome.Name(result.outcome)} {result.lease_epoch}")
+
+    def _heard(self, client: Client, broken: tuple[int, int] | None) -> None:
+        """It makes good for a break that came before it."""
+        if self.journal.broken_at.get(client.name) == broken:
+            self.journal.broken_at.pop(client.name, None)
+
+    # -- activities
+
+    async def do_schedule(self, what: int, delay_ms: int = 0) -> None:
+        self.launch(self._schedule(KEYS[what % ACTIVITIES], delay_ms))
+
+    async def _schedule(self, key: ActivityKey, delay_ms: int) -> None:
+        request = pb.ScheduleActivityRequest(
+            namespace=NAMESPACE, id=_id(key), task_queue=queue_of(key), retry_policy=_retry(key),
+            start_delay=duration(delay_ms),
+        )  # fmt: skip
+        before = self.journal.known[key].state
+        answer = await self.site.call(self.site.activities.schedule_activity, request)
+        if isinstance(answer, LivenessError):
+            self._refused("schedule", answer)
+            return
+        assert self.journal.known[key].state != "NONE", "an acknowledged schedule is durable"
+        self.seen["scheduled again when finished"] += before in ("COMPLETED", "CANCELLED", "FAILED")
+        self.scheduled.add(key)
+
+    async def do_poll(
+        self, who: int, queue: int, limit: int = 1, wait_ms: int = 0, lost: bool = False
+    ) -> None:
+        await self.poll_by(self.client(who), queue, limit, wait_ms, lost)
+
+    async def poll_by(
+        self, client: Client, queue: int, limit: int, wait_ms: int = 0, lost: bool = False
+    ) -> None:
+        request = pb.PollActivityRequest(
+            namespace=NAMESPACE, worker_instance_key=client.name, session_id=client.session,
+            task_queue=QUEUES[queue % len(QUEUES)], wait=duration(wait_ms), max_activities=limit,
+        )  # fmt: skip
+        work = self._poll(client, request, lost)
+        if wait_ms:
+            self.polls[asyncio.ensure_future(work)] = (client, request.task_queue)
+        else:
+            self.launch(work)
+
+    async def _poll(self, client: Client, request: pb.PollActivityRequest, lost: bool) -> None:
+        answer = await self.site.call(self.site.activities.poll_activity, request)
+        if isinstance(answer, LivenessError):
+            self._refused("poll", answer)
+            return
+        for task in answer.activities:
+            self._received(client, task, lost)
+        self.seen["several handed out at once"] += len(answer.activities) > 1
+
+    def _received(self, client: Client, task: pb.ActivityTask, lost: bool = False) -> None:
+        key = ActivityKey(NAMESPACE, task.id.workflow_id, task.id.run_id, task.id.activity_id)
+        token = Token(key, client.name, task.lease_epoch, task.attempt)
+        self.note(f"{client.name} has {key.activity_id}/{token.attempt} in {token.epoch}" + " (lost)" * lost)
+        earlier = self.given.setdefault((key, token.attempt), token)
+        assert earlier == token, f"an attempt has one holder: {earlier} and {token}"
+        assert self.journal.known[key].last_started >= token.attempt, "an acknowledged hand-out is durable"
+        assert task.task_queue == queue_of(key), "an activity stays in its task queue"
+        self.seen["an answer lost"] += lost
+        if not lost:
+            client.held[key] = token
+            self.tokens.append(token)
+
+    async def do_hang_up(self, which: int) -> None:
+        if self.polls:
+            list(self.polls)[which % len(self.polls)].cancel()
+            self.seen["a poll hung up"] += 1
+
+    async def do_claim(self, who: int, what: int) -> None:
+        self.launch(self._claim(self.client(who), KEYS[what % ACTIVITIES]))
+
+    async def _claim(self, client: Client, key: ActivityKey) -> None:
+        request = pb.ClaimActivityRequest(
+            namespace=NAMESPACE, id=_id(key), worker_instance_key=client.name, session_id=client.session,
+            task_queue=queue_of(key), retry_policy=_retry(key),
+        )  # fmt: skip
+        alone = len(self.calls) == 1
+        answer = await self.site.call(self.site.activities.claim_activity, request)
+        if isinstance(answer, LivenessError):
+            self._refused("claim", answer)
+            return
+        self._received(client, answer.activity)
+        if alone and not self.polls:
+            bound = self.journal.workers[WorkerKey(NAMESPACE, client.name)].bound.get(key.id)
+            assert bound == answer.activity.attempt, "who is told that its claim holds is bound to it"
+
+    async def do_end(self, which: int, how: str = "complete", twist: str = "right") -> None:
+        if self.tokens:
+            token = self.tokens[-1 - which % min(len(self.tokens), 8)]
+            if twist == "epoch":
+                token = token._replace(epoch=max(1, token.epoch + (1 if which % 2 else -1)))
+            elif twist == "attempt":
+                token = token._replace(attempt=max(1, token.attempt + (1 if which % 2 else -1)))
+            elif twist == "worker":
+                token = token._replace(worker=WORKERS[which % len(WORKERS)])
+            await self.end_by(token, how)
+
+    async def end_by(self, token: Token, how: str = "complete") -> None:
+        self.launch(self._end(token, how))
+
+    async def _end(self, token: Token, how: str) -> None:
+        self.results += 1
+        result = f"result {self.results}".encode()
+        about: dict[str, Any] = {
+            "namespace": NAMESPACE, "id": _id(token.key), "worker_instance_key": token.worker,
+            "lease_epoch": token.epoch, "attempt": token.attempt,
+        }  # fmt: skip
+        known, activities = self.journal.known[token.key], self.site.activities
+        if how == "complete":
+            request = pb.CompleteActivityRequest(**about, result=result)
+            answer = await self.site.call(activities.complete_activity, request)
+        elif how == "release":
+            answer = await self.site.call(activities.release_activity, pb.ReleaseActivityRequest(**about))
+        else:
+            final = how == "fail for good"
+            message = "for good" if final else "no"
+            failure = pb.FailActivityRequest(**about, message=message, non_retryable=final)
+            answer = await self.site.call(activities.fail_activity, failure)
+        self.note(
+            f"{how} {token.key.activity_id}/{token.attempt} by {token.worker} in {token.epoch}: {answer!s}"
+        )
+        if isinstance(answer, LivenessError):
+            self._refused(how, answer)
+            if how == "complete" and not isinstance(answer, Unavailable):
+                self.not_recorded.add(result)
+            return
+        if how == "complete":
+            assert known.completions, "an acknowledged end is durable"
+            assert known.completions[0][0] == token, "the one who is told so completed it"
+            self.seen["the same end again"] += known.completions[0][1] != result
+        client = self.clients.get(token.worker)
+        if client is not None and client.held.get(token.key) == token:
+            del client.held[token.key]
+
+    async def do_cancel(self, what: int) -> None:
+        request = pb.CancelActivityRequest(namespace=NAMESPACE, id=_id(KEYS[what % ACTIVITIES]))
+        self.cancels.add(KEYS[what % ACTIVITIES])
+        self.ask("cancel", self.site.activities.cancel_activity, request)
+
+    async def do_retry(self, what: int) -> None:
+        ended = [key for key in KEYS if self.journal.known[key].state in ("QUARANTINED", "FAILED")]
+        key = ended[what % len(ended)] if ended else KEYS[what % ACTIVITIES]
+        request = pb.RetryActivityRequest(namespace=NAMESPACE, id=_id(key))
+        self.ask("retry", self.site.activities.retry_activity, request)
+
+    def ask(self, name: str, handler: Any, request: Any) -> None:
+        async def ask() -> None:
+            answer = await self.site.call(handler, request)
+            if isinstance(answer, LivenessError):
+                self._refused(name, answer)
+
+        self.launch(ask())
+
+    def _refused(self, name: str, error: LivenessError) -> None:
+        self.note(f"{name}: {error}")
+        self.seen[f"{name}: {error.reason}"] += 1
+        if isinstance(error, FencedOff):
+            self.seen["a zombie refused"] += 1
+            for why in ("INACTIVE", "lease epoch is", "not bound", "held by", "what it holds", "COMPLETED"):
+                self.seen[f"refused, for {why}"] += why in str(error)
+
+    # -- orders
+
+    async def do_order(self, who: int, how: str, limit_ms: int = 1_500) -> None:
+        admin = self.site.admin
+        about: dict[str, Any] = {"namespace": NAMESPACE}
+        name = self.client(who).name
+        if how == "pause":
+            request = admin_pb2.PauseWorkersRequest(**about, worker_instance_key=name)
+            self.launch(self._pause(request, name))
+        elif how == "resume":
+            self.ask(
+                how, admin.resume_workers, admin_pb2.ResumeWorkersRequest(**about, worker_instance_key=name)
+            )
+        elif how == "drain":
+            drain = admin_pb2.DrainWorkerRequest(**about, worker_instance_key=name, limit=duration(limit_ms))
+            self.ask(how, admin.drain_worker, drain)
+        elif how == "pause all":
+            self.launch(self._pause(admin_pb2.PauseWorkersRequest(**about, all=True), ""))
+        else:
+            self.journal.paused = False
+            self.ask(how, admin.resume_workers, admin_pb2.ResumeWorkersRequest(**about, all=True))
+
+    async def _pause(self, request: admin_pb2.PauseWorkersRequest, name: str) -> None:
+        alone = len(self.calls) == 1
+        answer = await self.site.call(self.site.admin.pause_workers, request)
+        if isinstance(answer, LivenessError):
+            self._refused("pause", answer)
+        elif not name:
+            self.journal.paused = alone
+        elif not {step for step in self.calls if not step.done()} - {asyncio.current_task()}:
+            assert self.journal.workers[WorkerKey(NAMESPACE, name)].paused, "an acknowledged pause is durable"
+
+    async def do_leave(self, who: int, how: str) -> None:
+        name = self.client(who).name
+        about = {"namespace": NAMESPACE, "worker_instance_key": name}
+        if how == "expire":
+            self.ask(how, self.site.admin.expire_worker, admin_pb2.ExpireWorkerRequest(**about))
+        else:
+            session = self.zombies[-1].session if how == "old" and self.zombies else self.client(who).session
+            request = service_pb2.ShutdownWorkerRequest(**about, session_id=session)
+            self.ask("shutdown", self.site.liveness.shutdown_worker, request)
+
+    async def do_line(self, who: int, how: str, grace_ms: int = 1_500) -> None:
+        """A stream is opened, breaks, or says goodbye."""
+        client = self.client(who)
+        if how == "attach":
+            if client.line is None or client.line.task.done():
+                client.line = Line(self.site)
+            attach = service_pb2.AttachRequest.Attach(
+                namespace=NAMESPACE, worker_instance_key=client.name, session_id=client.session,
+                disconnect_grace=duration(grace_ms),
+            )  # fmt: skip
+            client.line.write(service_pb2.AttachRequest(attach=attach))
+            self.launch(self._attached(client, self.journal.broken_at.get(client.name)))
+        elif client.line is not None and how == "break":
+            await self.break_line(client)
+        elif client.line is not None:
+            detach = service_pb2.AttachRequest.Detach(namespace=NAMESPACE, worker_instance_key=client.name)
+            client.line.write(service_pb2.AttachRequest(detach=detach))
+
+    async def _attached(self, client: Client, broken: tuple[int, int] | None) -> None:
+        line = client.line
+        if line is None:
+            return
+        while client.name not in line.attached and not line.task.done():
+            await asyncio.sleep(0.0005)
+        if client.name in line.attached and not line.attached[client.name].HasField("status"):
+            self._heard(client, broken)
+
+    async def break_line(self, client: Client) -> None:
+        if client.line is not None and not client.line.task.done():
+            self.journal.broken_at[client.name] = (self.clock.monotonic_ms(), self.journal.life)
+            self.seen["a stream broke"] += 1
+            await client.line.end()
+        client.line = None
+
+
+# -- activities: each has its own terms, always the same
+
+
+def queue_of(key: ActivityKey) -> str:
+    return QUEUES[KEYS.index(key) % len(QUEUES)]
+
+
+RETRIES = (
+    Retry(500, 2.0, 1_000),
+    Retry(500, 2.0, 1_000, max_attempts=2),
+    Retry(500, 2.0, 1_000, max_deaths=2),
+    Retry(500, 2.0, 1_000, max_deaths=0),
+)
+
+
+def _retry(key: ActivityKey) -> pb.RetryPolicy:
+    retry = RETRIES[KEYS.index(key) % len(RETRIES)]
+    return pb.RetryPolicy(
+        initial_interval=duration(retry.initial_ms), backoff_coefficient=retry.coefficient,
+        maximum_interval=duration(retry.max_ms), maximum_attempts=retry.max_attempts,
+        maximum_worker_deaths=retry.max_deaths,
+    )  # fmt: skip
+
+
+def _id(key: ActivityKey) -> pb.ActivityId:
+    return pb.ActivityId(**key.id._asdict())
+
+
+def _ref(token: Token, *, queue: bool = True) -> worker_pb2.ActivityRef:
+    task_queue = queue_of(token.key) if queue else ""
+    return worker_pb2.ActivityRef(**token.key.id._asdict(), attempt=token.attempt, task_queue=task_queue)
