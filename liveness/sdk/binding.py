@@ -115,7 +115,7 @@ class Claim:
         try:
             task = await asyncio.wrap_future(self._begin())
         except BaseException:
-            self._unwanted = True
+            self._abandon()
             raise
         assert self._hold is not None
         self._scope = CancelledOnLoss(self._hold)
@@ -140,7 +140,7 @@ class Claim:
         try:
             return self._begin().result()
         except BaseException:
-            self._unwanted = True
+            self._abandon()
             raise
 
     def __exit__(
@@ -204,6 +204,17 @@ class Claim:
         self._hold, self._task = hold, Task(hold, message)
         outcome.set_result(self._task)
 
+    def _abandon(self) -> None:
+        """Nobody waits any more. The answer may be on its way, or have come this very moment."""
+        self._unwanted = True
+        self._connection.ticker.post(self._let_go)
+
+    def _let_go(self) -> None:
+        hold = self._hold
+        if hold is not None:
+            self._endings.release(hold.ref, hold.epoch, RELEASE_MS)
+            self._life.end(hold)
+
     # -- ending
 
     def _end(self, error: BaseException | None) -> Future[None]:
@@ -234,10 +245,10 @@ class Claim:
                     )
                 return
             if error is None:
-                self._stats.completed += 1
+                self._stats.count(completed=1)
                 self._life.forget(hold, succeeded=True)
             else:
-                self._stats.failed += 1
+                self._stats.count(failed=1)
                 self._life.forget(hold, succeeded=False, error=told(error))
             outcome.set_result(None)
 
@@ -245,5 +256,5 @@ class Claim:
         return outcome
 
     def _gave_up(self, hold: Hold) -> None:
-        self._stats.lost += 1
+        self._stats.count(lost=1)
         self._life.end(hold)

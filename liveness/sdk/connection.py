@@ -29,10 +29,12 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     # A proxy for the web is rarely meant for this, and would turn "no server" into a riddle.
     ("grpc.enable_http_proxy", 0),
-    # Data that nobody acknowledges for this long means that the way is cut: with keepalive on, however rare, gRPC sets
-    # TCP_USER_TIMEOUT to the timeout. Without it a channel would wait a quarter of an hour for a machine that vanished.
-    ("grpc.keepalive_time_ms", 300_000),
+    # A connection on which nothing comes back is given up. Without this, a channel would wait a quarter of an hour for
+    # a machine that vanished. The server's answers to the stream's pings come more often than this, so that gRPC itself
+    # has to ask only when something is wrong, and the server never finds it asking too often.
+    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     # Its own connection, so that one program's two SDKs (a test's, say) do not share fate by accident.
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -72,6 +74,7 @@ class Connection:
         self.stream = Stream(self.ticker, self.liveness, self.random)
         self.on_breakdown: dict[int, Callable[[], None]] = {}
         self._users = 0
+        self._unanswered: set[Future[Any]] = set()
         self.ticker.start()
 
     @classmethod
@@ -93,6 +96,7 @@ class Connection:
         self.ticker.post(self.stream.close)
         self.ticker.stop()
         self.channel.close()
+        self._answer_nobody("the connection was closed")
 
     def call(
         self,
@@ -105,6 +109,8 @@ class Connection:
     ) -> Future[Any]:
         """Make a unary call, and make it again after refusals that `again` says yes to. Fails with `Refused`."""
         outcome = promise()
+        self._unanswered.add(outcome)
+        outcome.add_done_callback(self._unanswered.discard)
         wait_ms = BACKOFF_MS[0]
 
         def attempt() -> None:
@@ -130,3 +136,9 @@ class Connection:
     def _broke_down(self) -> None:
         for tell in list(self.on_breakdown.values()):
             tell()
+        self._answer_nobody("the SDK's own thread has failed")
+
+    def _answer_nobody(self, why: str) -> None:
+        """Nobody must go on waiting for what cannot come any more."""
+        for outcome in list(self._unanswered):
+            outcome.set_exception(Refused(Refusal(grpc.StatusCode.CANCELLED, message=why)))

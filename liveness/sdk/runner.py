@@ -140,7 +140,7 @@ class Runner:
         for message in poll.result().activities:
             hold = self._life.adopt_now(message)
             if hold is None:
-                self._stats.lost += 1
+                self._stats.count(lost=1)
                 log.warning("%s: %s came too late", self._life.key, ref_of_task(message))
             else:
                 tasks.append((hold, message))
@@ -243,10 +243,10 @@ class Runner:
             self._gave_up(hold)
         else:
             if failure is None:
-                self._stats.completed += 1
+                self._stats.count(completed=1)
                 self._life.forget(hold, succeeded=True)
             else:
-                self._stats.failed += 1
+                self._stats.count(failed=1)
                 self._life.forget(hold, succeeded=False, error=told(failure))
 
     async def _refused(self, hold: Hold, failure: BaseException | str | None, refusal: Refusal) -> None:
@@ -258,7 +258,7 @@ class Runner:
         self._gave_up(hold)
 
     def _gave_up(self, hold: Hold) -> None:
-        self._stats.lost += 1
+        self._stats.count(lost=1)
         self._life.end(hold)
 
     async def _give_back(self, hold: Hold) -> None:
@@ -269,7 +269,7 @@ class Runner:
             log.debug("%s: %s was not handed back: %s", self._life.key, hold.ref, refused.refusal)
             self._gave_up(hold)
         else:
-            self._stats.released += 1
+            self._stats.count(released=1)
             self._life.forget(hold)
 
 

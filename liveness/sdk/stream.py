@@ -25,6 +25,7 @@ from liveness.v1.service_pb2_grpc import LivenessServiceStub
 PINGS_PER_GRACE = 4
 PING_MS_MIN = 50
 PING_MS_MAX = 5_000
+"""Also without a grace: orders come on the stream, so it should be known whether it works."""
 RECONNECT_MS = (100, 1_000)
 
 log = logging.getLogger("liveness.sdk")
@@ -230,7 +231,7 @@ class Stream:
             self._ping_timer = None
         current, now_ms = self._current, self._ticker.now_ms()
         every_ms = self._ping_every_ms()
-        if current is None or every_ms is None:
+        if current is None:
             return
         if current.pings and now_ms - min(current.pings.values()) > every_ms * PINGS_PER_GRACE // 2:
             current.call.cancel()
@@ -240,11 +241,10 @@ class Stream:
         current.outbox.put(AttachRequest(ping=AttachRequest.Ping(number=self._ping_number)))
         self._ping_timer = self._ticker.at(now_ms + every_ms, self._ping)
 
-    def _ping_every_ms(self) -> int | None:
+    def _ping_every_ms(self) -> int:
         graces = [life.grace_ms for life in self._lives.values() if life.grace_ms is not None]
-        if not graces:
-            return None
-        return min(max(min(graces) // PINGS_PER_GRACE, PING_MS_MIN), PING_MS_MAX)
+        shortest_ms = min(graces, default=PING_MS_MAX * PINGS_PER_GRACE)
+        return min(max(shortest_ms // PINGS_PER_GRACE, PING_MS_MIN), PING_MS_MAX)
 
     def _pong(self, current: _Call, number: int) -> None:
         sent_ms = current.pings.get(number)

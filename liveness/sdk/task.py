@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from liveness.sdk.connection import Connection
@@ -88,6 +89,15 @@ class Stats:
     """Taken away, or refused at the end because somebody else has it."""
     released: int = 0
     """Handed back when the worker stopped."""
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def count(self, *, completed: int = 0, failed: int = 0, lost: int = 0, released: int = 0) -> None:
+        """From any thread."""
+        with self._lock:
+            self.completed += completed
+            self.failed += failed
+            self.lost += lost
+            self.released += released
 
 
 class Endings:

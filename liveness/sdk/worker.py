@@ -228,7 +228,7 @@ class Worker:
             deaf()
             self._runner = None
         error = life.error or runner.error
-        await _follow(self._end(0))
+        await _follow(self._end(max(limit_s(), 0)))
         if error is not None:
             raise error
 
@@ -272,6 +272,7 @@ class Worker:
             GetServerInfoRequest(namespace=self._namespace),
             timeout_s=self._start_timeout,
             wait_for_ready=True,
+            again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
         )
         yield _Wait(asked, self._start_timeout + LAST_WORDS_SECONDS)
         self._check_server(asked)

@@ -124,10 +124,10 @@ async def test_a_claim_is_confirmed(
 ) -> None:
     """One that is not would be taken back."""
     server.configure(namespace, dispatch_timeout={"seconds": 1})
-    async with make(lease=1) as worker, worker.claim("a") as task:
+    async with make(lease=10) as worker, worker.claim("a") as task:
         begun = server.worker(namespace, worker.instance_key).sequence
         key = worker.instance_key
-        until(lambda: server.worker(namespace, key).sequence > begun + 6)
+        until(lambda: server.worker(namespace, key).sequence > begun + 1)
         task.check()
         held = await client.describe("a")
         assert (held.state, held.ref.attempt) == (ActivityState.STARTED, 1)

@@ -76,7 +76,8 @@ async def test_a_handlers_token_is_that_of_its_attempt(make: Make, client: Clien
                 raise RetryLater("again", after=0)
 
         async with running(worker):
-            await client.schedule("look", id="a", task_queue="queue")
+            retry = RetryPolicy(initial_interval=600)
+            await client.schedule("look", id="a", task_queue="queue", retry=retry)
             await settled(client, "look", "a")
     assert tokens == [(1, 1), (2, 1), (3, 1)]
 
@@ -274,14 +275,14 @@ async def test_what_is_done_leaves_nothing_bound(
 async def test_a_frozen_event_loop_keeps_the_lease_and_shows(
     server: LivenessServer, namespace: str, make: Make, client: Client
 ) -> None:
-    async with make(instance_key="mine", lease=1) as worker:
+    async with make(instance_key="mine", lease=3) as worker:
 
         @worker.activity("freeze")
         async def freeze(task: Task) -> int:
             """Nothing else runs on this loop until the server shows that, and for a few leases more."""
             begun = until(lambda: server.worker(namespace, "mine").sequence)
             until(lambda: server.worker(namespace, "mine").loop_lag.ToMilliseconds() >= 1_000)
-            until(lambda: server.worker(namespace, "mine").sequence > begun + 5)
+            until(lambda: server.worker(namespace, "mine").sequence > begun + 3)
             task.check()
             return server.worker(namespace, "mine").lease_epoch
 
@@ -294,16 +295,18 @@ async def test_a_frozen_event_loop_keeps_the_lease_and_shows(
 
 
 async def test_a_blocking_handler_does_not_block_the_loop(make: Make, client: Client) -> None:
-    met = threading.Barrier(2)
+    begun, go_on = threading.Event(), threading.Event()
     async with make() as worker:
 
         @worker.activity("block")
         def block(task: Task) -> None:
-            met.wait(SECONDS_MAX)
+            begun.set()
+            assert go_on.wait(SECONDS_MAX)
 
         async with running(worker):
-            await client.schedule("block", id="a", task_queue="queue")
-            await asyncio.to_thread(met.wait, SECONDS_MAX)
+            await client.schedule("block", id="a", task_queue="queue", retry=ONCE)
+            assert await asyncio.to_thread(begun.wait, SECONDS_MAX)
+            go_on.set()
             assert (await settled(client, "block", "a")).state is ActivityState.COMPLETED
 
 

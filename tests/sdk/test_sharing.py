@@ -31,7 +31,7 @@ async def test_workers_of_a_process_share_their_calls(server: LivenessServer, na
     with relaying(server.address) as relay:
         async with AsyncExitStack() as stack:
             workers = [
-                Worker(relay.address, namespace=namespace, task_queue="queue", lease=1, disconnect_grace=None)
+                Worker(relay.address, namespace=namespace, task_queue="queue", lease=3, disconnect_grace=None)
                 for _ in range(WORKERS)
             ]
             await asyncio.gather(*(stack.enter_async_context(worker) for worker in workers))
@@ -59,7 +59,7 @@ async def test_workers_of_a_process_share_their_calls(server: LivenessServer, na
 async def test_one_call_is_under_way_at_a_time(server: LivenessServer, namespace: str) -> None:
     """And each worker's numbers rise by one, whatever is bound meanwhile."""
     with relaying(server.address) as relay:
-        async with Worker(relay.address, namespace=namespace, task_queue="queue", lease=1) as worker:
+        async with Worker(relay.address, namespace=namespace, task_queue="queue", lease=60) as worker:
 
             async def hold(number: int) -> None:
                 async with worker.bind(f"a{number}"):

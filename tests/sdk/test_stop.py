@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from liveness.sdk import ActivityState, Client, RetryPolicy, Task, Worker
+from liveness.sdk import ActivityLost, ActivityState, Client, RetryPolicy, Task, Worker
 from liveness.sdk.values import duration
 from liveness.v1 import admin_pb2
 from liveness.v1.worker_pb2 import (
@@ -103,6 +103,41 @@ async def test_a_cancelled_run_hands_back_too(make: Make, client: Client) -> Non
         with pytest.raises(asyncio.CancelledError):
             await run
         assert (await client.describe("a", type="slow")).state is ActivityState.AVAILABLE
+
+
+async def test_stopping_waits_for_bindings_too(server: LivenessServer, namespace: str, make: Make) -> None:
+    async with make(instance_key="mine", stop_timeout=SECONDS_MAX) as worker:
+        held, finish = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            async with worker.bind("a"):
+                held.set()
+                await finish.wait()
+
+        holding = asyncio.create_task(hold())
+        await asyncio.wait_for(held.wait(), SECONDS_MAX)
+        run = asyncio.create_task(worker.run(handle_signals=False))
+        worker.stop()
+        asyncio.get_running_loop().call_later(0.2, finish.set)
+        await asyncio.wait_for(run, SECONDS_MAX)
+        await holding
+        assert not server.worker(namespace, "mine").cancel_activities, "it was not taken away"
+
+
+async def test_a_binding_that_does_not_end_in_time_is_lost(
+    server: LivenessServer, namespace: str, make: Make
+) -> None:
+    async with make(instance_key="mine", stop_timeout=0.1) as worker:
+
+        async def hold() -> None:
+            async with worker.bind("a"):
+                worker.stop()
+                await asyncio.Event().wait()
+
+        holding = asyncio.create_task(hold())
+        await worker.run(handle_signals=False)
+        with pytest.raises(ActivityLost):
+            await holding
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
