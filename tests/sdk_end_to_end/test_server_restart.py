@@ -23,7 +23,7 @@ PORTION = 15
 """Finished between restarts, at least."""
 
 
-@pytest.mark.parametrize("how", [SIGTERM, SIGKILL])
+@pytest.mark.parametrize("how", [SIGTERM, SIGKILL], ids=["SIGTERM", "SIGKILL"])
 async def test_workers_go_on_and_everything_is_completed_once(tmp_path: Path, say: Say, how: Signals) -> None:
     """And since their leases outlast it, nobody has to do anything twice."""
     async with own_server(tmp_path) as server, Record(server.address, "namespace") as record:
