@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from liveness.fencing import NotInTransaction, SeenToken, SnapshotTooOld, StaleToken
+from liveness.fencing import FencingGuard, NotInTransaction, SeenToken, SnapshotTooOld, StaleToken
 from tests.fencing.places import FencingToken, Place, guard, note, notes, put_note, sqlite_engine
 
 OLD, NEW = FencingToken(1, 4), FencingToken(2, 1)
@@ -119,6 +119,12 @@ class TestSqliteWithExplicitTransactions:
             hand.rollback()
             assert guard.newest(hand, "photo-17") is None
             assert note(hand, "photo-17") is None
+
+    def test_the_table_is_created_for_good(self, engine: Engine) -> None:
+        apart = FencingGuard(table_name="apart")
+        apart.create(engine)
+        with engine.begin() as hand:
+            apart.check(hand, "photo-17", NEW)
 
 
 class TestWithoutATransaction:
