@@ -10,16 +10,8 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.api import TaskState
 from liveness.v1 import admin_pb2
-from tests.model_activities.site import QUEUES
-from tests.model_activities.walk import (
-    KEYS,
-    NAMESPACE,
-    STEP_MS,
-    WORKERS,
-    Client,
-    Walk,
-    queue_of,
-)
+from tests.model_activities.cast import KEYS, NAMESPACE, QUEUES, WORKERS, queue_of
+from tests.model_activities.walk import STEP_MS, Client, Walk
 from tests.shard.faulty_store import Fault
 
 CALM_ROUNDS = 40
@@ -59,6 +51,23 @@ class Course(Walk):
             left_ms = activity.due_ms - shard.now_ms()
         if left_ms + off_ms > 0:
             await self.pass_time(min(left_ms + off_ms, 10_000))
+
+    async def do_die(self, who: int, queue: int, heard: bool = True) -> None:
+        """A worker takes what is there, says so, and is never heard of again, while the others live on."""
+        client = self.client(who)
+        lease_ms = 1_000 if client.line is None else 6_000
+        await self.do(self.beat_by(client, "confirm", 0, lease_ms))
+        await self.do(self.poll_by(client, queue, 2))
+        if heard:
+            await self.do(self.beat_by(client, "confirm", 0, lease_ms))
+        for other in self.clients.values():
+            if other is not client and other.sequence:
+                await self.do(self.beat_by(other, "confirm", 0, 8_000))
+        if client.line is not None:
+            await self.break_line(client)
+        await self.pass_time(2_000)
+        client.held = {}
+        await self.do_work()
 
     # -- upkeep
 
@@ -242,21 +251,20 @@ class Course(Walk):
         worker = self.memory(client.name)
         if worker is not None and worker.state is WorkerState.CLEANED_UP:
             return
-        await self._do(self.beat_by(client, "full", 0, CALM_LEASE_MS))
+        await self.do(self.beat_by(client, "full", 0, CALM_LEASE_MS))
         for queue in range(len(QUEUES)):
-            await self._do(self.poll_by(client, queue, 100))
-        await self._do(self.beat_by(client, "confirm", 0, CALM_LEASE_MS))
+            await self.do(self.poll_by(client, queue, 100))
+        await self.do(self.beat_by(client, "confirm", 0, CALM_LEASE_MS))
         for token in tuple(client.held.values()):
-            await self._do(self.end_by(token))
-        await self._do(self.do_work())
+            await self.do(self.end_by(token))
+        await self.do(self.do_work())
 
-    async def _do(self, step: Awaitable[None]) -> None:
+    async def do(self, step: Awaitable[None]) -> None:
         await step
         await self.settle()
 
     async def _retry_tasks(self) -> None:
         dead = await self.store.list_tasks(None, [TaskState.DEAD_LETTERED], 0, 1_000)
-        self.seen["dead-lettered"] += len(dead)
         for stored in dead:
             self.ask(
                 "retry task", self.site.admin.retry_task, admin_pb2.RetryTaskRequest(task_id=stored.task_id)

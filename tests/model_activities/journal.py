@@ -18,7 +18,7 @@ from liveness.domain.activity import FINISHED, Activity
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, shard_of
 from liveness.domain.worker import InactiveReason
 from liveness.shard.recovery import Recovered
-from liveness.store.api import ShardCommit, ShardImage
+from liveness.store.api import ShardCommit, ShardImage, TaskState
 from liveness.store.codec import LogEntry
 from tests.databases import SHARD_COUNT
 from tests.model.ledger import ShardAccount
@@ -153,6 +153,8 @@ class Journal(Ledger):
             for new, loss in zip(commit.new_tasks, asked, strict=True):
                 assert new.shard_id == shard_of(loss.key.namespace, loss.key.workflow_id, SHARD_COUNT)
                 self.losses[loss[:4]].add(loss.died)
+            for update in commit.task_updates.values():
+                self.seen["dead-lettered"] += update.state is TaskState.DEAD_LETTERED
             for key, row in commit.activities.items():
                 assert row == shard.activities[key], "an activity's row is what the log says"
         self._pair(turn)
@@ -189,9 +191,14 @@ class Journal(Ledger):
         if isinstance(event, ev.Activation):
             declared = {activity.id: activity.attempt for activity in event.bindings}
             if isinstance(event, ev.SessionReplaced):
-                gone = {id: attempt for id, attempt in before.items() if id not in declared}
+                handed = worker.handed
+                gone = {
+                    id: attempt
+                    for id, attempt in before.items()
+                    if id not in declared or (id in handed and declared[id] != attempt)
+                }
                 died = True
-                worker.handed = {id: True for id in worker.handed if id in declared}
+                worker.handed = {id: True for id in handed if declared.get(id) == before[id]}
                 self.seen["a session replaced with work in hand"] += bool(before)
             else:
                 worker.handed = {}
@@ -350,6 +357,7 @@ class Journal(Ledger):
         if known.state == "STARTED":
             assert known.holder is not None
             assert (event.worker, event.attempt) == (known.holder.worker, known.holder.attempt)
+            assert event.epoch >= known.holder.epoch, "a loss in an earlier lease takes nothing from this one"
         managed = known.retry is not None
         if managed:
             assert event.attempt >= known.attempt, "a loss of long ago changes nothing"

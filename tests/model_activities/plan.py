@@ -8,8 +8,8 @@ from typing import Any
 
 from liveness.shard import custody
 from tests.model.machine import World
+from tests.model_activities.cast import Step, Terms
 from tests.model_activities.course import Course
-from tests.model_activities.walk import Step, Terms
 
 custody.DOUBT_MS, custody.SCRUB_MS = 1_500, 3_000  # as in the product, but soon
 
@@ -24,7 +24,7 @@ _WHO = {"who": _of(0, 0, 1, 1, 2)}
 _WHAT = {"what": _of(*range(8))}
 _BEATS = (
     *["plain"] * 3, *["confirm"] * 8, "vague", "forget", "forget", "full", "full", "blank", "grab", "again", "zombie",
-    "replace", "adopt",
+    "replace", "adopt", "adopt", "mistake",
 )  # fmt: skip
 _TWISTS = (*["right"] * 8, "epoch", "attempt", "worker")
 
@@ -51,6 +51,7 @@ CHOICES: dict[str, dict[str, Choose]] = {
     "line": {**_WHO, "how": _of("attach", "attach", "break", "detach"), "grace_ms": _of(1_000, 2_000)},
     "time": {"ms": _of(1, 250, 500, 1_000, 2_000, 5_000)},
     "until": {**_WHAT, "which": _of("lease", "due"), "off_ms": _of(-1, 0, 0, 1)},
+    "die": {**_WHO, "queue": _of(0, 1, 2), "heard": _of(True, True, True, False)},
     "work": {},
     "sink": {"mood": _of("takes", "refuses", "hangs", "gone")},
     "upkeep": {"what": _of("checkpoint", "checkpoint", "retain")},
@@ -63,34 +64,80 @@ CHOICES: dict[str, dict[str, Choose]] = {
 
 WEIGHTS = {
     "beat": 24, "schedule": 12, "poll": 20, "hang_up": 2, "claim": 5, "end": 14, "cancel": 1, "retry": 1, "order": 3,
-    "leave": 2, "line": 4, "time": 5, "until": 5, "work": 8, "sink": 1, "upkeep": 2, "meanwhile": 2, "fault": 3, "stall": 3,
+    "leave": 2, "line": 4, "time": 5, "until": 5, "die": 2, "work": 8, "sink": 1, "upkeep": 2, "meanwhile": 2, "fault": 3, "stall": 3,
     "steal": 1, "restart": 1,
 }  # fmt: skip
 ALWAYS_ALONE = frozenset({"time", "until", "work"})
 
-MOODS: tuple[dict[str, int], ...] = (
-    {},
-    {"fault": 14, "stall": 8, "restart": 3},
-    {"end": 30, "until": 12, "time": 8, "work": 3},
-    {"poll": 30, "hang_up": 12, "stall": 8},
-    {"order": 14, "line": 14, "until": 10},
-    {"claim": 20, "upkeep": 10, "meanwhile": 10, "schedule": 20},
-    {"sink": 5, "work": 14, "until": 12, "steal": 3},
-    {"leave": 8, "until": 14, "work": 12, "retry": 4},
+Mood = tuple[dict[str, int], list[Step]]
+"""What is more frequent than usual, and how it begins."""
+
+_SUNK = [Step("schedule", {"what": what}) for what in (2, 5)]
+_REFUSED = [Step("sink", {"mood": "refuses"}), Step("die", {"who": 0, "queue": 2})]
+_HANGING = [Step("sink", {"mood": "hangs"}), Step("die", {"who": 0, "queue": 2})]
+_SINK_GONE = [Step("sink", {"mood": "gone"}), Step("time", {"ms": 1_000}), Step("work", {})]
+_ATTACHED = [Step("line", {"who": who, "how": "attach", "grace_ms": 1_000}) for who in range(3)]
+_IN_HAND = [Step("schedule", {"what": 0}), Step("poll", {"who": 0, "queue": 0})]
+_DRAINED = [
+    *_IN_HAND,
+    Step("order", {"who": 0, "how": "drain", "limit_ms": 1_000}),
+    Step("time", {"ms": 1_500}),
+]
+_UNHEARD = [
+    Step("stall", {}, rush=True),
+    Step("schedule", {"what": 1}, rush=True),
+    Step("restart", {"how": "unheard"}),
+]
+_EVICTED = [
+    *_IN_HAND,
+    Step("end", {"which": 0}),
+    Step("meanwhile", {"what": "checkpoint"}),
+    Step("claim", {"who": 1, "what": 7}),
+]
+_UNKNOWN_END = [*_IN_HAND, Step("fault", {"kind": "UNKNOWN_DONE"}), Step("end", {"which": 0})]
+_LET_GO = [*_IN_HAND, Step("beat", {"who": 0, "kind": "forget"}), Step("end", {"which": 0})]
+_CANCELLED = [
+    Step("schedule", {"what": 3}),
+    Step("poll", {"who": 1, "queue": 0, "limit": 5}),
+    Step("cancel", {"what": 3}),
+]
+_HUNG_UP = [
+    Step("schedule", {"what": 0}), Step("stall", {}, rush=True),
+    Step("poll", {"who": 0, "queue": 0, "wait_ms": 3_000}, rush=True),
+    *[Step("schedule", {"what": what}, rush=True) for what in (4, 7, 1)], Step("hang_up", {"which": 0}),
+]  # fmt: skip
+_CLAIMED = [Step("claim", {"who": who, "what": 6}) for who in (0, 1)]
+MOODS: tuple[Mood, ...] = (
+    ({}, _UNKNOWN_END),
+    ({"fault": 14, "stall": 10, "restart": 6}, _UNHEARD),
+    ({"end": 30, "until": 12, "time": 8, "work": 3}, [*_LET_GO, *_CANCELLED]),
+    ({"poll": 30, "hang_up": 12, "stall": 10, "restart": 3}, _HUNG_UP),
+    ({"order": 14, "line": 14, "until": 10}, [*_ATTACHED, *_DRAINED]),
+    ({"claim": 20, "upkeep": 10, "meanwhile": 10, "schedule": 20}, [*_CLAIMED, *_EVICTED]),
+    ({"sink": 9, "die": 10, "work": 12, "time": 8, "steal": 3}, [*_SUNK, *_REFUSED]),
+    ({"sink": 5, "die": 8, "work": 8, "upkeep": 6}, [*_SUNK, *_HANGING, *_SINK_GONE]),
+    ({"die": 16, "leave": 5, "retry": 5, "end": 6}, []),
+    (
+        {"line": 14, "die": 10, "order": 6, "beat": 12},
+        [*_IN_HAND, *_ATTACHED, Step("die", {"who": 0, "queue": 0})],
+    ),
 )
 
 
 def plan(seed: int, length: int = 60) -> tuple[Terms, list[Step]]:
     random = Random(seed)
     terms = Terms(quota=random.choice([1, 2, 3, 3, 8]), cleanup_ms=random.choice([3_600_000] * 3 + [4_000]))
-    weights = {**WEIGHTS, **random.choice(MOODS)}
+    mood, prelude = MOODS[seed % len(MOODS)]
+    weights = {**WEIGHTS, **mood}
     rush = random.choice([0.0, 0.15, 0.4])
     steps = [Step("beat", {"who": who, "kind": "plain", "what": 0, "lease_ms": 8_000}) for who in range(3)]
     steps += [Step("schedule", {"what": what}) for what in random.sample(range(8), 3)]
+    steps += prelude
     while len(steps) < length:
         [name] = random.choices(list(weights), weights=list(weights.values()))
         args = {arg: choose(random) for arg, choose in CHOICES[name].items()}
-        steps.append(Step(name, args, name == "stall" or random.random() < rush))
+        stalled = steps[-1].rush and any(step.name == "stall" for step in steps[-3:])
+        steps.append(Step(name, args, name == "stall" or random.random() < (0.7 if stalled else rush)))
     return terms, steps
 
 

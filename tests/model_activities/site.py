@@ -24,8 +24,7 @@ from tests.shard.engine import Engine
 from tests.shard.faulty_store import FaultyStore
 
 TAKEOVER_GRACE_MS = 1_500
-TASK_ATTEMPTS_MAX = 3
-QUEUES = ("q-a", "q-b", "q-sunk")
+TASK_ATTEMPTS_MAX = 2
 
 
 class SlowStore(FaultyStore):

@@ -8,46 +8,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from liveness.clock import ManualClock
 from liveness.domain.errors import FencedOff, LivenessError, Unavailable
-from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.v1 import activity_pb2 as pb
 from liveness.v1 import admin_pb2, service_pb2, worker_pb2
 from tasks.sinks import Sink
 from tests.model.machine import World
+from tests.model_activities.cast import (
+    ACTIVITIES,
+    KEYS,
+    NAMESPACE,
+    QUEUES,
+    WORKERS,
+    Step,
+    Terms,
+    id_of,
+    queue_of,
+    ref_to,
+    retry_of,
+)
 from tests.model_activities.journal import Journal, Token
-from tests.model_activities.site import QUEUES, Line, OtherEngine, Site, SlowStore
+from tests.model_activities.site import Line, OtherEngine, Site, SlowStore
 from tests.shard.engine import duration
 
-NAMESPACE = "north"
-WORKERS = ("w1", "w2", "w3")
-ACTIVITIES = 8
 MAX_DEATHS = 3
 DISPATCH_MS = 2_000
 STEP_MS = 500
 PATIENCE_S = 20
 """Real seconds after which a call is held to hang."""
-KEYS = tuple(ActivityKey(NAMESPACE, f"flow-{n}", "run", f"a{n}") for n in range(ACTIVITIES))
-
-
-class Step(NamedTuple):
-    name: str
-    args: dict[str, Any]
-    rush: bool = False
-
-    def __str__(self) -> str:
-        args = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
-        return f"{self.name}({args})" + (" ..." if self.rush else "")
-
-
-class Terms(NamedTuple):
-    """What holds for a whole walk."""
-
-    quota: int = 3
-    cleanup_ms: int = 3_600_000
 
 
 class Client:
@@ -200,10 +191,10 @@ class Walk:
             if not self.zombies:
                 return
             client = self.zombies[what % len(self.zombies)]
-        elif kind in ("replace", "adopt") and client.sequence:
+        elif kind in ("replace", "adopt", "mistake") and client.sequence:
             held = client.held
             client = self.enlist(client.name)
-            if kind == "adopt":
+            if kind != "replace":
                 client.held = dict(held)
         await self.beat_by(client, kind, what, lease_ms)
 
@@ -218,16 +209,19 @@ class Walk:
             task_queue=QUEUES[0], lease_duration=duration(lease_ms), full_bindings=kind in ("full", "blank"),
         )  # fmt: skip
         if kind in ("confirm", "full", "adopt"):
-            beat.bound_activities.extend(_ref(token) for token in client.held.values())
+            beat.bound_activities.extend(ref_to(token) for token in client.held.values())
+        elif kind == "mistake":
+            wrong = [token._replace(attempt=token.attempt + 1) for token in client.held.values()]
+            beat.bound_activities.extend(ref_to(token) for token in wrong)
         elif kind == "vague":
-            beat.bound_activities.extend(_ref(token, queue=False) for token in client.held.values())
+            beat.bound_activities.extend(ref_to(token, queue=False) for token in client.held.values())
         elif kind == "forget" and client.held:
             token = client.held.pop(sorted(client.held)[what % len(client.held)])
-            beat.unbound_activities.append(_ref(token))
+            beat.unbound_activities.append(ref_to(token))
         elif kind == "grab":  # by itself: perhaps what another holds
             key = KEYS[what % ACTIVITIES]
             attempt = max(1, self.journal.known[key].attempt)
-            beat.bound_activities.append(_ref(Token(key, client.name, 0, attempt)))
+            beat.bound_activities.append(ref_to(Token(key, client.name, 0, attempt)))
         elif kind == "blank":
             client.held = {}
         declared = {(b.workflow_id, b.attempt) for b in beat.bound_activities}
@@ -266,7 +260,7 @@ class Walk:
 
     async def _schedule(self, key: ActivityKey, delay_ms: int) -> None:
         request = pb.ScheduleActivityRequest(
-            namespace=NAMESPACE, id=_id(key), task_queue=queue_of(key), retry_policy=_retry(key),
+            namespace=NAMESPACE, id=id_of(key), task_queue=queue_of(key), retry_policy=retry_of(key),
             start_delay=duration(delay_ms),
         )  # fmt: skip
         before = self.journal.known[key].state
@@ -328,8 +322,8 @@ class Walk:
 
     async def _claim(self, client: Client, key: ActivityKey) -> None:
         request = pb.ClaimActivityRequest(
-            namespace=NAMESPACE, id=_id(key), worker_instance_key=client.name, session_id=client.session,
-            task_queue=queue_of(key), retry_policy=_retry(key),
+            namespace=NAMESPACE, id=id_of(key), worker_instance_key=client.name, session_id=client.session,
+            task_queue=queue_of(key), retry_policy=retry_of(key),
         )  # fmt: skip
         alone = len(self.calls) == 1
         answer = await self.site.call(self.site.activities.claim_activity, request)
@@ -337,7 +331,7 @@ class Walk:
             self._refused("claim", answer)
             return
         self._received(client, answer.activity)
-        if alone and not self.polls:
+        if alone and len(self.calls) == 1 and not self.polls:
             bound = self.journal.workers[WorkerKey(NAMESPACE, client.name)].bound.get(key.id)
             assert bound == answer.activity.attempt, "who is told that its claim holds is bound to it"
 
@@ -359,7 +353,7 @@ class Walk:
         self.results += 1
         result = f"result {self.results}".encode()
         about: dict[str, Any] = {
-            "namespace": NAMESPACE, "id": _id(token.key), "worker_instance_key": token.worker,
+            "namespace": NAMESPACE, "id": id_of(token.key), "worker_instance_key": token.worker,
             "lease_epoch": token.epoch, "attempt": token.attempt,
         }  # fmt: skip
         known, activities = self.journal.known[token.key], self.site.activities
@@ -390,14 +384,14 @@ class Walk:
             del client.held[token.key]
 
     async def do_cancel(self, what: int) -> None:
-        request = pb.CancelActivityRequest(namespace=NAMESPACE, id=_id(KEYS[what % ACTIVITIES]))
+        request = pb.CancelActivityRequest(namespace=NAMESPACE, id=id_of(KEYS[what % ACTIVITIES]))
         self.cancels.add(KEYS[what % ACTIVITIES])
         self.ask("cancel", self.site.activities.cancel_activity, request)
 
     async def do_retry(self, what: int) -> None:
         ended = [key for key in KEYS if self.journal.known[key].state in ("QUARANTINED", "FAILED")]
         key = ended[what % len(ended)] if ended else KEYS[what % ACTIVITIES]
-        request = pb.RetryActivityRequest(namespace=NAMESPACE, id=_id(key))
+        request = pb.RetryActivityRequest(namespace=NAMESPACE, id=id_of(key))
         self.ask("retry", self.site.activities.retry_activity, request)
 
     def ask(self, name: str, handler: Any, request: Any) -> None:
@@ -491,36 +485,3 @@ class Walk:
             self.seen["a stream broke"] += 1
             await client.line.end()
         client.line = None
-
-
-# -- activities: each has its own terms, always the same
-
-
-def queue_of(key: ActivityKey) -> str:
-    return QUEUES[KEYS.index(key) % len(QUEUES)]
-
-
-RETRIES = (
-    Retry(500, 2.0, 1_000),
-    Retry(500, 2.0, 1_000, max_attempts=2),
-    Retry(500, 2.0, 1_000, max_deaths=2),
-    Retry(500, 2.0, 1_000, max_deaths=0),
-)
-
-
-def _retry(key: ActivityKey) -> pb.RetryPolicy:
-    retry = RETRIES[KEYS.index(key) % len(RETRIES)]
-    return pb.RetryPolicy(
-        initial_interval=duration(retry.initial_ms), backoff_coefficient=retry.coefficient,
-        maximum_interval=duration(retry.max_ms), maximum_attempts=retry.max_attempts,
-        maximum_worker_deaths=retry.max_deaths,
-    )  # fmt: skip
-
-
-def _id(key: ActivityKey) -> pb.ActivityId:
-    return pb.ActivityId(**key.id._asdict())
-
-
-def _ref(token: Token, *, queue: bool = True) -> worker_pb2.ActivityRef:
-    task_queue = queue_of(token.key) if queue else ""
-    return worker_pb2.ActivityRef(**token.key.id._asdict(), attempt=token.attempt, task_queue=task_queue)
