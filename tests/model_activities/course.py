@@ -9,8 +9,9 @@ from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.api import TaskState
+from liveness.v1 import activity_pb2 as pb
 from liveness.v1 import admin_pb2
-from tests.model_activities.cast import KEYS, NAMESPACE, QUEUES, WORKERS, queue_of
+from tests.model_activities.cast import KEYS, NAMESPACE, QUEUES, WORKERS, id_of, queue_of
 from tests.model_activities.walk import STEP_MS, Client, Walk
 from tests.shard.faulty_store import Fault
 
@@ -80,6 +81,10 @@ class Course(Walk):
 
     async def do_upkeep(self, what: str) -> None:
         maintenance = self.site.maintenance
+        if what == "evict":  # as the end of a checkpoint does, whatever is under way
+            for shard in self.site.node.shards():
+                self.seen["evicted"] += shard.activities.evict(shard.durable_seq)
+            return
         self.launch(self._guarded(maintenance.checkpoint if what == "checkpoint" else maintenance.retain))
 
     async def _guarded(self, job: Callable[[], Awaitable[None]]) -> None:
@@ -94,6 +99,8 @@ class Course(Walk):
                 await self._guarded(self.site.maintenance.checkpoint)
                 after = sum(shard.activities.evictions for shard in self.site.node.shards())
                 self.seen["evicted between read and decide"] += after > before
+            elif what == "life":
+                await self._another_life()
             else:
                 self.store.faults.append(Fault.REJECTED)
                 for shard in self.site.node.shards():
@@ -103,6 +110,21 @@ class Course(Walk):
                 self.seen["re-read between read and decide"] += 1
 
         self.store.during_find = meanwhile
+
+    async def _another_life(self) -> None:
+        """What had failed is tried anew, ends otherwise, and leaves memory."""
+        activities = self.site.activities
+        for key in [key for key in KEYS if self.journal.known[key].state == "FAILED"]:
+            self.cancels.add(key)
+            retry = pb.RetryActivityRequest(namespace=NAMESPACE, id=id_of(key))
+            cancel = pb.CancelActivityRequest(namespace=NAMESPACE, id=id_of(key))
+            for handler, request in (
+                (activities.retry_activity, retry),
+                (activities.cancel_activity, cancel),
+            ):
+                await self.site.call(handler, request)
+            self.seen["another life between read and decide"] += 1
+        await self._guarded(self.site.maintenance.checkpoint)
 
     # -- trouble
 
@@ -160,6 +182,7 @@ class Course(Walk):
     def check(self) -> None:
         node, journal = self.site.node, self.journal
         journal.check_at_rest()
+        journal.paused = bool(node.policies.of(NAMESPACE).paused)
         for shard in node.shards():
             folded = journal.shards[shard.id]
             assert shard.workers == folded.workers, "workers in memory are what the log says"

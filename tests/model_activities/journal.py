@@ -114,7 +114,7 @@ class Journal(Ledger):
         self.split: set[ActivityKey] = set()
         """Activities of which only one side became durable at some time."""
         self.paused = False
-        """The whole namespace, surely and since a while."""
+        """The whole namespace, since the last rest."""
         self.broken_at: dict[str, tuple[int, int]] = {}
         """Workers whose stream broke and who were not heard of since: when, and under which engine."""
         self.life = 0
@@ -204,7 +204,6 @@ class Journal(Ledger):
                 worker.handed = {}
             if not (event.session_id and event.session_id == worker.session):
                 worker.draining, worker.grace_ms, worker.drain_ms = False, 0, 0
-            self.broken_at.pop(name.instance_key, None)
             worker.active, worker.epoch, worker.bound = True, event.epoch, declared
             worker.session = event.session_id
         elif isinstance(event, ev.BindingsChanged):

@@ -54,8 +54,8 @@ CHOICES: dict[str, dict[str, Choose]] = {
     "die": {**_WHO, "queue": _of(0, 1, 2), "heard": _of(True, True, True, False)},
     "work": {},
     "sink": {"mood": _of("takes", "refuses", "hangs", "gone")},
-    "upkeep": {"what": _of("checkpoint", "checkpoint", "retain")},
-    "meanwhile": {"what": _of("checkpoint", "lose")},
+    "upkeep": {"what": _of("checkpoint", "checkpoint", "evict", "evict", "retain")},
+    "meanwhile": {"what": _of("checkpoint", "lose", "life")},
     "fault": {"kind": _of("REJECTED", "UNKNOWN_LOST", "UNKNOWN_DONE")},
     "stall": {},
     "steal": {"what": _of(0, 1, 2, 3)},
@@ -106,6 +106,15 @@ _HUNG_UP = [
     Step("poll", {"who": 0, "queue": 0, "wait_ms": 3_000}, rush=True),
     *[Step("schedule", {"what": what}, rush=True) for what in (4, 7, 1)], Step("hang_up", {"which": 0}),
 ]  # fmt: skip
+_FORGOTTEN_EARLY = [
+    *_IN_HAND, Step("stall", {}, rush=True), Step("end", {"which": 0}, rush=True),
+    Step("upkeep", {"what": "evict"}, rush=True), Step("end", {"which": 0}),
+]  # fmt: skip
+_TWO_LIVES = [
+    Step("schedule", {"what": 4}), Step("poll", {"who": 1, "queue": 1, "limit": 5}),
+    *[Step("end", {"which": which, "how": "fail for good"}) for which in range(3)],
+    Step("upkeep", {"what": "checkpoint"}), Step("meanwhile", {"what": "life"}), Step("retry", {"what": 0}),
+]  # fmt: skip
 _CLAIMED = [Step("claim", {"who": who, "what": 6}) for who in (0, 1)]
 MOODS: tuple[Mood, ...] = (
     ({}, _UNKNOWN_END),
@@ -116,7 +125,7 @@ MOODS: tuple[Mood, ...] = (
     ({"claim": 20, "upkeep": 10, "meanwhile": 10, "schedule": 20}, [*_CLAIMED, *_EVICTED]),
     ({"sink": 9, "die": 10, "work": 12, "time": 8, "steal": 3}, [*_SUNK, *_REFUSED]),
     ({"sink": 5, "die": 8, "work": 8, "upkeep": 6}, [*_SUNK, *_HANGING, *_SINK_GONE]),
-    ({"die": 16, "leave": 5, "retry": 5, "end": 6}, []),
+    ({"die": 16, "leave": 5, "retry": 5, "end": 6}, [*_FORGOTTEN_EARLY, *_TWO_LIVES]),
     (
         {"line": 14, "die": 10, "order": 6, "beat": 12},
         [*_IN_HAND, *_ATTACHED, Step("die", {"who": 0, "queue": 0})],

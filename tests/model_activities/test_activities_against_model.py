@@ -33,7 +33,12 @@ EVERYTHING = {
     ),
     *("a shard lost to another owner", "killed in the midst of calls"),
     *("killed after a commit that nobody heard of",),
-    *("evicted between read and decide", "re-read between read and decide", "scheduled again when finished"),
+    *(
+        "evicted between read and decide",
+        "another life between read and decide",
+        "re-read between read and decide",
+        "scheduled again when finished",
+    ),
     *("left with work in hand: LEASE_EXPIRED", "left with work in hand: DISCONNECTED"),
     *(
         "left with work in hand: DRAINED",

@@ -437,9 +437,10 @@ class Walk:
         answer = await self.site.call(self.site.admin.pause_workers, request)
         if isinstance(answer, LivenessError):
             self._refused("pause", answer)
-        elif not name:
-            self.journal.paused = alone
-        elif not {step for step in self.calls if not step.done()} - {asyncio.current_task()}:
+        elif not name and alone and len(self.calls) == 1:
+            paused = self.site.node.policies.of(NAMESPACE).paused
+            assert paused, "an acknowledged pause of all is in force"
+        elif name and not {step for step in self.calls if not step.done()} - {asyncio.current_task()}:
             assert self.journal.workers[WorkerKey(NAMESPACE, name)].paused, "an acknowledged pause is durable"
 
     async def do_leave(self, who: int, how: str) -> None:
