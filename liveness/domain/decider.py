@@ -134,7 +134,8 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     for activity in beat.unbound:
         id = activity.id
         known = held.get(id)
-        if id in worker.lost:
+        # Letting go of an earlier attempt says nothing about the one that was lost.
+        if id in worker.lost and activity.attempt >= worker.lost[id].attempt:
             cancelled[id] = None
         if id in declared and declared[id].attempt == activity.attempt:
             del declared[id]  # taken up and finished between two heartbeats
