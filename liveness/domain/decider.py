@@ -134,8 +134,7 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     for activity in beat.unbound:
         id = activity.id
         known = held.get(id)
-        # Letting go of an earlier attempt says nothing about the one that was lost.
-        if id in worker.lost and activity.attempt >= worker.lost[id].attempt:
+        if id in worker.lost:
             cancelled[id] = None
         if id in declared and declared[id].attempt == activity.attempt:
             del declared[id]  # taken up and finished between two heartbeats

@@ -146,15 +146,6 @@ def test_the_lost_attempt_that_is_still_in_the_whole_set_is_still_to_be_cancelle
     assert (story.held, story.lost) == ({("x", 2)}, {("x", 1)})
 
 
-def test_letting_go_of_an_earlier_attempt_acknowledges_no_later_loss() -> None:
-    story = registered(bound=(activity("x", 2),)).go_silent()
-    story.beat()
-    story.beat(unbound=(activity("x", 1),))
-    assert story.lost == {("x", 2)}
-    story.beat(unbound=(activity("x", 2),))
-    assert story.lost == set()
-
-
 # -- being ended by the service
 
 

@@ -176,11 +176,10 @@ class Model:
         named = {name for name, _ in beat.bound}
         if (beat.session or not worker.session) and beat.sequence > worker.sequence + 1 > 1:
             in_doubt = True  # a heartbeat is missing, and what it said of bindings with it
-        for name, attempt in beat.unbound:
+        for name, _ in beat.unbound:
             if name not in worker.held and name not in worker.to_cancel and name not in named:
                 in_doubt = in_doubt or bool(beat.session and beat.sequence)  # it held what was never heard of
-            if attempt >= to_cancel.get(name, 0):
-                to_cancel.pop(name, None)  # an earlier attempt says nothing about the one that was lost
+            to_cancel.pop(name, None)
         if beat.full:
             in_doubt = False
             to_cancel = {name: attempt for name, attempt in to_cancel.items() if name in held}
