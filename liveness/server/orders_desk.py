@@ -58,10 +58,10 @@ class OrdersDesk:
         else:
             where = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
             found = self._matching(request.namespace, where)
-        changed = [shard for shard, key, worker in found if shard.change_worker(key, decide(worker))]
-        for shard in dict.fromkeys(changed):
-            await self._node.durable(shard)
-        return len(changed)
+        changed = sum(shard.change_worker(key, decide(worker)) for shard, key, worker in found)
+        # Also if nothing changed: that a worker is paused already may not be durable yet.
+        await self._node.settle()
+        return changed
 
     def unpaused(self, namespace: str) -> int:
         """How many workers would be paused with their namespace."""

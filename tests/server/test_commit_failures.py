@@ -270,3 +270,24 @@ async def test_a_later_session_survives_failed_commits_without_two_owners(
     moved = [task.activity.activity_id for task in await site.tasks(admin_pb2.TASK_STATE_DONE)]
     assert sorted(moved) == sorted(f"a{turn}" for turn in range(11))
     assert (await site.describe(namespace=NAMESPACE)).session_id == "s11"
+
+
+@pytest.mark.parametrize("fault", KNOWN_FAULTS)
+async def test_who_orders_what_another_has_just_ordered_is_told_the_same(
+    site: Site, store: FaultyStore, fault: Fault
+) -> None:
+    await site.beat()
+    store.close_gate()
+    store.faults.append(fault)
+    request = admin_pb2.PauseWorkersRequest(namespace=NAMESPACE, worker_instance_key="w")
+    calls = [asyncio.ensure_future(_awaited(site.admin.PauseWorkers(request))) for _ in range(2)]
+    await store.reached.wait()
+    _, waiting = await asyncio.wait(calls, timeout=0.2)
+    assert len(waiting) == 2, "nobody is told before it is durable"
+    store.open_gate()
+    for call in calls:
+        await unavailable(call)
+
+
+async def _awaited(call: Awaitable[Any]) -> Any:
+    return await call
