@@ -12,7 +12,8 @@ from liveness.store.api import TaskState
 from liveness.v1 import activity_pb2 as pb
 from liveness.v1 import admin_pb2
 from tests.model_activities.cast import KEYS, NAMESPACE, QUEUES, WORKERS, id_of, queue_of
-from tests.model_activities.walk import STEP_MS, Client, Walk
+from tests.model_activities.site import Client
+from tests.model_activities.walk import STEP_MS, Walk
 from tests.shard.faulty_store import Fault
 
 CALM_ROUNDS = 40
@@ -24,6 +25,11 @@ class Course(Walk):
 
     async def do_time(self, ms: int) -> None:
         await self.pass_time(ms)
+        if ms >= 2_000 and not self.calls and not self.store.faults:
+            await self.settle()
+            for name, worker in self.journal.workers.items():
+                now_ms = self.site.node.shard(*name).now_ms()
+                assert not worker.drain_ms or now_ms < worker.drain_ms + 1_000, "a drain ends at its limit"
 
     async def pass_time(self, ms: int) -> None:
         while ms > 0:
@@ -99,8 +105,8 @@ class Course(Walk):
                 await self._guarded(self.site.maintenance.checkpoint)
                 after = sum(shard.activities.evictions for shard in self.site.node.shards())
                 self.seen["evicted between read and decide"] += after > before
-            elif what == "life":
-                await self._another_life()
+            elif what in ("life", "start"):
+                await self._another_life(to_its_end=what == "life")
             else:
                 self.store.faults.append(Fault.REJECTED)
                 for shard in self.site.node.shards():
@@ -111,20 +117,19 @@ class Course(Walk):
 
         self.store.during_find = meanwhile
 
-    async def _another_life(self) -> None:
-        """What had failed is tried anew, ends otherwise, and leaves memory."""
+    async def _another_life(self, *, to_its_end: bool) -> None:
+        """What had failed is tried anew, or even ends otherwise and leaves memory."""
         activities = self.site.activities
         for key in [key for key in KEYS if self.journal.known[key].state == "FAILED"]:
-            self.cancels.add(key)
             retry = pb.RetryActivityRequest(namespace=NAMESPACE, id=id_of(key))
-            cancel = pb.CancelActivityRequest(namespace=NAMESPACE, id=id_of(key))
-            for handler, request in (
-                (activities.retry_activity, retry),
-                (activities.cancel_activity, cancel),
-            ):
-                await self.site.call(handler, request)
+            await self.site.call(activities.retry_activity, retry)
+            if to_its_end:
+                self.cancels.add(key)
+                cancel = pb.CancelActivityRequest(namespace=NAMESPACE, id=id_of(key))
+                await self.site.call(activities.cancel_activity, cancel)
             self.seen["another life between read and decide"] += 1
-        await self._guarded(self.site.maintenance.checkpoint)
+        if to_its_end:
+            await self._guarded(self.site.maintenance.checkpoint)
 
     # -- trouble
 
@@ -181,6 +186,8 @@ class Course(Walk):
 
     def check(self) -> None:
         node, journal = self.site.node, self.journal
+        self._check_hand_outs(doubtful=bool(journal.dropped) or self.life != journal.life)
+        self.life, self.resumed = journal.life, False
         journal.check_at_rest()
         journal.paused = bool(node.policies.of(NAMESPACE).paused)
         for shard in node.shards():
@@ -193,6 +200,14 @@ class Course(Walk):
         assert not recorded & self.not_recorded, "what was refused is not recorded"
         self._check_polls()
         self._check_lines()
+
+    def _check_hand_outs(self, *, doubtful: bool) -> None:
+        """What is held is held by somebody who was told so; if the telling failed, it is taken back at once."""
+        for key, known in self.journal.known.items():
+            if known.state == "STARTED" and (key, known.last_started) not in self.given:
+                if doubtful:
+                    self.untold.add((key, known.last_started))
+                assert (key, known.last_started) in self.untold, f"nobody was told of {known.holder}"
 
     def _check_polls(self) -> None:
         """Nobody waits for what is there for it."""

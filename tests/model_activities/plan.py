@@ -55,7 +55,7 @@ CHOICES: dict[str, dict[str, Choose]] = {
     "work": {},
     "sink": {"mood": _of("takes", "refuses", "hangs", "gone")},
     "upkeep": {"what": _of("checkpoint", "checkpoint", "evict", "evict", "retain")},
-    "meanwhile": {"what": _of("checkpoint", "lose", "life")},
+    "meanwhile": {"what": _of("checkpoint", "lose", "life", "start")},
     "fault": {"kind": _of("REJECTED", "UNKNOWN_LOST", "UNKNOWN_DONE")},
     "stall": {},
     "steal": {"what": _of(0, 1, 2, 3)},
@@ -72,11 +72,12 @@ ALWAYS_ALONE = frozenset({"time", "until", "work"})
 Mood = tuple[dict[str, int], list[Step]]
 """What is more frequent than usual, and how it begins."""
 
-_SUNK = [Step("schedule", {"what": what}) for what in (2, 5)]
+_SUNK = [Step("schedule", {"what": 2})]
 _REFUSED = [Step("sink", {"mood": "refuses"}), Step("die", {"who": 0, "queue": 2})]
 _HANGING = [Step("sink", {"mood": "hangs"}), Step("die", {"who": 0, "queue": 2})]
 _SINK_GONE = [Step("sink", {"mood": "gone"}), Step("time", {"ms": 1_000}), Step("work", {})]
 _ATTACHED = [Step("line", {"who": who, "how": "attach", "grace_ms": 1_000}) for who in range(3)]
+_GOODBYE = [Step("line", {"who": 1, "how": how}) for how in ("detach", "break")]
 _IN_HAND = [Step("schedule", {"what": 0}), Step("poll", {"who": 0, "queue": 0})]
 _DRAINED = [
     *_IN_HAND,
@@ -110,25 +111,47 @@ _FORGOTTEN_EARLY = [
     *_IN_HAND, Step("stall", {}, rush=True), Step("end", {"which": 0}, rush=True),
     Step("upkeep", {"what": "evict"}, rush=True), Step("end", {"which": 0}),
 ]  # fmt: skip
-_TWO_LIVES = [
+_FAILED = [
     Step("schedule", {"what": 4}), Step("poll", {"who": 1, "queue": 1, "limit": 5}),
     *[Step("end", {"which": which, "how": "fail for good"}) for which in range(3)],
-    Step("upkeep", {"what": "checkpoint"}), Step("meanwhile", {"what": "life"}), Step("retry", {"what": 0}),
+    Step("upkeep", {"what": "checkpoint"}),
+]  # fmt: skip
+_TWO_LIVES = [*_FAILED, Step("meanwhile", {"what": "life"}), Step("retry", {"what": 0})]
+_SECOND_LIFE = [*_FAILED, Step("meanwhile", {"what": "start"}), Step("schedule", {"what": 4})]
+_GRABBED = [
+    Step("sink", {"mood": "refuses"}), Step("beat", {"who": 2, "kind": "grab", "what": 5, "lease_ms": 1_000}),
+    Step("time", {"ms": 3_000}), Step("work", {}), Step("time", {"ms": 1_000}), Step("work", {}),
+]  # fmt: skip
+_RESUMED = [
+    Step("order", {"who": 0, "how": "pause all"}), Step("poll", {"who": 2, "queue": 0, "wait_ms": 30_000}),
+    Step("schedule", {"what": 6}), Step("schedule", {"what": 3}), Step("order", {"who": 0, "how": "resume all"}),
+]  # fmt: skip
+_LAST_ATTEMPT = [
+    Step("schedule", {"what": 1}), Step("die", {"who": 0, "queue": 1}), Step("die", {"who": 1, "queue": 1}),
+]  # fmt: skip
+_REJECTED = [
+    Step("schedule", {"what": 3}),
+    Step("fault", {"kind": "REJECTED"}),
+    Step("poll", {"who": 1, "queue": 0}),
+]
+_PAUSED_TWICE = [
+    Step("fault", {"kind": "REJECTED"}), Step("stall", {}, rush=True),
+    *[Step("order", {"who": 1, "how": "pause"}, rush=rush) for rush in (True, False)],
 ]  # fmt: skip
 _CLAIMED = [Step("claim", {"who": who, "what": 6}) for who in (0, 1)]
 MOODS: tuple[Mood, ...] = (
-    ({}, _UNKNOWN_END),
+    ({}, [*_REJECTED, *_UNKNOWN_END]),
     ({"fault": 14, "stall": 10, "restart": 6}, _UNHEARD),
     ({"end": 30, "until": 12, "time": 8, "work": 3}, [*_LET_GO, *_CANCELLED]),
     ({"poll": 30, "hang_up": 12, "stall": 10, "restart": 3}, _HUNG_UP),
-    ({"order": 14, "line": 14, "until": 10}, [*_ATTACHED, *_DRAINED]),
-    ({"claim": 20, "upkeep": 10, "meanwhile": 10, "schedule": 20}, [*_CLAIMED, *_EVICTED]),
-    ({"sink": 9, "die": 10, "work": 12, "time": 8, "steal": 3}, [*_SUNK, *_REFUSED]),
+    ({"order": 14, "line": 14, "until": 10}, [*_ATTACHED, *_PAUSED_TWICE, *_RESUMED, *_DRAINED]),
+    ({"claim": 20, "upkeep": 10, "meanwhile": 10, "schedule": 20}, [*_CLAIMED, *_EVICTED, *_SECOND_LIFE]),
+    ({"sink": 9, "die": 10, "work": 12, "time": 8, "steal": 3}, [*_GRABBED, *_SUNK, *_REFUSED]),
     ({"sink": 5, "die": 8, "work": 8, "upkeep": 6}, [*_SUNK, *_HANGING, *_SINK_GONE]),
-    ({"die": 16, "leave": 5, "retry": 5, "end": 6}, [*_FORGOTTEN_EARLY, *_TWO_LIVES]),
+    ({"die": 16, "leave": 5, "retry": 5, "end": 6}, [*_FORGOTTEN_EARLY, *_TWO_LIVES, *_LAST_ATTEMPT]),
     (
         {"line": 14, "die": 10, "order": 6, "beat": 12},
-        [*_IN_HAND, *_ATTACHED, Step("die", {"who": 0, "queue": 0})],
+        [*_IN_HAND, *_ATTACHED, *_GOODBYE, Step("die", {"who": 0, "queue": 0})],
     ),
 )
 
@@ -140,9 +163,9 @@ def plan(seed: int, length: int = 60) -> tuple[Terms, list[Step]]:
     weights = {**WEIGHTS, **mood}
     rush = random.choice([0.0, 0.15, 0.4])
     steps = [Step("beat", {"who": who, "kind": "plain", "what": 0, "lease_ms": 8_000}) for who in range(3)]
-    steps += [Step("schedule", {"what": what}) for what in random.sample(range(8), 3)]
+    steps += [Step("schedule", {"what": what}) for what in random.sample([0, 1, 2, 3, 4, 6, 7], 3)]
     steps += prelude
-    while len(steps) < length:
+    while len(steps) < length + len(prelude):
         [name] = random.choices(list(weights), weights=list(weights.values()))
         args = {arg: choose(random) for arg, choose in CHOICES[name].items()}
         stalled = steps[-1].rush and any(step.name == "stall" for step in steps[-3:])

@@ -19,7 +19,7 @@ from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, Sto
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 from tasks.activity_reschedule import ActivityReschedule
 from tasks.sinks import Sink
-from tests.model_activities.journal import Journal
+from tests.model_activities.journal import Journal, Token
 from tests.shard.engine import Engine
 from tests.shard.faulty_store import FaultyStore
 
@@ -166,3 +166,17 @@ class Line:
         """Without a goodbye."""
         self.task.cancel()
         await asyncio.wait([self.task])
+
+
+class Client:
+    """A worker's process, as it sees itself."""
+
+    def __init__(self, name: str, session: str) -> None:
+        self.name = name
+        self.session = session
+        self.sequence = 0
+        self.epoch = 0
+        self.held: dict[ActivityKey, Token] = {}
+        self.line: Line | None = None
+        self.said_goodbye = False
+        """Its stream no longer speaks for it."""

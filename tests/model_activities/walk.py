@@ -31,7 +31,7 @@ from tests.model_activities.cast import (
     retry_of,
 )
 from tests.model_activities.journal import Journal, Token
-from tests.model_activities.site import Line, OtherEngine, Site, SlowStore
+from tests.model_activities.site import Client, Line, OtherEngine, Site, SlowStore
 from tests.shard.engine import duration
 
 MAX_DEATHS = 3
@@ -39,18 +39,6 @@ DISPATCH_MS = 2_000
 STEP_MS = 500
 PATIENCE_S = 20
 """Real seconds after which a call is held to hang."""
-
-
-class Client:
-    """A worker's process, as it sees itself."""
-
-    def __init__(self, name: str, session: str) -> None:
-        self.name = name
-        self.session = session
-        self.sequence = 0
-        self.epoch = 0
-        self.held: dict[ActivityKey, Token] = {}
-        self.line: Line | None = None
 
 
 class Walk:
@@ -71,11 +59,16 @@ class Walk:
         self.tokens: list[Token] = []
         """Everything that was ever handed out, newest last."""
         self.given: dict[tuple[ActivityKey, int], Token] = {}
+        self.untold: set[tuple[ActivityKey, int]] = set()
+        """Hand-outs whose answer failed together with the shard or the process that gave it."""
+        self.life = 0
         self.scheduled: set[ActivityKey] = set()
         self.not_recorded: set[bytes] = set()
         """Results that were refused."""
         self.cancels: set[ActivityKey] = set()
         self.results = 0
+        self.resumed = False
+        """Somebody was, perhaps, since the last rest."""
         self.calls: set[asyncio.Task[None]] = set()
         self.polls: dict[asyncio.Task[None], tuple[Client, str]] = {}
         self.accidents: list[str] = []
@@ -227,6 +220,8 @@ class Walk:
         declared = {(b.workflow_id, b.attempt) for b in beat.bound_activities}
         request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat)
         broken = self.journal.broken_at.get(client.name)
+        holding = self.journal.workers[WorkerKey(NAMESPACE, client.name)]
+        alone, unheard = len(self.calls) == 1, [id for id, heard in holding.handed.items() if not heard]
         answer = await self.site.call(self.site.liveness.record_worker_heartbeat, request)
         if isinstance(answer, LivenessError):
             self._refused("beat", answer)
@@ -234,9 +229,12 @@ class Walk:
         result = worker_pb2.HeartbeatResult.FromString(answer)
         if result.outcome != worker_pb2.HEARTBEAT_OUTCOME_REPEATED:
             self._heard(client, broken)
+        if result.outcome == worker_pb2.HEARTBEAT_OUTCOME_RENEWED and kind in ("full", "blank"):
+            kept = not alone or self.polls or all(id in holding.bound for id in unheard)
+            assert kept, "a whole set says nothing about what the worker had not heard of"
         if result.lease_epoch > client.epoch > 0:
-            kept = {key: t for key, t in client.held.items() if (key.workflow_id, t.attempt) in declared}
-            client.held = {key: t._replace(epoch=result.lease_epoch) for key, t in kept.items()}
+            named = {key: t for key, t in client.held.items() if (key.workflow_id, t.attempt) in declared}
+            client.held = {key: t._replace(epoch=result.lease_epoch) for key, t in named.items()}
             self.tokens += client.held.values()
         elif client.epoch == 0:
             client.held = {key: t._replace(epoch=result.lease_epoch) for key, t in client.held.items()}
@@ -357,6 +355,7 @@ class Walk:
             "lease_epoch": token.epoch, "attempt": token.attempt,
         }  # fmt: skip
         known, activities = self.journal.known[token.key], self.site.activities
+        mine = [ended for ended, _ in known.completions] == [token]
         if how == "complete":
             request = pb.CompleteActivityRequest(**about, result=result)
             answer = await self.site.call(activities.complete_activity, request)
@@ -373,6 +372,7 @@ class Walk:
         if isinstance(answer, LivenessError):
             self._refused(how, answer)
             if how == "complete" and not isinstance(answer, Unavailable):
+                assert not mine, "the same end again is answered alike"
                 self.not_recorded.add(result)
             return
         if how == "complete":
@@ -416,6 +416,7 @@ class Walk:
         admin = self.site.admin
         about: dict[str, Any] = {"namespace": NAMESPACE}
         name = self.client(who).name
+        self.resumed |= how in ("resume", "resume all")
         if how == "pause":
             request = admin_pb2.PauseWorkersRequest(**about, worker_instance_key=name)
             self.launch(self._pause(request, name))
@@ -440,7 +441,7 @@ class Walk:
         elif not name and alone and len(self.calls) == 1:
             paused = self.site.node.policies.of(NAMESPACE).paused
             assert paused, "an acknowledged pause of all is in force"
-        elif name and not {step for step in self.calls if not step.done()} - {asyncio.current_task()}:
+        elif name and not self.resumed:
             assert self.journal.workers[WorkerKey(NAMESPACE, name)].paused, "an acknowledged pause is durable"
 
     async def do_leave(self, who: int, how: str) -> None:
@@ -464,12 +465,14 @@ class Walk:
                 disconnect_grace=duration(grace_ms),
             )  # fmt: skip
             client.line.write(service_pb2.AttachRequest(attach=attach))
+            client.said_goodbye = False
             self.launch(self._attached(client, self.journal.broken_at.get(client.name)))
         elif client.line is not None and how == "break":
             await self.break_line(client)
         elif client.line is not None:
             detach = service_pb2.AttachRequest.Detach(namespace=NAMESPACE, worker_instance_key=client.name)
             client.line.write(service_pb2.AttachRequest(detach=detach))
+            client.said_goodbye = True
 
     async def _attached(self, client: Client, broken: tuple[int, int] | None) -> None:
         line = client.line
@@ -482,7 +485,8 @@ class Walk:
 
     async def break_line(self, client: Client) -> None:
         if client.line is not None and not client.line.task.done():
-            self.journal.broken_at[client.name] = (self.clock.monotonic_ms(), self.journal.life)
+            if not client.said_goodbye:
+                self.journal.broken_at[client.name] = (self.clock.monotonic_ms(), self.journal.life)
             self.seen["a stream broke"] += 1
             await client.line.end()
         client.line = None
