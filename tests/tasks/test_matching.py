@@ -53,6 +53,13 @@ async def waiting(engine: Engine, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def turned_down(engine: Engine) -> None:
+    """A poll waits, and matching has seen that it cannot be served."""
+    await waiting(engine, 1)
+    while engine.matching._turn is not None:
+        await asyncio.sleep(0)
+
+
 def held(engine: Engine, name: str) -> Activity:
     found = engine.custody.shard(key(name)).activities.get(key(name))
     assert found is not None
@@ -238,11 +245,11 @@ async def test_a_waiting_poll_is_served_once_its_worker_has_room_again(engine: E
         await schedule(engine, name)
     await poll(engine)
     ended = poll(engine)
-    await waiting(engine, 1)
+    await turned_down(engine)
     await engine.custody.complete(key("a"), Holder("w", 1, 1), b"")
     assert [task.id.activity_id for task in await ended] == ["b"]
     let_go = poll(engine)
-    await waiting(engine, 1)
+    await turned_down(engine)
     await engine.beat("w", lease_ms=60_000, unbound_activities=[activity("b")])
     assert [task.id.activity_id for task in await let_go] == ["c"]
 
