@@ -36,13 +36,13 @@ class ActivityModel:
         """Whether attempts are handed out here, and not only by workers that bind them by themselves."""
         self.attempt = 0
         self.holder: Holder | None = None
+        self.since_epoch = 0
+        """Of its holder's lease when it was handed out."""
         self.failures = 0
         self.deaths = 0
         self.due_ms = 0
         self.result = b""
         self.last_end: tuple[str, Holder] | None = None
-        self.unsettled: set[Holder] = set()
-        """Whose calls are told of in a test of their own, after a worker was lost with the last attempt allowed."""
         self.taken: list[tuple[str, int, int]] = []
 
     @property
@@ -61,7 +61,7 @@ class ActivityModel:
     def start(self, worker: str, epoch: int, verify_ms: int) -> None:
         assert self.phase == "AVAILABLE"
         self.is_ours = True
-        self.holder = Holder(worker, epoch, self.attempt)
+        self.holder, self.since_epoch = Holder(worker, epoch, self.attempt), epoch
         self._move("STARTED", due_ms=verify_ms)
 
     def claim(self, worker: str, epoch: int, now_ms: int, verify_ms: int) -> Verdict:
@@ -112,7 +112,7 @@ class ActivityModel:
             return False
         if token != self.holder:
             return FencedOff
-        self.last_end, self.unsettled, self.holder, self.deaths = (call, token), set(), None, 0
+        self.last_end, self.holder, self.deaths = (call, token), None, 0
         return True
 
     @property
@@ -168,7 +168,8 @@ class ActivityModel:
         if (task.worker, task.epoch, attempt) in self.taken:
             return False
         if self.holder is not None:
-            return (self.holder.worker, self.holder.attempt) == (task.worker, attempt)
+            is_its = (self.holder.worker, self.holder.attempt) == (task.worker, attempt)
+            return is_its and task.epoch >= self.since_epoch
         return not self.is_ours or attempt >= self.attempt
 
     def reschedule(self, task: ActivityRescheduleTask, *, elsewhere: bool) -> Verdict:
@@ -184,8 +185,6 @@ class ActivityModel:
         if 0 < self._max_deaths <= self.deaths:
             self._move("QUARANTINED")
         elif task.died and self._exhausted:
-            lost = Holder(task.worker, task.epoch, attempt)
-            self.unsettled = {lost, self.last_end[1]} if self.last_end else {lost}
             self.deaths = 0
             self._move("FAILED")
         else:

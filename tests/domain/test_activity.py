@@ -138,6 +138,15 @@ def test_the_holders_loss_makes_it_available_with_its_next_attempt() -> None:
     assert (activity.type, activity.input, activity.retry) == (SPEC.type, SPEC.input, SPEC.retry)
 
 
+def test_where_it_belongs_is_not_for_the_worker_that_held_it_to_say() -> None:
+    """A worker may name it without its task queue, and would take it along to its own."""
+    story = scheduled()
+    lost = task(*story.start())
+    story.reschedule(lost._replace(activity=lost.activity._replace(task_queue="mine", token=b"mine")))
+    assert (story.known.task_queue, story.known.token) == ("queue", b"")
+    assert story.schedule() == (), "it is still the one that was scheduled"
+
+
 def test_a_loss_of_an_earlier_attempt_takes_nothing_from_its_present_holder() -> None:
     story = scheduled()
     first = story.start("worker-1")

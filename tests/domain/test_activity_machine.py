@@ -145,7 +145,7 @@ class ActivityMachine(RuleBasedStateMachine):
         return is_holders and self.bound.get(token.worker) != token
 
     def end(self, token: Holder, call: str, after_ms: int | None) -> None:
-        if token in self.model.unsettled or self.lease_is_over(token):
+        if self.lease_is_over(token):
             return
         story, model = self.story, self.model
         verdict: Verdict
@@ -227,10 +227,16 @@ class ActivityMachine(RuleBasedStateMachine):
             self.epochs[token.worker] += 1
 
     @precondition(lambda self: self.model.phase == "AVAILABLE" and len(self.away) < len(WORKERS))
-    @rule(place=st.integers(0, len(WORKERS) - 1), how=st.sampled_from(["dies", "is replaced", "lets go"]))
-    def is_handed_out_and_lost_at_once(self, place: int, how: str) -> None:
+    @rule(
+        place=st.integers(0, len(WORKERS) - 1),
+        how=st.sampled_from(["dies", "is replaced", "lets go"]),
+        kept=st.sampled_from([False, False, True]),
+    )
+    def is_handed_out_and_lost_at_once(self, place: int, how: str, *, kept: bool) -> None:
         """As it goes where nothing is late."""
         self.is_handed_out(place=place, claims=False)
+        if kept:
+            self.its_worker(how="is replaced and kept")
         self.its_worker(how=how)
         self.is_rescheduled(which=0, elsewhere=False)
 
@@ -250,9 +256,21 @@ class ActivityMachine(RuleBasedStateMachine):
             self.epochs[worker] += 1
         self.away.clear()
 
-    @rule(epoch=st.integers(1, 2), attempt=st.integers(1, 4), died=st.booleans())
-    def one_that_bound_it_by_itself_is_lost(self, epoch: int, attempt: int, *, died: bool) -> None:
-        self.tasks.append(task("outside", epoch, attempt, died=died))
+    @rule(
+        worker=st.sampled_from(["outside", "outside", *WORKERS]),
+        leases_ago=st.integers(1, 2),
+        ahead=st.sampled_from([-1, 0, 0, 0, 1]),
+        died=st.booleans(),
+    )
+    def one_that_bound_it_by_itself_is_lost(
+        self, worker: str, leases_ago: int, ahead: int, *, died: bool
+    ) -> None:
+        """Any attempt, in a lease that is over."""
+        epoch = self.epochs.get(worker, 3) - leases_ago
+        holder = self.model.holder
+        if epoch < 1 or (holder and holder.worker == worker and epoch >= self.model.since_epoch):
+            return
+        self.tasks.append(task(worker, epoch, max(self.model.attempt + ahead, 1), died=died))
 
     @precondition(lambda self: self.tasks)
     @rule(which=some, elsewhere=st.sampled_from([False, False, False, True]))

@@ -222,6 +222,7 @@ def test_a_new_session_that_names_another_attempt_loses_the_one_that_was_handed(
     story = handed("x")
     story.beat(session_id="b", sequence=1, bound=(activity("x", 2),))
     assert blame(story) == [("x", 1, True)]
+    assert (story.held, story.handed) == ({("x", 2)}, {}), "what it says it holds is its own business"
 
 
 def test_a_resurrected_worker_was_handed_nothing() -> None:

@@ -141,13 +141,10 @@ def test_a_worker_holds_exactly_what_it_said_or_was_handed_and_each_loss_is_resc
         elif events and isinstance(command, EndBinding):
             believed = without(earlier, {command.activity.id})
         elif events and isinstance(command, Beat):
-            if says_another_attempt(earlier, events, command.fields):
-                return  # what becomes of the one that was handed is told elsewhere
             believed = after_heartbeat(earlier, events, command.fields)
-            lost = earlier.held.keys() - believed.held.keys()
+            given_up = {id for id in earlier.handed if believed.held.get(id) != earlier.held[id]}
             died = isinstance(events[0], SessionReplaced)
-            if not died:
-                lost = earlier.handed.keys() & lost
+            lost = given_up | (earlier.held.keys() - believed.held.keys() if died else set())
         tasks = story.tasks[known_tasks:]
         expected = {(id, earlier.held[id]) for id in lost}
         assert sorted((task.activity.id, task.activity.attempt) for task in tasks) == sorted(expected)
@@ -167,14 +164,6 @@ def without(before: Believed, gone: set[ActivityId]) -> Believed:
     return Believed(
         {id: attempt for id, attempt in before.held.items() if id not in gone},
         {id: heard for id, heard in before.handed.items() if id not in gone},
-    )
-
-
-def says_another_attempt(before: Believed, events: list[WorkerEvent], beat: dict[str, Any]) -> bool:
-    """Whether a new session goes on with another attempt than its predecessor was handed."""
-    return isinstance(events[0], SessionReplaced) and any(
-        activity.id in before.handed and before.held[activity.id] != activity.attempt
-        for activity in beat["bound"]
     )
 
 
@@ -202,7 +191,11 @@ def after_heartbeat(before: Believed, events: list[WorkerEvent], beat: dict[str,
     replaced = isinstance(events[0], SessionReplaced)
     return Believed(
         held,
-        {id: heard or replaced or id in taken_up for id, heard in before.handed.items() if id in held},
+        {
+            id: heard or replaced or id in taken_up
+            for id, heard in before.handed.items()
+            if held.get(id) == before.held[id]
+        },
     )
 
 
