@@ -180,6 +180,14 @@ async def test_no_task_gets_an_id_that_was_given_before(home: StoreHome, *, empt
     assert [row[0] for row in await rows_of(home, "tasks", "task_id, 1, 1, 1")][-1] == 8
 
 
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_each_table_counts_its_ids_once(old: StoreHome) -> None:
+    """Of two counters for one table, chance would decide which is read."""
+    await old.open(SHARDS)
+    counters = await rows_of(old, "sqlite_sequence", "name, seq, 1, 1")
+    assert counters == [("log", len(V1.rows()), 1, 1), ("tasks", 7, 1, 1)]
+
+
 async def test_a_store_without_any_task_yet_begins_with_the_first(home: StoreHome) -> None:
     await home.run(create)
     owner = await take_one(await home.open(SHARDS), SHARD)
