@@ -221,7 +221,8 @@ class Walk:
         request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat)
         broken = self.journal.broken_at.get(client.name)
         holding = self.journal.workers[WorkerKey(NAMESPACE, client.name)]
-        alone, unheard = len(self.calls) == 1, [id for id, heard in holding.handed.items() if not heard]
+        unheard = [id for id, heard in holding.handed.items() if not heard]
+        alone, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.site.call(self.site.liveness.record_worker_heartbeat, request)
         if isinstance(answer, LivenessError):
             self._refused("beat", answer)
@@ -230,7 +231,10 @@ class Walk:
         if result.outcome != worker_pb2.HEARTBEAT_OUTCOME_REPEATED:
             self._heard(client, broken)
         if result.outcome == worker_pb2.HEARTBEAT_OUTCOME_RENEWED and kind in ("full", "blank"):
-            kept = not alone or self.polls or all(id in holding.bound for id in unheard)
+            alone = (
+                alone and len(self.calls) == 1 and not self.polls and began_ms == self.clock.monotonic_ms()
+            )
+            kept = not alone or all(id in holding.bound for id in unheard)
             assert kept, "a whole set says nothing about what the worker had not heard of"
         if result.lease_epoch > client.epoch > 0:
             named = {key: t for key, t in client.held.items() if (key.workflow_id, t.attempt) in declared}
@@ -323,13 +327,14 @@ class Walk:
             namespace=NAMESPACE, id=id_of(key), worker_instance_key=client.name, session_id=client.session,
             task_queue=queue_of(key), retry_policy=retry_of(key),
         )  # fmt: skip
-        alone = len(self.calls) == 1
+        alone, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.site.call(self.site.activities.claim_activity, request)
         if isinstance(answer, LivenessError):
             self._refused("claim", answer)
             return
         self._received(client, answer.activity)
-        if alone and len(self.calls) == 1 and not self.polls:
+        alone = alone and len(self.calls) == 1 and not self.polls and began_ms == self.clock.monotonic_ms()
+        if alone:
             bound = self.journal.workers[WorkerKey(NAMESPACE, client.name)].bound.get(key.id)
             assert bound == answer.activity.attempt, "who is told that its claim holds is bound to it"
 
@@ -434,14 +439,14 @@ class Walk:
             self.ask(how, admin.resume_workers, admin_pb2.ResumeWorkersRequest(**about, all=True))
 
     async def _pause(self, request: admin_pb2.PauseWorkersRequest, name: str) -> None:
-        alone = len(self.calls) == 1
+        alone, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.site.call(self.site.admin.pause_workers, request)
         if isinstance(answer, LivenessError):
             self._refused("pause", answer)
         elif not name and alone and len(self.calls) == 1:
             paused = self.site.node.policies.of(NAMESPACE).paused
             assert paused, "an acknowledged pause of all is in force"
-        elif name and not self.resumed:
+        elif name and not self.resumed and began_ms == self.clock.monotonic_ms():
             assert self.journal.workers[WorkerKey(NAMESPACE, name)].paused, "an acknowledged pause is durable"
 
     async def do_leave(self, who: int, how: str) -> None:
