@@ -152,7 +152,7 @@ class Course(Walk):
             self.store.keep_answers = True
             self.store.kept.clear()
             self.store.passage.set()
-            for _ in range(50):
+            for _ in range(200):
                 if self.store.kept.is_set() or not self.calls:
                     break
                 await asyncio.sleep(0.001)

@@ -86,7 +86,7 @@ _DRAINED = [
 ]
 _UNHEARD = [
     Step("stall", {}, rush=True),
-    Step("schedule", {"what": 1}, rush=True),
+    Step("schedule", {"what": 5}, rush=True),
     Step("restart", {"how": "unheard"}),
 ]
 _EVICTED = [

@@ -17,7 +17,7 @@ from tests.model_activities.plan import fails, plan, shortened
 EXAMPLES = int(os.environ.get("LIVENESS_TEST_MODEL_EXAMPLES", "0"))
 """For a longer run, with other seeds each time."""
 
-WALKS = {"sqlite": 80, "postgresql": 6}
+WALKS = {"sqlite": 70, "postgresql": 6}
 
 EVERYTHING = {
     *("a zombie refused", "refused, for INACTIVE", "refused, for lease epoch is", "refused, for not bound"),
