@@ -23,6 +23,7 @@ from liveness.shard.shard import Shard
 DOUBT_MS = 30_000
 """How long a reschedule may be on its way before an activity that its worker is not bound to is made available."""
 DOUBTS_MAX = 100_000
+LOOK_AGAIN_MS = 1_000
 SCRUB_MS = 60_000
 """How often a held activity is compared with its worker's bindings."""
 
@@ -214,17 +215,21 @@ class Custody:
         now_ms = shard.now_ms()
         if now_ms < activity.due_ms:
             return activity.due_ms
+        worker_key = WorkerKey(key.namespace, activity.worker)
         try:
-            worker = self._home(WorkerKey(key.namespace, activity.worker)).workers.get(
-                WorkerKey(key.namespace, activity.worker)
-            )
+            home = self._home(worker_key)
         except ShardUnavailable:
-            return now_ms + 1_000
+            return now_ms + LOOK_AGAIN_MS
+        worker = home.workers.get(worker_key)
         bound = worker.bindings.get(key.id) if worker and worker.state is WorkerState.ACTIVE else None
         if worker is not None and bound is not None and bound.attempt == activity.attempt:
             self._doubted.pop(key, None)
             if worker.standing.handed.get(key.id) is not False:
                 return now_ms + SCRUB_MS
+            if worker.renewed_ms <= home.now_ms() - (now_ms - activity.since_ms):
+                # Not heard of since the hand-out: it may have died of it, and then its lease must tell, or the death
+                # would not be counted.
+                return now_ms + LOOK_AGAIN_MS
             self.withdraw(key, activity, "its worker never confirmed that it came")
             return None
         if self._doubted.pop(key, None) != activity.attempt:

@@ -377,6 +377,16 @@ async def test_what_is_never_confirmed_is_taken_back(work: Work) -> None:
     assert (await refusal(work.complete(task, "deaf"))).reason == "FENCED_OFF"
 
 
+async def test_a_worker_that_dies_before_it_can_confirm_is_counted_as_a_death(work: Work) -> None:
+    """An activity that kills its worker at once must not look like an answer that was lost."""
+    await work.schedule("poison")
+    for number in range(3):
+        await work.beat(f"w{number}", lease_ms=30_000)
+        await work.take(f"w{number}")
+        await work.site.advance(31_000)
+    assert await work.state("poison") == QUARANTINED
+
+
 async def test_what_is_confirmed_stays(work: Work) -> None:
     await work.beat(lease_ms=60_000)
     await work.schedule("a")

@@ -126,7 +126,9 @@ async def test_a_commit_that_fails_hands_nobody_anything_for_good(
     await engine.recovered()
     done = fault is Fault.UNKNOWN_DONE
     assert (held(engine, "a").state is ActivityState.STARTED) == done
-    await engine.advance(11_000)
+    await engine.advance(9_000)
+    await engine.beat("w", lease_ms=60_000)
+    await engine.advance(3_000)
     [task] = await poll(engine)
     assert task.attempt == (2 if done else 1)
 
@@ -271,9 +273,7 @@ async def test_a_reschedule_that_is_still_on_its_way_is_not_forestalled(engine: 
     await engine.beat("w", lease_ms=1_000)
     await schedule(engine, "a")
     await poll(engine)
-    await engine.advance(
-        12_000
-    )  # the lease is over, the queue is not worked off yet, verification has looked
+    await engine.advance(12_000)  # the lease is over; verification has looked, the queue was not worked off
     assert held(engine, "a").state is ActivityState.STARTED
     await engine.queue.work_off()
     assert (held(engine, "a").state, held(engine, "a").deaths) == (ActivityState.AVAILABLE, 1)
