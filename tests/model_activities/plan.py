@@ -6,12 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from liveness.shard import custody
 from tests.model.machine import World
 from tests.model_activities.cast import Step, Terms
 from tests.model_activities.course import Course
-
-custody.DOUBT_MS, custody.SCRUB_MS = 1_500, 3_000  # as in the product, but soon
 
 Choose = Callable[[Random], Any]
 
