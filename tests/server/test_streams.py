@@ -226,7 +226,9 @@ async def test_the_next_attempt_of_what_was_taken_before_is_taken_at_once_too(
     await work.schedule("a")
     await work.take()
     await stream.attach_fully()
-    await work.site.advance(10_500)  # never confirmed
+    await work.site.advance(5_000)
+    await work.beat(lease_ms=60_000)  # which does not confirm it
+    await work.site.advance(5_500)
     assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [1]
     task = await work.take()
     await work.beat(bound_activities=[activity("a", attempt=task.attempt)])
