@@ -56,6 +56,7 @@ async def _detect(address, pairs):
         await asyncio.sleep(AFTER_START_S)
         # A worker is found late or early by where in its heartbeat interval it died.
         at = {key: random.uniform(0, HEARTBEAT_S) for key in keys}
+        received = asyncio.ensure_future(heir.receive(set(keys)))
         start = time.perf_counter()
         killed = {}
         for key in sorted(keys, key=lambda key: at[key]):
@@ -63,7 +64,7 @@ async def _detect(address, pairs):
             os.kill(children[key].pid, signal.SIGKILL)
             killed[key] = time.perf_counter()
             children[key].wait()
-        found = await heir.receive(set(keys))
+        found = await received
     took: dict[str, list[float]] = {"attached": [], "plain": []}
     for key, when in found.items():
         took[key.partition("-")[0]].append(when - killed[key])
