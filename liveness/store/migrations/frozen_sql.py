@@ -1,0 +1,17 @@
+"""Each step of the migrations is SQL that was frozen when it was released, one file per database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import op
+
+VERSIONS = Path(__file__).with_name("versions")
+
+
+def run(revision: str) -> None:
+    connection = op.get_bind()
+    script = VERSIONS / f"{revision}.{connection.dialect.name}.sql"
+    for statement in script.read_text().split(";\n"):
+        if statement.strip():
+            connection.exec_driver_sql(statement)
