@@ -40,7 +40,6 @@ from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
-# looked up once: on Python 3.11, asking the enum each time takes as long as a dict
 PLAIN_COUNTS_MAX = 2**40
 GRACES_MAX = 3
 """How many take-overs in a row may hold up a silent worker's expiry."""
