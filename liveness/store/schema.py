@@ -7,6 +7,9 @@ workers     projection: current row per worker; renewals and binding changes sin
 activities  projection: current row per activity
 tasks       the stored queues, keyed by the activity's shard
 config      projection: settings per namespace
+nodes       who serves: each server with its own short lease
+slots       how many workers of a namespace each shard may have; together never more than the namespace's quota
+relays      how far each shard's log was published to a broker
 meta        what the store was created with
 """
 
@@ -189,4 +192,46 @@ config = Table(
     Column("shard_id", Integer, nullable=False),
     Column("payload", JsonText, nullable=False),
     sqlite_strict=True,
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("node_id", Key, primary_key=True),  # of one run of a process
+    Column("kind", Key, nullable=False),
+    Column("address", Text, nullable=False),  # where other nodes reach it
+    Column("host", Text, nullable=False),
+    Column("process_id", Int64, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("state", Int16, nullable=False),
+    Column("lease_ms", Int64, nullable=False),
+    Column("beat", Int64, nullable=False),  # rises with each renewal; no clock of another machine is trusted
+    Column("started_wall_ms", Int64, nullable=False),
+    Column("renewed_wall_ms", Int64, nullable=False),  # for people
+    CheckConstraint("state IN (1, 2)", name="nodes_state"),
+    CheckConstraint("lease_ms > 0 AND beat > 0", name="nodes_lease"),
+    sqlite_strict=True,
+)
+
+slots = Table(
+    "slots",
+    metadata,
+    Column("namespace", Key, primary_key=True),
+    Column("shard_id", Integer, primary_key=True),
+    Column("granted", Int64, nullable=False),
+    CheckConstraint("granted > 0", name="slots_granted"),
+    Index("slots_by_shard", "shard_id"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+relays = Table(
+    "relays",
+    metadata,
+    Column("relay", Key, primary_key=True),
+    Column("shard_id", Integer, primary_key=True),
+    Column("seq", Int64, nullable=False),  # everything up to here was acknowledged by the broker
+    CheckConstraint("seq >= 0", name="relays_place"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
 )

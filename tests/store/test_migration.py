@@ -122,7 +122,7 @@ async def test_every_row_is_there_as_it_was(old: StoreHome) -> None:
     after = {table: await rows_of(old, table, columns) for table, columns in kept.items()}
     assert after == before
     assert all(before.values()), "there was something in every table"
-    assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0002", 1, 1, 1)]
+    assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0003", 1, 1, 1)]
     new = await rows_of(old, "activities", "state, worker_key, finished_wall_ms, 1")
     assert new == [(1, "", None, 1), (2, "", None, 1), (3, "", None, 1)], "held by nobody, and not finished"
 
