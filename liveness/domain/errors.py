@@ -34,6 +34,8 @@ LivenessError
 │   └── TaskNotFound
 └── Unavailable             try again; nothing is known to have changed
     ├── ShardUnavailable
+    ├── ShardMoved
+    ├── WrongNode
     └── ShuttingDown
 """
 
@@ -186,6 +188,14 @@ class Unavailable(LivenessError):
 
 class ShardUnavailable(Unavailable):
     """Shard {shard_id} is being re-read; try again."""
+
+
+class ShardMoved(Unavailable):
+    """Shard {shard_id} is served by node {node_id} at {address} now."""
+
+
+class WrongNode(Unavailable):
+    """This is node {node_id}, not {wanted}: another node gives out this one's address; set its --advertise."""
 
 
 class ShuttingDown(Unavailable):

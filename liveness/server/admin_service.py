@@ -133,6 +133,13 @@ class AdminService:
             )
         return response
 
+    async def list_nodes(self, request: admin_pb2.ListNodesRequest) -> admin_pb2.ListNodesResponse:
+        view = await self._node.store.look_at_cluster()
+        owned = Counter(head.owner for head in view.shards)
+        return admin_pb2.ListNodesResponse(
+            nodes=[wire.node_message(row, owned[row.node_id]) for row in view.nodes]
+        )
+
     async def list_tasks(self, request: admin_pb2.ListTasksRequest) -> admin_pb2.ListTasksResponse:
         namespace = optional_identifier("namespace", request.namespace) or None
         size = page_size(request.page_size)

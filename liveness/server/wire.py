@@ -32,6 +32,7 @@ from liveness.server.validation import (
 from liveness.shard.shard import Outcome
 from liveness.store.api import StoredTask, WorkerFilter
 from liveness.store.codec import LogEntry, describe_event, event_kind
+from liveness.store.nodes import NodeRow
 from liveness.v1 import admin_pb2, event_pb2, worker_pb2
 from liveness.v1.service_pb2 import WorkerFilter as WorkerFilterMessage
 
@@ -378,3 +379,19 @@ def task_message(stored: StoredTask) -> admin_pb2.Task:
     if stored.finished_wall_ms is not None:
         message.finish_time.CopyFrom(timestamp(stored.finished_wall_ms))
     return message
+
+
+def node_message(row: NodeRow, shards: int) -> admin_pb2.Node:
+    return admin_pb2.Node(
+        node_id=row.node_id,
+        kind=row.kind,
+        state=row.state,  # type: ignore[arg-type]
+        address=row.address,
+        host_name=row.host,
+        process_id=row.process_id,
+        version=row.version,
+        start_time=timestamp(row.started_wall_ms),
+        lease=duration(row.lease_ms),
+        renew_time=timestamp(row.renewed_wall_ms),
+        shards=shards,
+    )

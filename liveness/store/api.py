@@ -12,6 +12,7 @@ from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.codec import LogEntry, Pulse
+from liveness.store.nodes import ClusterView, NodeRow
 
 
 class TaskState(IntEnum):
@@ -134,6 +135,13 @@ class Store(Protocol):
 
     async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
         """Raise the shards' epochs, which fences every earlier owner, and read them back."""
+
+    async def renew_node(self, mine: NodeRow) -> ClusterView:
+        """Keep this node's place in the registry, and see who else is there and who owns what."""
+
+    async def look_at_cluster(self) -> ClusterView: ...
+
+    async def remove_nodes(self, node_ids: Collection[str]) -> None: ...
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         """One durable transaction over several shards. Raises `ShardsLost`, `CommitRejected`, `CommitUnknown`, `StoreBroken`."""

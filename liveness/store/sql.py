@@ -30,6 +30,7 @@ from liveness.store.commit import apply_commits, check_owned
 from liveness.store.database import Database
 from liveness.store.errors import WrongShardCount
 from liveness.store.migrate import migrate
+from liveness.store.nodes import ClusterView, NodeRow, look, remove, renew
 from liveness.store.schema import (
     RENEWALS_KIND,
     activities,
@@ -70,6 +71,15 @@ class SqlStore:
         return await self._database.write(
             lambda connection: take_over(connection, sorted(shard_ids), owner, wall_ms)
         )
+
+    async def renew_node(self, mine: NodeRow) -> ClusterView:
+        return await self._database.write(lambda connection: renew(connection, mine))
+
+    async def look_at_cluster(self) -> ClusterView:
+        return await self._database.read(look)
+
+    async def remove_nodes(self, node_ids: Collection[str]) -> None:
+        await self._database.write(lambda connection: remove(connection, node_ids))
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self._database.write(lambda connection: apply_commits(connection, commits))

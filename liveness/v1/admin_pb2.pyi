@@ -23,6 +23,29 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _NodeState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NODE_STATE_UNSPECIFIED: _NodeState.ValueType  # 0
+    NODE_STATE_SERVING: _NodeState.ValueType  # 1
+    NODE_STATE_LEAVING: _NodeState.ValueType  # 2
+    """About to stop: what it serves is being handed over."""
+    NODE_STATE_LOST: _NodeState.ValueType  # 3
+    """Its lease is over; its shards belong to others."""
+
+class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper): ...
+
+NODE_STATE_UNSPECIFIED: NodeState.ValueType  # 0
+NODE_STATE_SERVING: NodeState.ValueType  # 1
+NODE_STATE_LEAVING: NodeState.ValueType  # 2
+"""About to stop: what it serves is being handed over."""
+NODE_STATE_LOST: NodeState.ValueType  # 3
+"""Its lease is over; its shards belong to others."""
+Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
 class _TaskState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -509,6 +532,7 @@ class Shard(_message.Message):
     ACTIVE_WORKERS_FIELD_NUMBER: _builtins.int
     INACTIVE_WORKERS_FIELD_NUMBER: _builtins.int
     CLEANED_UP_WORKERS_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.int
     serving: _builtins.bool
     epoch: _builtins.int
@@ -518,6 +542,8 @@ class Shard(_message.Message):
     active_workers: _builtins.int
     inactive_workers: _builtins.int
     cleaned_up_workers: _builtins.int
+    node_id: _builtins.str
+    """Who serves it; empty while nobody does."""
     def __init__(
         self,
         *,
@@ -530,14 +556,113 @@ class Shard(_message.Message):
         active_workers: _builtins.int = ...,
         inactive_workers: _builtins.int = ...,
         cleaned_up_workers: _builtins.int = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_workers", b"active_workers", "checkpoint_sequence", b"checkpoint_sequence", "cleaned_up_workers", b"cleaned_up_workers", "epoch", b"epoch", "inactive_workers", b"inactive_workers", "last_sequence", b"last_sequence", "observed_ms", b"observed_ms", "serving", b"serving", "shard_id", b"shard_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_workers", b"active_workers", "checkpoint_sequence", b"checkpoint_sequence", "cleaned_up_workers", b"cleaned_up_workers", "epoch", b"epoch", "inactive_workers", b"inactive_workers", "last_sequence", b"last_sequence", "node_id", b"node_id", "observed_ms", b"observed_ms", "serving", b"serving", "shard_id", b"shard_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shard: _TypeAlias = Shard  # noqa: Y015
+
+@_typing.final
+class ListNodesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListNodesRequest: _TypeAlias = ListNodesRequest  # noqa: Y015
+
+@_typing.final
+class ListNodesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___Node] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListNodesResponse: _TypeAlias = ListNodesResponse  # noqa: Y015
+
+@_typing.final
+class Node(_message.Message):
+    """A server as a component, with a lease of its own as workers have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HOST_NAME_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    RENEW_TIME_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    ANSWERING_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Of one run of a process."""
+    kind: _builtins.str
+    """"server"."""
+    state: Global___NodeState.ValueType
+    address: _builtins.str
+    """Where other nodes and frontends reach it."""
+    host_name: _builtins.str
+    process_id: _builtins.int
+    version: _builtins.str
+    shards: _builtins.int
+    answering: _builtins.bool
+    """The one that answers."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def lease(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def renew_time(self) -> _timestamp_pb2.Timestamp:
+        """By its own clock."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        state: Global___NodeState.ValueType = ...,
+        address: _builtins.str = ...,
+        host_name: _builtins.str = ...,
+        process_id: _builtins.int = ...,
+        version: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        lease: _duration_pb2.Duration | None = ...,
+        renew_time: _timestamp_pb2.Timestamp | None = ...,
+        shards: _builtins.int = ...,
+        answering: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "renew_time", b"renew_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answering", b"answering", "host_name", b"host_name", "kind", b"kind", "lease", b"lease", "node_id", b"node_id", "process_id", b"process_id", "renew_time", b"renew_time", "shards", b"shards", "start_time", b"start_time", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Node: _TypeAlias = Node  # noqa: Y015
 
 @_typing.final
 class Task(_message.Message):

@@ -70,6 +70,11 @@ class AdminServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_admin__pb2.ListShardsRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.ListShardsResponse.FromString,
                 _registered_method=True)
+        self.ListNodes = channel.unary_unary(
+                '/liveness.v1.AdminService/ListNodes',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.ListNodesRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.ListNodesResponse.FromString,
+                _registered_method=True)
         self.ListTasks = channel.unary_unary(
                 '/liveness.v1.AdminService/ListTasks',
                 request_serializer=liveness_dot_v1_dot_admin__pb2.ListTasksRequest.SerializeToString,
@@ -139,6 +144,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNodes(self, request, context):
+        """The registry of servers: who serves, since when, and what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTasks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -196,6 +208,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListShards,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.ListShardsRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.ListShardsResponse.SerializeToString,
+            ),
+            'ListNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNodes,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.ListNodesRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.ListNodesResponse.SerializeToString,
             ),
             'ListTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTasks,
@@ -403,6 +420,33 @@ class AdminService(object):
             '/liveness.v1.AdminService/ListShards',
             liveness_dot_v1_dot_admin__pb2.ListShardsRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.ListShardsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ListNodes',
+            liveness_dot_v1_dot_admin__pb2.ListNodesRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.ListNodesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,8 @@ class AdminServiceStub:
     UpdateConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]
     """Changes the given fields, at once and without a restart."""
     ListShards: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListShardsRequest, _admin_pb2.ListShardsResponse]
+    ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
+    """The registry of servers: who serves, since when, and what."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTasksRequest, _admin_pb2.ListTasksResponse]
     RetryTask: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RetryTaskRequest, _admin_pb2.RetryTaskResponse]
     """Makes a retrying or dead-lettered task due now."""
@@ -72,6 +74,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     UpdateConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]  # type: ignore[assignment]
     """Changes the given fields, at once and without a restart."""
     ListShards: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListShardsRequest, _admin_pb2.ListShardsResponse]  # type: ignore[assignment]
+    ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
+    """The registry of servers: who serves, since when, and what."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTasksRequest, _admin_pb2.ListTasksResponse]  # type: ignore[assignment]
     RetryTask: _aio.UnaryUnaryMultiCallable[_admin_pb2.RetryTaskRequest, _admin_pb2.RetryTaskResponse]  # type: ignore[assignment]
     """Makes a retrying or dead-lettered task due now."""
@@ -136,6 +140,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListShardsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListShardsResponse, _abc.Awaitable[_admin_pb2.ListShardsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListNodes(
+        self,
+        request: _admin_pb2.ListNodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListNodesResponse, _abc.Awaitable[_admin_pb2.ListNodesResponse]]:
+        """The registry of servers: who serves, since when, and what."""
 
     @_abc_1.abstractmethod
     def ListTasks(
