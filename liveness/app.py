@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from random import Random
+from secrets import token_hex
 from types import TracebackType
 from typing import Any
 
@@ -22,22 +23,40 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
 
 from liveness.clock import Clock, ManualClock, SystemClock
+from liveness.cluster.membership import Membership
+from liveness.cluster.news import News
+from liveness.cluster.peers import Peers
+from liveness.cluster.quotas import Quotas
+from liveness.frontend.routes import Routes
 from liveness.logs import configure_logs, log_transitions
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.binding import bind
+from liveness.server.cluster_service import ClusterService
+from liveness.server.elsewhere import OtherNodes
+from liveness.server.everywhere import Everywhere
 from liveness.server.feed import Feed
 from liveness.server.health import Health
 from liveness.server.liveness_service import LivenessService
 from liveness.server.streams import Streams
-from liveness.settings import Settings
+from liveness.settings import Settings, host_port
 from liveness.shard.custody import Custody
+from liveness.shard.homes import Homes
 from liveness.shard.node import Node
-from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreBroken, StoreUnusable
+from liveness.shard.vigil import Vigil
+from liveness.store.errors import (
+    CommitRejected,
+    CommitUnknown,
+    ReadFailed,
+    StoreBroken,
+    StoreError,
+    StoreUnusable,
+)
+from liveness.store.nodes import SERVER, NodeRow, NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
-from liveness.v1 import activity_pb2, admin_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 from tasks.activity_reschedule import ActivityReschedule
 from tasks.maintenance import Maintenance
 from tasks.matching import Matching
@@ -54,6 +73,7 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 # both of them time: with 0.5 ms, batches of heartbeats were a quarter slower. An idle loop gives it up at once anyway.
 SWITCH_INTERVAL_S = 0.01
 ADVANCE_STEP_MS = 250
+ROUNDS_MS = 1_000
 
 
 class ListenFailed(StoreUnusable):
@@ -112,22 +132,33 @@ class Server:
 
     async def _start(self, settings: Settings) -> None:
         timers = TimerRunner()
+        self.routes = Routes(settings.shards)
         self.node = node = Node(
             self.store,
             self._clock,
             shard_count=settings.shards,
-            owner=f"{socket.gethostname()}:{os.getpid()}",
+            owner=f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}",
             grace_ms=settings.takeover_grace_ms,
             # Whoever drives the clock by hand need not move it for a commit.
             commit_interval_ms=settings.commit_interval_ms if self._self_driven else 0,
             deadlines=timers.fresh_heap,
             namespaces=settings.namespaces,
         )
-        self.custody = Custody(node)
-        timers.attach(node, self.custody)
+        # SQLite belongs to one process.
+        alone = settings.sqlite_path is not None
+        self.peers = Peers(node.owner)
+        self.news = News(node, self.routes, self.peers)
+        self.homes = Homes(node)
+        elsewhere = None if alone else OtherNodes(node.owner, self.routes, self.peers, self.homes)
+        self.everywhere = None if alone else Everywhere(node.owner, self.routes, self.peers)
+        self.quotas = Quotas(node, None if alone else self.peers)
+        self.custody = Custody(node, elsewhere)
+        self.vigil = Vigil(node, self.custody, elsewhere)
+        timers.attach(node, self.vigil)
         node.on_committed.append(log_transitions)
-        self.matching = Matching(node, self.custody)
+        self.matching = Matching(node, self.custody, elsewhere, self.news.activities_wait)
         self.feed = Feed(node)
+        self.feed.on_watching = self.news.watched
         self.streams = Streams(node)
         self.queue = QueueRunner(
             node,
@@ -136,14 +167,22 @@ class Server:
             attempts_max=settings.task_attempts_max,
             random=self._random,
         )
+        self.queue.wake_elsewhere = self.news.tasks_left
         self.maintenance = Maintenance(node, task_retention_ms=int(settings.task_retention_s * 1_000))
-        with _collector_at_rest():
-            await node.open()
         await self._listen(settings)
+        try:
+            with _collector_at_rest():
+                await self.membership.join()
+        except BaseException:
+            await self._grpc.stop(None)
+            raise
         self._scheduler = None
         node.start(pulse=self._self_driven)
         if self._self_driven:
+            self._running.append(asyncio.create_task(self.membership.run()))
             self._running.append(asyncio.create_task(self.queue.run()))
+            if not alone:
+                self._running.append(asyncio.create_task(self._make_rounds()))
             self._scheduler = self.maintenance.schedule(
                 checkpoint_interval_s=settings.checkpoint_interval_s,
                 retention_interval_s=settings.retention_interval_s,
@@ -157,15 +196,28 @@ class Server:
                 ("grpc.so_reuseport", 0),
             ]
         )
+        try:
+            port = server.add_insecure_port(settings.listen)
+        except RuntimeError as error:
+            raise ListenFailed(listen=settings.listen) from error
+        self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
+        self.membership = self._member(settings)
+        workers = LivenessService(
+            self.node, self.feed, self.streams, self._random, self.quotas, self.everywhere
+        )
         services = {
-            service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: LivenessService(
-                self.node, self.feed, self.streams, self._random
-            ),
+            service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: workers,
             activity_pb2.DESCRIPTOR.services_by_name["ActivityService"]: ActivityService(
                 self.node, self.custody, self.matching
             ),
-            admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(self.node),
-        }
+            admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(
+                self.node, self.everywhere, self.membership, self.peers
+            ),
+            cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]: ClusterService(
+                self.node, self.routes, self.peers, self.membership, self.custody, self.homes,
+                self.matching, self.queue, self.feed, self.quotas, workers,
+            ),
+        }  # fmt: skip
         names = [descriptor.full_name for descriptor in services]
         admit = self.node.policies.admit if settings.namespaces else None
         for descriptor, service in services.items():
@@ -176,13 +228,46 @@ class Server:
             reflection.enable_server_reflection(
                 [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
             )
-        host, _, _ = settings.listen.rpartition(":")
-        try:
-            port = server.add_insecure_port(settings.listen)
-        except RuntimeError as error:
-            raise ListenFailed(listen=settings.listen) from error
         await server.start()
-        self.address = f"{host}:{port}"
+
+    def _member(self, settings: Settings) -> Membership:
+        node = self.node
+        mine = NodeRow(
+            node_id=node.owner,
+            kind=SERVER,
+            address=settings.advertise or _reached_at(self.address),
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            version=version("liveness"),
+            state=NodeState.SERVING,
+            lease_ms=settings.node_lease_ms,
+            beat=0,
+            started_wall_ms=self._clock.wall_ms(),
+            renewed_wall_ms=self._clock.wall_ms(),
+        )
+        self.peers.address = mine.address
+        return Membership(
+            node,
+            self.routes,
+            self.peers,
+            mine,
+            alone=settings.sqlite_path is not None,
+            leased=self._self_driven,
+        )
+
+    async def _make_rounds(self) -> None:
+        """Find by ourselves what other nodes may have told us and we did not hear."""
+        while True:
+            await self._clock.sleep(ROUNDS_MS)
+            self.matching.forget_offers_but_at(self.peers.addresses())
+            self.matching.announce_all()
+            try:
+                await self.queue.look_for_new()
+                await self.feed.look()
+                if self.node.adopt_config(await self.store.load_config()):
+                    self.node.policy_changed()
+            except StoreError as error:
+                logger.info("rounds interrupted", why=str(error))
 
     async def advance(self, ms: int) -> None:
         """For a server that is not self-driven: let time pass and everything that is due happen."""
@@ -202,6 +287,8 @@ class Server:
         self.feed.close()
         self.streams.close()
         self.matching.close()
+        if not self.node.committer.broken:
+            await self.membership.leave()
         self.node.stop_listening()
         stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
         if not self.node.committer.broken:
@@ -213,8 +300,22 @@ class Server:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self.membership.close()
+        await self.vigil.close()
+        await self.custody.close()
         await self.node.close()
+        if not self.node.committer.broken:
+            await self.membership.sign_off()
+        await self.peers.close()
         await self.store.close()
+
+
+def _reached_at(address: str) -> str:
+    """A node that listens everywhere is reached by its machine's name."""
+    place = host_port(address)
+    assert place is not None, address
+    everywhere = place.host in ("0.0.0.0", "::")
+    return f"{socket.gethostname()}:{place.port}" if everywhere else address
 
 
 @contextmanager
@@ -236,7 +337,7 @@ async def open_store(settings: Settings) -> SqlStore:
         database.lock()
         database.name_holder(f"process {os.getpid()}")
     else:
-        database = PostgresDatabase(settings.db)
+        database = PostgresDatabase(settings.db, settings.db_connections)
     store = SqlStore(database)
     try:
         await store.open(settings.shards, f"liveness {version('liveness')}")

@@ -36,6 +36,12 @@ class SettingsError(Exception):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     db: str = "sqlite:///liveness.db"
     listen: str = "127.0.0.1:7400"
+    advertise: str = ""
+    """Where other nodes and frontends reach this one; empty: where it listens."""
+    node_lease_ms: int = 4_000
+    """A node that is not heard of for so long loses its shards to the others."""
+    db_connections: int = 8
+    """To PostgreSQL, at most."""
     shards: int = 64
     """Fixed when the database is created."""
     reflection: bool = True
@@ -201,6 +207,12 @@ RULES: Mapping[str, Rule] = {
         "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be",
     ),
     "listen": text_that(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
+    "advertise": text_that(
+        lambda text: text == "" or ((place := host_port(text)) is not None and place.port > 0),
+        "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:7400",
+    ),
+    "node_lease_ms": whole_number(500, 600_000),
+    "db_connections": whole_number(2, 1_000),
     "shards": whole_number(1, 4_096),
     "reflection": switch(),
     "log_level": one_of("debug", "info", "warning", "error"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import structlog
@@ -67,6 +67,8 @@ class QueueRunner:
         self._on_their_way: defaultdict[int, set[int]] = defaultdict(set)
         """Tasks, by shard, whose activity a sink is being given."""
         self._wake = asyncio.Event()
+        self.wake_elsewhere: Callable[[set[int]], None] = lambda shard_ids: None
+        """Told of queues of other nodes' shards that were given tasks."""
         node.on_opened.append(self._on_opened)
         node.on_committed.append(self._on_committed)
         node.on_pulse.append(self._on_pulse)
@@ -81,11 +83,23 @@ class QueueRunner:
         self._wake.set()
 
     def _on_committed(self, handed: Sequence[HandedOver]) -> None:
+        elsewhere: set[int] = set()
         for part in handed:
             for new in part.commit.new_tasks:
-                self.wake(new.shard_id)
+                if self._node.serves(new.shard_id):
+                    self.wake(new.shard_id)
+                else:
+                    elsewhere.add(new.shard_id)
             if part.commit.task_updates:
                 self.wake(part.shard.id)
+        if elsewhere:
+            self.wake_elsewhere(elsewhere)
+
+    async def look_for_new(self) -> None:
+        """Wake the queues that were given tasks by other nodes, should their word not have come."""
+        owned = [shard.id for shard in self._node.shards()]
+        for shard_id in await self._node.store.shards_with_new_tasks(owned):
+            self.wake(shard_id)
 
     def _on_pulse(self) -> None:
         if self._due_shards():

@@ -9,9 +9,9 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import LeaseExpiryTask, VerifyDispatchTask, timer_of
 from liveness.domain.worker import Worker
-from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
+from liveness.shard.vigil import Vigil
 from tasks.activity_due import ActivityDue
 from tasks.contract import NotYet, Stale, TimerExecutor, TimerOutcome
 from tasks.lease_expiry import LeaseExpiry
@@ -44,9 +44,9 @@ class TimerRunner:
         self._heaps[shard_id] = TimerHeap()
         return self._heaps[shard_id]
 
-    def attach(self, node: Node, custody: Custody) -> None:
-        self._custody = custody
-        self._verify_dispatch = VerifyDispatch(custody)
+    def attach(self, node: Node, vigil: Vigil) -> None:
+        self._vigil = vigil
+        self._verify_dispatch = VerifyDispatch(vigil)
         node.on_pulse.append(lambda: self.fire_due(node))
 
     def fire_due(self, node: Node) -> None:
@@ -73,7 +73,7 @@ class TimerRunner:
         if isinstance(task, LeaseExpiryTask):
             outcome = _run(LEASE_EXPIRY, task, worker, shard, policy)
             if isinstance(outcome, NotYet):  # once a lease or so
-                self._custody.scrub(key, shard)
+                self._vigil.scrub(key, shard)
             return outcome
         return _run(WORKER_CLEANUP, task, worker, shard, policy)
 

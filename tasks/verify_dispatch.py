@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.reactions import VerifyDispatchTask
-from liveness.shard.custody import Custody
 from liveness.shard.shard import Shard
+from liveness.shard.vigil import Vigil
 from tasks.contract import Done, NotYet, TimerOutcome
 
 
 class VerifyDispatch:
-    def __init__(self, custody: Custody) -> None:
-        self._custody = custody
+    def __init__(self, vigil: Vigil) -> None:
+        self._vigil = vigil
 
     def validate(self, task: VerifyDispatchTask, activity: Activity) -> bool:
         held = (activity.worker, activity.attempt) == (task.worker, task.attempt)
         return activity.state is ActivityState.STARTED and held
 
     def execute(self, task: VerifyDispatchTask, shard: Shard) -> TimerOutcome:
-        again_ms = self._custody.verify(task.activity, shard)
+        again_ms = self._vigil.verify(task.activity, shard)
         return Done() if again_ms is None else NotYet(again_ms)

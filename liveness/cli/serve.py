@@ -25,6 +25,9 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     "--db", metavar="URL", help="sqlite:///FILE or postgresql://…  [default: sqlite:///liveness.db]"
 )
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7400]")
+@click.option(
+    "--advertise", metavar="HOST:PORT", help="Where other nodes reach this one.  [default: --listen]"
+)
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--namespaces", metavar="A,B", help="Those to serve.  [default: any]")

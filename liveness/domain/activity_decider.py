@@ -58,6 +58,11 @@ class Holder(NamedTuple):
     attempt: int
 
 
+def holder_of(activity: Activity) -> Holder:
+    """Who holds it now."""
+    return Holder(activity.worker, activity.epoch, activity.attempt)
+
+
 def name_of(id: ActivityId) -> str:
     """For people."""
     return "/".join(id)

@@ -41,6 +41,7 @@ LivenessError
 
 from __future__ import annotations
 
+from functools import cache
 from inspect import cleandoc
 from re import sub
 
@@ -55,7 +56,11 @@ class LivenessError(Exception):
     @property
     def reason(self) -> str:
         """Machine-readable: StaleHeartbeat → STALE_HEARTBEAT."""
-        return sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).upper()
+        return _reason(type(self))
+
+
+def _reason(kind: type[LivenessError]) -> str:
+    return sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
 class InvalidRequest(LivenessError):
@@ -200,3 +205,23 @@ class WrongNode(Unavailable):
 
 class ShuttingDown(Unavailable):
     """The server is shutting down; try again elsewhere or later."""
+
+
+def by_reason(reason: str, fields: dict[str, str]) -> LivenessError | None:
+    """The refusal that another node gave; None if this version does not know it."""
+    kind = _kinds().get(reason)
+    try:
+        return kind(**fields) if kind is not None else None
+    except KeyError:
+        return None  # it says more, or less, than the same refusal does here
+
+
+@cache
+def _kinds() -> dict[str, type[LivenessError]]:
+    found: dict[str, type[LivenessError]] = {}
+    waiting = LivenessError.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        found[_reason(kind)] = kind
+    return found

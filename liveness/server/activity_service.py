@@ -84,7 +84,7 @@ class ActivityService:
         worker = worker_key(request.namespace, request.worker_instance_key)
         task_queue = optional_identifier("task_queue", request.task_queue)
         if not task_queue:
-            task_queue = self._node.shard(*worker).describe(worker).profile.task_queue
+            task_queue = await self._custody.task_queue_of(worker, key.id)
             if not task_queue:
                 raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
         session_id = optional_identifier("session_id", request.session_id)
@@ -127,7 +127,7 @@ class ActivityService:
         wall_ms = self._node.clock.wall_ms()
         response = pb.ListActivitiesResponse()
         for row in rows[:size]:
-            now_ms = self._node.shard_by_id(row.shard_id).now_ms()
+            now_ms = self._node.observed_ms(row.shard_id)
             response.activities.append(
                 wire.activity_message(
                     row.key, row.activity, row.shard_id, now_ms=now_ms, wall_ms=wall_ms, whole=False

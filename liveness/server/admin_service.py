@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 
+from liveness.cluster.membership import Membership
+from liveness.cluster.peers import Peers
 from liveness.domain import orders
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import InvalidField, PageTokenInvalid, TaskFinished, TaskNotFound
@@ -12,20 +15,31 @@ from liveness.domain.events import ConfigChanged
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.server import tokens, wire
+from liveness.server.everywhere import Everywhere, only_here
 from liveness.server.orders_desk import OrdersDesk
 from liveness.server.validation import optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
-from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate
-from liveness.v1 import admin_pb2
+from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
+from liveness.v1 import admin_pb2, cluster_pb2
 
 _UNFINISHED = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
 
 
 class AdminService:
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self,
+        node: Node,
+        everywhere: Everywhere | None = None,
+        membership: Membership | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        """The others are there where there may be other nodes."""
         self._node = node
+        self._everywhere = everywhere
+        self._membership = membership
+        self._peers = peers
         self._config_lock = asyncio.Lock()
         self._orders = OrdersDesk(node)
 
@@ -82,46 +96,79 @@ class AdminService:
                 await node.durable(shard)
                 policies.replace(namespace, overrides)
                 node.policy_changed()
+                if self._peers is not None:
+                    await self._peers.told_all(_config_changed)
         return effective, overrides
 
     async def pause_workers(self, request: admin_pb2.PauseWorkersRequest) -> admin_pb2.PauseWorkersResponse:
         reason = text("reason", request.reason)
-        if self._orders.scope(request) == "all":
+        scope = self._orders.scope(request)
+        if scope == "all":
             paused = self._node.policies.of(request.namespace).paused
             changed = 0 if paused else self._orders.unpaused(request.namespace)
-            await self._set_config(request.namespace, {"paused": 1}, (), reason)
+            if not paused:
+                changed += await self._changed_by_others("PauseWorkers", request)
+            if not only_here.get():
+                await self._set_config(request.namespace, {"paused": 1}, (), reason)
             return admin_pb2.PauseWorkersResponse(changed=changed)
         changed = await self._orders.order(request, lambda worker: orders.pause(worker, reason))
+        if scope == "filter":
+            changed += await self._changed_by_others("PauseWorkers", request)
         return admin_pb2.PauseWorkersResponse(changed=changed)
+
+    async def _changed_by_others(
+        self, method: str, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest
+    ) -> int:
+        """What the same order changed at other nodes."""
+        if self._everywhere is None:
+            return 0
+        # Both answers have the same form.
+        kind = admin_pb2.PauseWorkersResponse
+        answers = await self._everywhere.ask_others(f"AdminService/{method}", request, kind)
+        return sum(answer.changed for answer in answers)
 
     async def resume_workers(
         self, request: admin_pb2.ResumeWorkersRequest
     ) -> admin_pb2.ResumeWorkersResponse:
-        whole = self._orders.scope(request) == "all"
-        paused = whole and self._node.policies.of(request.namespace).paused
-        if paused:
+        scope = self._orders.scope(request)
+        paused = scope == "all" and self._node.policies.of(request.namespace).paused
+        if paused and not only_here.get():
             effective, _ = await self._set_config(request.namespace, {}, ("paused",))
             if effective.paused:  # what all namespaces inherit says so
                 await self._set_config(request.namespace, {"paused": 0}, ())
         changed = await self._orders.order(request, orders.resume)
+        if scope != "worker_instance_key":
+            changed += await self._changed_by_others("ResumeWorkers", request)
         if paused:
-            changed = self._node.occupancy(request.namespace)
+            states = (WorkerState.ACTIVE, WorkerState.INACTIVE)
+            counts = await self._node.store.count_workers(request.namespace, WorkerFilter(states=states))
+            changed = sum(counts.values())
         return admin_pb2.ResumeWorkersResponse(changed=changed)
 
     async def drain_worker(self, request: admin_pb2.DrainWorkerRequest) -> admin_pb2.DrainWorkerResponse:
         return admin_pb2.DrainWorkerResponse(bound_activities=await self._orders.drain(request))
 
     async def list_shards(self, request: admin_pb2.ListShardsRequest) -> admin_pb2.ListShardsResponse:
-        response = admin_pb2.ListShardsResponse()
-        serving = {shard.id: shard for shard in self._node.shards()}
-        for shard_id in range(self._node.shard_count):
-            shard = serving.get(shard_id)
-            if shard is None:
-                response.shards.add(shard_id=shard_id, serving=False)
-                continue
+        serving = {shard.shard_id: shard for shard in self._shards_here()}
+        if self._everywhere is not None:
+            answers = await self._everywhere.ask_others(
+                "AdminService/ListShards", request, admin_pb2.ListShardsResponse, patient=True
+            )
+            for shard in (shard for answer in answers for shard in answer.shards if shard.serving):
+                if shard.shard_id not in serving or shard.epoch > serving[shard.shard_id].epoch:
+                    serving[shard.shard_id] = shard
+        return admin_pb2.ListShardsResponse(
+            shards=[
+                serving.get(shard_id) or admin_pb2.Shard(shard_id=shard_id)
+                for shard_id in range(self._node.shard_count)
+            ]
+        )
+
+    def _shards_here(self) -> Iterator[admin_pb2.Shard]:
+        for shard in self._node.shards():
             states = Counter(worker.state for worker in shard.workers.values())
-            response.shards.add(
-                shard_id=shard_id,
+            yield admin_pb2.Shard(
+                shard_id=shard.id,
                 serving=True,
                 epoch=shard.epoch,
                 last_sequence=shard.durable_seq,
@@ -130,15 +177,21 @@ class AdminService:
                 active_workers=states[WorkerState.ACTIVE],
                 inactive_workers=states[WorkerState.INACTIVE],
                 cleaned_up_workers=states[WorkerState.CLEANED_UP],
+                node_id=self._node.owner,
             )
-        return response
 
     async def list_nodes(self, request: admin_pb2.ListNodesRequest) -> admin_pb2.ListNodesResponse:
         view = await self._node.store.look_at_cluster()
         owned = Counter(head.owner for head in view.shards)
-        return admin_pb2.ListNodesResponse(
-            nodes=[wire.node_message(row, owned[row.node_id]) for row in view.nodes]
-        )
+        lost = self._membership.lost if self._membership is not None else ()
+        response = admin_pb2.ListNodesResponse()
+        for row in view.nodes:
+            message = wire.node_message(row, owned[row.node_id])
+            message.answering = row.node_id == self._node.owner
+            if row.node_id in lost:
+                message.state = admin_pb2.NODE_STATE_LOST
+            response.nodes.append(message)
+        return response
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest) -> admin_pb2.ListTasksResponse:
         namespace = optional_identifier("namespace", request.namespace) or None
@@ -163,6 +216,10 @@ class AdminService:
 
     async def retry_task(self, request: admin_pb2.RetryTaskRequest) -> admin_pb2.RetryTaskResponse:
         stored = await self._unfinished(request.task_id)
+        if self._everywhere is not None and not self._node.serves(stored.shard_id):
+            return await self._everywhere.ask_owner(
+                stored.shard_id, "AdminService/RetryTask", request, admin_pb2.RetryTaskResponse
+            )
         # Its attempts start anew: somebody looked at it and believes that it works now.
         stored = await self._update(
             stored, TaskUpdate(stored.task_id, TaskState.PENDING, 0, 0, stored.last_error)
@@ -171,6 +228,10 @@ class AdminService:
 
     async def discard_task(self, request: admin_pb2.DiscardTaskRequest) -> admin_pb2.DiscardTaskResponse:
         stored = await self._unfinished(request.task_id)
+        if self._everywhere is not None and not self._node.serves(stored.shard_id):
+            return await self._everywhere.ask_owner(
+                stored.shard_id, "AdminService/DiscardTask", request, admin_pb2.DiscardTaskResponse
+            )
         update = TaskUpdate(
             stored.task_id, TaskState.DISCARDED, stored.due_ms, stored.attempts, stored.last_error
         )
@@ -190,3 +251,7 @@ class AdminService:
         await self._node.durable(shard)
         after = await self._node.store.get_task(stored.task_id)
         return after if after is not None else stored
+
+
+def _config_changed(message: cluster_pb2.HintRequest) -> None:
+    message.config_changed = True

@@ -13,13 +13,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, Unavailable
-from liveness.server.errors import code_of, status_of
+from liveness.server.errors import DETAILS_KEY, code_of, status_of
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.server")
-
-DETAILS_KEY = "grpc-status-details-bin"
-
 
 Settle = Callable[[], Awaitable[None]]
 

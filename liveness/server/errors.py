@@ -18,9 +18,11 @@ from liveness.domain.errors import (
     RateLimited,
     Refused,
     Unavailable,
+    by_reason,
 )
 
 DOMAIN = "liveness"
+DETAILS_KEY = "grpc-status-details-bin"
 RETRY_AFTER_MS = {Unavailable: 200, Exhausted: 1_000}
 
 _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
@@ -50,9 +52,24 @@ def status_of(error: LivenessError) -> Status:
         status.details.add().Pack(BadRequest(field_violations=[violation]))
     for kind, default_ms in RETRY_AFTER_MS.items():
         if isinstance(error, kind):
-            after_ms = error.fields["retry_after_ms"] if isinstance(error, RateLimited) else default_ms
-            status.details.append(_retry_after(after_ms))  # type: ignore[arg-type]
+            after_ms = (
+                int(str(error.fields["retry_after_ms"])) if isinstance(error, RateLimited) else default_ms
+            )
+            status.details.append(_retry_after(after_ms))
     return status
+
+
+def refusal_of(error: grpc.aio.AioRpcError) -> LivenessError:
+    """What another node refused with, as if it had been refused here."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            for detail in Status.FromString(value).details:
+                info = ErrorInfo()
+                if detail.Unpack(info) and info.domain == DOMAIN:
+                    known = by_reason(info.reason, dict(info.metadata))
+                    if known is not None:
+                        return known
+    return Unavailable()
 
 
 def _retry_after(ms: int) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
 from random import Random
 
+from liveness.cluster.quotas import Quotas, RoomNeeded
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import (
     InvalidField,
@@ -13,12 +15,14 @@ from liveness.domain.errors import (
     MalformedRequest,
     PageTokenInvalid,
     ShardUnavailable,
+    Unavailable,
     WorkerQuotaExceeded,
 )
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
 from liveness.server import tokens, wire
+from liveness.server.everywhere import Everywhere
 from liveness.server.feed import Feed, Selection
 from liveness.server.limits import RateLimits
 from liveness.server.replies import ItemReplies, Replies, refused_item
@@ -26,6 +30,7 @@ from liveness.server.streams import Streams
 from liveness.server.validation import identifier, optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
+from liveness.store.api import WorkerRow
 from liveness.v1 import service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
@@ -33,11 +38,23 @@ API_LEVEL = 2
 """1: heartbeats and queries. 2: activities, streams."""
 API_LEVEL_MIN = 1
 REPEATED = Outcome.REPEATED
+NEWCOMERS_TRIED_MAX = 10
+"""How often room is made for a worker before others, who were quicker each time, are given precedence for good."""
 
 
 class LivenessService:
-    def __init__(self, node: Node, feed: Feed, streams: Streams, random: Random) -> None:
+    def __init__(
+        self,
+        node: Node,
+        feed: Feed,
+        streams: Streams,
+        random: Random,
+        quotas: Quotas | None = None,
+        everywhere: Everywhere | None = None,
+    ) -> None:
         self._node = node
+        self._everywhere = everywhere
+        self._quotas = quotas or Quotas(node)
         self._feed = feed
         self._streams = streams
         self._replies = Replies(random), Replies(random, paused=True)
@@ -65,19 +82,23 @@ class LivenessService:
     async def _record(
         self,
         namespace: str,
-        beats: Iterable[worker_pb2.WorkerHeartbeat],
+        beats: Sequence[worker_pb2.WorkerHeartbeat],
         manners: tuple[Replies, Replies],
+        tries: int = NEWCOMERS_TRIED_MAX,
     ) -> list[bytes | LivenessError]:
         """Decide each heartbeat at once, wait for one commit, then let the answers go."""
         node = self._node
         identifier("namespace", namespace)
         policy, seed, table = node.policies.of(namespace), namespace_seed(namespace), node.table()
         replies = manners[policy.paused]
-        limited, renewed = policy.limits_rates, replies.renewed
+        limited = policy.limits_rates and tries == NEWCOMERS_TRIED_MAX  # each is counted once
+        renewed = replies.renewed
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(table)
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
+        newcomers: list[int] = []
+        volatile = (0, 0, 0)
         for beat in beats:
             instance_key = beat.worker_instance_key
             shard_id = shard_from_seed(seed, instance_key, shard_count)
@@ -100,7 +121,12 @@ class LivenessService:
                     outcome, worker = self._decide(shard, key, beat, volatile, policy, now_ms, form)
                     answers.append(replies.result(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
+                if isinstance(error, RoomNeeded):
+                    wire.give_volatile(beat, volatile)
+                    newcomers.append(len(answers))
                 answers.append(error)
+        if len(newcomers) == len(answers) > 0 and tries:
+            return await self._record_newcomers(namespace, beats, manners, tries)
         group = node.barrier()
         await group.wait()
         if group.lost:
@@ -110,7 +136,32 @@ class LivenessService:
                     group.failed(shard) or isinstance(answers[place], WorkerQuotaExceeded)
                 ):
                     answers[place] = ShardUnavailable(shard_id=shard.id)
+        if newcomers and tries:
+            late = [beats[place] for place in newcomers]
+            for place, answer in zip(
+                newcomers, await self._record_newcomers(namespace, late, manners, tries), strict=True
+            ):
+                answers[place] = answer
         return answers
+
+    async def _record_newcomers(
+        self,
+        namespace: str,
+        beats: Sequence[worker_pb2.WorkerHeartbeat],
+        manners: tuple[Replies, Replies],
+        tries: int,
+    ) -> list[bytes | LivenessError]:
+        """Workers for which their shards have to be given room first."""
+        policy, shard_count = self._node.policies.of(namespace), self._node.shard_count
+        needed = Counter(shard_of(namespace, beat.worker_instance_key, shard_count) for beat in beats)
+        try:
+            for shard_id, count in needed.items():
+                await self._quotas.make_room(shard_id, namespace, policy, count)
+        except WorkerQuotaExceeded:
+            pass  # for some there may be room all the same; the others are refused one by one
+        except Unavailable as error:
+            return [error] * len(beats)
+        return await self._record(namespace, beats, manners, tries - 1)
 
     def _decide(
         self,
@@ -127,7 +178,7 @@ class LivenessService:
         if known is None:
             identifier("heartbeat.worker_instance_key", key.instance_key)
         command = wire.heartbeat(beat, volatile, policy, known)
-        outcome, worker = shard.heartbeat(key, command, now_ms, self._node.occupancy)
+        outcome, worker = shard.heartbeat(key, command, now_ms, self._quotas.admit)
         if outcome is not REPEATED:  # which was not applied and may say something else
             of_session = command.session_id == worker.session_id
             shard.remember_form(worker, form if command.is_plain and of_session else None)
@@ -199,17 +250,42 @@ class LivenessService:
         )
         rows = await self._node.store.list_workers(namespace, where, after, size + 1)
         response = service_pb2.ListWorkersResponse()
-        for row in rows[:size]:
-            shard = self._node.shard_by_id(row.shard_id)
-            # The row is right about the state; memory knows the lease as of now.
-            live = shard.workers.get(row.key)
-            worker = live if live is not None and live.state is row.worker.state else row.worker
-            seen = self._seen(row.key, worker, shard)
-            response.workers.append(wire.worker_message(row.key, worker, seen, whole=False))
+        listed = rows[:size]
+        afar = [row for row in listed if not self._node.serves(row.shard_id)]
+        there = await self._everywhere.look_up(namespace, afar) if afar and self._everywhere else {}
+        for row in listed:
+            message = there.get(row.key.instance_key)
+            # The row is right about the state; memory, wherever it is, knows the lease as of now.
+            if message is None or int(message.state) != int(row.worker.state):
+                message = self._listed(row)
+            response.workers.append(message)
         if len(rows) > size:
             response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
         await self._node.settle()
         return response
+
+    def _listed(self, row: WorkerRow) -> worker_pb2.Worker:
+        if not self._node.serves(row.shard_id):
+            paused = bool(self._node.policies.of(row.key.namespace).paused)
+            now_ms, wall_ms = self._node.observed_ms(row.shard_id), self._node.clock.wall_ms()
+            seen = wire.Seen(row.shard_id, now_ms, wall_ms, paused=paused)
+            return wire.worker_message(row.key, row.worker, seen, whole=False)
+        shard = self._node.shard_by_id(row.shard_id)
+        live = shard.workers.get(row.key)
+        worker = live if live is not None and live.state is row.worker.state else row.worker
+        return wire.worker_message(row.key, worker, self._seen(row.key, worker, shard), whole=False)
+
+    async def look_up(self, namespace: str, instance_keys: Iterable[str]) -> list[worker_pb2.Worker]:
+        """For another node's list: workers that live here, as they are now."""
+        found = []
+        for instance_key in instance_keys:
+            key = WorkerKey(namespace, instance_key)
+            shard = self._node.shard(*key)
+            worker = shard.workers.get(key)
+            if worker is not None:
+                found.append(wire.worker_message(key, worker, self._seen(key, worker, shard), whole=False))
+        await self._node.settle()
+        return found
 
     async def count_workers(
         self, request: service_pb2.CountWorkersRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from liveness.domain import orders
-from liveness.domain.errors import InvalidField, ShardUnavailable, WorkerCleanedUp
+from liveness.domain.errors import InvalidField, ShardMoved, WorkerCleanedUp
 from liveness.domain.events import WorkerEvent
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker, WorkerState
@@ -86,9 +86,10 @@ class OrdersDesk:
     def _matching(self, namespace: str, where: WorkerFilter) -> Iterator[tuple[Shard, WorkerKey, Worker]]:
         shards = []
         for shard_id, shard in enumerate(self._node.table()):
-            if shard is None:
-                raise ShardUnavailable(shard_id=shard_id)
-            shards.append(shard)
+            if shard is not None:
+                shards.append(shard)
+            elif not isinstance(trouble := self._node.whereabouts(shard_id), ShardMoved):
+                raise trouble  # nobody serves it just now: not all could be found
         for shard in shards:
             for key, worker in list(shard.workers.items()):
                 if key.namespace == namespace and _matches(where, key, worker):

@@ -61,6 +61,11 @@ def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
     return sequence, successes, errors
 
 
+def give_volatile(beat: worker_pb2.WorkerHeartbeat, volatile: tuple[int, int, int]) -> None:
+    """What `take_volatile` took."""
+    beat.sequence, beat.successes, beat.errors = volatile
+
+
 def heartbeat(
     beat: worker_pb2.WorkerHeartbeat, volatile: tuple[int, int, int], policy: Policy, known: Worker | None
 ) -> Heartbeat:

@@ -85,7 +85,7 @@ class Committer:
         listening: ListeningTime,
         *,
         interval_ms: float,
-        on_lost: Callable[[frozenset[int]], None],
+        on_lost: Callable[[Sequence[Shard], bool], None],
         on_committed: Callable[[Sequence[HandedOver]], None],
         on_broken: Callable[[StoreBroken], None],
     ) -> None:
@@ -99,6 +99,7 @@ class Committer:
         self._wake = asyncio.Event()
         self._dirty: dict[int, Shard] = {}
         self._checkpoints: set[int] = set()
+        self._releases: set[int] = set()
         self._open = Group()
         self._in_flight: Group | None = None
         self._last_start_ms = clock.monotonic_ms()
@@ -113,6 +114,11 @@ class Committer:
         self._checkpoints.add(shard.id)
         self.touch(shard)
         return self._open
+
+    def request_release(self, shard: Shard) -> Group:
+        """Its last commit, with a checkpoint for whoever takes it next."""
+        self._releases.add(shard.id)
+        return self.request_checkpoint(shard)
 
     def barrier(self) -> Group:
         """The group after which everything that memory shows now is durable."""
@@ -143,10 +149,16 @@ class Committer:
         group, self._open = self._open, Group()
         listening_ms, wall_ms = self._listening.now_ms(), self._clock.wall_ms()
         handed = [
-            shard.hand_over(listening_ms, wall_ms, checkpoint=shard.id in self._checkpoints)
+            shard.hand_over(
+                listening_ms,
+                wall_ms,
+                checkpoint=shard.id in self._checkpoints,
+                release=shard.id in self._releases,
+            )
             for shard in self._dirty.values()
         ]
         self._checkpoints.difference_update(self._dirty)
+        self._releases.difference_update(self._dirty)
         self._dirty = {}
         self._in_flight = group
         self._listening.commit_began()
@@ -171,7 +183,7 @@ class Committer:
             except ShardsLost as error:
                 lost = [part.shard for part in handed if part.shard.id in error.shard_ids]
                 handed = [part for part in handed if part.shard.id not in error.shard_ids]
-                self._lose(lost, str(error))
+                self._lose(lost, str(error), theirs=True)
             except (CommitRejected, CommitUnknown) as error:
                 self._lose([part.shard for part in handed], str(error))
                 return
@@ -186,8 +198,8 @@ class Committer:
                 self._on_committed(handed)
                 return
 
-    def _lose(self, lost: Sequence[Shard], why: str) -> None:
-        """Forget what these shards decided; whoever waits for it is told."""
+    def _lose(self, lost: Sequence[Shard], why: str, *, theirs: bool = False) -> None:
+        """Forget what these shards decided; whoever waits for it is told. `theirs`: they have another owner."""
         logger.warning("shards dropped", shards=len(lost), why=why)
         tenures = [(shard.id, shard.epoch) for shard in lost]
         for shard_id, _ in tenures:
@@ -195,4 +207,4 @@ class Committer:
         self._open.fail(tenures)
         if self._in_flight is not None:
             self._in_flight.fail(tenures)
-        self._on_lost(frozenset(shard.id for shard in lost))
+        self._on_lost(lost, theirs)

@@ -1,38 +1,47 @@
 """Who holds which activity: whatever touches an activity's shard and its worker's.
 
 The activity's shard says who holds it; the worker's shard says whether that worker's lease is live and what it is bound
-to. Both sides are decided in one turn and committed together where one node owns both shards. Where only one side
-becomes durable, `verify` finds it: an activity whose worker is not bound to it is made available again, and a binding
+to. Where one node serves both, both sides are decided in one turn and, as a rule, committed together. Where the worker
+is at home elsewhere (`homes.py`), its side comes first, and the activity's shard has the last word. Where only one side
+becomes durable, `vigil.py` finds it: an activity whose worker is not bound to it is made available again, and a binding
 whose attempt has ended does no harm, because its reschedule is found stale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
 
 from liveness.domain import activity_decider as decide
 from liveness.domain import orders
 from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.activity_decider import Events, Holder, Spec, fenced_off
-from liveness.domain.errors import FencedOff, ShardUnavailable
-from liveness.domain.keys import ActivityKey, WorkerKey
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.activity_decider import Events, Holder, Spec, fenced_off, holder_of
+from liveness.domain.errors import (
+    ActivityNotAvailable,
+    FencedOff,
+    LivenessError,
+    Unavailable,
+    WorkerNotFound,
+)
+from liveness.domain.events import ActivityStarted
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, shard_of
+from liveness.domain.worker import BoundActivity, WorkerState
+from liveness.shard.homes import Elsewhere, Glance, glance
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
 
-DOUBT_MS = 30_000
-"""How long a reschedule may be on its way before an activity that its worker is not bound to is made available."""
-DOUBTS_MAX = 100_000
-LOOK_AGAIN_MS = 1_000
-SCRUB_MS = 60_000
-"""How often a held activity is compared with its worker's bindings."""
+CLAIMS_TRIED_MAX = 3
+
+Decision = Callable[[Shard, Activity], Events]
 
 
 class Custody:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, elsewhere: Elsewhere | None = None) -> None:
+        """`elsewhere`: other nodes, if there may be any."""
         self._node = node
-        self._doubted: dict[ActivityKey, int] = {}
-        """Held activities that their worker was not bound to, with the attempt, when they were looked at last."""
+        self._elsewhere = elsewhere
+        self._telling: set[asyncio.Task[None]] = set()
 
     # -- finding
 
@@ -60,6 +69,17 @@ class Custody:
         await self._node.durable(shard)
         return shard, activity
 
+    async def task_queue_of(self, worker_key: WorkerKey, id: ActivityId) -> str:
+        """A worker's own one, wherever the worker is at home."""
+        home = self.home_here(worker_key)
+        if home is not None:
+            return home.describe(worker_key).profile.task_queue
+        assert self._elsewhere is not None
+        seen = await self._elsewhere.look(worker_key, id)
+        if seen is None:
+            raise WorkerNotFound(worker=worker_key.instance_key, namespace=worker_key.namespace)
+        return seen.task_queue
+
     # -- beginnings
 
     async def schedule(self, key: ActivityKey, spec: Spec, delay_ms: int) -> tuple[bool, Activity]:
@@ -75,7 +95,7 @@ class Custody:
     def hand_out(self, key: ActivityKey, worker_key: WorkerKey) -> Activity:
         """Give an available activity to a worker, who is known to be live and to take work. Durable with the next
         commit of both shards; the answer must wait for it."""
-        shard, home = self.shard(key), self._home(worker_key)
+        shard, home = self.shard(key), self._node.shard(*worker_key)
         now_ms = shard.now_ms()
         verify_ms = now_ms + self._node.policies.of(key.namespace).dispatch_timeout_ms
         worker = home.workers[worker_key]
@@ -87,16 +107,14 @@ class Custody:
 
     async def claim(self, key: ActivityKey, spec: Spec, worker_key: WorkerKey, session_id: str) -> Activity:
         await self.recall([key])
-        shard, home = self.shard(key), self._home(worker_key)
+        home = self.home_here(worker_key)
+        if home is None:
+            return await self._claim_from_afar(key, spec, worker_key, session_id)
+        shard = self.shard(key)
         policy = self._node.policies.of(key.namespace)
         worker = home.describe(worker_key)
         orders.check_live(worker_key, worker, session_id)
-        known = shard.activities.get(key)
-        if known is not None and (known.worker, known.epoch) == (worker_key.instance_key, worker.epoch):
-            bound = worker.bindings.get(key.id)
-            if bound is None or bound.attempt != known.attempt:
-                # It let go of it, or only one side became durable: that attempt's token would be refused.
-                self.withdraw(key, known, "its worker is not bound to it")
+        self._withdraw_if_unbound(key, worker_key, glance(home, worker_key, key.id))
         now_ms = shard.now_ms()
         events = decide.claim(
             key.id, shard.activities.get(key), spec, worker_key.instance_key, worker.epoch, now_ms,
@@ -111,31 +129,130 @@ class Custody:
         await self._durable(shard, home)
         return activity
 
+    def _withdraw_if_unbound(self, key: ActivityKey, worker_key: WorkerKey, seen: Glance | None) -> None:
+        """It let go of it, or only one side became durable: that attempt's token would be refused."""
+        known = self.shard(key).activities.get(key)
+        if (
+            known is None
+            or seen is None
+            or (known.worker, known.epoch) != (worker_key.instance_key, seen.epoch)
+        ):
+            return
+        if seen.bound_attempt != known.attempt:
+            self.withdraw(key, holder_of(known), "its worker is not bound to it")
+
+    async def _claim_from_afar(
+        self, key: ActivityKey, spec: Spec, worker_key: WorkerKey, session_id: str
+    ) -> Activity:
+        """The worker's shard is another node's."""
+        assert self._elsewhere is not None
+
+        def decided(epoch: int) -> tuple[Shard, Events]:
+            shard = self.shard(key)
+            now_ms = shard.now_ms()
+            verify_ms = now_ms + self._node.policies.of(key.namespace).dispatch_timeout_ms
+            known = shard.activities.get(key)
+            return shard, decide.claim(key.id, known, spec, worker_key.instance_key, epoch, now_ms, verify_ms)
+
+        for _ in range(CLAIMS_TRIED_MAX):
+            seen = await self._elsewhere.look(worker_key, key.id)
+            if seen is None:
+                raise WorkerNotFound(worker=worker_key.instance_key, namespace=key.namespace)
+            await self.recall([key])
+            self._withdraw_if_unbound(key, worker_key, seen)
+            shard, events = decided(seen.epoch)
+            if not events:
+                await self._node.durable(shard)
+                return shard.activities[key]
+            known = shard.activities.get(key)
+            attempt = _attempt_of(events)
+            token, queue = (known.token, known.task_queue) if known else (b"", spec.task_queue)
+            wanted = BoundActivity(*key.id, attempt, queue, token)
+            epoch, _ = await self._elsewhere.bind(worker_key, session_id, [wanted])
+            await self.recall([key])
+            try:
+                shard, events = decided(epoch)
+            except LivenessError:
+                await self._let_go(worker_key, wanted)
+                raise
+            if _attempt_of(events) == attempt:
+                activity = shard.change_activity(key, events)
+                assert activity is not None
+                await self._node.durable(shard)
+                return activity
+            await self._let_go(worker_key, wanted)  # it moved on meanwhile
+        raise ActivityNotAvailable(activity=decide.name_of(key.id), state="changing hands")
+
+    async def hand_out_from_afar(
+        self, keys: Sequence[ActivityKey], worker_key: WorkerKey, session_id: str
+    ) -> list[tuple[ActivityKey, Activity]]:
+        """Give available activities of this node's shards to a worker that is at home elsewhere, durably."""
+        assert self._elsewhere is not None
+        offered = {key: self.shard(key).activities[key].bound() for key in keys}
+        epoch, bound = await self._elsewhere.bind(worker_key, session_id, list(offered.values()))
+        handed: list[tuple[ActivityKey, Activity]] = []
+        for place, (key, wanted) in enumerate(offered.items()):
+            try:
+                shard = self.shard(key)
+                known = shard.activities.get(key)
+                if place >= bound or known is None or known.bound() != wanted:
+                    continue
+                if known.state is ActivityState.AVAILABLE:
+                    now_ms = shard.now_ms()
+                    verify_ms = now_ms + self._node.policies.of(key.namespace).dispatch_timeout_ms
+                    events = decide.start(known, worker_key.instance_key, epoch, now_ms, verify_ms)
+                    activity = shard.change_activity(key, events)
+                    assert activity is not None
+                    handed.append((key, activity))
+            except Unavailable:
+                continue  # its shard is gone; what it was bound to is let go of below
+        await self._node.settle()
+        held = {key for key, _ in handed}
+        for place, (key, wanted) in enumerate(offered.items()):
+            if place < bound and key not in held:
+                await self._let_go(worker_key, wanted)
+        return handed
+
+    async def _let_go(self, worker_key: WorkerKey, activity: BoundActivity) -> None:
+        """Undo a binding that nobody was told of."""
+        assert self._elsewhere is not None
+        try:
+            await self._elsewhere.unbind(worker_key, activity.id, activity.attempt, taken=False)
+        except LivenessError:
+            pass  # found by its worker's scrub
+
     # -- ends
 
     async def complete(self, key: ActivityKey, holder: Holder, result: bytes) -> Activity:
-        shard, activity = await self._held(key)
-        return await self._end(key, holder, decide.complete(activity, holder, result, shard.now_ms()))
+        return await self._end(
+            key, holder, lambda shard, activity: decide.complete(activity, holder, result, shard.now_ms())
+        )
 
     async def fail(
         self, key: ActivityKey, holder: Holder, message: str, *, retryable: bool, after_ms: int | None
     ) -> Activity:
-        shard, activity = await self._held(key)
-        events = decide.fail(
-            activity, holder, message, shard.now_ms(), retryable=retryable, after_ms=after_ms
-        )
-        return await self._end(key, holder, events)
+        def decision(shard: Shard, activity: Activity) -> Events:
+            return decide.fail(
+                activity, holder, message, shard.now_ms(), retryable=retryable, after_ms=after_ms
+            )
+
+        return await self._end(key, holder, decision)
 
     async def give_back(self, key: ActivityKey, holder: Holder) -> Activity:
-        shard, activity = await self._held(key)
-        events = decide.give_back(activity, holder, "released by its worker", shard.now_ms())
-        return await self._end(key, holder, events)
+        def decision(shard: Shard, activity: Activity) -> Events:
+            return decide.give_back(activity, holder, "released by its worker", shard.now_ms())
+
+        return await self._end(key, holder, decision)
 
     async def cancel(self, key: ActivityKey, reason: str) -> bool:
         """Returns whether a worker held it and is told to stop."""
         shard, activity = await self._held(key)
         shard.change_activity(key, decide.cancel(activity, reason, shard.now_ms()))
-        home = self._unbind(key, activity.worker, activity.attempt, taken=True) if activity.worker else None
+        worker_key = WorkerKey(key.namespace, activity.worker)
+        if activity.worker and self.home_here(worker_key) is None:
+            await self._node.durable(shard)
+            return await self._unbound_afar(worker_key, key, activity.attempt, taken=True)
+        home = self.unbind(key, activity.worker, activity.attempt, taken=True) if activity.worker else None
         await self._durable(shard, *([home] if home else []))
         return home is not None
 
@@ -151,119 +268,115 @@ class Custody:
         shard = self.shard(key)
         return shard, shard.activities[key]
 
-    async def _end(self, key: ActivityKey, holder: Holder, events: Events) -> Activity:
-        shard, home = self.shard(key), self._home(WorkerKey(key.namespace, holder.worker))
+    async def _end(self, key: ActivityKey, holder: Holder, decision: Decision) -> Activity:
+        """The holder ends its attempt. A token whose lease is over is refused, whatever has been done about it so far."""
+        shard, known = await self._held(key)
+        events = decision(shard, known)
+        worker_key = WorkerKey(key.namespace, holder.worker)
+        home = self.home_here(worker_key)
         if events:
-            self._check_lease(key, holder, home)
+            if home is not None:
+                seen = glance(home, worker_key, key.id)
+            else:
+                assert self._elsewhere is not None
+                seen = await self._elsewhere.look(worker_key, key.id)
+                shard, known = await self._held(key)
+                events = decision(shard, known)  # what it rests on may have changed meanwhile
+            if why := _why_not_held(holder, seen):
+                raise fenced_off(key.id, holder, why)
         activity = shard.change_activity(key, events)
         assert activity is not None
-        self._unbind(key, holder.worker, holder.attempt, taken=False)
-        await self._durable(shard, home)
+        if home is not None:
+            self.unbind(key, holder.worker, holder.attempt, taken=False)
+            await self._durable(shard, home)
+        else:
+            await self._node.durable(shard)
+            await self._unbound_afar(worker_key, key, holder.attempt, taken=False)
         return activity
 
-    def _check_lease(self, key: ActivityKey, holder: Holder, home: Shard) -> None:
-        """Refuse a token whose lease is over, whatever has been done about it so far."""
-        if why := self._why_not_held(key, holder, home.workers.get(WorkerKey(key.namespace, holder.worker))):
-            raise fenced_off(key.id, holder, why)
+    async def _unbound_afar(
+        self, worker_key: WorkerKey, key: ActivityKey, attempt: int, *, taken: bool
+    ) -> bool:
+        assert self._elsewhere is not None
+        try:
+            return await self._elsewhere.unbind(worker_key, key.id, attempt, taken=taken)
+        except LivenessError:
+            return False  # found by its worker's scrub, if the worker does not say so itself
 
-    def _why_not_held(self, key: ActivityKey, holder: Holder, worker: Worker | None) -> str:
-        if worker is None:
-            return "the worker is not known"
-        if worker.state is not WorkerState.ACTIVE:
-            return f"the worker is {worker.state.name} ({worker.inactive_detail})"
-        if worker.epoch != holder.epoch:
-            return f"the worker's lease epoch is {worker.epoch} now"
-        bound = worker.bindings.get(key.id)
-        if bound is None or bound.attempt != holder.attempt:
-            return "the worker is not bound to it any more"
-        return ""
-
-    def _unbind(self, key: ActivityKey, worker: str, attempt: int, *, taken: bool) -> Shard | None:
-        """Returns the worker's shard if the worker was bound to it."""
+    def unbind(self, key: ActivityKey, worker: str, attempt: int, *, taken: bool) -> Shard | None:
+        """Returns the worker's shard if the worker was bound to it, and is at home here."""
         worker_key = WorkerKey(key.namespace, worker)
         try:
-            home = self._home(worker_key)
-        except ShardUnavailable:
+            home = self.home_here(worker_key)
+        except Unavailable:
             if not taken:
                 raise
             return None  # it hears of it when it ends the attempt
+        if home is None:
+            self._begin(self._unbind_afar(worker_key, key, attempt, taken=taken))
+            return None
         known = home.workers.get(worker_key)
         if known is None:
             return None
         events = orders.end_binding(known, key.id, attempt, taken=taken)
         return home if home.change_worker(worker_key, events) else None
 
+    async def _unbind_afar(
+        self, worker_key: WorkerKey, key: ActivityKey, attempt: int, *, taken: bool
+    ) -> None:
+        await self._unbound_afar(worker_key, key, attempt, taken=taken)
+
     # -- lost answers
 
-    def withdraw(self, key: ActivityKey, activity: Activity, reason: str) -> None:
+    def withdraw(self, key: ActivityKey, holder: Holder, reason: str) -> None:
         """The worker does not know that it was handed this: make it available to others."""
         shard = self.shard(key)
-        holder = Holder(activity.worker, activity.epoch, activity.attempt)
         current = shard.activities.get(key)
         if current is not None:
             try:
                 shard.change_activity(key, decide.give_back(current, holder, reason, shard.now_ms()))
             except FencedOff:
                 pass  # it moved on by itself
-        self._unbind(key, activity.worker, activity.attempt, taken=True)
-
-    def verify(self, key: ActivityKey, shard: Shard) -> int | None:
-        """Look whether a held activity is where it should be. Returns when to look again."""
-        activity = shard.activities.get(key)
-        if activity is None or activity.state is not ActivityState.STARTED:
-            return None
-        now_ms = shard.now_ms()
-        if now_ms < activity.due_ms:
-            return activity.due_ms
-        worker_key = WorkerKey(key.namespace, activity.worker)
-        try:
-            home = self._home(worker_key)
-        except ShardUnavailable:
-            return now_ms + LOOK_AGAIN_MS
-        worker = home.workers.get(worker_key)
-        bound = worker.bindings.get(key.id) if worker and worker.state is WorkerState.ACTIVE else None
-        if worker is not None and bound is not None and bound.attempt == activity.attempt:
-            self._doubted.pop(key, None)
-            if worker.standing.handed.get(key.id) is not False:
-                return now_ms + SCRUB_MS
-            if worker.renewed_ms <= home.now_ms() - (now_ms - activity.since_ms):
-                # Not heard of since the hand-out: it may have died of it, and then its lease must tell, or the death
-                # would not be counted.
-                return now_ms + LOOK_AGAIN_MS
-            self.withdraw(key, activity, "its worker never confirmed that it came")
-            return None
-        if self._doubted.pop(key, None) != activity.attempt:
-            if len(self._doubted) >= DOUBTS_MAX:
-                self._doubted.clear()  # what is still in doubt is found again
-            self._doubted[key] = activity.attempt
-            return now_ms + DOUBT_MS
-        self.withdraw(key, activity, "its worker is not bound to it")
-        return None
-
-    def scrub(self, worker_key: WorkerKey, home: Shard) -> None:
-        """Take from a worker what it was handed and does not hold, should only its own side have become durable: it
-        would count against the worker's quota for as long as the worker lives."""
-        worker = home.workers.get(worker_key)
-        if worker is None or not worker.standing.handed:
-            return
-        for id in worker.standing.handed:
-            key, attempt = ActivityKey(worker_key.namespace, *id), worker.bindings[id].attempt
-            try:
-                activity = self.shard(key).activities.get(key)
-            except ShardUnavailable:
-                continue
-            if (
-                activity is None
-                or activity.state is not ActivityState.STARTED
-                or (activity.worker, activity.attempt) != (worker_key.instance_key, attempt)
-            ):
-                self._unbind(key, worker_key.instance_key, attempt, taken=True)
+        self.unbind(key, holder.worker, holder.attempt, taken=True)
 
     # -- inside
 
-    def _home(self, worker_key: WorkerKey) -> Shard:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def close(self) -> None:
+        for task in self._telling:
+            task.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+    def is_here(self, namespace: str, name: str) -> bool:
+        return self._node.serves(shard_of(namespace, name, self._node.shard_count))
+
+    def home_here(self, worker_key: WorkerKey) -> Shard | None:
+        """The worker's shard; None if another node serves it."""
+        if self._elsewhere is not None and not self.is_here(*worker_key):
+            return None
         return self._node.shard(*worker_key)
 
     async def _durable(self, *shards: Shard) -> None:
         for shard in dict.fromkeys(shards):
             await self._node.durable(shard)
+
+
+def _attempt_of(events: Events) -> int:
+    """That is begun with them; 0 if none is."""
+    return next((event.attempt for event in events if isinstance(event, ActivityStarted)), 0)
+
+
+def _why_not_held(holder: Holder, seen: Glance | None) -> str:
+    if seen is None:
+        return "the worker is not known"
+    if seen.state is not WorkerState.ACTIVE:
+        return f"the worker is {seen.state.name} ({seen.inactive_detail})"
+    if seen.epoch != holder.epoch:
+        return f"the worker's lease epoch is {seen.epoch} now"
+    if seen.bound_attempt != holder.attempt:
+        return "the worker is not bound to it any more"
+    return ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 import structlog
 
 from liveness.clock import Clock
-from liveness.domain.errors import ShardUnavailable, ShuttingDown
+from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
 from liveness.domain.keys import shard_of
 from liveness.shard.committer import Committer, Group
 from liveness.shard.deadlines import Deadlines
@@ -27,6 +27,9 @@ CLOCK_WRITTEN_EVERY_MS = 500
 STALL_MS = 500
 """A pulse this late means that the process stood still, and that heartbeats may lie unread in its sockets."""
 REOPEN_BACKOFF_MS = (50, 200, 1_000, 2_000, 5_000)
+NEVER_MS = 2**63
+RELEASED_AT_ONCE = 16
+"""So many shards are handed over in one go; the others serve meanwhile."""
 
 
 class Node:
@@ -51,8 +54,20 @@ class Node:
         self.on_pulse: list[Callable[[], None]] = []
         self.on_committed: list[Callable[[Sequence[HandedOver]], None]] = []
         self.on_opened: list[Callable[[Shard], None]] = []
+        self.on_closed: list[Callable[[Shard], None]] = []
+        """A shard does not serve here any more: handed over, taken by another, or about to be read again."""
         self.on_policy: list[Callable[[], None]] = []
-        self._owner = owner
+        self.owner = owner
+        self.on_robbed: Callable[[Collection[int]], None] | None = None
+        """Told of shards that another owner has taken; without it, they are taken back."""
+        self.whereabouts: Callable[[int], Unavailable] = lambda shard_id: ShardUnavailable(shard_id=shard_id)
+        """Why a shard does not serve here, for those who asked for it."""
+        self.sure_until_ms: Callable[[], int] = lambda: NEVER_MS
+        """On the monotonic clock: until then, no other node can have taken a shard of this one."""
+        self.observed_elsewhere: Mapping[int, int] = {}
+        """What the clocks of other nodes' shards showed, some moments ago."""
+        self.busy: set[int] = set()
+        """Shards that are being taken, read again or handed over."""
         self._grace_ms = grace_ms
         self._deadlines = deadlines
         self._shards: list[Shard | None] = [None] * shard_count
@@ -69,13 +84,44 @@ class Node:
             interval_ms=commit_interval_ms,
             on_lost=self._on_lost,
             on_committed=self._after_commit,
-            on_broken=self._on_broken,
+            on_broken=self.give_up,
         )
 
     # -- life
 
-    async def open(self) -> None:
-        await self._take_over(range(self.shard_count))
+    async def open(self, seen: Mapping[int, int] | None = None) -> list[Shard]:
+        """Take shards, those whose epoch is still the one that was seen, or, without that, all. Returns those it got."""
+        wanted = range(self.shard_count) if seen is None else [id for id in seen if id not in self.busy]
+        self.busy.update(wanted)
+        try:
+            return await self._take_over(wanted, seen)
+        finally:
+            self.busy.difference_update(wanted)
+
+    async def release(self, shard_ids: Iterable[int]) -> list[Shard]:
+        """Hand shards over: they serve nobody from now on, and whoever is meant to may take them. Returns those that
+        were let go of; the others have another owner already, or must be read again."""
+        leaving = [shard for id in shard_ids if (shard := self._shards[id]) is not None]
+        released: list[Shard] = []
+        for start in range(0, len(leaving), RELEASED_AT_ONCE):
+            released += await self._release(leaving[start : start + RELEASED_AT_ONCE])
+        return released
+
+    async def _release(self, leaving: Sequence[Shard]) -> list[Shard]:
+        leaving = [shard for shard in leaving if self._shards[shard.id] is shard]
+        ids = [shard.id for shard in leaving]
+        self.busy.update(ids)
+        try:
+            for shard in leaving:
+                self._close(shard)
+                shard.departed = True
+            # One commit for all: nothing else happens between these calls.
+            groups = [self.committer.request_release(shard) for shard in leaving]
+            for group in groups:
+                await group.wait()
+            return [shard for shard, group in zip(leaving, groups, strict=True) if not group.failed(shard)]
+        finally:
+            self.busy.difference_update(ids)
 
     def start(self, *, pulse: bool = True) -> None:
         """Begin committing and, with `pulse`, looking at the clock by itself."""
@@ -88,11 +134,11 @@ class Node:
         self.listening.stop()
 
     async def close(self) -> None:
-        """Commit what was decided, checkpoint, stop. Durable replies may still be waiting to leave."""
+        """Commit what was decided, let go of all shards, stop. Durable replies may still be waiting to leave."""
         self._closing = True
         self.stop_listening()
         if not self.committer.broken:
-            await self.checkpoint()
+            await self.release(range(self.shard_count))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -113,14 +159,22 @@ class Node:
         if self._closing:
             raise ShuttingDown
         if shard is None:
-            raise ShardUnavailable(shard_id=shard_id)
+            raise self.whereabouts(shard_id)
         return shard
+
+    def serves(self, shard_id: int) -> bool:
+        return self._shards[shard_id] is not None
 
     def table(self) -> Sequence[Shard | None]:
         """Shards by id, None where one is being re-read; for callers that look up many."""
         if self._closing:
             raise ShuttingDown
         return self._shards
+
+    def observed_ms(self, shard_id: int) -> int:
+        """A shard's time, for telling people; a little behind where another node serves it."""
+        shard = self._shards[shard_id]
+        return shard.now_ms() if shard is not None else self.observed_elsewhere.get(shard_id, 0)
 
     def shards(self) -> list[Shard]:
         """Those that serve."""
@@ -134,14 +188,24 @@ class Node:
         )
 
     def barrier(self) -> Group:
+        """The group after which everything that memory shows now is durable."""
+        if self.clock.monotonic_ms() >= self.sure_until_ms():
+            # Another node may have taken what memory shows, for instance while this process stood still: a commit
+            # of each shard tells.
+            for shard in self.shards():
+                self.committer.touch(shard)
         return self.committer.barrier()
 
     async def durable(self, shard: Shard) -> None:
         """Return when everything `shard` shows now is committed, or raise."""
         group = self.barrier()
         await group.wait()
-        if group.failed(shard) or self._shards[shard.id] is not shard:
-            raise ShardUnavailable(shard_id=shard.id)
+        if group.failed(shard) or not self.holds(shard):
+            raise self.whereabouts(shard.id)
+
+    def holds(self, shard: Shard) -> bool:
+        """Whether nothing that this very object decided was lost: it serves still, or was handed over whole."""
+        return self._shards[shard.id] is shard or shard.departed
 
     async def settle(self) -> None:
         """Return when everything memory shows now is committed, or raise: for refusals, which rest on all of it."""
@@ -174,31 +238,54 @@ class Node:
 
     # -- trouble
 
-    def _on_lost(self, shard_ids: frozenset[int]) -> None:
-        for shard_id in shard_ids:
-            shard, self._shards[shard_id] = self._shards[shard_id], None
-            if shard is not None:
-                self._dropped_population[shard_id] = shard.population
-        if not self._closing:
-            self._spawn(self._reopen(shard_ids))
+    def _on_lost(self, lost: Sequence[Shard], theirs: bool) -> None:
+        """Shards whose commit failed. `theirs`: because they have another owner."""
+        for shard in lost:
+            if self._shards[shard.id] is shard:
+                self._dropped_population[shard.id] = shard.population
+                self._close(shard)
+            shard.departed = False  # what it was to hand over is lost
+        if self._closing:
+            return
+        if theirs and self.on_robbed is not None:
+            self.on_robbed([shard.id for shard in lost])
+            return
+        ids = [shard.id for shard in lost]
+        self.busy.update(ids)
+        alone = self.on_robbed is None
+        self._spawn(self._reopen(ids, None if alone else {shard.id: shard.epoch for shard in lost}))
 
-    async def _reopen(self, shard_ids: frozenset[int]) -> None:
-        for attempt in range(1_000_000):
-            try:
-                await self._take_over(shard_ids)
-            except StoreBroken as error:
-                self._on_broken(error)
-                return
-            except StoreError as error:
-                logger.warning("cannot re-read shards", shards=len(shard_ids), why=str(error))
-                await self.clock.sleep(REOPEN_BACKOFF_MS[min(attempt, len(REOPEN_BACKOFF_MS) - 1)])
-            else:
-                logger.info("shards serve again", shards=len(shard_ids))
-                return
+    async def _reopen(self, shard_ids: Sequence[int], seen: Mapping[int, int] | None) -> None:
+        taken: list[Shard] = []
+        try:
+            for attempt in range(1_000_000):
+                try:
+                    taken = await self._take_over(shard_ids, seen)
+                except StoreBroken as error:
+                    self.give_up(error)
+                    return
+                except StoreError as error:
+                    logger.warning("cannot re-read shards", shards=len(shard_ids), why=str(error))
+                    await self.clock.sleep(REOPEN_BACKOFF_MS[min(attempt, len(REOPEN_BACKOFF_MS) - 1)])
+                else:
+                    logger.info("shards serve again", shards=len(taken))
+                    break
+        finally:
+            self.busy.difference_update(shard_ids)
+        robbed = set(shard_ids) - {shard.id for shard in taken}
+        if robbed and self.on_robbed is not None:
+            self.on_robbed(robbed)
 
-    async def _take_over(self, shard_ids: Sequence[int] | frozenset[int]) -> None:
-        images = await self.store.take_over(shard_ids, self._owner, self.clock.wall_ms())
-        self._adopt_config(await self.store.load_config(), shard_ids)
+    def _close(self, shard: Shard) -> None:
+        self._shards[shard.id] = None
+        for closed in self.on_closed:
+            closed(shard)
+
+    async def _take_over(self, shard_ids: Collection[int], seen: Mapping[int, int] | None) -> list[Shard]:
+        taken = []
+        images = await self.store.take_over(shard_ids, self.owner, self.clock.wall_ms(), seen)
+        self.adopt_config(await self.store.load_config(), shard_ids)
+        self.policy_changed()
         for image in images:
             shard = Shard(
                 image,
@@ -211,16 +298,24 @@ class Node:
             )
             self._shards[image.shard_id] = shard
             self._dropped_population.pop(image.shard_id, None)
+            taken.append(shard)
             for opened in self.on_opened:
                 opened(shard)
+        return taken
 
-    def _adopt_config(self, stored: Mapping[str, Mapping[str, float]], shard_ids: Container[int]) -> None:
-        """Settings, too, may have been committed without an answer. Those of other shards may be changing just now,
-        and memory knows better about them."""
+    def adopt_config(
+        self, stored: Mapping[str, Mapping[str, float]], taken: Container[int] = frozenset()
+    ) -> bool:
+        """Settings as the store has them. Those whose shard was just taken may have been committed without an answer,
+        and those of other nodes' shards change there. Of the rest, which may be changing just now, memory knows better.
+        Returns whether anything changed."""
+        changed = False
         for namespace, overrides in stored.items():
-            if shard_of(namespace, "", self.shard_count) in shard_ids:
+            home = shard_of(namespace, "", self.shard_count)
+            if (home in taken or not self.serves(home)) and overrides != self.policies.overrides(namespace):
                 self.policies.replace(namespace, overrides)
-        self.policy_changed()
+                changed = True
+        return changed
 
     def policy_changed(self) -> None:
         """What heartbeats ask for may be granted otherwise now, and workers may be told otherwise."""
@@ -230,11 +325,14 @@ class Node:
             look()
 
     def _touch(self, shard: Shard) -> None:
+        if shard.departed:
+            raise self.whereabouts(shard.id)
         # Who still holds on to a shard that was dropped must not push aside the one that was re-read.
         if self._shards[shard.id] is shard:
             self.committer.touch(shard)
 
-    def _on_broken(self, error: StoreBroken) -> None:
+    def give_up(self, error: StoreBroken) -> None:
+        """Durability can no longer be promised."""
         self._closing = True
         self.committer.broken = True
         if not self.broken.done():
@@ -254,4 +352,4 @@ class Node:
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug in the engine room: nothing more can be promised.
             logger.error("engine stopped", exc_info=error)
-            self._on_broken(StoreBroken(detail=f"internal error: {error!r}"))
+            self.give_up(StoreBroken(detail=f"internal error: {error!r}"))

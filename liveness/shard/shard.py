@@ -75,6 +75,10 @@ class HandedOver(NamedTuple):
     """Workers to whom a heartbeat's answer would now say something else than before."""
 
 
+Admit = Callable[["Shard", str, Policy], None]
+"""Refuses one more worker of a namespace in a shard, if there is no room."""
+
+
 class Shard:
     def __init__(
         self,
@@ -107,6 +111,10 @@ class Shard:
             key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP
         )
         """ACTIVE and INACTIVE workers per namespace."""
+        self.slots = Counter(image.slots)
+        """How many it may have, where several nodes share a namespace's quota."""
+        self.departed = False
+        """Handed over to another node: what it decided before is in its last commit, and nothing comes after that."""
         self._clock = clock
         self._listening = listening
         self._shard_count = shard_count
@@ -181,12 +189,10 @@ class Shard:
         """The policy changed: what a heartbeat asks for may be granted otherwise."""
         self._forms.clear()
 
-    def heartbeat(
-        self, key: WorkerKey, beat: Heartbeat, now_ms: int, occupancy: Callable[[str], int]
-    ) -> tuple[Outcome, Worker]:
+    def heartbeat(self, key: WorkerKey, beat: Heartbeat, now_ms: int, admit: Admit) -> tuple[Outcome, Worker]:
         worker = self.workers.get(key)
         if worker is None:
-            decider.admit(key.namespace, beat.policy, occupancy(key.namespace))
+            admit(self, key.namespace, beat.policy)
         events = decider.heartbeat(key, worker, beat, now_ms)
         if worker is not None:
             if not events:
@@ -290,7 +296,9 @@ class Shard:
 
     # -- the way to the store
 
-    def hand_over(self, listening_ms: int, wall_ms: int, *, checkpoint: bool = False) -> HandedOver:
+    def hand_over(
+        self, listening_ms: int, wall_ms: int, *, checkpoint: bool = False, release: bool = False
+    ) -> HandedOver:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
@@ -301,6 +309,7 @@ class Shard:
             for key in self._changed:
                 commit.workers[key] = (self.workers[key], commit.last_seq)
             self._changed = set()
+        commit.release = release
         self._handed_seq = commit.last_seq
         self._pending = Pending(commit.last_seq)
         self._dirty = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
@@ -73,6 +74,8 @@ class ShardCommit:
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     checkpoint: tuple[int, list[Pulse]] | None = None
+    release: bool = False
+    """The owner lets go of the shard with this commit: it is its last."""
 
 
 class ShardImage(NamedTuple):
@@ -90,6 +93,8 @@ class ShardImage(NamedTuple):
     tail: list[LogEntry]
     activities: dict[ActivityKey, Activity]
     """Those that are not finished."""
+    slots: Mapping[str, int] = MappingProxyType({})
+    """How many workers of each namespace the shard may have; see `Store.grant_slots`."""
 
 
 class WorkerRow(NamedTuple):
@@ -133,8 +138,11 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
-    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
-        """Raise the shards' epochs, which fences every earlier owner, and read them back."""
+    async def take_over(
+        self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
+    ) -> list[ShardImage]:
+        """Raise the shards' epochs, which fences every earlier owner, and read them back. `seen`: only those whose
+        epoch is still this one, so that of several who want a shard one gets it and the others leave it alone."""
 
     async def renew_node(self, mine: NodeRow) -> ClusterView:
         """Keep this node's place in the registry, and see who else is there and who owns what."""
@@ -145,6 +153,13 @@ class Store(Protocol):
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         """One durable transaction over several shards. Raises `ShardsLost`, `CommitRejected`, `CommitUnknown`, `StoreBroken`."""
+
+    async def grant_slots(self, shard_id: int, epoch: int, namespace: str, want: int, limit: int) -> int:
+        """Let a shard have more workers of a namespace, as far as all shards together stay within `limit`. Returns how
+        many it may have now."""
+
+    async def return_slots(self, owned: Mapping[int, int], namespace: str, kept: Mapping[int, int]) -> None:
+        """Shards need no more than this; the rest is for others."""
 
     async def load_config(self) -> dict[str, dict[str, float]]: ...
 
@@ -171,6 +186,9 @@ class Store(Protocol):
         """Notable events (all but plain renewals) in order."""
 
     async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]: ...
+
+    async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
+        """Those in whose queues there are tasks that nobody has tried yet."""
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         """Of the open tasks due after that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, select
+from sqlalchemy import Connection, and_, delete, func, select, update
 
 from liveness.domain.activity import FINISHED
 from liveness.store import codec
@@ -48,6 +48,8 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         if commit.task_updates:
             _update_tasks(connection, commit)
     _write_checkpoints(connection, commits)
+    if released := [commit.shard_id for commit in commits if commit.release]:
+        connection.execute(update(shards).where(shards.c.shard_id.in_(released)).values(owner=""))
 
 
 def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> None:

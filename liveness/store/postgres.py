@@ -15,17 +15,24 @@ from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, Sto
 T = TypeVar("T")
 
 CONNECTIONS_MAX = 8
+"""Unless set otherwise. The group commit needs one; reads, the registry and maintenance share the others."""
+CONNECT_SECONDS_MAX = 5.0
+ANSWER_SECONDS_MAX = 10.0
+"""A statement that takes longer has not failed, but nobody waits for it any more: whether a commit took place is then
+unknown, and its shards are read again."""
 
 
 class PostgresDatabase:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections_max: int = CONNECTIONS_MAX) -> None:
+        kept = max(1, connections_max // 2)
         self._engine = create_async_engine(
             make_url(url).set(drivername="postgresql+asyncpg"),
-            pool_size=4,
-            max_overflow=CONNECTIONS_MAX - 4,
+            pool_size=kept,
+            max_overflow=connections_max - kept,
             pool_pre_ping=False,
             connect_args={
-                "timeout": 10,
+                "timeout": CONNECT_SECONDS_MAX,
+                "command_timeout": ANSWER_SECONDS_MAX,
                 "server_settings": {"synchronous_commit": "on", "application_name": "liveness"},
                 "prepared_statement_cache_size": 512,
             },

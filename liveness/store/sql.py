@@ -42,6 +42,7 @@ from liveness.store.schema import (
     tasks,
     workers,
 )
+from liveness.store.slots import grant_slots, return_slots
 from liveness.store.take_over import LOG_COLUMNS, stored_activity, take_over
 
 DELETE_BATCH = 5_000
@@ -67,9 +68,11 @@ class SqlStore:
     async def close(self) -> None:
         await self._database.close()
 
-    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
+    async def take_over(
+        self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
+    ) -> list[ShardImage]:
         return await self._database.write(
-            lambda connection: take_over(connection, sorted(shard_ids), owner, wall_ms)
+            lambda connection: take_over(connection, sorted(shard_ids), owner, wall_ms, seen)
         )
 
     async def renew_node(self, mine: NodeRow) -> ClusterView:
@@ -83,6 +86,14 @@ class SqlStore:
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self._database.write(lambda connection: apply_commits(connection, commits))
+
+    async def grant_slots(self, shard_id: int, epoch: int, namespace: str, want: int, limit: int) -> int:
+        return await self._database.write(
+            lambda connection: grant_slots(connection, shard_id, epoch, namespace, want, limit)
+        )
+
+    async def return_slots(self, owned: Mapping[int, int], namespace: str, kept: Mapping[int, int]) -> None:
+        await self._database.write(lambda connection: return_slots(connection, owned, namespace, kept))
 
     async def load_config(self) -> dict[str, dict[str, float]]:
         def load(connection: Connection) -> dict[str, dict[str, float]]:
@@ -170,6 +181,14 @@ class SqlStore:
             .limit(limit)
         )
         return [_stored_task(row) for row in await self._all(query)]
+
+    async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
+        query = (
+            select(tasks.c.shard_id)
+            .where(tasks.c.shard_id.in_(shard_ids), tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms == 0)
+            .distinct()
+        )
+        return [shard_id for (shard_id,) in await self._all(query)]
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         query = select(func.min(tasks.c.due_ms)).where(

@@ -15,12 +15,22 @@ from liveness.store import codec
 from liveness.store.api import TAKEOVERS_KEPT, ShardImage
 from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow, encode_entry
-from liveness.store.schema import activities, checkpoints, log, shards, workers
+from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
 
 LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
 
 
-def take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wall_ms: int) -> list[ShardImage]:
+def take_over(
+    connection: Connection,
+    shard_ids: Sequence[int],
+    owner: str,
+    wall_ms: int,
+    seen: Mapping[int, int] | None = None,
+) -> list[ShardImage]:
+    if seen is not None:
+        shard_ids = _unchanged(connection, shard_ids, seen)
+        if not shard_ids:
+            return []
     # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below
     # must see.
     mine = shards.c.shard_id.in_(shard_ids)
@@ -50,6 +60,7 @@ def take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wall
     }
     worker_rows = _read_workers(connection, shard_ids)
     activity_rows = _read_activities(connection, shard_ids)
+    room = _read_slots(connection, shard_ids)
     before_this = {head.shard_id: head.last_seq - 1 for head in heads}
     tails = _read_tails(connection, before_this, {id: (row.seq, row.position) for id, row in saved.items()})
     return [
@@ -64,9 +75,29 @@ def take_over(connection: Connection, shard_ids: Sequence[int], owner: str, wall
             workers=worker_rows[head.shard_id],
             tail=tails[head.shard_id],
             activities=activity_rows[head.shard_id],
+            slots=room[head.shard_id],
         )
         for head in heads
     ]
+
+
+def _unchanged(connection: Connection, shard_ids: Sequence[int], seen: Mapping[int, int]) -> list[int]:
+    """Those whose epoch is still the one that was seen; they stay so until the transaction ends."""
+    query = (
+        select(shards.c.shard_id, shards.c.epoch)
+        .where(shards.c.shard_id.in_(shard_ids))
+        .order_by(shards.c.shard_id)
+        .with_for_update()
+    )
+    return [shard_id for shard_id, epoch in connection.execute(query) if seen[shard_id] == epoch]
+
+
+def _read_slots(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[str, int]]:
+    found: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    query = select(slots).where(slots.c.shard_id.in_(shard_ids))
+    for row in connection.execute(query):
+        found[row.shard_id][row.namespace] = row.granted
+    return found
 
 
 def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[int, dict[WorkerKey, Any]]:

@@ -136,12 +136,15 @@ class HintRequest(_message.Message):
     MEMBERS_CHANGED_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    WATCHING_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     config_changed: _builtins.bool
     """Settings of namespaces were changed."""
     members_changed: _builtins.bool
     """Nodes joined or are leaving."""
+    watching: _builtins.bool
+    """Somebody watches events at the sender: heads of logs are of interest to it."""
     @_builtins.property
     def wake_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Queues of these shards were given tasks."""
@@ -174,10 +177,11 @@ class HintRequest(_message.Message):
         members_changed: _builtins.bool = ...,
         offers: _abc.Iterable[Global___QueueOffer] | None = ...,
         heads: _abc.Iterable[Global___LogHead] | None = ...,
+        watching: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config_changed", b"config_changed", "heads", b"heads", "members_changed", b"members_changed", "node_id", b"node_id", "offers", b"offers", "owned", b"owned", "released", b"released", "wake_shards", b"wake_shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config_changed", b"config_changed", "heads", b"heads", "members_changed", b"members_changed", "node_id", b"node_id", "offers", b"offers", "owned", b"owned", "released", b"released", "wake_shards", b"wake_shards", "watching", b"watching"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,17 +235,12 @@ Global___LogHead: _TypeAlias = LogHead  # noqa: Y015
 class HintResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    WATCHING_FIELD_NUMBER: _builtins.int
-    watching: _builtins.bool
-    """Somebody watches events there: heads of logs are of interest."""
     def __init__(
         self,
-        *,
-        watching: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["watching", b"watching"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -376,126 +375,165 @@ class LookUpWorkersResponse(_message.Message):
 Global___LookUpWorkersResponse: _TypeAlias = LookUpWorkersResponse  # noqa: Y015
 
 @_typing.final
-class LookAtHolderRequest(_message.Message):
+class LookAtHoldersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAMESPACE_FIELD_NUMBER: _builtins.int
-    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
-    ID_FIELD_NUMBER: _builtins.int
-    namespace: _builtins.str
-    worker_instance_key: _builtins.str
+    @_typing.final
+    class Question(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+        ID_FIELD_NUMBER: _builtins.int
+        namespace: _builtins.str
+        worker_instance_key: _builtins.str
+        @_builtins.property
+        def id(self) -> _activity_pb2.ActivityId: ...
+        def __init__(
+            self,
+            *,
+            namespace: _builtins.str = ...,
+            worker_instance_key: _builtins.str = ...,
+            id: _activity_pb2.ActivityId | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    QUESTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def id(self) -> _activity_pb2.ActivityId: ...
+    def questions(self) -> _containers.RepeatedCompositeFieldContainer[Global___LookAtHoldersRequest.Question]: ...
     def __init__(
         self,
         *,
-        namespace: _builtins.str = ...,
-        worker_instance_key: _builtins.str = ...,
-        id: _activity_pb2.ActivityId | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LookAtHolderRequest: _TypeAlias = LookAtHolderRequest  # noqa: Y015
-
-@_typing.final
-class LookAtHolderResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KNOWN_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
-    INACTIVE_DETAIL_FIELD_NUMBER: _builtins.int
-    BOUND_ATTEMPT_FIELD_NUMBER: _builtins.int
-    UNCONFIRMED_FIELD_NUMBER: _builtins.int
-    SILENT_MS_FIELD_NUMBER: _builtins.int
-    TASK_QUEUE_FIELD_NUMBER: _builtins.int
-    known: _builtins.bool
-    """Otherwise nothing else is set."""
-    state: _worker_pb2.WorkerState.ValueType
-    lease_epoch: _builtins.int
-    session_id: _builtins.str
-    inactive_detail: _builtins.str
-    bound_attempt: _builtins.int
-    """Of the activity; 0 if the worker is not bound to it."""
-    unconfirmed: _builtins.bool
-    """The worker was handed it and has not confirmed that it came."""
-    silent_ms: _builtins.int
-    """How long nothing was heard of the worker."""
-    task_queue: _builtins.str
-    def __init__(
-        self,
-        *,
-        known: _builtins.bool = ...,
-        state: _worker_pb2.WorkerState.ValueType = ...,
-        lease_epoch: _builtins.int = ...,
-        session_id: _builtins.str = ...,
-        inactive_detail: _builtins.str = ...,
-        bound_attempt: _builtins.int = ...,
-        unconfirmed: _builtins.bool = ...,
-        silent_ms: _builtins.int = ...,
-        task_queue: _builtins.str = ...,
+        questions: _abc.Iterable[Global___LookAtHoldersRequest.Question] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_attempt", b"bound_attempt", "inactive_detail", b"inactive_detail", "known", b"known", "lease_epoch", b"lease_epoch", "session_id", b"session_id", "silent_ms", b"silent_ms", "state", b"state", "task_queue", b"task_queue", "unconfirmed", b"unconfirmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["questions", b"questions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LookAtHolderResponse: _TypeAlias = LookAtHolderResponse  # noqa: Y015
+Global___LookAtHoldersRequest: _TypeAlias = LookAtHoldersRequest  # noqa: Y015
 
 @_typing.final
-class BindAttemptRequest(_message.Message):
+class LookAtHoldersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Answer(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KNOWN_FIELD_NUMBER: _builtins.int
+        STATE_FIELD_NUMBER: _builtins.int
+        LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+        INACTIVE_DETAIL_FIELD_NUMBER: _builtins.int
+        BOUND_ATTEMPT_FIELD_NUMBER: _builtins.int
+        UNCONFIRMED_FIELD_NUMBER: _builtins.int
+        SILENT_MS_FIELD_NUMBER: _builtins.int
+        TASK_QUEUE_FIELD_NUMBER: _builtins.int
+        known: _builtins.bool
+        """Otherwise nothing else is set."""
+        state: _worker_pb2.WorkerState.ValueType
+        lease_epoch: _builtins.int
+        inactive_detail: _builtins.str
+        bound_attempt: _builtins.int
+        """Of the activity; 0 if the worker is not bound to it."""
+        unconfirmed: _builtins.bool
+        """The worker was handed it and has not confirmed that it came."""
+        silent_ms: _builtins.int
+        """How long nothing was heard of the worker."""
+        task_queue: _builtins.str
+        def __init__(
+            self,
+            *,
+            known: _builtins.bool = ...,
+            state: _worker_pb2.WorkerState.ValueType = ...,
+            lease_epoch: _builtins.int = ...,
+            inactive_detail: _builtins.str = ...,
+            bound_attempt: _builtins.int = ...,
+            unconfirmed: _builtins.bool = ...,
+            silent_ms: _builtins.int = ...,
+            task_queue: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_attempt", b"bound_attempt", "inactive_detail", b"inactive_detail", "known", b"known", "lease_epoch", b"lease_epoch", "silent_ms", b"silent_ms", "state", b"state", "task_queue", b"task_queue", "unconfirmed", b"unconfirmed"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LookAtHoldersResponse.Answer]:
+        """In the order of the questions."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___LookAtHoldersResponse.Answer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookAtHoldersResponse: _TypeAlias = LookAtHoldersResponse  # noqa: Y015
+
+@_typing.final
+class BindAttemptsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
-    ACTIVITY_FIELD_NUMBER: _builtins.int
+    ACTIVITIES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
     """Empty: any."""
     @_builtins.property
-    def activity(self) -> _worker_pb2.ActivityRef: ...
+    def activities(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ActivityRef]: ...
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         worker_instance_key: _builtins.str = ...,
         session_id: _builtins.str = ...,
-        activity: _worker_pb2.ActivityRef | None = ...,
+        activities: _abc.Iterable[_worker_pb2.ActivityRef] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BindAttemptRequest: _TypeAlias = BindAttemptRequest  # noqa: Y015
+Global___BindAttemptsRequest: _TypeAlias = BindAttemptsRequest  # noqa: Y015
 
 @_typing.final
-class BindAttemptResponse(_message.Message):
+class BindAttemptsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
     lease_epoch: _builtins.int
+    bound: _builtins.int
+    """So many of them, from the first on; the worker has no room for the others."""
     def __init__(
         self,
         *,
         lease_epoch: _builtins.int = ...,
+        bound: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "lease_epoch", b"lease_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BindAttemptResponse: _TypeAlias = BindAttemptResponse  # noqa: Y015
+Global___BindAttemptsResponse: _TypeAlias = BindAttemptsResponse  # noqa: Y015
 
 @_typing.final
 class UnbindAttemptRequest(_message.Message):
@@ -551,26 +589,49 @@ class UnbindAttemptResponse(_message.Message):
 Global___UnbindAttemptResponse: _TypeAlias = UnbindAttemptResponse  # noqa: Y015
 
 @_typing.final
-class FindNotHeldRequest(_message.Message):
+class HeldAttempt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
-    ACTIVITIES_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
+    attempt: _builtins.int
     @_builtins.property
-    def activities(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ActivityRef]: ...
+    def id(self) -> _activity_pb2.ActivityId: ...
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         worker_instance_key: _builtins.str = ...,
-        activities: _abc.Iterable[_worker_pb2.ActivityRef] | None = ...,
+        id: _activity_pb2.ActivityId | None = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldAttempt: _TypeAlias = HeldAttempt  # noqa: Y015
+
+@_typing.final
+class FindNotHeldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldAttempt]: ...
+    def __init__(
+        self,
+        *,
+        attempts: _abc.Iterable[Global___HeldAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,11 +643,11 @@ class FindNotHeldResponse(_message.Message):
 
     NOT_HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def not_held(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ActivityRef]: ...
+    def not_held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldAttempt]: ...
     def __init__(
         self,
         *,
-        not_held: _abc.Iterable[_worker_pb2.ActivityRef] | None = ...,
+        not_held: _abc.Iterable[Global___HeldAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -653,21 +714,24 @@ class TakeBackRequest(_message.Message):
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     ACTIVITIES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
+    lease_epoch: _builtins.int
     @_builtins.property
-    def activities(self) -> _containers.RepeatedCompositeFieldContainer[_activity_pb2.ActivityTask]: ...
+    def activities(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.ActivityRef]: ...
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         worker_instance_key: _builtins.str = ...,
-        activities: _abc.Iterable[_activity_pb2.ActivityTask] | None = ...,
+        lease_epoch: _builtins.int = ...,
+        activities: _abc.Iterable[_worker_pb2.ActivityRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,15 +59,15 @@ class ClusterServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_cluster__pb2.LookUpWorkersRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_cluster__pb2.LookUpWorkersResponse.FromString,
                 _registered_method=True)
-        self.LookAtHolder = channel.unary_unary(
-                '/liveness.v1.ClusterService/LookAtHolder',
-                request_serializer=liveness_dot_v1_dot_cluster__pb2.LookAtHolderRequest.SerializeToString,
-                response_deserializer=liveness_dot_v1_dot_cluster__pb2.LookAtHolderResponse.FromString,
+        self.LookAtHolders = channel.unary_unary(
+                '/liveness.v1.ClusterService/LookAtHolders',
+                request_serializer=liveness_dot_v1_dot_cluster__pb2.LookAtHoldersRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_cluster__pb2.LookAtHoldersResponse.FromString,
                 _registered_method=True)
-        self.BindAttempt = channel.unary_unary(
-                '/liveness.v1.ClusterService/BindAttempt',
-                request_serializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptRequest.SerializeToString,
-                response_deserializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptResponse.FromString,
+        self.BindAttempts = channel.unary_unary(
+                '/liveness.v1.ClusterService/BindAttempts',
+                request_serializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptsRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptsResponse.FromString,
                 _registered_method=True)
         self.UnbindAttempt = channel.unary_unary(
                 '/liveness.v1.ClusterService/UnbindAttempt',
@@ -133,15 +133,15 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LookAtHolder(self, request, context):
-        """What a worker's shard says about the holder of an attempt.
+    def LookAtHolders(self, request, context):
+        """What the workers' shards say about the holders of attempts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def BindAttempt(self, request, context):
-        """Binds an attempt to a worker, durably, if the worker is live and takes work.
+    def BindAttempts(self, request, context):
+        """Binds attempts to a worker, durably, if the worker is live and takes work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FindNotHeld(self, request, context):
-        """Which of these attempts the worker does not hold, as the activities' shards see it.
+        """Which of these attempts the workers do not hold, as the activities' shards see it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -205,15 +205,15 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     request_deserializer=liveness_dot_v1_dot_cluster__pb2.LookUpWorkersRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_cluster__pb2.LookUpWorkersResponse.SerializeToString,
             ),
-            'LookAtHolder': grpc.unary_unary_rpc_method_handler(
-                    servicer.LookAtHolder,
-                    request_deserializer=liveness_dot_v1_dot_cluster__pb2.LookAtHolderRequest.FromString,
-                    response_serializer=liveness_dot_v1_dot_cluster__pb2.LookAtHolderResponse.SerializeToString,
+            'LookAtHolders': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookAtHolders,
+                    request_deserializer=liveness_dot_v1_dot_cluster__pb2.LookAtHoldersRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_cluster__pb2.LookAtHoldersResponse.SerializeToString,
             ),
-            'BindAttempt': grpc.unary_unary_rpc_method_handler(
-                    servicer.BindAttempt,
-                    request_deserializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptRequest.FromString,
-                    response_serializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptResponse.SerializeToString,
+            'BindAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.BindAttempts,
+                    request_deserializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptsRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_cluster__pb2.BindAttemptsResponse.SerializeToString,
             ),
             'UnbindAttempt': grpc.unary_unary_rpc_method_handler(
                     servicer.UnbindAttempt,
@@ -365,7 +365,7 @@ class ClusterService(object):
             _registered_method=True)
 
     @staticmethod
-    def LookAtHolder(request,
+    def LookAtHolders(request,
             target,
             options=(),
             channel_credentials=None,
@@ -378,9 +378,9 @@ class ClusterService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/liveness.v1.ClusterService/LookAtHolder',
-            liveness_dot_v1_dot_cluster__pb2.LookAtHolderRequest.SerializeToString,
-            liveness_dot_v1_dot_cluster__pb2.LookAtHolderResponse.FromString,
+            '/liveness.v1.ClusterService/LookAtHolders',
+            liveness_dot_v1_dot_cluster__pb2.LookAtHoldersRequest.SerializeToString,
+            liveness_dot_v1_dot_cluster__pb2.LookAtHoldersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -392,7 +392,7 @@ class ClusterService(object):
             _registered_method=True)
 
     @staticmethod
-    def BindAttempt(request,
+    def BindAttempts(request,
             target,
             options=(),
             channel_credentials=None,
@@ -405,9 +405,9 @@ class ClusterService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/liveness.v1.ClusterService/BindAttempt',
-            liveness_dot_v1_dot_cluster__pb2.BindAttemptRequest.SerializeToString,
-            liveness_dot_v1_dot_cluster__pb2.BindAttemptResponse.FromString,
+            '/liveness.v1.ClusterService/BindAttempts',
+            liveness_dot_v1_dot_cluster__pb2.BindAttemptsRequest.SerializeToString,
+            liveness_dot_v1_dot_cluster__pb2.BindAttemptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

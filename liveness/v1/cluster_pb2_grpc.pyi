@@ -48,14 +48,14 @@ class ClusterServiceStub:
     """
     LookUpWorkers: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.LookUpWorkersRequest, _cluster_pb2.LookUpWorkersResponse]
     """Workers as their owner sees them now; those that it does not know are left out."""
-    LookAtHolder: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.LookAtHolderRequest, _cluster_pb2.LookAtHolderResponse]
-    """What a worker's shard says about the holder of an attempt."""
-    BindAttempt: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.BindAttemptRequest, _cluster_pb2.BindAttemptResponse]
-    """Binds an attempt to a worker, durably, if the worker is live and takes work."""
+    LookAtHolders: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.LookAtHoldersRequest, _cluster_pb2.LookAtHoldersResponse]
+    """What the workers' shards say about the holders of attempts."""
+    BindAttempts: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.BindAttemptsRequest, _cluster_pb2.BindAttemptsResponse]
+    """Binds attempts to a worker, durably, if the worker is live and takes work."""
     UnbindAttempt: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.UnbindAttemptRequest, _cluster_pb2.UnbindAttemptResponse]
     """Ends the binding of an attempt, durably, if there is one."""
     FindNotHeld: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.FindNotHeldRequest, _cluster_pb2.FindNotHeldResponse]
-    """Which of these attempts the worker does not hold, as the activities' shards see it."""
+    """Which of these attempts the workers do not hold, as the activities' shards see it."""
     HandOut: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.HandOutRequest, _cluster_pb2.HandOutResponse]
     """Hands available activities of this node's shards to a worker, durably on both sides."""
     TakeBack: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.TakeBackRequest, _cluster_pb2.TakeBackResponse]
@@ -83,14 +83,14 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """
     LookUpWorkers: _aio.UnaryUnaryMultiCallable[_cluster_pb2.LookUpWorkersRequest, _cluster_pb2.LookUpWorkersResponse]  # type: ignore[assignment]
     """Workers as their owner sees them now; those that it does not know are left out."""
-    LookAtHolder: _aio.UnaryUnaryMultiCallable[_cluster_pb2.LookAtHolderRequest, _cluster_pb2.LookAtHolderResponse]  # type: ignore[assignment]
-    """What a worker's shard says about the holder of an attempt."""
-    BindAttempt: _aio.UnaryUnaryMultiCallable[_cluster_pb2.BindAttemptRequest, _cluster_pb2.BindAttemptResponse]  # type: ignore[assignment]
-    """Binds an attempt to a worker, durably, if the worker is live and takes work."""
+    LookAtHolders: _aio.UnaryUnaryMultiCallable[_cluster_pb2.LookAtHoldersRequest, _cluster_pb2.LookAtHoldersResponse]  # type: ignore[assignment]
+    """What the workers' shards say about the holders of attempts."""
+    BindAttempts: _aio.UnaryUnaryMultiCallable[_cluster_pb2.BindAttemptsRequest, _cluster_pb2.BindAttemptsResponse]  # type: ignore[assignment]
+    """Binds attempts to a worker, durably, if the worker is live and takes work."""
     UnbindAttempt: _aio.UnaryUnaryMultiCallable[_cluster_pb2.UnbindAttemptRequest, _cluster_pb2.UnbindAttemptResponse]  # type: ignore[assignment]
     """Ends the binding of an attempt, durably, if there is one."""
     FindNotHeld: _aio.UnaryUnaryMultiCallable[_cluster_pb2.FindNotHeldRequest, _cluster_pb2.FindNotHeldResponse]  # type: ignore[assignment]
-    """Which of these attempts the worker does not hold, as the activities' shards see it."""
+    """Which of these attempts the workers do not hold, as the activities' shards see it."""
     HandOut: _aio.UnaryUnaryMultiCallable[_cluster_pb2.HandOutRequest, _cluster_pb2.HandOutResponse]  # type: ignore[assignment]
     """Hands available activities of this node's shards to a worker, durably on both sides."""
     TakeBack: _aio.UnaryUnaryMultiCallable[_cluster_pb2.TakeBackRequest, _cluster_pb2.TakeBackResponse]  # type: ignore[assignment]
@@ -141,20 +141,20 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Workers as their owner sees them now; those that it does not know are left out."""
 
     @_abc_1.abstractmethod
-    def LookAtHolder(
+    def LookAtHolders(
         self,
-        request: _cluster_pb2.LookAtHolderRequest,
+        request: _cluster_pb2.LookAtHoldersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_cluster_pb2.LookAtHolderResponse, _abc.Awaitable[_cluster_pb2.LookAtHolderResponse]]:
-        """What a worker's shard says about the holder of an attempt."""
+    ) -> _typing.Union[_cluster_pb2.LookAtHoldersResponse, _abc.Awaitable[_cluster_pb2.LookAtHoldersResponse]]:
+        """What the workers' shards say about the holders of attempts."""
 
     @_abc_1.abstractmethod
-    def BindAttempt(
+    def BindAttempts(
         self,
-        request: _cluster_pb2.BindAttemptRequest,
+        request: _cluster_pb2.BindAttemptsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_cluster_pb2.BindAttemptResponse, _abc.Awaitable[_cluster_pb2.BindAttemptResponse]]:
-        """Binds an attempt to a worker, durably, if the worker is live and takes work."""
+    ) -> _typing.Union[_cluster_pb2.BindAttemptsResponse, _abc.Awaitable[_cluster_pb2.BindAttemptsResponse]]:
+        """Binds attempts to a worker, durably, if the worker is live and takes work."""
 
     @_abc_1.abstractmethod
     def UnbindAttempt(
@@ -170,7 +170,7 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cluster_pb2.FindNotHeldRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.FindNotHeldResponse, _abc.Awaitable[_cluster_pb2.FindNotHeldResponse]]:
-        """Which of these attempts the worker does not hold, as the activities' shards see it."""
+        """Which of these attempts the workers do not hold, as the activities' shards see it."""
 
     @_abc_1.abstractmethod
     def HandOut(

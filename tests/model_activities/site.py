@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from liveness.clock import ManualClock
@@ -52,9 +52,11 @@ class SlowStore(FaultyStore):
         if self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
+    async def take_over(
+        self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
+    ) -> list[ShardImage]:
         try:
-            images: list[ShardImage] = await self._surely(super().take_over(shard_ids, owner, wall_ms))
+            images: list[ShardImage] = await self._surely(super().take_over(shard_ids, owner, wall_ms, seen))
         except AssertionError as violation:
             self.journal.violation = violation
             raise

@@ -18,6 +18,7 @@ from liveness.server.streams import Streams
 from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
+from liveness.shard.vigil import Vigil
 from liveness.store.api import Store
 from liveness.v1 import service_pb2, worker_pb2
 from tasks.activity_reschedule import ActivityReschedule
@@ -56,7 +57,7 @@ class Engine:
             deadlines=timers.fresh_heap,
         )
         self.custody = Custody(self.node)
-        timers.attach(self.node, self.custody)
+        timers.attach(self.node, Vigil(self.node, self.custody))
         self._opened = asyncio.Event()
         self.node.on_opened.append(lambda shard: self._opened.set())
         self.matching = Matching(self.node, self.custody)

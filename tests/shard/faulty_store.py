@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 from liveness.domain.events import ShardTaken
@@ -56,11 +56,13 @@ class FaultyStore(SqlStore):
     def open_gate(self) -> None:
         self._gate.set()
 
-    async def take_over(self, shard_ids: Collection[int], owner: str, wall_ms: int) -> list[ShardImage]:
+    async def take_over(
+        self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
+    ) -> list[ShardImage]:
         if self.take_over_faults:
             self.take_over_faults -= 1
             raise ReadFailed(detail="injected")
-        images = await super().take_over(shard_ids, owner, wall_ms)
+        images = await super().take_over(shard_ids, owner, wall_ms, seen)
         for image in images:
             fact = ShardTaken(epoch=image.epoch, owner=owner)
             entry = LogEntry(image.last_seq, None, None, None, wall_ms, image.observed_ms, fact)

@@ -9,7 +9,7 @@ import pytest
 from liveness.clock import ManualClock
 from liveness.domain import activity_decider, orders
 from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.activity_decider import Holder, Spec
+from liveness.domain.activity_decider import Holder, Spec, holder_of
 from liveness.domain.errors import ShardUnavailable, TooManyPolls
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityKey, WorkerKey
@@ -195,7 +195,7 @@ async def test_what_cannot_be_taken_from_its_worker_now_is_taken_from_it_later(e
     [task] = await poll(engine)
     home = engine.shard_of("w")
     engine.node._shards[home.id] = None
-    engine.custody.withdraw(key(name), task, "the poll that it was handed to had ended")
+    engine.custody.withdraw(key(name), holder_of(task), "the poll that it was handed to had ended")
     engine.node._shards[home.id] = home
     assert (held(engine, name).state, held(engine, name).attempt) == (ActivityState.AVAILABLE, 2)
     assert len(engine.worker("w").bindings) == 1

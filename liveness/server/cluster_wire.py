@@ -1,0 +1,90 @@
+"""The only mapping between the messages of ClusterService and domain values. Nodes trust each other's messages."""
+
+from __future__ import annotations
+
+from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.keys import ActivityId, WorkerKey
+from liveness.domain.worker import BoundActivity, WorkerState
+from liveness.shard.homes import Glance, Held
+from liveness.v1 import activity_pb2, cluster_pb2, worker_pb2
+
+
+def id_message(id: ActivityId) -> activity_pb2.ActivityId:
+    return activity_pb2.ActivityId(**id._asdict())
+
+
+def activity_id(message: activity_pb2.ActivityId) -> ActivityId:
+    return ActivityId(message.workflow_id, message.run_id, message.activity_id)
+
+
+def bound_activity(message: worker_pb2.ActivityRef) -> BoundActivity:
+    return BoundActivity(
+        message.workflow_id,
+        message.run_id,
+        message.activity_id,
+        message.attempt,
+        message.task_queue,
+        message.token,
+    )
+
+
+def glance_message(seen: Glance | None) -> cluster_pb2.LookAtHoldersResponse.Answer:
+    if seen is None:
+        return cluster_pb2.LookAtHoldersResponse.Answer(known=False)
+    return cluster_pb2.LookAtHoldersResponse.Answer(
+        known=True,
+        state=seen.state,  # type: ignore[arg-type]
+        lease_epoch=seen.epoch,
+        inactive_detail=seen.inactive_detail,
+        bound_attempt=seen.bound_attempt,
+        unconfirmed=seen.unconfirmed,
+        silent_ms=seen.silent_ms,
+        task_queue=seen.task_queue,
+    )
+
+
+def glance(answer: cluster_pb2.LookAtHoldersResponse.Answer) -> Glance | None:
+    if not answer.known:
+        return None
+    return Glance(
+        WorkerState(answer.state),
+        answer.lease_epoch,
+        answer.inactive_detail,
+        answer.bound_attempt,
+        answer.unconfirmed,
+        answer.silent_ms,
+        answer.task_queue,
+    )
+
+
+def held(message: cluster_pb2.HeldAttempt) -> Held:
+    return Held(
+        WorkerKey(message.namespace, message.worker_instance_key), activity_id(message.id), message.attempt
+    )
+
+
+def held_message(held: Held) -> cluster_pb2.HeldAttempt:
+    return cluster_pb2.HeldAttempt(
+        namespace=held.worker.namespace,
+        worker_instance_key=held.worker.instance_key,
+        id=id_message(held.id),
+        attempt=held.attempt,
+    )
+
+
+def held_activity(task: activity_pb2.ActivityTask, worker: str) -> Activity:
+    """As much of it as its worker is told."""
+    return Activity(
+        id=activity_id(task.id),
+        state=ActivityState.STARTED,
+        attempt=task.attempt,
+        task_queue=task.task_queue,
+        token=task.token,
+        releases=(),
+        type=task.activity_type,
+        input=task.input,
+        worker=worker,
+        epoch=task.lease_epoch,
+        failures=task.failures,
+        last_failure=task.last_failure,
+    )
