@@ -8,6 +8,8 @@ When there is none, what other shards were granted and do not use is called back
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 
 import grpc
 import structlog
@@ -51,12 +53,19 @@ class Quotas:
                 raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
             raise RoomNeeded(shard_id=shard.id, namespace=namespace)
 
-    async def make_room(self, shard_id: int, namespace: str, policy: Policy, count: int) -> None:
-        """Get room for so many more in this shard, or raise `WorkerQuotaExceeded`."""
+    async def make_room(self, shard_ids: Iterable[int], namespace: str, policy: Policy) -> None:
+        """Get room for one more in each of these shards, in this order, or raise `WorkerQuotaExceeded`."""
+        needed: Counter[int] = Counter()
+        for shard_id in shard_ids:
+            needed[shard_id] += 1
+            await self._make_room(shard_id, namespace, policy, needed)
+
+    async def _make_room(self, shard_id: int, namespace: str, policy: Policy, needed: Counter[int]) -> None:
+        count = needed[shard_id]
         async with self._turn:
             if await self._grant(shard_id, namespace, policy, count):
                 return
-            await self._give_back(namespace, but=shard_id)
+            await self._give_back(namespace, needed)
             if await self._grant(shard_id, namespace, policy, count):
                 return
         await self._call_back(namespace)
@@ -71,7 +80,7 @@ class Quotas:
     async def give_back(self, namespace: str) -> int:
         """Let others have what this node's shards do not use. Returns how much that is."""
         async with self._turn:
-            return await self._give_back(namespace)
+            return await self._give_back(namespace, Counter())
 
     # -- inside
 
@@ -88,22 +97,23 @@ class Quotas:
         )
         return shard.population[namespace] + count <= shard.slots[namespace]
 
-    async def _give_back(self, namespace: str, but: int | None = None) -> int:
-        idle = [
-            shard
+    async def _give_back(self, namespace: str, needed: Counter[int]) -> int:
+        """All that is not used, but what is about to be."""
+        kept = {
+            shard: shard.population[namespace] + needed[shard.id]
             for shard in self._node.shards()
-            if shard.slots[namespace] > shard.population[namespace] and shard.id != but
-        ]
-        if not idle:
+            if shard.slots[namespace] > shard.population[namespace] + needed[shard.id]
+        }
+        if not kept:
             return 0
-        returned = sum(shard.slots[namespace] - shard.population[namespace] for shard in idle)
-        for shard in idle:
+        returned = sum(shard.slots[namespace] - count for shard, count in kept.items())
+        for shard, count in kept.items():
             # Memory first: what is on its way back must not be used any more, even if it never arrives.
-            shard.slots[namespace] = shard.population[namespace]
+            shard.slots[namespace] = count
         await self._node.store.return_slots(
-            {shard.id: shard.epoch for shard in idle},
+            {shard.id: shard.epoch for shard in kept},
             namespace,
-            {shard.id: shard.slots[namespace] for shard in idle},
+            {shard.id: count for shard, count in kept.items()},
         )
         return returned
 

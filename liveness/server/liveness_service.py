@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
 from random import Random
@@ -153,10 +152,9 @@ class LivenessService:
     ) -> list[bytes | LivenessError]:
         """Workers for which their shards have to be given room first."""
         policy, shard_count = self._node.policies.of(namespace), self._node.shard_count
-        needed = Counter(shard_of(namespace, beat.worker_instance_key, shard_count) for beat in beats)
+        needed = [shard_of(namespace, beat.worker_instance_key, shard_count) for beat in beats]
         try:
-            for shard_id, count in needed.items():
-                await self._quotas.make_room(shard_id, namespace, policy, count)
+            await self._quotas.make_room(needed, namespace, policy)
         except WorkerQuotaExceeded:
             pass  # for some there may be room all the same; the others are refused one by one
         except Unavailable as error:
