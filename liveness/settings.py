@@ -115,7 +115,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1:7400"
+    """Or several, with commas between them."""
     namespace: str = "default"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of nodes that serve the same; each once."""
+        return tuple(dict.fromkeys(_listed(self.address)))
 
 
 # -- rules
@@ -155,6 +161,15 @@ def host_port(text: str) -> HostPort | None:
     if match is None or int(match[3]) > 65_535:
         return None
     return HostPort(match[1] or match[2], int(match[3]))
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _is_server(text: str) -> bool:
+    place = host_port(text)
+    return place is not None and place.port > 0
 
 
 def _is_name(text: str) -> bool:
@@ -246,7 +261,9 @@ RULES: Mapping[str, Rule] = {
 }
 
 CLIENT_RULES: Mapping[str, Rule] = {
-    "address": text_that(lambda text: (place := host_port(text)) is not None and place.port > 0, _HOST_PORT),
+    "address": text_that(
+        lambda text: all(map(_is_server, _listed(text))), f"{_HOST_PORT}, or several with commas between them"
+    ),
     "namespace": text_that(bool, "the name of a namespace, not empty"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from liveness.cli.output import note
 from liveness.settings import SettingsError, load_client_settings
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.service_pb2 import GetServerInfoRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 Request = TypeVar("Request", bound=Message)
@@ -81,7 +83,7 @@ class Client:
         if reason:
             return f"{details.rstrip('.')} ({reason})."
         if code is grpc.StatusCode.UNAVAILABLE:
-            return f"no liveness server answers at {self.address}; start one with `liveness serve`"
+            return nobody_at(self.address)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"{self.address} did not answer within {durations.show_ms(round(self.timeout_s * 1_000))}"
         if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -102,8 +104,36 @@ def _reason(error: grpc.Call) -> str:
     return ""
 
 
+def nobody_at(*addresses: str) -> str:
+    *others, last = addresses
+    places = f"{', '.join(others)} or {last}" if others else last
+    return f"no liveness server answers at {places}; start one with `liveness serve`"
+
+
 def channel_to(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+@contextmanager
+def first_that_answers(addresses: tuple[str, ...], timeout_s: float) -> Iterator[tuple[str, grpc.Channel]]:
+    """They are asked in turn, before anything is done: a command itself is never carried out twice."""
+    for address in addresses:
+        with channel_to(address) as channel:
+            if len(addresses) == 1 or _answers(channel, timeout_s / len(addresses)):
+                yield address, channel
+                return
+    raise Failure(nobody_at(*addresses))
+
+
+def _answers(channel: grpc.Channel, timeout_s: float) -> bool:
+    try:
+        LivenessServiceStub(channel).GetServerInfo(GetServerInfoRequest(), timeout=timeout_s)
+    except grpc.RpcError as error:
+        call = cast(grpc.Call, error)  # what a stub raises is both
+        if _reason(call) not in ("", "SHUTTING_DOWN"):
+            return True
+        return call.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return True
 
 
 class Timeout(click.ParamType[float]):
@@ -132,7 +162,9 @@ class Milliseconds(click.ParamType[int]):
 
 def address_option(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
-        "--address", metavar="HOST:PORT", help="The server.  [default: LIVENESS_ADDRESS or 127.0.0.1:7400]"
+        "--address",
+        metavar="HOST:PORT[,…]",
+        help="The server; of several nodes, the first that answers.  [default: LIVENESS_ADDRESS or 127.0.0.1:7400]",
     )(command)
 
 
@@ -151,10 +183,10 @@ def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]],
                 settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
             except SettingsError as error:
                 raise Misuse(str(error)) from error
-            with channel_to(settings.address) as channel:
+            with first_that_answers(settings.addresses, timeout) as (server, channel):
                 command(
                     Client(
-                        settings.address,
+                        server,
                         settings.namespace,
                         timeout,
                         LivenessServiceStub(channel),

@@ -46,7 +46,7 @@ def doctor(*, db: str | None, config: str | None, address: str | None, as_json: 
         client = load_client_settings({"address": address}, os.environ)
     except SettingsError as error:
         raise Misuse(str(error)) from error
-    findings = [*_versions(), *_database(settings), _server(client.address)]
+    findings = [*_versions(), *_database(settings), *map(_server, client.addresses)]
     if as_json:
         print_json([_to_json(finding) for finding in findings])
     else:

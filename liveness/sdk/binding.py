@@ -163,7 +163,7 @@ class Claim:
         self._request.session_id = self._life.session_id
         outcome: Future[Task] = promise()
         call = self._connection.call(
-            self._connection.activities.ClaimActivity, self._request, again=self._again
+            lambda route: route.activities.ClaimActivity, self._request, again=self._again
         )
         call.add_done_callback(lambda done: self._claimed(done, outcome))
         return outcome

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from liveness.sdk.addresses import Addresses, addresses_of, said
 from liveness.sdk.connection import Connection, Method
+from liveness.sdk.failover import Route
 from liveness.sdk.refusals import Refused, activity_error
 from liveness.sdk.values import (
     RESTING,
@@ -87,9 +89,10 @@ class Scheduled(NamedTuple):
 
 
 class Client:
-    def __init__(self, address: str, *, namespace: str = "default", timeout: float = 10.0) -> None:
-        """`timeout`: how long, in seconds, to try to reach the server before a call fails with ServerAway."""
-        self._address = address
+    def __init__(self, address: Addresses, *, namespace: str = "default", timeout: float = 10.0) -> None:
+        """`address`: of one node, or of several that serve the same: "a:7400,b:7400" or a list. `timeout`: how long, in
+        seconds, to try to reach one before a call fails with ServerAway."""
+        self._addresses = addresses_of(address)
         self._namespace = namespace
         self._timeout_ms = int(timeout * 1_000)
         self._connection: Connection | None = None
@@ -193,23 +196,28 @@ class Client:
 
     def _to(self) -> Connection:
         if self._connection is None:
-            self._connection = Connection.to(self._address)
+            self._connection = Connection.to(self._addresses)
         return self._connection
 
     async def _call(self, name: str, request: object, ref: ActivityRef) -> Any:
         connection = self._to()
-        method: Method = getattr(connection.activities, name)
+
+        def pick(route: Route) -> Method:
+            method: Method = getattr(route.activities, name)
+            return method
+
         until_ms = connection.clock.monotonic_ms() + self._timeout_ms
         outcome = connection.call(
-            method,
+            pick,
             request,
+            timeout_s=connection.patience_s(self._timeout_ms / 1_000),
             again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
         )
         try:
             return await asyncio.wrap_future(outcome)
         except Refused as refused:
             error = activity_error(
-                refused.refusal, name, ref, address=self._address, namespace=self._namespace
+                refused.refusal, name, ref, address=said(self._addresses), namespace=self._namespace
             )
             raise error from None
 

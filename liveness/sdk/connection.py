@@ -1,4 +1,4 @@
-"""One channel per server and process, shared by everything that talks to that server."""
+"""One per server and process, shared by everything that talks to that server, at whichever of its addresses."""
 
 from __future__ import annotations
 
@@ -7,46 +7,34 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
 from threading import Lock
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import grpc
 
 from liveness.clock import SystemClock
 from liveness.sdk import refusals
+from liveness.sdk.addresses import said
+from liveness.sdk.failover import Route, Routes
 from liveness.sdk.heart import Heart
 from liveness.sdk.pulse import BACKOFF_MS
 from liveness.sdk.refusals import Refusal, Refused
 from liveness.sdk.stream import Stream
 from liveness.sdk.ticker import Ticker
-from liveness.v1.activity_pb2_grpc import ActivityServiceStub
-from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
-CHANNEL_OPTIONS = (
-    # A server that restarts is back within a second; nobody should wait for it longer than needed.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    # A proxy for the web is rarely meant for this, and would turn "no server" into a riddle.
-    ("grpc.enable_http_proxy", 0),
-    # A connection on which nothing comes back is given up. Without this, a channel would wait a quarter of an hour for
-    # a machine that vanished. The server's answers to the stream's pings come more often than this, so that gRPC itself
-    # has to ask only when something is wrong, and the server never finds it asking too often.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    # Its own connection, so that one program's two SDKs (a test's, say) do not share fate by accident.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 CALL_SECONDS = 5.0
-
-T = TypeVar("T")
+LINGER_MS = 1_000
+"""How long a node that was left may still be listened to. One that stops in good order answers what it was asked, hands
+out what a poll is to get, and says that the end of its stream means nothing; one that hangs never will."""
 
 
 class Method(Protocol):
     def future(
         self, request: Any, timeout: float | None = None, *, wait_for_ready: bool | None = None
     ) -> Any: ...
+
+
+Pick: TypeAlias = Callable[[Route], Method]
+"""Which method to call, of the node whose turn it is."""
 
 
 def promise() -> Future[Any]:
@@ -57,33 +45,32 @@ def promise() -> Future[Any]:
 
 
 class Connection:
-    """Use `Connection.to(address)`, and `release` it when done."""
+    """Use `Connection.to(addresses)`, and `release` it when done."""
 
-    _open: ClassVar[dict[tuple[int, str], Connection]] = {}
+    _open: ClassVar[dict[tuple[int, tuple[str, ...]], Connection]] = {}
     _lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.address = said(addresses)
+        self._addresses = addresses
         self.clock = SystemClock()
         self.random = Random()
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self.liveness = LivenessServiceStub(self.channel)
-        self.activities = ActivityServiceStub(self.channel)
+        self.routes = Routes(addresses, self.random, self._left)
         self.ticker = Ticker(self.clock, "liveness-heart", self._broke_down)
-        self.heart = Heart(self.ticker, self.liveness, self.random)
-        self.stream = Stream(self.ticker, self.liveness, self.random)
+        self.heart = Heart(self.ticker, self.routes, self.random)
+        self.stream = Stream(self.ticker, self.routes, self.random)
         self.on_breakdown: dict[int, Callable[[], None]] = {}
         self._users = 0
         self._unanswered: set[Future[Any]] = set()
         self.ticker.start()
 
     @classmethod
-    def to(cls, address: str) -> Connection:
+    def to(cls, addresses: tuple[str, ...]) -> Connection:
         with cls._lock:
-            place = os.getpid(), address
+            place = os.getpid(), addresses
             connection = cls._open.get(place)
             if connection is None:
-                connection = cls._open[place] = cls(address)
+                connection = cls._open[place] = cls(addresses)
             connection._users += 1
             return connection
 
@@ -92,15 +79,15 @@ class Connection:
             self._users -= 1
             if self._users:
                 return
-            self._open.pop((os.getpid(), self.address), None)
+            self._open.pop((os.getpid(), self._addresses), None)
         self.ticker.post(self.stream.close)
         self.ticker.stop()
-        self.channel.close()
+        self.routes.close_all()
         self._answer_nobody("the connection was closed")
 
     def call(
         self,
-        method: Method,
+        pick: Pick,
         request: object,
         *,
         again: Callable[[Refusal], bool] = lambda _: False,
@@ -112,19 +99,29 @@ class Connection:
         self._unanswered.add(outcome)
         outcome.add_done_callback(self._unanswered.discard)
         wait_ms = BACKOFF_MS[0]
+        failures = 0
+
+        def start(route: Route) -> Any:
+            return pick(route).future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
 
         def attempt() -> None:
-            call = method.future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
-            call.add_done_callback(lambda done: self.ticker.post(lambda: ended(done)))
+            route, call = self.routes.begin(start)
+            call.add_done_callback(lambda done: self.ticker.post(lambda: ended(route, done)))
 
-        def ended(call: Any) -> None:
-            nonlocal wait_ms
+        def ended(route: Route, call: Any) -> None:
+            nonlocal wait_ms, failures
             if call.code() is grpc.StatusCode.OK:
+                self.routes.worked(route)
                 outcome.set_result(call.result())
                 return
             refusal = refusals.of_call(call)
+            failures += 1
+            at_once = self.routes.failed(route, refusal, failures)
             if not again(refusal):
                 outcome.set_exception(Refused(refusal))
+                return
+            if at_once:
+                attempt()
                 return
             pause_ms = max(refusal.retry_after_ms, int(wait_ms * self.random.uniform(0.5, 1)))
             wait_ms = min(wait_ms * 2, BACKOFF_MS[1])
@@ -132,6 +129,14 @@ class Connection:
 
         attempt()
         return outcome
+
+    def patience_s(self, total_s: float) -> float:
+        """How long one node may take to answer, so that others can be asked in the time that there is."""
+        return CALL_SECONDS if len(self.routes) == 1 else min(CALL_SECONDS, total_s / len(self.routes))
+
+    def _left(self, route: Route) -> None:
+        self.ticker.post(self.heart.moved)
+        self.ticker.at(self.ticker.now_ms() + LINGER_MS, lambda: self.routes.close(route))
 
     def _broke_down(self) -> None:
         for tell in list(self.on_breakdown.values()):

@@ -32,6 +32,8 @@ class Fence:
     """None: the end of the stream means nothing."""
     heard_ms: int = LONG_AGO_MS
     """When the last thing that the server answered was sent."""
+    older: bool = False
+    """Until the stream that was asked for is there, the end of an older one may still count, on another node too."""
 
 
 def deadline_ms(fence: Fence) -> int:
@@ -59,17 +61,22 @@ def answered(fence: Fence, sent_ms: int) -> Fence:
 
 
 def exposed(fence: Fence, grace_ms: int, asked_ms: int) -> Fence:
-    """The worker asks for this grace, or was granted what it asked for at `asked_ms`: from the asking on, the server may
-    count it. If no stream could end its lease before, only the new one can, and that does not break before it is
+    """The worker asks for this grace at `asked_ms`: from the asking on, the server may count it. If no stream could end its lease before, only the new one can, and that does not break before it is
     opened."""
     if fence.grace_ms is None:
         return replace(fence, grace_ms=grace_ms, heard_ms=max(fence.heard_ms, asked_ms))
-    return replace(fence, grace_ms=grace_ms)
+    return replace(fence, grace_ms=grace_ms, older=True)
+
+
+def attached(fence: Fence, grace_ms: int | None, asked_ms: int) -> Fence:
+    """The worker stands on the stream that it asked for at `asked_ms`. From now on only the end of that one counts, and
+    it counts for nothing if no grace was granted."""
+    return replace(fence, grace_ms=grace_ms, heard_ms=max(fence.heard_ms, asked_ms), older=False)
 
 
 def sheltered(fence: Fence) -> Fence:
-    """The end of the stream means nothing: detached, refused, or closed by the server itself."""
-    return replace(fence, grace_ms=None)
+    """The server itself has closed the stream, so its end means nothing. That of an older one may."""
+    return fence if fence.older else replace(fence, grace_ms=None)
 
 
 def ended(fence: Fence) -> Fence:

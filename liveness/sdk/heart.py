@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import logging
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
 from liveness.sdk import refusals
+from liveness.sdk.failover import Route, Routes
 from liveness.sdk.pulse import Heard, Pulse
 from liveness.sdk.refusals import Refusal
 from liveness.sdk.ticker import Ticker, Timer
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerHeartbeatsResponse
-from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 HEARTBEATS_MAX = 1_000
 BYTES_MAX = 3 * 1024 * 1024
 
 log = logging.getLogger("liveness.sdk")
+
+Answer: TypeAlias = Refusal | RecordWorkerHeartbeatsResponse.Item
 
 
 class Beating(Protocol):
@@ -40,13 +42,17 @@ class _Ward:
     def __init__(self) -> None:
         self.lives: dict[int, Beating] = {}
         self.call: Any | None = None
+        self.route: Route | None = None
+        """Where that call went."""
+        self.failures = 0
+        """Calls in a row of which nothing was heard."""
         self.timer: Timer | None = None
 
 
 class Heart:
-    def __init__(self, ticker: Ticker, stub: LivenessServiceStub, random: Random) -> None:
+    def __init__(self, ticker: Ticker, routes: Routes, random: Random) -> None:
         self._ticker = ticker
-        self._stub = stub
+        self._routes = routes
         self._random = random
         self._wards: dict[str, _Ward] = {}
 
@@ -58,6 +64,17 @@ class Heart:
         ward = self._wards.get(life.namespace)
         if ward is not None:
             ward.lives.pop(id(life), None)
+
+    def moved(self) -> None:
+        """Another node is talked to now. If the old one is gone, the grace of all who stood on its stream may have
+        begun, so all heartbeats are due; and what it was sent is sent anew, as it may never answer."""
+        now_ms = self._ticker.now_ms()
+        for namespace, ward in self._wards.items():
+            for life in ward.lives.values():
+                life.pulse.hasten(now_ms)
+            if ward.call is not None and ward.route is not self._routes.current:
+                ward.call.cancel()
+            self.stir(namespace)
 
     def stir(self, namespace: str) -> None:
         """Something may be due earlier than it was."""
@@ -96,7 +113,11 @@ class Heart:
             aboard.append(life)
         timeout_ms = min(life.pulse.deadline_ms for life in aboard)
         pulses = [life.pulse for life in aboard]
-        call = self._stub.RecordWorkerHeartbeats.future(request, timeout=timeout_ms / 1_000)
+
+        def start(route: Route) -> Any:
+            return route.liveness.RecordWorkerHeartbeats.future(request, timeout=timeout_ms / 1_000)
+
+        ward.route, call = self._routes.begin(start)
         ward.call = call
         call.add_done_callback(
             lambda done: self._ticker.post(lambda: self._arrived(namespace, aboard, pulses, done))
@@ -106,20 +127,34 @@ class Heart:
         ward = self._wards[namespace]
         ward.call = None
         answers = _answers(call, len(aboard))
+        at_once = self._is_turned_away(ward, answers)
         for life, pulse, answer in zip(aboard, pulses, answers, strict=True):
             now_ms = self._ticker.now_ms()
             if isinstance(answer, Refusal):
                 if not answer.passing:
                     log.debug("heartbeat of %s refused: %s", pulse.key, answer)
-                heard = pulse.refused(answer, now_ms, self._random.random())
+                heard = pulse.refused(answer, now_ms, self._random.random(), at_once=at_once)
             else:
                 heard = pulse.answered(answer.result, now_ms)
             if pulse is life.pulse:
                 life.heard(heard)
         self.stir(namespace)
 
+    def _is_turned_away(self, ward: _Ward, answers: list[Answer]) -> bool:
+        """Whether the same is to be sent again at once, to another node."""
+        refused = [answer for answer in answers if isinstance(answer, Refusal) and answer.passing]
+        assert ward.route is not None
+        if len(refused) < len(answers):
+            ward.failures = 0
+            self._routes.worked(ward.route)
+            return False
+        ward.failures += 1
+        return self._routes.failed(
+            ward.route, next((refusal for refusal in refused if refusal.elsewhere), refused[0]), ward.failures
+        )
 
-def _answers(call: Any, expected: int) -> list[Refusal | RecordWorkerHeartbeatsResponse.Item]:
+
+def _answers(call: Any, expected: int) -> list[Answer]:
     """One per heartbeat, whatever became of the call."""
     if call.code() is not grpc.StatusCode.OK:
         return [refusals.of_call(call)] * expected

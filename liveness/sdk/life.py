@@ -325,11 +325,7 @@ class Life:
     def attached(self, grace_ms: int | None, sent_ms: int) -> None:
         now_ms = self._ticker.now_ms()
         self.pulse.quicken(None, now_ms)
-        if grace_ms is None:
-            self._sentry.move(fence.sheltered(self._sentry.fence))
-        else:
-            granted = fence.exposed(self._sentry.fence, grace_ms, sent_ms)
-            self._sentry.move(fence.answered(granted, sent_ms))
+        self._sentry.move(fence.attached(self._sentry.fence, grace_ms, sent_ms))
         self._changed()
 
     def answered(self, sent_ms: int) -> None:
@@ -355,7 +351,7 @@ class Life:
             self._sentry.move(fence.sheltered(self._sentry.fence))
             self._attach_wanted = True
             self._hasten(ATTACH_AGAIN_MS)
-        elif self.grace_ms is not None:
+        if self._sentry.fence.grace_ms is not None and self.grace_ms is not None:
             self.pulse.quicken(self.grace_ms // BEATS_PER_GRACE, self._ticker.now_ms())
             self._connection.heart.stir(self.namespace)
 

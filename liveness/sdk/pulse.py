@@ -297,10 +297,11 @@ class Pulse:
         self._retry_ms = now_ms + max(wait_ms, int(self._retry_wait_ms * (0.5 + jitter / 2)))
         self._retry_wait_ms = min(self._retry_wait_ms * 2, BACKOFF_MS[1])
 
-    def refused(self, refusal: Refusal, now_ms: int, jitter: float) -> Heard:
-        """It was not applied, for a reason of its own."""
+    def refused(self, refusal: Refusal, now_ms: int, jitter: float, *, at_once: bool = False) -> Heard:
+        """It was not applied, for a reason of its own. `at_once`: another node is there to be asked."""
         if refusal.passing:
             self.unanswered(now_ms, jitter, refusal.retry_after_ms)
+            self._retry_ms = now_ms if at_once else self._retry_ms
             return Heard()
         beat = self._close()
         binds = self._awaited_in(beat)

@@ -34,6 +34,7 @@ from liveness.sdk.values import ActivityRef, ms_of
 API_LEVEL = 2
 """What this SDK was written for."""
 DOMAIN = "liveness"
+SHUTTING_DOWN = "SHUTTING_DOWN"
 _STATUS_KEY = "grpc-status-details-bin"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -49,6 +50,9 @@ _PASSING = frozenset(
     }
 )
 
+# Nobody has answered.
+_SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -63,6 +67,13 @@ class Refusal:
     def passing(self) -> bool:
         """The same call again may well succeed."""
         return self.code in _PASSING or self.reason == "RATE_LIMITED"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Another node is to be asked: this one is gone, hangs, or is about to end."""
+        if self.reason:
+            return self.reason == SHUTTING_DOWN
+        return self.code in _SILENT
 
     def __str__(self) -> str:
         return f"{self.message.rstrip('.')} ({self.reason or self.code.name})."
@@ -145,9 +156,6 @@ def activity_error(
         return kind(activity=ref, detail=refusal)
     if refusal.reason == "FENCED_OFF":
         return ActivityLost(activity=ref, reason=refusal)
-    if not refusal.reason and refusal.code in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-    ):
+    if not refusal.reason and refusal.code in _SILENT:
         return ServerAway(address=address, detail=refusal)
     return worker_error(refusal, call, address=address, namespace=namespace, worker=worker)

@@ -18,6 +18,7 @@ from liveness.sdk import refusals
 from liveness.sdk.binding import NOT_LIVE
 from liveness.sdk.connection import Connection, promise
 from liveness.sdk.errors import ActivityLost, LivenessSdkError, Outcome
+from liveness.sdk.failover import Route
 from liveness.sdk.holding import CancelledOnLoss, Hold, on_loop
 from liveness.sdk.life import Life
 from liveness.sdk.pulse import BACKOFF_MS
@@ -63,6 +64,8 @@ class Runner:
         self._bodies: set[asyncio.Task[None]] = set()
         self._poll: Any = None
         self._poll_wait_ms = 0
+        self._poll_failures = 0
+        """In a row. Touched on the ticker's thread."""
         self._poll_pause: asyncio.TimerHandle | None = None
         self._stopping = False
         self._reporting: set[asyncio.Task[None]] = set()
@@ -125,17 +128,24 @@ class Runner:
             wait=duration(POLL_SECONDS),
             max_activities=min(free, POLL_ACTIVITIES_MAX),
         )
-        poll = self._connection.activities.PollActivity.future(
-            request, timeout=POLL_SECONDS + POLL_SECONDS_MORE
+        route, poll = self._connection.routes.begin(
+            lambda route: route.activities.PollActivity.future(
+                request, timeout=POLL_SECONDS + POLL_SECONDS_MORE
+            )
         )
         self._poll = poll
-        poll.add_done_callback(lambda done: self._connection.ticker.post(partial(self._arrived, done)))
+        poll.add_done_callback(lambda done: self._connection.ticker.post(partial(self._arrived, route, done)))
 
-    def _arrived(self, poll: Any) -> None:
+    def _arrived(self, route: Route, poll: Any) -> None:
         """On the ticker's thread, so that a frozen event loop does not keep the worker from confirming."""
         if poll.code() is not grpc.StatusCode.OK:
-            on_loop(self._loop, partial(self._poll_refused, refusals.of_call(poll)))
+            refusal = refusals.of_call(poll)
+            self._poll_failures += 1
+            at_once = self._connection.routes.failed(route, refusal, self._poll_failures)
+            on_loop(self._loop, partial(self._poll_refused, refusal, at_once=at_once))
             return
+        self._poll_failures = 0
+        self._connection.routes.worked(route)
         tasks = []
         for message in poll.result().activities:
             hold = self._life.adopt_now(message)
@@ -146,10 +156,10 @@ class Runner:
                 tasks.append((hold, message))
         on_loop(self._loop, partial(self._take_up, tasks))
 
-    def _poll_refused(self, refusal: Refusal) -> None:
+    def _poll_refused(self, refusal: Refusal, *, at_once: bool) -> None:
         self._poll = None
         self._changed.set()
-        if self._stopping:
+        if self._stopping or at_once:
             return
         if refusal.passing or refusal.reason in NOT_NOW or refusal.reason in DOOMED:
             if refusal.reason in NOT_LIVE or refusal.reason in DOOMED or refusal.reason.startswith("WORKER_"):

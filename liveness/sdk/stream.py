@@ -1,6 +1,7 @@
 """The stream on which a process's workers stand: orders come in at once, and its end is noticed at once.
 
-One stream per channel for all workers. Everything but the reader's loop runs on the ticker's thread.
+One stream for all workers, on the node to which all calls go: when that changes, the old stream ends soon, by itself or
+by being cut off, and the next is opened on the new node. Everything but the reader's loop runs on the ticker's thread.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 
 from liveness.sdk import refusals
-from liveness.sdk.refusals import Refusal
+from liveness.sdk.failover import Route, Routes
+from liveness.sdk.refusals import SHUTTING_DOWN, Refusal
 from liveness.sdk.ticker import Ticker, Timer
 from liveness.sdk.values import duration_of_ms, ms_of
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
-from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 PINGS_PER_GRACE = 4
 PING_MS_MIN = 50
@@ -72,8 +73,12 @@ class _Call:
 
     def __init__(self) -> None:
         self.outbox: SimpleQueue[AttachRequest | None] = SimpleQueue()
+        self.route: Route | None = None
         self.call: Any = None
         self.closing = False
+        self.hung = False
+        self.heard_ms = 0
+        """When something last came in."""
         self.waiting: dict[Place, int] = {}
         """Asked to be attached, and when."""
         self.attached: set[Place] = set()
@@ -85,14 +90,16 @@ class _Call:
 
 
 class Stream:
-    def __init__(self, ticker: Ticker, stub: LivenessServiceStub, random: Random) -> None:
+    def __init__(self, ticker: Ticker, routes: Routes, random: Random) -> None:
         self._ticker = ticker
-        self._stub = stub
+        self._routes = routes
         self._random = random
         self._lives: dict[Place, Attachable] = {}
         self._current: _Call | None = None
         self._reconnect: Timer | None = None
         self._reconnect_ms = 0
+        self._failures = 0
+        """Streams in a row on which nobody came to stand."""
         self._ping_timer: Timer | None = None
         self._ping_number = 0
         self._closed = False
@@ -142,7 +149,10 @@ class Stream:
         self._current = current = _Call()
         for life in list(self._lives.values()):
             self._ask(current, life)
-        current.call = self._stub.Attach(current.requests())
+        current.heard_ms = self._ticker.now_ms()
+        current.route, current.call = self._routes.begin(
+            lambda route: route.liveness.Attach(current.requests())
+        )
         Thread(target=self._read, args=(current,), name="liveness-attach", daemon=True).start()
         self._ping()
 
@@ -171,8 +181,17 @@ class Stream:
         if current is not self._current:
             return
         self._current = None
-        harmless = current.closing or refusal.reason == "SHUTTING_DOWN"
+        if current.closing:
+            refusal = Refusal(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+        elif current.hung:
+            refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, message="a ping was not answered")
+        harmless = refusal.reason == SHUTTING_DOWN
         log.debug("the stream ended: %s", refusal)
+        at_once = False
+        if not self._closed:
+            assert current.route is not None
+            self._failures += 1
+            at_once = self._routes.failed(current.route, refusal, self._failures)
         for place in (*current.attached, *current.waiting):
             # A worker that is safe without a stream asks for one again when it knows that the server is there: to ask
             # is to put its lease at the mercy of the new stream.
@@ -183,8 +202,9 @@ class Stream:
                     life.not_attached(refusal)
         if self._closed or self._reconnect is not None or not self._lives:
             return
-        wait_ms = self._reconnect_ms
-        self._reconnect_ms = min(max(wait_ms * 2, RECONNECT_MS[0]), RECONNECT_MS[1])
+        wait_ms = 0 if at_once else self._reconnect_ms
+        if not at_once:
+            self._reconnect_ms = min(max(wait_ms * 2, RECONNECT_MS[0]), RECONNECT_MS[1])
         at_ms = self._ticker.now_ms() + int(wait_ms * self._random.uniform(0.5, 1))
         self._reconnect = self._ticker.at(at_ms, self._open)
 
@@ -193,6 +213,7 @@ class Stream:
     def _handle(self, current: _Call, response: AttachResponse) -> None:
         if current is not self._current:
             return
+        current.heard_ms = self._ticker.now_ms()
         match response.WhichOneof("response"):
             case "attached":
                 self._attached(current, response.attached)
@@ -217,6 +238,7 @@ class Stream:
             life.not_attached(refusals.of_status(answer.status))
             return
         self._reconnect_ms = 0
+        self._failures = 0
         current.attached.add(place)
         granted = answer.HasField("disconnect_grace")
         life.attached(ms_of(answer.disconnect_grace) if granted else None, sent_ms)
@@ -225,7 +247,7 @@ class Stream:
     # -- pings
 
     def _ping(self) -> None:
-        """Ping now and then; and if a ping stays unanswered for half a grace, the stream is as good as broken."""
+        """Ping now and then; and if a ping stays unanswered for long, the stream is as good as broken."""
         if self._ping_timer is not None:
             self._ping_timer.cancel()
             self._ping_timer = None
@@ -233,13 +255,22 @@ class Stream:
         every_ms = self._ping_every_ms()
         if current is None:
             return
-        if current.pings and now_ms - min(current.pings.values()) > every_ms * PINGS_PER_GRACE // 2:
-            current.call.cancel()
-            return
+        if current.pings:
+            # Answers to many who are being attached come before that to the ping, and show that there is somebody.
+            silent_ms = now_ms - max(min(current.pings.values()), current.heard_ms)
+            if silent_ms > self._patience_ms(every_ms):
+                current.hung = True
+                current.call.cancel()
+                return
         self._ping_number += 1
         current.pings[self._ping_number] = now_ms
         current.outbox.put(AttachRequest(ping=AttachRequest.Ping(number=self._ping_number)))
         self._ping_timer = self._ticker.at(now_ms + every_ms, self._ping)
+
+    def _patience_ms(self, every_ms: int) -> int:
+        """Half a grace. Where another node can be asked, a quarter, to leave time for that: the last ping that was
+        answered may have been sent another quarter earlier."""
+        return every_ms * PINGS_PER_GRACE // 2 if len(self._routes) == 1 else every_ms - 1
 
     def _ping_every_ms(self) -> int:
         graces = [life.grace_ms for life in self._lives.values() if life.grace_ms is not None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from liveness.sdk.connection import Connection
+from liveness.sdk.connection import Connection, Pick
 from liveness.sdk.errors import GiveUp, RetryLater
 from liveness.sdk.holding import Hold, LostSignal
 from liveness.sdk.life import Life
@@ -109,14 +109,14 @@ class Endings:
 
     def complete(self, hold: Hold, result: bytes) -> Future[Any]:
         request = activity_pb2.CompleteActivityRequest(**self._token(hold), result=result)
-        return self._call(self._connection.activities.CompleteActivity, request, hold)
+        return self._call(lambda route: route.activities.CompleteActivity, request, hold)
 
     def fail(self, hold: Hold, error: BaseException | str) -> Future[Any]:
         request = activity_pb2.FailActivityRequest(**self._token(hold), message=told(error))
         request.non_retryable = isinstance(error, GiveUp)
         if isinstance(error, RetryLater):
             request.retry_after.CopyFrom(duration(max(error.after, 0)))
-        return self._call(self._connection.activities.FailActivity, request, hold)
+        return self._call(lambda route: route.activities.FailActivity, request, hold)
 
     def release(self, ref: ActivityRef, epoch: int, within_ms: int) -> Future[Any]:
         """Try for so long; if that does not do, the end of the lease will."""
@@ -124,8 +124,9 @@ class Endings:
         self._life.ending(ref)
         request = activity_pb2.ReleaseActivityRequest(**self._names(ref, epoch))
         return self._connection.call(
-            self._connection.activities.ReleaseActivity,
+            lambda route: route.activities.ReleaseActivity,
             request,
+            timeout_s=self._connection.patience_s(within_ms / 1_000),
             again=lambda refusal: refusal.passing and self._connection.clock.monotonic_ms() < until_ms,
         )
 
@@ -141,12 +142,12 @@ class Endings:
             "attempt": ref.attempt,
         }
 
-    def _call(self, method: Any, request: object, hold: Hold) -> Future[Any]:
+    def _call(self, pick: Pick, request: object, hold: Hold) -> Future[Any]:
         def again(refusal: Refusal) -> bool:
             return refusal.passing and not hold.lost.is_set() and not self._life.ended
 
         self._life.ending(hold.ref)
-        return self._connection.call(method, request, again=again)
+        return self._connection.call(pick, request, again=again)
 
 
 def told(error: BaseException | str) -> str:

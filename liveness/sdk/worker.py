@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from liveness.sdk.addresses import Addresses, addresses_of, said
 from liveness.sdk.binding import Binding, Claim
 from liveness.sdk.connection import Connection
 from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, WorkerStopped
@@ -66,7 +67,7 @@ class Worker:
 
     def __init__(
         self,
-        address: str,
+        address: Addresses,
         *,
         namespace: str = "default",
         task_queue: str = "",
@@ -81,13 +82,15 @@ class Worker:
         identity: str = "",
         capabilities: Sequence[str] = (),
     ) -> None:
-        """`instance_key`: unique per process; made up if None. `lease`: for how long, in seconds, the worker counts as
+        """`address`: of one node, or of several that serve the same: "a:7400,b:7400" or a list; the worker stands on one
+        of them and moves on when that one fails. `instance_key`: unique per process; made up if None. `lease`: for how long, in seconds, the worker counts as
         alive after each heartbeat; None leaves it to the namespace. `disconnect_grace`: how long its connection may be
         gone before the lease ends; None for as long as the lease. `stop_timeout`: how long bodies may go on once the
         worker is told to stop."""
         if max_concurrent < 1:
             raise InvalidArgument(detail="max_concurrent must be at least 1.")
-        self._address = address
+        self._addresses = addresses_of(address)
+        self._address = said(self._addresses)
         self._namespace = namespace
         self._chosen_key = instance_key
         self._lease = lease
@@ -255,7 +258,7 @@ class Worker:
     def _start(self) -> Iterator[_Wait]:
         if self._connection is not None:
             raise InvalidArgument(detail="a worker is for one `with` only; make another.")
-        connection = self._connection = Connection.to(self._address)
+        connection = self._connection = Connection.to(self._addresses)
         try:
             yield from self._begin(connection)
         except BaseException:
@@ -268,10 +271,11 @@ class Worker:
     def _begin(self, connection: Connection) -> Iterator[_Wait]:
         until_ms = connection.clock.monotonic_ms() + int(self._start_timeout * 1_000)
         asked = connection.call(
-            connection.liveness.GetServerInfo,
+            lambda route: route.liveness.GetServerInfo,
             GetServerInfoRequest(namespace=self._namespace),
-            timeout_s=self._start_timeout,
-            wait_for_ready=True,
+            timeout_s=self._start_timeout / len(connection.routes),
+            # Of several nodes, one that is not there is no reason to wait.
+            wait_for_ready=len(connection.routes) == 1,
             again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
         )
         yield _Wait(asked, self._start_timeout + LAST_WORDS_SECONDS)
@@ -330,13 +334,14 @@ class Worker:
     def _goodbye(self, connection: Connection, life: Life) -> Future[Any]:
         until_ms = connection.clock.monotonic_ms() + int(GOODBYE_SECONDS * 1_000)
         return connection.call(
-            connection.liveness.ShutdownWorker,
+            lambda route: route.liveness.ShutdownWorker,
             ShutdownWorkerRequest(
                 namespace=self._namespace,
                 worker_instance_key=life.key,
                 session_id=life.session_id,
                 reason=self._stop_reason or "its program has ended",
             ),
+            timeout_s=connection.patience_s(GOODBYE_SECONDS),
             again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
         )
 

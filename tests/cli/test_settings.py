@@ -424,7 +424,26 @@ def test_a_client_finds_its_server_by_flag_or_variable() -> None:
     assert load_client_settings({"address": "b:2"}, environ).address == "b:2"
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "http://localhost:7400", "localhost:0", "::1:7400"])
+def test_a_client_may_know_several_nodes() -> None:
+    assert load_client_settings({}, {}).addresses == ("127.0.0.1:7400",)
+    settings = load_client_settings({}, {"LIVENESS_ADDRESS": "b:2, a:1,[::1]:3,b:2"})
+    assert settings.addresses == ("b:2", "a:1", "[::1]:3")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "localhost",
+        "http://localhost:7400",
+        "localhost:0",
+        "::1:7400",
+        "a:1,",
+        "a:1,b",
+        "a:1;b:2",
+        "a:1 b:2",
+    ],
+)
 def test_an_address_that_is_none_is_told(address: str) -> None:
     with pytest.raises(SettingsError, match=r"^variable LIVENESS_ADDRESS is '.*', but must be HOST:PORT"):
         load_client_settings({}, {"LIVENESS_ADDRESS": address})

@@ -130,7 +130,22 @@ def test_a_stream_cannot_break_before_it_is_opened() -> None:
 def test_asking_again_gains_no_time() -> None:
     """The stream that was asked for first may have been opened, and may have broken since."""
     known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 1_000)
-    assert fence.exposed(known, GRACE_MS, 2_000) == known
+    assert fence.deadline_ms(fence.exposed(known, GRACE_MS, 2_000)) == fence.deadline_ms(known)
+
+
+def test_a_stream_that_the_server_closed_does_not_speak_for_an_older_one() -> None:
+    """On another node, which has not noticed yet that it is broken, and will count from then on."""
+    known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 0)
+    asked_elsewhere = fence.exposed(known, GRACE_MS, 1_000)
+    assert fence.sheltered(asked_elsewhere) == asked_elsewhere
+    standing_elsewhere = fence.attached(asked_elsewhere, GRACE_MS, 1_000)
+    assert fence.deadline_ms(standing_elsewhere) == 1_000 + GRACE_MS - 60
+    assert fence.deadline_ms(fence.sheltered(standing_elsewhere)) == LEASE_MS - 200
+
+
+def test_a_stream_that_was_granted_no_grace_costs_nothing() -> None:
+    known = fence.exposed(fence.renewed(Fence(), 0, LEASE_MS), GRACE_MS, 0)
+    assert fence.deadline_ms(fence.attached(known, None, 1_000)) == LEASE_MS - 200
 
 
 def test_a_grace_longer_than_the_lease_is_the_lease() -> None:

@@ -49,8 +49,8 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.heal()
-        self.cut()
         while self._connections:
+            self.cut()  # also those that were accepted before, and whose other half is only there now
             await asyncio.sleep(0)
         await self._server.wait_closed()
 
@@ -76,6 +76,12 @@ class Proxy:
         """Reset all connections. New ones are welcome."""
         for connection in list(self._connections):
             connection.cut()
+
+    def vanish(self) -> None:
+        """As a process that was killed: connections are reset, and nobody listens any more."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
 
     def half_close(self, *, towards_server: bool) -> None:
         """End one direction of all connections in an orderly way, and leave the other one open."""

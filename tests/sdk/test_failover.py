@@ -1,0 +1,260 @@
+"""Whose turn it is among several nodes, and programs that are given several of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import grpc
+import pytest
+
+from liveness.sdk import Client, ServerAway, Worker
+from liveness.sdk.failover import CONNECT_MS, CONNECT_MS_OF_SEVERAL, Route, Routes
+from liveness.sdk.refusals import Refusal
+from liveness.sdk.values import duration
+from tests.sdk.servers import LivenessServer, free_address, relaying, until
+
+NODES = ["a:7400", "b:7400", "c:7400"]
+GONE = Refusal(grpc.StatusCode.UNAVAILABLE)
+HUNG = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED)
+STOPPING = Refusal(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+STARTS = 8
+GRACE_S = 2
+FOLLOWING = ("RecordWorkerHeartbeats", "Attach", "PollActivity")
+
+
+class Turns:
+    """Routes to nodes with which nobody talks."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        self.left: list[Route] = []
+        self.routes = Routes(nodes, Random(7), self.left.append)
+
+    @property
+    def current(self) -> Route:
+        return self.routes.current
+
+    def fail(self, refusal: Refusal, failures: int = 1) -> bool:
+        return self.routes.failed(self.current, refusal, failures)
+
+
+# -- whose turn it is
+
+
+@pytest.mark.parametrize("refusal", [GONE, HUNG, STOPPING])
+def test_a_node_that_fails_is_left_for_the_next(refusal: Refusal) -> None:
+    turns = Turns(NODES)
+    first = turns.current
+    assert turns.fail(refusal)
+    assert turns.current.address != first.address
+    assert turns.left == [first]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(grpc.StatusCode.UNAVAILABLE, "SHARD_UNAVAILABLE"),
+        Refusal(grpc.StatusCode.FAILED_PRECONDITION, "FENCED_OFF"),
+        Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED"),
+        Refusal(grpc.StatusCode.CANCELLED),
+        Refusal(grpc.StatusCode.INTERNAL),
+        Refusal(grpc.StatusCode.UNIMPLEMENTED),
+    ],
+    ids=lambda refusal: refusal.reason or refusal.code.name,
+)
+def test_a_node_that_answers_is_not_left(refusal: Refusal) -> None:
+    turns = Turns(NODES)
+    first = turns.current
+    assert not turns.fail(refusal)
+    assert turns.current is first
+
+
+def test_each_node_has_its_turn() -> None:
+    turns = Turns(NODES)
+    seen = []
+    for number in range(2 * len(NODES)):
+        seen.append(turns.current.address)
+        at_once = turns.fail(GONE, failures=number + 1)
+        assert at_once == (number + 1 < len(NODES)), "a caller that has been everywhere backs off"
+    assert sorted(seen[:3]) == NODES
+    assert seen[:3] == seen[3:]
+
+
+def test_what_failed_on_a_node_that_was_left_already_moves_nobody() -> None:
+    """But it is to be tried again at once, where the others are by now."""
+    turns = Turns(NODES)
+    first = turns.current
+    turns.fail(GONE)
+    second = turns.current
+    assert turns.routes.failed(first, GONE, 1)
+    assert turns.routes.failed(first, Refusal(grpc.StatusCode.CANCELLED), 1)
+    assert turns.current is second
+
+
+def test_a_single_node_is_never_left() -> None:
+    turns = Turns(NODES[:1])
+    first = turns.current
+    for refusal in (GONE, HUNG, STOPPING):
+        assert not turns.fail(refusal)
+    assert turns.current is first
+    assert turns.routes.connect_ms == CONNECT_MS
+
+
+def test_nodes_that_are_far_away_are_given_more_time_from_round_to_round() -> None:
+    turns = Turns(NODES)
+    times = []
+    for _ in range(8 * len(NODES)):
+        times.append(turns.routes.connect_ms)
+        turns.fail(GONE)
+    assert times[: 2 * len(NODES)] == [200, 200, 200, 400, 400, 400]
+    assert times[-1] == CONNECT_MS_OF_SEVERAL[1]
+    turns.routes.worked(turns.current)
+    assert turns.routes.connect_ms == CONNECT_MS_OF_SEVERAL[0]
+
+
+def test_processes_spread_over_the_nodes() -> None:
+    """Those of a node that fails too."""
+    firsts, seconds = set(), set()
+    for seed in range(100):
+        routes = Routes(NODES, Random(seed), lambda _: None)
+        firsts.add(routes.current.address)
+        if routes.current.address == "a:7400":
+            routes.failed(routes.current, GONE, 1)
+            seconds.add(routes.current.address)
+    assert (firsts, seconds) == (set(NODES), {"b:7400", "c:7400"})
+
+
+# -- programs
+
+
+async def test_a_worker_and_a_client_find_the_node_that_is_there(
+    server: LivenessServer, namespace: str
+) -> None:
+    nodes = [free_address(), server.address, free_address()]
+    for number in range(STARTS):  # each begins anywhere
+        async with (
+            Worker(nodes, namespace=namespace, instance_key=f"w{number}") as worker,
+            Client(",".join(nodes), namespace=namespace) as client,
+        ):
+            assert worker.lease_epoch == 1
+            await client.schedule("resize", id=f"photo-{number}", task_queue="queue")
+            until(partial(_is_attached, server, namespace, worker.instance_key))
+
+
+async def test_no_node_is_there() -> None:
+    nodes = [free_address(), free_address()]
+    with pytest.raises(ServerAway, match=f"{nodes[0]} or {nodes[1]}"):
+        await Worker(nodes, start_timeout=0.5).__aenter__()
+    async with Client(nodes, timeout=0.5) as client:
+        with pytest.raises(ServerAway, match=f"{nodes[0]} or {nodes[1]}"):
+            await client.list()
+
+
+async def test_a_client_asks_another_when_a_node_hangs(
+    own_server: LivenessServer, server: LivenessServer, namespace: str
+) -> None:
+    async with Client([own_server.address, server.address], namespace=namespace, timeout=4) as client:
+        await _begin_at(client, own_server.address)
+        await client.list()
+        with own_server.stopped():
+            await client.schedule("resize", id="photo", task_queue="queue")
+            assert (await client.describe("photo", type="resize")).state == "AVAILABLE"
+            assert client._to().routes.current.address == server.address
+
+
+async def test_everything_goes_where_the_calls_go(server: LivenessServer, namespace: str) -> None:
+    """A client's call finds out; the heartbeats of the worker beside it, its stream, which works, and its poll follow."""
+    # The relay does not tell the server that a poll was given up; what it is handed is found after this time.
+    server.configure(namespace, dispatch_timeout=duration(1))
+    with relaying(server.address) as one, relaying(server.address) as two:
+        nodes = [one.address, two.address]
+        async with (
+            Worker(nodes, namespace=namespace, task_queue="queue", lease=3_600) as worker,
+            Client(nodes, namespace=namespace) as client,
+        ):
+            left, taken = (one, two) if client._to().routes.current.address == one.address else (two, one)
+            running = asyncio.create_task(worker.run(handle_signals=False))
+            key = worker.instance_key
+            await _comes_true(lambda: server.worker(namespace, key).attached)
+            await _comes_true(lambda: left.calls["PollActivity"] > 0)
+            before = left.calls.copy()
+            left.lose_answers("ListActivities", 1)
+            await client.list()
+            await _comes_true(lambda: all(taken.calls[name] for name in FOLLOWING))
+            await _comes_true(lambda: server.worker(namespace, key).attached)
+            assert [left.calls[name] - before[name] for name in FOLLOWING] == [0, 0, 0]
+            assert worker.lease_epoch == 1
+            await client.schedule("resize", id="photo", task_queue="queue")
+            worker.activity("resize")(lambda task: task.id)
+            assert (await client.wait("photo", type="resize")).result == b"photo"
+            worker.stop()
+            await running
+
+
+async def test_a_stream_that_breaks_moves_everything(server: LivenessServer, namespace: str) -> None:
+    """No heartbeat would have found out for a long time."""
+    with relaying(server.address) as one, relaying(server.address) as two:
+        nodes = [one.address, two.address]
+        async with Worker(nodes, namespace=namespace, lease=3_600, disconnect_grace=None) as worker:
+            key = worker.instance_key
+            left, taken = (one, two) if one.calls else (two, one)
+            await _comes_true(lambda: server.worker(namespace, key).attached)
+            left.close()
+            await _comes_true(lambda: taken.calls["Attach"] > 0)
+            await _comes_true(lambda: taken.calls["RecordWorkerHeartbeats"] > 0)
+            await _comes_true(lambda: server.worker(namespace, key).attached)
+
+
+async def test_a_node_that_hangs_is_left_before_the_grace_is_over(
+    server: LivenessServer, namespace: str
+) -> None:
+    """Only pings can tell: the next heartbeat is due in minutes."""
+    with relaying(server.address) as one, relaying(server.address) as two:
+        nodes = [one.address, two.address]
+        async with Worker(
+            nodes, namespace=namespace, task_queue="queue", lease=3_600, disconnect_grace=GRACE_S
+        ) as worker:
+            left, taken = (one, two) if one.calls else (two, one)
+            sentry = worker._alive()._sentry
+            await _comes_true(lambda: server.worker(namespace, worker.instance_key).attached)
+            async with worker.bind("a") as binding:
+                left.muted.set()
+                over_ms = sentry.fence.heard_ms + 2_000 * GRACE_S
+                await _comes_true(lambda: binding.lost.is_set() or sentry.fence.heard_ms > over_ms)
+                binding.check()
+                assert taken.calls["Attach"] == 1
+
+
+async def test_a_heartbeat_that_hangs_is_sent_again_elsewhere(server: LivenessServer, namespace: str) -> None:
+    """Without a grace there is no ping in time to find out; and it is the same heartbeat."""
+    with relaying(server.address) as one, relaying(server.address) as two:
+        nodes = [one.address, two.address]
+        async with Worker(
+            nodes, namespace=namespace, task_queue="queue", lease=3, disconnect_grace=None
+        ) as worker:
+            connection = worker._connection
+            assert connection is not None
+            left, taken = (one, two) if connection.routes.current.address == one.address else (two, one)
+            with left.holding_back("RecordWorkerHeartbeats"):
+                async with worker.bind("a") as binding:
+                    assert taken.calls["RecordWorkerHeartbeats"] > 0
+                    assert binding.fencing_token.lease_epoch == 1
+                    assert server.bound(namespace, worker.instance_key) == {"a"}
+        sent = [request for name, request in left.requests if name == "RecordWorkerHeartbeats"]
+        again = [request for name, request in taken.requests if name == "RecordWorkerHeartbeats"]
+        assert sent[-1] == again[0]
+
+
+def _is_attached(server: LivenessServer, namespace: str, key: str) -> bool:
+    return server.worker(namespace, key).attached
+
+
+async def _begin_at(client: Client, address: str) -> None:
+    while client._to().routes.current.address != address:
+        client.close()
+
+
+async def _comes_true(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(until, condition)
