@@ -18,7 +18,6 @@ def migrate(connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
-    from alembic.script import ScriptDirectory
 
     if connection.dialect.name == "postgresql":
         # Nodes that start side by side take turns, until their transaction ends. SQLite's writers always do.
@@ -27,7 +26,14 @@ def migrate(connection: Connection) -> None:
     settings.set_main_option("script_location", str(MIGRATIONS))
     settings.attributes["connection"] = connection
     current = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(settings).walk_revisions()}
+    check_revision(current)
+    command.upgrade(settings, "head")
+
+
+def check_revision(current: str | None) -> None:
+    """Refuse tables that this version does not know."""
+    from alembic.script import ScriptDirectory
+
+    known = {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
     if current is not None and current not in known:
         raise WrittenByNewerVersion(what=f"tables of revision {current}")
-    command.upgrade(settings, "head")

@@ -29,6 +29,7 @@ from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_owned
 from liveness.store.database import Database
 from liveness.store.errors import WrongShardCount
+from liveness.store.history import History, read_history, write_history
 from liveness.store.migrate import migrate
 from liveness.store.nodes import ClusterView, NodeRow, look, remove, renew
 from liveness.store.schema import (
@@ -54,15 +55,21 @@ _ACTIVITY_KEY = tuple_(*_ACTIVITY_KEY_COLUMNS)
 class SqlStore:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.history = History()
         self._compacted: tuple[dict[int, int], int] = ({}, 0)
         """Of these owned shards no renewals are left up to this id of the log."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
-        def prepare(connection: Connection) -> None:
+        def prepare(connection: Connection) -> History:
             migrate(connection)
             _fit(connection, shard_count, created_by)
+            return read_history(connection)
 
-        await self._database.write(prepare)
+        self.history = await self._database.write(prepare)
+
+    async def begin_history(self, history: History) -> None:
+        await self._database.write(lambda connection: write_history(connection, history))
+        self.history = history
 
     async def close(self) -> None:
         await self._database.close()
