@@ -111,10 +111,11 @@ def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
             yield schema_revision(None)
         return
     row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    yield schema_revision(row and row[0])
+    meta = {}
     if "meta" in tables:
-        row = connection.execute("SELECT value FROM meta WHERE name = 'shard_count'").fetchone()
-        yield from shard_count(row and row[0], shards)
+        meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
+    yield schema_revision(row and row[0], meta.get("oldest_writer"))
+    yield from shard_count(meta.get("shard_count"), shards)
 
 
 def _space(folder: Path) -> Finding:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, delete, insert, select
 
-from liveness.store.schema import meta
+from liveness.store.schema import meta, nodes
 
 GIVEN_SINCE_MAX = 1_000_000
 """So many attempts of one activity, and so many leases of one worker, may the forgotten time have seen."""
@@ -51,6 +51,8 @@ def read_history(connection: Connection) -> History:
 
 
 def write_history(connection: Connection, history: History) -> None:
+    # Whoever served when the backup was made does not serve this.
+    connection.execute(delete(nodes))
     values = {"history": history.id, "token_floor": str(history.token_floor)}
     connection.execute(delete(meta).where(meta.c.name.in_(values)))
     connection.execute(insert(meta), [{"name": name, "value": value} for name, value in values.items()])

@@ -15,7 +15,7 @@ from liveness.domain.keys import ActivityId, shard_of
 from liveness.store import codec
 from liveness.store.codec import LogRow
 from liveness.store.errors import CorruptRow, NotABackup
-from liveness.store.migrate import check_revision
+from liveness.store.migrate import Revisions
 from liveness.store.sqlite import WAL, beside, connect_to_read
 
 Progress = Callable[[str, int, int], None]
@@ -77,7 +77,7 @@ def _inspect(connection: sqlite3.Connection, path: Path, progress: Progress) -> 
         raise _Damaged("it holds no tables of liveness")
     [(revision,)] = connection.execute("SELECT version_num FROM alembic_version")
     meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
-    check_revision(revision)
+    Revisions().check(revision, meta.get("oldest_writer"))
     heads = dict(connection.execute("SELECT shard_id, last_seq FROM shards").fetchall())
     if sorted(heads) != list(range(int(meta.get("shard_count", "0")))):
         raise _Damaged(f"it was created with {meta.get('shard_count')} shards and holds {len(heads)}")
