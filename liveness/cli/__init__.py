@@ -22,6 +22,8 @@ COMMANDS = {
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
     "shards": Entry("shards", "See how the shards are doing."),
     "config": Entry("config", "See and change what namespaces allow."),
+    "backup": Entry("backup", "Copy a SQLite node's database to TARGET, while the server runs or not."),
+    "restore": Entry("restore", "Put BACKUP in the place of a SQLite node's database."),
     "doctor": Entry("doctor", "Check this installation, the database and the disk under it."),
 }
 

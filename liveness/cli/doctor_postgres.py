@@ -33,6 +33,7 @@ class Seen(NamedTuple):
     fsync: str
     full_page_writes: str
     revision: str | None
+    oldest_writer: str | None
     shards: str | None
     tables: int
     commit_s: float | None
@@ -58,7 +59,7 @@ def examine(url: str, shards: int) -> Iterator[Finding]:
             "The server would add its own; better give it a database.",
         )
     else:
-        yield schema_revision(seen.revision)
+        yield schema_revision(seen.revision, seen.oldest_writer)
     yield from shard_count(seen.shards, shards)
     if seen.commit_s is not None:
         yield commit_latency(seen.commit_s, "a temporary table")
@@ -115,6 +116,7 @@ def _see(connection: Connection) -> Seen:
         fsync=ask("SHOW fsync") or "",
         full_page_writes=ask("SHOW full_page_writes") or "",
         revision=ask("SELECT version_num FROM alembic_version") if exists("alembic_version") else None,
+        oldest_writer=ask("SELECT value FROM meta WHERE name = 'oldest_writer'") if exists("meta") else None,
         shards=ask("SELECT value FROM meta WHERE name = 'shard_count'") if exists("meta") else None,
         tables=int(ask("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()") or 0),
         commit_s=None,

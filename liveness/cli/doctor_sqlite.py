@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from urllib.parse import quote
 
 from sqlalchemy import Connection
 
@@ -27,7 +26,7 @@ from liveness.cli.finding import (
 )
 from liveness.clock import stopwatch
 from liveness.store.errors import StoreError
-from liveness.store.sqlite import SqliteDatabase
+from liveness.store.sqlite import SqliteDatabase, connect_to_read
 
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 20
@@ -84,7 +83,7 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
     if start:
         yield _journal_mode(start)
     try:
-        with closing(_open_read_only(path)) as connection:
+        with closing(connect_to_read(path)) as connection:
             yield from _contents(connection, shards)
     except sqlite3.Error as error:
         yield failed(
@@ -103,13 +102,6 @@ def _journal_mode(header: bytes) -> Finding:
     )
 
 
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    # Without a WAL nobody has the file open and it can be read as it lies. Otherwise SQLite would create a WAL
-    # to read a file in WAL mode, and leave it behind.
-    mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "mode=ro&immutable=1"
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=10)
-
-
 def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "alembic_version" not in tables:
@@ -119,10 +111,11 @@ def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
             yield schema_revision(None)
         return
     row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    yield schema_revision(row and row[0])
+    meta = {}
     if "meta" in tables:
-        row = connection.execute("SELECT value FROM meta WHERE name = 'shard_count'").fetchone()
-        yield from shard_count(row and row[0], shards)
+        meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
+    yield schema_revision(row and row[0], meta.get("oldest_writer"))
+    yield from shard_count(meta.get("shard_count"), shards)
 
 
 def _space(folder: Path) -> Finding:

@@ -44,22 +44,26 @@ def commit_latency(median_s: float, where: str) -> Finding:
     return ok("commits", saw)
 
 
-def schema_revision(current: str | None) -> Finding:
+def schema_revision(current: str | None, oldest_writer: str | None = None) -> Finding:
     # Imported here: slow to load, and only needed once there is a database to look at.
-    from alembic.script import ScriptDirectory
+    from liveness.store.migrate import Revisions
 
-    from liveness.store.migrate import MIGRATIONS
-
-    scripts = ScriptDirectory(str(MIGRATIONS))
+    revisions = Revisions()
     if current is None:
         return ok("tables", "none yet", "They are created at the first start.")
-    if current not in {script.revision for script in scripts.walk_revisions()}:
+    if current not in revisions.known and oldest_writer in revisions.known:
+        return ok(
+            "tables",
+            f"revision {current} of a newer version",
+            "This version may still serve them; upgrade it soon.",
+        )
+    if current not in revisions.known:
         return failed(
             "tables",
             f"revision {current}, which this version does not know",
             "Start the version that wrote it, or a newer one.",
         )
-    if current != scripts.get_current_head():
+    if current != revisions.head:
         return ok(
             "tables", f"revision {current}", "They are brought up to date at the next start; back up before."
         )

@@ -90,10 +90,12 @@ def _scheduled(id: ActivityId, spec: Spec, at_ms: int, due_ms: int) -> ActivityS
     )  # fmt: skip
 
 
-def start(activity: Activity, worker: str, epoch: int, at_ms: int, verify_ms: int) -> Events:
-    """Hand an available activity to a worker."""
+def start(
+    activity: Activity, worker: str, epoch: int, at_ms: int, verify_ms: int, *, floor: int = 1
+) -> Events:
+    """Hand an available activity to a worker. `floor`: no attempt below it is given out."""
     assert activity.state is ActivityState.AVAILABLE, "only what is available is handed out"
-    return (_started(activity.id, worker, epoch, activity.attempt, at_ms, verify_ms),)
+    return (_started(activity.id, worker, epoch, max(activity.attempt, floor), at_ms, verify_ms),)
 
 
 def _started(
@@ -105,16 +107,24 @@ def _started(
 
 
 def claim(
-    id: ActivityId, activity: Activity | None, spec: Spec, worker: str, epoch: int, at_ms: int, verify_ms: int
+    id: ActivityId,
+    activity: Activity | None,
+    spec: Spec,
+    worker: str,
+    epoch: int,
+    at_ms: int,
+    verify_ms: int,
+    *,
+    floor: int = 1,
 ) -> Events:
     """A worker takes what it found by itself. Nothing to do if it holds it in this very lease."""
     if activity is None:
         return (
             _scheduled(id, spec, at_ms, at_ms),
-            _started(id, worker, epoch, 1, at_ms, verify_ms),
+            _started(id, worker, epoch, floor, at_ms, verify_ms),
         )
     if activity.state is ActivityState.AVAILABLE:
-        return start(activity, worker, epoch, at_ms, verify_ms)
+        return start(activity, worker, epoch, at_ms, verify_ms, floor=floor)
     if activity.state is STARTED:
         if (activity.worker, activity.epoch) == (worker, epoch):
             return ()
@@ -297,7 +307,7 @@ def reschedule(
         message = f"worker {task.worker} was lost with the last attempt allowed"
         ended = Holder(task.worker, task.epoch, lost.attempt)._asdict()
         return (*taken, ActivityFailed(**_of(id), **ended, at_ms=at_ms, message=message))
-    attempt = max(activity.attempt if activity else 0, lost.attempt) + 1
+    attempt = max(max(activity.attempt if activity else 0, lost.attempt) + 1, policy.token_floor)
     if elsewhere:
         return (taken[0], ActivityReleased(**_of(id), attempt=attempt))
     return (*taken, ActivityMadeAvailable(**_of(id), attempt=attempt, at_ms=at_ms))

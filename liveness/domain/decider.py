@@ -190,7 +190,7 @@ def _activate(
     return kind(
         session_id=beat.session_id or (worker.session_id if worker else ""),
         sequence=sequence or last_sequence,
-        epoch=worker.epoch + 1 if worker else 1,
+        epoch=max(worker.epoch + 1 if worker else 1, beat.policy.token_floor),
         at_ms=at_ms,
         granted_ms=beat.policy.granted_ms(beat.requested_ms),
         bindings=tuple(bindings.values()),

@@ -43,6 +43,8 @@ class Policy:
     """How long a worker may take to confirm an activity that it was handed."""
     paused: int = 0
     """1: every worker of the namespace is handed nothing new."""
+    token_floor: int = 1
+    """No lease epoch and no attempt is given out below. Not a setting: a restored database brings it along."""
 
     @property
     def limits_rates(self) -> bool:
@@ -56,7 +58,7 @@ class Policy:
         return min(max(requested_ms, self.min_lease_ms), self.max_lease_ms)
 
 
-POLICY_FIELDS = frozenset(field.name for field in fields(Policy))
+POLICY_FIELDS = frozenset(field.name for field in fields(Policy)) - {"token_floor"}
 _WHOLE_NUMBERS = frozenset(field.name for field in fields(Policy) if field.type == "int")
 _MAY_BE_ZERO = POLICY_FIELDS - {
     "default_lease_ms",

@@ -139,17 +139,22 @@ class Feed:
             return [shard_of(selection.namespace, selection.worker, self._node.shard_count)]
         return range(self._node.shard_count)
 
+    def _listing(self, selection: Selection) -> tuple[object, ...]:
+        """A place in the log of another history, such as one before a restored backup, is no place in this one."""
+        history = self._node.store.history.id
+        return ("watch", *selection, history) if history else ("watch", *selection)
+
     def _token(self, cursors: dict[int, int], selection: Selection) -> str:
-        return tokens.issue(list(cursors.values()), "watch", *selection)
+        return tokens.issue(list(cursors.values()), *self._listing(selection))
 
     def _redeem(
         self, token: str, selection: Selection, shard_ids: Sequence[int], heads: Mapping[int, int]
     ) -> dict[int, int]:
-        places = tokens.redeem(token, list[tokens.Sequence], ResumeTokenInvalid, "watch", *selection)
+        places = tokens.redeem(token, list[tokens.Sequence], ResumeTokenInvalid, *self._listing(selection))
         if len(places) != len(shard_ids):
             raise ResumeTokenInvalid
         cursors = dict(zip(shard_ids, places, strict=True))
-        # A place beyond the end is from another history, such as one before a restored backup.
+        # A place beyond the end is from another database.
         if any(place > heads[shard_id] for shard_id, place in cursors.items()):
             raise ResumeTokenInvalid
         return cursors

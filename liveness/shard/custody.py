@@ -97,9 +97,12 @@ class Custody:
         commit of both shards; the answer must wait for it."""
         shard, home = self.shard(key), self._node.shard(*worker_key)
         now_ms = shard.now_ms()
-        verify_ms = now_ms + self._node.policies.of(key.namespace).dispatch_timeout_ms
+        policy = self._node.policies.of(key.namespace)
         worker = home.workers[worker_key]
-        events = decide.start(shard.activities[key], worker_key.instance_key, worker.epoch, now_ms, verify_ms)
+        events = decide.start(
+            shard.activities[key], worker_key.instance_key, worker.epoch, now_ms,
+            now_ms + policy.dispatch_timeout_ms, floor=policy.token_floor,
+        )  # fmt: skip
         activity = shard.change_activity(key, events)
         assert activity is not None
         home.change_worker(worker_key, orders.hand(activity.bound()))
@@ -118,7 +121,7 @@ class Custody:
         now_ms = shard.now_ms()
         events = decide.claim(
             key.id, shard.activities.get(key), spec, worker_key.instance_key, worker.epoch, now_ms,
-            now_ms + policy.dispatch_timeout_ms,
+            now_ms + policy.dispatch_timeout_ms, floor=policy.token_floor,
         )  # fmt: skip
         if events:
             orders.check_takes_work(worker_key, worker, policy)

@@ -11,6 +11,7 @@ import structlog
 from liveness.clock import Clock
 from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
 from liveness.domain.keys import shard_of
+from liveness.domain.policy import Policy
 from liveness.shard.committer import Committer, Group
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime
@@ -48,7 +49,7 @@ class Node:
         self.store = store
         self.clock = clock
         self.shard_count = shard_count
-        self.policies = Policies({}, namespaces)
+        self.policies = Policies({}, namespaces, Policy(token_floor=store.history.token_floor))
         self.broken: asyncio.Future[StoreBroken] = asyncio.get_running_loop().create_future()
         """Done when durability can no longer be promised: the process must end."""
         self.on_pulse: list[Callable[[], None]] = []

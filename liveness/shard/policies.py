@@ -12,8 +12,14 @@ DEFAULT = ""
 
 
 class Policies:
-    def __init__(self, overrides: Mapping[str, Mapping[str, float]], served: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        overrides: Mapping[str, Mapping[str, float]],
+        served: Collection[str] = (),
+        built_in: Policy = BUILT_IN,
+    ) -> None:
         """`served`: the only namespaces that there are; empty for any."""
+        self._built_in = built_in
         self._served = frozenset(served)
         self._overrides = {namespace: dict(values) for namespace, values in overrides.items()}
         self._policies: dict[str, Policy] = {}
@@ -36,12 +42,14 @@ class Policies:
 
     def preview(self, namespace: str, overrides: Mapping[str, float]) -> Policy:
         """What would be in force; raises `InvalidField` if it makes no sense."""
-        base = BUILT_IN if namespace == DEFAULT else policy_with(BUILT_IN, self.overrides(DEFAULT))
+        base = self._built_in
+        if namespace != DEFAULT:
+            base = policy_with(base, self.overrides(DEFAULT))
         return policy_with(base, overrides)
 
     def preview_all(self, overrides: Mapping[str, float]) -> None:
         """Refuse a default under which some namespace's own settings would make no sense."""
-        base = policy_with(BUILT_IN, overrides)
+        base = policy_with(self._built_in, overrides)
         for namespace, own in self._overrides.items():
             if namespace != DEFAULT:
                 policy_with(base, own)

@@ -13,6 +13,7 @@ from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.codec import LogEntry, Pulse
+from liveness.store.history import History
 from liveness.store.nodes import ClusterView, NodeRow
 
 
@@ -133,8 +134,14 @@ TAKEOVERS_KEPT = 4
 
 
 class Store(Protocol):
+    history: History
+    """Known once the store is open."""
+
     async def open(self, shard_count: int, created_by: str) -> None:
         """Create or migrate the tables; refuse a store that does not fit."""
+
+    async def begin_history(self, history: History) -> None:
+        """The database was restored: nothing of what came after the backup was made is known here."""
 
     async def close(self) -> None: ...
 

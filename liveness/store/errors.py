@@ -10,6 +10,8 @@ StoreError
     ├── WrittenByNewerVersion
     ├── WrongShardCount
     ├── StoreInUse
+    ├── RestoreInterrupted
+    ├── NotABackup
     └── CorruptRow
 """
 
@@ -65,6 +67,14 @@ class WrongShardCount(StoreUnusable):
 
 class StoreInUse(StoreUnusable):
     """{path} is in use by another liveness server{holder}; stop it first or choose another file with --db."""
+
+
+class RestoreInterrupted(StoreUnusable):
+    """A backup was being restored to {path} and that was interrupted; run `liveness restore` again."""
+
+
+class NotABackup(StoreUnusable):
+    """{path} is not a whole backup: {detail}; use another one, or make a new one with `liveness backup`."""
 
 
 class CorruptRow(StoreUnusable):

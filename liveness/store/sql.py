@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, insert, or_, select, tuple_
@@ -29,7 +30,8 @@ from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_owned
 from liveness.store.database import Database
 from liveness.store.errors import WrongShardCount
-from liveness.store.migrate import migrate
+from liveness.store.history import History, read_history, write_history
+from liveness.store.migrate import MIGRATIONS, Revisions, migrate
 from liveness.store.nodes import ClusterView, NodeRow, look, remove, renew
 from liveness.store.schema import (
     RENEWALS_KIND,
@@ -53,17 +55,26 @@ _ACTIVITY_KEY = tuple_(*_ACTIVITY_KEY_COLUMNS)
 
 
 class SqlStore:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, migrations: Path = MIGRATIONS) -> None:
         self._database = database
+        self._migrations = migrations
+        self._revisions: Revisions | None = None
+        self.history = History()
         self._compacted: tuple[dict[int, int], int] = ({}, 0)
         """Of these owned shards no renewals are left up to this id of the log."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
-        def prepare(connection: Connection) -> None:
-            migrate(connection)
+        def prepare(connection: Connection) -> tuple[Revisions, History]:
+            revisions = Revisions(self._migrations)
+            migrate(connection, revisions)
             _fit(connection, shard_count, created_by)
+            return revisions, read_history(connection)
 
-        await self._database.write(prepare)
+        self._revisions, self.history = await self._database.write(prepare)
+
+    async def begin_history(self, history: History) -> None:
+        await self._database.write(lambda connection: write_history(connection, history))
+        self.history = history
 
     async def close(self) -> None:
         await self._database.close()
@@ -71,9 +82,14 @@ class SqlStore:
     async def take_over(
         self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
     ) -> list[ShardImage]:
-        return await self._database.write(
-            lambda connection: take_over(connection, sorted(shard_ids), owner, wall_ms, seen)
-        )
+        def take(connection: Connection) -> list[ShardImage]:
+            images = take_over(connection, sorted(shard_ids), owner, wall_ms, seen)
+            # Afterwards: if a migration that leaves us behind was under way, the epochs that it raises were waited for.
+            if self._revisions is not None:
+                self._revisions.check_tables(connection)
+            return images
+
+        return await self._database.write(take)
 
     async def renew_node(self, mine: NodeRow) -> ClusterView:
         return await self._database.write(lambda connection: renew(connection, mine))

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +23,7 @@ from sqlalchemy.pool import StaticPool
 from liveness.store.errors import (
     CommitRejected,
     ReadFailed,
+    RestoreInterrupted,
     StoreBroken,
     StoreError,
     StoreInUse,
@@ -40,10 +42,45 @@ _MAGIC = b"SQLite format 3\0"
 _BROKEN_CODES = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
+# What may lie beside a database under its name and one of these.
+WAL, SHARED_MEMORY, LOCK = "-wal", "-shm", ".lock"
+RESTORING = ".restoring"
+"""A backup, ready to take the place of a database that may lack its WAL by now."""
+
+
+def beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def hold(path: Path) -> IO[str]:
+    """The lock of whoever may write to the file, until what is returned is closed or the process ends."""
+    lock_path = beside(path, LOCK)
+    try:
+        lock = lock_path.open("a+")
+    except OSError as error:
+        raise StoreUnusable(detail=f"cannot open {lock_path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise StoreInUse(path=path, holder=f" ({holder})" if holder else "") from error
+    return lock
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that never writes: neither to the file nor to its WAL, and no checkpoint."""
+    # Without a WAL nobody has the file open and it can be read as it lies. Otherwise SQLite would create a WAL
+    # to read a file in WAL mode, and leave it behind.
+    mode = "mode=ro" if beside(path, WAL).exists() else "mode=ro&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=10)
+
+
 class SqliteDatabase:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock_file: Any = None
+        self._lock_file: IO[str] | None = None
         self._writer = _Lane("liveness-sqlite-writer")
         self._reader = _Lane("liveness-sqlite-reader")
         self._write_engine = _engine(path, writer=True)
@@ -55,17 +92,11 @@ class SqliteDatabase:
     def lock(self) -> None:
         """Refuse a second server on the same file. The kernel lets go of the lock when the process ends."""
         self._check_kind()
-        lock_path = self.path.with_name(self.path.name + ".lock")
-        try:
-            self._lock_file = lock_path.open("a+")
-        except OSError as error:
-            raise StoreUnusable(detail=f"cannot open {lock_path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock_file.seek(0)
-            holder = self._lock_file.read().strip()
-            raise StoreInUse(path=self.path, holder=f" ({holder})" if holder else "") from error
+        lock = hold(self.path)
+        if beside(self.path, RESTORING).exists():
+            lock.close()
+            raise RestoreInterrupted(path=self.path)
+        self._lock_file = lock
 
     def _check_kind(self) -> None:
         """Touch nothing, and put nothing beside it, that is not ours."""
@@ -81,6 +112,7 @@ class SqliteDatabase:
 
     def name_holder(self, holder: str) -> None:
         """Say who holds the lock, for the message of whoever is refused."""
+        assert self._lock_file is not None, "only who has locked it holds it"
         self._lock_file.seek(0)
         self._lock_file.truncate()
         self._lock_file.write(holder)

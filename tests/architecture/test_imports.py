@@ -54,7 +54,8 @@ BELOW: dict[str, set[str]] = {
     "liveness.fencing": set(),
     "liveness.sdk": {"liveness.v1", "liveness.clock"},
 }
-BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk"}
+BELOW["liveness.restoring"] = {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"}
+BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk", "liveness.restoring"}
 BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}
 BELOW["liveness.cli"] = set(BELOW) - {"liveness.sdk"}
 BELOW["liveness.testing"] = {"liveness.app", "liveness.clock", "liveness.settings", "liveness.domain"}

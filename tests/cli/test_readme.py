@@ -1,4 +1,4 @@
-"""What the README tells people to type is understood."""
+"""What the README and the operations guide tell people to type is understood."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ import pytest
 
 from liveness.cli import main
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-COMMANDS = re.findall(r"^(?:\.venv/bin/)?liveness (.+)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = [
+    line
+    for page in ("README.md", "docs/operations.md")
+    for line in re.findall(
+        r"^(?:\.venv/bin/)?liveness (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE
+    )
+]
 
 
 def understand(command: click.Command, name: str, args: list[str], parent: click.Context | None) -> None:

@@ -22,6 +22,7 @@ from tests.server.site import (
     config,
     heartbeat,
     refusal,
+    unpack,
     unpack_status,
 )
 from tests.shard.engine import activity

@@ -108,7 +108,7 @@ async def rows_of(home: StoreHome, table: str, columns: str) -> list[tuple[Any, 
 async def test_every_row_is_there_as_it_was(old: StoreHome) -> None:
     kept = {
         "meta": "name, value, name, value",
-        "shards": "shard_id, epoch, last_seq, observed_ms, takeovers, owner",
+        "shards": "shard_id, last_seq, observed_ms, takeovers, owner",
         "log": "id, shard_id, seq, kind, version, namespace, worker_key, workflow_id, wall_ms, observed_ms, payload, checksum",
         "checkpoints": "shard_id, seq, position, payload",
         "config": "namespace, shard_id, payload, namespace",
@@ -130,7 +130,8 @@ async def test_every_row_is_there_as_it_was(old: StoreHome) -> None:
 async def test_a_shard_is_taken_over_with_all_that_it_held(old: StoreHome) -> None:
     store = await old.open(SHARDS)
     image = await image_of(store, SHARD)
-    assert (image.epoch, image.observed_ms, image.takeovers) == (2, 14_000, (0, 14_000))
+    # Once by the migration, which shuts out who knows the old tables only, and once by the take-over.
+    assert (image.epoch, image.observed_ms, image.takeovers) == (3, 14_000, (0, 14_000))
     assert (image.checkpoint_seq, image.pulses) == (21, golden_v1.PULSES)
     assert [entry.event for entry in image.tail] == [Renewals([3], [LeaseRenewed(10, 14_000, 8, 3)])]
     assert {key: worker for key, (worker, _) in image.workers.items()} == {

@@ -1,0 +1,57 @@
+"""`liveness backup`: a whole copy of a SQLite node's database, while the server runs or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from liveness.cli.client import json_option
+from liveness.cli.failure import Failure, Misuse
+from liveness.cli.output import print_fields, print_json
+from liveness.cli.progress import progress_bar
+from liveness.cli.serve import settings_from
+
+
+@click.command()
+@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@click.option("--db", metavar="URL", help="The database to copy.  [default: as `liveness serve` would]")
+@click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+@json_option
+def backup(*, target: Path, db: str | None, config: str | None, force: bool, as_json: bool) -> None:
+    """Copy a SQLite node's database to TARGET, while the server runs or not.
+
+    Everything that was acknowledged before the command was called is in the copy. The copy is read and checked, down
+    to the checksum of each row; only then it gets the name TARGET. An interrupted backup leaves TARGET.unfinished, which
+    the next one clears away.
+
+    \b
+    Examples:
+      liveness backup /backups/liveness-2026-11-16.db
+      liveness backup --db sqlite:////var/lib/liveness/liveness.db --force /backups/latest.db
+    """
+    settings = settings_from({"db": db}, config)
+    source = settings.sqlite_path
+    if source is None:
+        raise Misuse(
+            "liveness backup copies SQLite files; back up PostgreSQL with pg_basebackup or pg_dump, "
+            "as docs/operations.md says."
+        )
+    # Loaded here: a wrong flag is told at once, and help needs none of it.
+    from liveness.store.backup import back_up
+    from liveness.store.errors import StoreError, StoreUnusable
+
+    try:
+        with progress_bar() as tell:
+            contents = back_up(source, target, tell, replace=force)
+    except StoreUnusable as error:
+        raise Misuse(str(error)) from error
+    except StoreError as error:
+        raise Failure(str(error)) from error
+    if as_json:
+        print_json({"target": str(target), **contents._asdict()})
+        return
+    print_fields(
+        [("backup", target), *((name.replace("_", " "), value) for name, value in contents._asdict().items())]
+    )

@@ -1,0 +1,26 @@
+"""How far a long command is: a bar on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Yields what is to be told: what is being done, how much of it is done, and out of how much."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task("")
+
+        def tell(what: str, done: int, total: int) -> None:
+            bars.update(bar, description=what, completed=done, total=total)
+
+        yield tell

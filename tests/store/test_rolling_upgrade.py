@@ -1,0 +1,171 @@
+"""Two versions on one database: today's, and a next one whose migration is made up here."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from liveness.store import migrate
+from liveness.store.errors import CommitRejected, ShardsLost, WrittenByNewerVersion
+from liveness.store.migrate import MIGRATIONS, Revisions
+from liveness.store.sql import SqlStore
+from tests.cli.test_doctor import examine
+from tests.databases import SHARD_COUNT, StoreHome
+from tests.store.samples import About, Owner, available, described, image_of, key, reschedule, take
+
+TODAY = Revisions().head
+NEXT = "0999"
+
+# What a version may add without disturbing the one before: a column that has a default, and a table of its own.
+NEXT_MIGRATION = """
+from alembic import op
+
+revision = "{revision}"
+down_revision = "{before}"
+{statement}
+
+
+def upgrade() -> None:
+    connection = op.get_bind()
+    connection.exec_driver_sql("ALTER TABLE activities ADD COLUMN region TEXT NOT NULL DEFAULT ''")
+    connection.exec_driver_sql("CREATE TABLE regions (name TEXT PRIMARY KEY)")
+"""
+
+MakeNext = Callable[[str], Path]
+
+
+@pytest.fixture
+def next_version(tmp_path: Path) -> MakeNext:
+    """The migrations of a version that has one more than ours, and says this about older ones."""
+
+    def make(statement: str) -> Path:
+        folder = tmp_path / "migrations"
+        shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        source = NEXT_MIGRATION.format(revision=NEXT, before=TODAY, statement=statement)
+        (folder / "versions" / f"{NEXT}_regions.py").write_text(source)
+        return folder
+
+    return make
+
+
+async def open_with(home: StoreHome, migrations: Path) -> SqlStore:
+    store = SqlStore(home.connect(), migrations)
+    await store.open(SHARD_COUNT, "tests")
+    return store
+
+
+async def commit_everything(owner: Owner, name: str) -> None:
+    await owner.commit(
+        [About(described(name), key(name))],
+        activities=dict([available(name)]),
+        new_tasks=[reschedule(name)],
+        config={name: {"max_workers": 5.0}},
+        checkpoint=[],
+    )
+
+
+async def test_both_versions_commit_side_by_side_once_the_newer_has_migrated(
+    home: StoreHome, next_version: MakeNext
+) -> None:
+    today = await home.open()
+    ours, later = await take(today, 0, 1)
+    await commit_everything(ours, "before")
+    next_ = await open_with(home, next_version(f'oldest_writer = "{TODAY}"'))
+    [theirs] = await take(next_, 2)
+    await commit_everything(ours, "running-on")
+    await commit_everything(theirs, "newer")
+    assert (await image_of(next_, 1)).epoch == later.epoch + 1, "handed over to the newer version"
+    with pytest.raises(ShardsLost):
+        await commit_everything(later, "too late")
+    again = await home.open()
+    [back] = await take(again, 1)
+    await commit_everything(back, "started-anew")
+    assert len((await home.dump())["tasks"]) == 4
+    revision = await home.run(lambda c: c.execute(text("SELECT version_num FROM alembic_version")).scalar())
+    assert revision == NEXT, "who is older migrates nothing, neither up nor down"
+
+
+@pytest.mark.parametrize("statement", ["", f'oldest_writer = "{NEXT}"'])
+async def test_a_migration_that_leaves_older_code_behind_is_refused_by_name(
+    home: StoreHome, next_version: MakeNext, statement: str
+) -> None:
+    await home.open()
+    await open_with(home, next_version(statement))
+    with pytest.raises(WrittenByNewerVersion, match=f"holds tables of revision {NEXT}, which this version"):
+        await home.open()
+
+
+async def test_nodes_that_run_while_they_are_left_behind_can_neither_commit_nor_take_shards_again(
+    home: StoreHome, next_version: MakeNext
+) -> None:
+    today = await home.open()
+    [ours] = await take(today, 0)
+    next_ = await open_with(home, next_version(""))
+    before = await home.dump()
+    with pytest.raises(ShardsLost):
+        await commit_everything(ours, "too late")
+    with pytest.raises(WrittenByNewerVersion, match=NEXT):
+        await take(today, 0)
+    assert await home.dump() == before
+    [theirs] = await take(next_, 0)
+    await commit_everything(theirs, "newer")
+
+
+async def test_what_a_version_says_about_older_ones_replaces_what_was_said_before(
+    home: StoreHome, next_version: MakeNext
+) -> None:
+    await home.open()
+    await home.execute("INSERT INTO meta VALUES ('oldest_writer', '0001')")
+    await open_with(home, next_version(""))
+    with pytest.raises(WrittenByNewerVersion):
+        await home.open()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+async def test_a_migration_that_cannot_have_its_tables_gives_up_instead_of_holding_up_commits(
+    home: StoreHome, next_version: MakeNext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a table is waited for by all who come after it."""
+    monkeypatch.setattr(migrate, "LOCK_TIMEOUT_MS", 100)
+    today = await home.open()
+    [ours] = await take(today, 0)
+    reading, done = asyncio.Event(), asyncio.Event()
+    folder = next_version(f'oldest_writer = "{TODAY}"')
+    loop = asyncio.get_running_loop()
+
+    async def read_for_long() -> None:
+        async with home.connect()._engine.connect() as connection:  # type: ignore[attr-defined]
+            await connection.execute(text("SELECT COUNT(*) FROM activities"))
+            reading.set()
+            await done.wait()
+
+    reader = loop.create_task(read_for_long())
+    await reading.wait()
+    with pytest.raises(CommitRejected, match="lock timeout"):
+        await open_with(home, folder)
+    await commit_everything(ours, "as if nothing had happened")
+    done.set()
+    await reader
+    await open_with(home, folder)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_the_doctor_tells_a_newer_database_that_may_be_served_from_one_that_may_not(
+    home: StoreHome, next_version: MakeNext, tmp_path: Path
+) -> None:
+    await open_with(home, next_version(f'oldest_writer = "{TODAY}"'))
+    await home.close()
+    _, found = await asyncio.to_thread(examine, f"sqlite:///{tmp_path}/liveness.db")
+    assert (found["tables"]["verdict"], found["tables"]["saw"]) == (
+        "ok",
+        f"revision {NEXT} of a newer version",
+    )
+    await home.execute("DELETE FROM meta WHERE name = 'oldest_writer'")
+    await home.close()
+    _, found = await asyncio.to_thread(examine, f"sqlite:///{tmp_path}/liveness.db")
+    assert found["tables"]["verdict"] == "failed"
