@@ -25,7 +25,8 @@ BELOW: dict[str, set[str]] = {
     "liveness.domain": set(),
     "liveness.store": {"liveness.domain"},
     "liveness.shard": {"liveness.domain", "liveness.store", "liveness.clock"},
-    "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.v1"},
+    "liveness.statuses": {"liveness.domain"},
+    "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"},
     "liveness.cluster": {
         "liveness.domain",
         "liveness.store",
@@ -49,6 +50,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.cluster",
         "liveness.frontend",
         "liveness.clock",
+        "liveness.statuses",
         "liveness.v1",
     },
     "liveness.fencing": set(),
