@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from liveness.clock import Clock
-from liveness.domain.errors import LivenessError, NoNodeReachable, ShardUnavailable
+from liveness.domain.errors import LivenessError, NoNodeReachable, ShardUnavailable, ShuttingDown
 from liveness.frontend import refusals
 from liveness.frontend.channels import Channels
 from liveness.frontend.patience import Patience
@@ -77,6 +77,14 @@ class Forwarder:
         self._me = me
         self._on_trouble = on_trouble
         self._turn = 0
+        self._streams: set[Any] = set()
+        self._ending = False
+
+    def end_streams(self) -> None:
+        """We stop; those who read one are told to look elsewhere."""
+        self._ending = True
+        for call in self._streams:
+            call.cancel()
 
     # -- one try
 
@@ -104,7 +112,10 @@ class Forwarder:
         call = self._channels.to(owner.address).server_stream(path)(
             body, timeout=timeout_s, metadata=(*metadata, (TO, owner.node_id))
         )
+        self._streams.add(call)
         try:
+            if self._ending:
+                raise asyncio.CancelledError
             message = await call.read()
             yield tuple(await call.initial_metadata())
             while message is not grpc.aio.EOF:
@@ -116,8 +127,9 @@ class Forwarder:
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            yield refusals.lost(owner)
+            yield refusals.from_error(ShuttingDown()) if self._ending else refusals.lost(owner)
         finally:
+            self._streams.discard(call)
             call.cancel()
 
     def _noted(self, refusal: Refusal, owner: Owner) -> Refusal:

@@ -55,6 +55,7 @@ class Gateway:
         self.me = me
         self.is_mine = is_mine
         self.all_mine = all_mine
+        self.closing = False
         self._channels = channels
         self._clock = clock
         self.forwarder = Forwarder(routes, channels, clock, me=me or "", on_trouble=on_trouble)
@@ -81,7 +82,9 @@ class Gateway:
 
     def close_streams(self) -> None:
         """The first step of an end: clients are told, owners count nothing."""
+        self.closing = True
         self.streams.close()
+        self.forwarder.end_streams()
 
     async def close(self) -> None:
         await self.streams.wait_closed()
@@ -215,7 +218,7 @@ class Way:
                         context.set_trailing_metadata(for_the_caller(part))
                 if refusal is None:
                     return
-                if begun or not refusal.may_repeat(self.rule.repeat):
+                if begun or self._gateway.closing or not refusal.may_repeat(self.rule.repeat):
                     break
                 forwarder.learn(None, owner, refusal)
                 refused_by = owner

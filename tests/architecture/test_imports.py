@@ -21,6 +21,7 @@ BELOW: dict[str, set[str]] = {
     "liveness.clock": set(),
     "liveness.setting_rules": set(),
     "liveness.settings": {"liveness.setting_rules"},
+    "liveness.frontend_settings": {"liveness.setting_rules", "liveness.settings"},
     "liveness.webhooks": set(),
     "liveness.domain": set(),
     "liveness.store": {"liveness.domain"},
@@ -57,6 +58,16 @@ BELOW: dict[str, set[str]] = {
     "liveness.sdk": {"liveness.v1", "liveness.clock"},
 }
 BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk"}
+BELOW["liveness.frontend_app"] = {
+    "liveness.clock",
+    "liveness.cluster",
+    "liveness.frontend",
+    "liveness.frontend_settings",
+    "liveness.logs",
+    "liveness.server",
+    "liveness.store",
+    "liveness.v1",
+}
 BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}
 BELOW["liveness.cli"] = set(BELOW) - {"liveness.sdk"}
 BELOW["liveness.testing"] = {"liveness.app", "liveness.clock", "liveness.settings", "liveness.domain"}
