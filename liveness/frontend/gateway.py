@@ -122,7 +122,7 @@ class Way:
             shard_id = gateway.shard_of(*self._place(request))
             return shard_id is not None and self._is_mine(shard_id)
         # A batch is looked through when it is carried.
-        return self.rule.kind is not Kind.HEARTBEATS or gateway.all_mine()
+        return self.rule.kind is not Kind.HEARTBEATS
 
     def may_move(self, context: Context) -> bool:
         """Whether a call that this node no longer serves can be carried to who does."""
@@ -177,11 +177,15 @@ class Way:
 
     async def _carry_batch(self, request: Any, context: Context, serve: Serve | None) -> Any:
         gateway = self._gateway
+        served = None
+        if serve is not None and gateway.all_mine():
+            served = await serve(request)
+            if MOVED_MARK not in served:
+                return served
         if not gateway.routes.shard_count:
             raise NoNodeReachable
         batch = Batch(request, gateway.forwarder, gateway.routes, self._is_mine, serve)
-        served = None
-        if serve is not None and batch.is_all_mine:
+        if served is None and serve is not None and batch.is_all_mine:
             served = await serve(request)
             if MOVED_MARK not in served:
                 return served

@@ -103,7 +103,7 @@ class Owner:
     async def start(self) -> Owner:
         await self.site.start(takeover_grace_ms=0)
         node = self.site.server.node
-        find, table = node.shard_by_id, node.table
+        find = node.shard_by_id
 
         def shard_by_id(shard_id: int) -> Any:
             self.refuse_others(shard_id)
@@ -119,7 +119,6 @@ class Owner:
             is_mine=self.owned.__contains__,
             local=self.streams.relay,
         )
-        assert table()
         await self.listen()
         return self
 
@@ -219,10 +218,11 @@ class Door:
     def __init__(self, routes: Routes) -> None:
         self.routes = routes
         self.trouble = 0
+        self.recorder = Recorder()
 
     async def start(self) -> Door:
         self.gateway = Gateway(self.routes, Channels(), SystemClock(), on_trouble=self._on_trouble)
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(interceptors=[self.recorder])
         for descriptor in SERVICES:
             bind(self._server, descriptor, None, _at_once, gateway=self.gateway)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"

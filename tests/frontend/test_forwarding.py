@@ -19,7 +19,9 @@ from tests.server.site import NAMESPACE, REGISTERED, SHARDS, heartbeat, refusal
 
 
 def beat_request(worker: str, **fields: Any) -> service_pb2.RecordWorkerHeartbeatRequest:
-    return service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=heartbeat(worker, **fields))
+    return service_pb2.RecordWorkerHeartbeatRequest(
+        namespace=NAMESPACE, heartbeat=heartbeat(worker, **fields)
+    )
 
 
 def describe_request(worker: str) -> service_pb2.DescribeWorkerRequest:
@@ -28,7 +30,9 @@ def describe_request(worker: str) -> service_pb2.DescribeWorkerRequest:
 
 def poll_request(worker: str, wait_ms: int) -> activity_pb2.PollActivityRequest:
     wait = Duration(seconds=wait_ms // 1_000, nanos=wait_ms % 1_000 * 1_000_000)
-    return activity_pb2.PollActivityRequest(namespace=NAMESPACE, worker_instance_key=worker, wait=wait, task_queue="q")
+    return activity_pb2.PollActivityRequest(
+        namespace=NAMESPACE, worker_instance_key=worker, wait=wait, task_queue="q"
+    )
 
 
 def test_every_method_has_its_place() -> None:
@@ -122,7 +126,7 @@ async def test_two_nodes_at_one_address_are_told_apart(cluster: Cluster) -> None
     a, b = cluster.owners.values()
     epoch = 9
     cluster.routes.replace(
-        [Member("a", a.address), Member("b", a.address)], {shard: ("b", epoch) for shard in range(SHARDS)}
+        [Member("a", a.address), Member("b", a.address)], dict.fromkeys(range(SHARDS), ("b", epoch))
     )
     refused = await refusal(cluster.client.liveness.DescribeWorker(describe_request("w")))
     assert (refused.reason, refused.fields) == ("WRONG_NODE", {"node_id": "a", "wanted": "b"})
@@ -207,7 +211,9 @@ async def test_who_goes_away_takes_the_call_back(cluster: Cluster) -> None:
 
 async def test_a_watch_is_served_by_any_node_and_ends_with_the_door(cluster: Cluster) -> None:
     client = cluster.client
-    stream = client.liveness.WatchEvents(service_pb2.WatchEventsRequest(namespace=NAMESPACE, from_beginning=True))
+    stream = client.liveness.WatchEvents(
+        service_pb2.WatchEventsRequest(namespace=NAMESPACE, from_beginning=True)
+    )
     assert (await stream.read()).resume_token
     cluster.door.gateway.close_streams()
     refused = await refusal(stream.read())
@@ -216,7 +222,9 @@ async def test_a_watch_is_served_by_any_node_and_ends_with_the_door(cluster: Clu
 
 async def test_the_owners_refusal_of_a_watch_passes_on(cluster: Cluster) -> None:
     request = service_pb2.WatchEventsRequest(resume_token="nonsense")
-    assert (await refusal(cluster.client.liveness.WatchEvents(request).read())).reason == "RESUME_TOKEN_INVALID"
+    assert (
+        await refusal(cluster.client.liveness.WatchEvents(request).read())
+    ).reason == "RESUME_TOKEN_INVALID"
 
 
 def test_shards_are_those_of_the_nodes() -> None:
