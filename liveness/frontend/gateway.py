@@ -105,7 +105,6 @@ class Way:
         self._gateway = gateway
         self._path = path
         self._place = rule.place
-        self._is_mine = gateway.is_mine
 
     def stays(self, request: Any, context: Context) -> bool:
         """Whether this node serves the call itself: because it is its own to serve, or because it was told to."""
@@ -120,7 +119,7 @@ class Way:
             return False
         if self._place is not None:
             shard_id = gateway.shard_of(*self._place(request))
-            return shard_id is not None and self._is_mine(shard_id)
+            return shard_id is not None and gateway.is_mine(shard_id)
         # A batch is looked through when it is carried.
         return self.rule.kind is not Kind.HEARTBEATS
 
@@ -159,7 +158,7 @@ class Way:
             self.rule.repeat,
             patience,
             with_others if together else alone,
-            self._is_mine,
+            self._gateway.is_mine,
         )
         if outcome is None:
             assert serve is not None, "only a node has shards of its own"
@@ -184,7 +183,7 @@ class Way:
                 return served
         if not gateway.routes.shard_count:
             raise NoNodeReachable
-        batch = Batch(request, gateway.forwarder, gateway.routes, self._is_mine, serve)
+        batch = Batch(request, gateway.forwarder, gateway.routes, gateway.is_mine, serve)
         if served is None and serve is not None and batch.is_all_mine:
             served = await serve(request)
             if MOVED_MARK not in served:

@@ -76,7 +76,7 @@ async def test_items_of_a_node_that_goes_away_are_sent_to_the_next(cluster: Clus
     await recorder.arrived.wait()
     await cluster.owners["a"].vanish()
     cluster.owners["b"].owned |= cluster.owners["a"].owned
-    cluster.owners["a"].owned = set()
+    cluster.owners["a"].owned.clear()
     cluster.publish()
     assert [item.result.outcome for item in await sending] == [REGISTERED] * 30
 

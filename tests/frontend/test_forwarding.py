@@ -47,7 +47,7 @@ async def test_each_call_reaches_the_owner_of_its_shard(cluster: Cluster) -> Non
     for name in ("a", "b"):
         worker, recorder = cluster.worker_of(name), cluster.owners[name].recorder
         recorder.seen.clear()
-        where = {"namespace": NAMESPACE, "worker_instance_key": worker}
+        where: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": worker}
         id = activity_pb2.ActivityId(workflow_id=worker, run_id="r", activity_id="x")
         assert (await liveness.RecordWorkerHeartbeat(beat_request(worker))).outcome == REGISTERED
         await liveness.DescribeWorker(service_pb2.DescribeWorkerRequest(**where))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 
@@ -79,7 +80,7 @@ async def test_a_call_survives_the_node_that_was_to_serve_it(cluster: Cluster) -
     assert cluster.door.trouble > 0
     gone = cluster.owners["a"].owned
     cluster.owners["b"].owned |= gone
-    cluster.owners["a"].owned = set()
+    cluster.owners["a"].owned.clear()
     cluster.publish()
     assert (await beat).outcome == REGISTERED
     assert (await described).reason == "WORKER_NOT_FOUND"
@@ -152,7 +153,8 @@ async def test_a_shard_that_leaves_a_node_with_a_call_in_hand_takes_it_along(clu
     worker = cluster.worker_of("a")
     shard_id = shard_id_of(worker)
     client = cluster.connect(a.address)
-    a.gateway.is_mine = lambda at: True
+    answers = iter([True])
+    a.gateway.is_mine = lambda at: next(answers, False)
     cluster.move(shard_id, "b")
     cluster.publish()
     assert (
@@ -170,7 +172,7 @@ async def test_with_no_node_a_call_is_refused_in_words() -> None:
                 ("RecordWorkerHeartbeats", service_pb2.RecordWorkerHeartbeatsRequest(namespace=NAMESPACE, heartbeats=[beat_request("w").heartbeat])),
                 ("GetServerInfo", service_pb2.GetServerInfoRequest()),
             ):  # fmt: skip
-                call = channel.unary_unary(
+                call: Any = channel.unary_unary(
                     f"/liveness.v1.LivenessService/{method}", type(request).SerializeToString
                 )
                 refused = await refusal(call(request))
