@@ -94,7 +94,8 @@ class Batch:
         ]
         if served is not None:
             merge(self._outcomes, left, _read(served, len(left)))
-            left = self._to_repeat(left, {})
+            # Others that failed here may have been taken up before; that is told as it is.
+            left = [at for at in self._to_repeat(left, {}) if self._moved(at)]
         while left:
             refused = await self._round(left, metadata, patience)
             if isinstance(refused, Refusal):
@@ -162,6 +163,11 @@ class Batch:
                 elif (told := refusal.owner) is not None:
                     self._routes.learn(*told)
         return again
+
+    def _moved(self, position: int) -> bool:
+        outcome = self._outcomes[position]
+        refusal = outcome if isinstance(outcome, Refusal) else _refusal(outcome)
+        return refusal is not None and refusal.reason == refusals.MOVED
 
     def _answer(self) -> bytes | Refusal:
         outcomes = self._outcomes

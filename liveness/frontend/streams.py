@@ -289,7 +289,8 @@ class StreamGateway:
             return
         attachment.uproot()
         attachment.lagging = True
-        self._routes.forget(attachment.shelf.shard_id, link.owner.node_id)
+        if link.owner.node_id != self._me:  # of its own shards, this node knows better
+            self._routes.forget(attachment.shelf.shard_id, link.owner.node_id)
         self._leave(attachment.shelf, link)
         self._pump(attachment)
 

@@ -33,6 +33,8 @@ class RelayedStream(Stream):
 
     __slots__ = ("_relay", "inbox", "number", "serving")
 
+    relayed = True
+
     def __init__(self, relay: Relay, number: int) -> None:
         super().__init__()
         self._relay = relay

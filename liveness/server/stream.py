@@ -18,6 +18,9 @@ class Stream:
 
     __slots__ = ("_news", "ended", "error", "orders", "replies", "sessions")
 
+    relayed = False
+    """Whether it stands for a client's stream elsewhere."""
+
     def __init__(self) -> None:
         self.sessions: dict[WorkerKey, str] = {}
         """Workers attached by this stream, and in which session."""
@@ -43,7 +46,7 @@ class Stream:
         self.wake()
 
     def moved(self, key: WorkerKey) -> None:
-        """The worker's shard is served elsewhere. Who is connected to it directly finds out by itself."""
+        """The worker's shard is not served here any more."""
 
     def replaced(self, key: WorkerKey) -> None:
         """Another stream has attached the worker."""

@@ -45,6 +45,7 @@ class Streams:
         self._closed = False
         node.on_committed.append(self._on_committed)
         node.on_opened.append(self._on_opened)
+        node.on_closed.append(self._on_closed)
         node.on_policy.append(self.tell_all)
 
     def is_attached(self, key: WorkerKey, session_id: str) -> bool:
@@ -60,10 +61,14 @@ class Streams:
         for relay in self._relays:
             relay.end()
 
-    def on_closed(self, shard: Shard) -> None:
-        """This node serves the shard no longer. Its workers' streams live on, but no longer here."""
+    def _on_closed(self, shard: Shard) -> None:
+        """This node does not serve the shard, now or any more. Who relays a stream attaches its workers where it is
+        served next; a client's own stream just goes on when the shard has been read again."""
         for key in self._attached_on(shard):
-            stream = self._by_worker.pop(key)
+            stream = self._by_worker[key]
+            if not stream.relayed:
+                continue
+            del self._by_worker[key]
             stream.sessions.pop(key, None)
             stream.orders.pop(key, None)
             stream.moved(key)
@@ -184,6 +189,8 @@ class Streams:
         shard = node.shard(*key)
         shard.change_worker(key, orders.attach(key, shard.describe(key), session_id, grace_ms))
         await node.durable(shard)
+        if node.table()[shard.id] is not shard:
+            raise node.whereabouts(shard.id)  # handed over meanwhile, terms and all
         # Only now: until the terms are durable, the breaking of this stream has no meaning.
         before = self._by_worker.get(key)
         if before is not None and before is not stream:

@@ -132,9 +132,9 @@ class Owner:
     async def listen(self) -> None:
         server = self.site.server
         services = (
-            OwnHeartbeats(self, server.node, server.feed, self.streams, Random(1)),
+            OwnHeartbeats(self, server.node, server.feed, self.streams, Random(1), server.quotas),
             ActivityService(server.node, server.custody, server.matching),
-            AdminService(server.node),
+            AdminService(server.node, None, server.membership, server.peers),
         )
         self._server = grpc.aio.server(
             interceptors=[self.recorder], options=[("grpc.max_receive_message_length", 16 << 20)]
@@ -170,7 +170,7 @@ class OwnHeartbeats(LivenessService):
         super().__init__(*parts)
         self._owner = owner
 
-    async def _record(self, namespace: str, beats: Iterable[Any], manners: Any) -> Any:
+    async def _record(self, namespace: str, beats: Iterable[Any], manners: Any, *tries: int) -> Any:
         beats = list(beats)
         answers: list[Any] = [None] * len(beats)
         own = []
@@ -180,7 +180,7 @@ class OwnHeartbeats(LivenessService):
                 own.append(at)
             except LivenessError as error:
                 answers[at] = error
-        served = await super()._record(namespace, [beats[at] for at in own], manners)
+        served = await super()._record(namespace, [beats[at] for at in own], manners, *tries)
         for at, answer in zip(own, served, strict=True):
             answers[at] = answer
         return answers

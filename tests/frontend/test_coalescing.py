@@ -62,7 +62,7 @@ async def test_each_caller_is_told_of_its_own(cluster: Cluster) -> None:
     direct = cluster.connect(cluster.owners["a"].address)
     alone = await refusal(direct.liveness.RecordWorkerHeartbeat(beat_request(bad, lease_ms=-1)))
     recorder.seen.clear()
-    results: list[Any] = await asyncio.gather(
+    results: Any = await asyncio.gather(
         cluster.client.liveness.RecordWorkerHeartbeat(beat_request(good, lease_ms=5_000)),
         cluster.client.liveness.RecordWorkerHeartbeat(beat_request(bad, lease_ms=-1)),
         return_exceptions=True,

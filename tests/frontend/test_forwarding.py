@@ -210,6 +210,8 @@ async def test_who_goes_away_takes_the_call_back(cluster: Cluster) -> None:
 
 
 async def test_a_watch_is_served_by_any_node_and_ends_with_the_door(cluster: Cluster) -> None:
+    for owner in cluster.owners.values():
+        owner.owned.update(range(SHARDS))  # each of these has all logs, not only those of its shards
     client = cluster.client
     stream = client.liveness.WatchEvents(
         service_pb2.WatchEventsRequest(namespace=NAMESPACE, from_beginning=True)
