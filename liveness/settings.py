@@ -22,6 +22,8 @@ from liveness.setting_rules import without_password as without_password
 PREFIX = "LIVENESS_"
 TEST_PREFIX = "LIVENESS_TEST_"
 CONFIG_VARIABLE = "LIVENESS_CONFIG"
+OF_FRONTENDS = ("nodes",)
+"""Settings that only `liveness.frontend_settings` has."""
 DAY_S = 86_400
 NAME_BYTES_MAX = 255
 URL_CHARS_MAX = 2_000
@@ -260,6 +262,11 @@ RULES: Mapping[str, Rule] = {
     "webhook_timeout_s": number(0, 20, above_low=True),
 }
 
+
+def is_address(text: str) -> bool:
+    return (place := host_port(text)) is not None and place.port > 0
+
+
 CLIENT_RULES: Mapping[str, Rule] = {
     "address": text_that(
         lambda text: all(map(_is_server, _listed(text))), f"{_HOST_PORT}, or several with commas between them"
@@ -275,23 +282,33 @@ def load_settings(
     flags: Mapping[str, object], environ: Mapping[str, str], config_file: Path | None = None
 ) -> Settings:
     """`flags` by setting name; None means not given. Without `config_file`, LIVENESS_CONFIG may name one."""
-    _check_variables(environ)
-    if config_file is None and CONFIG_VARIABLE in environ:
-        config_file = Path(environ[CONFIG_VARIABLE])
-    from_file = {} if config_file is None else _read_file(config_file)
-    values = _gather(
-        RULES,
-        (
-            ({name: f"key {name} in {config_file}" for name in from_file}, from_file, False),
-            _from_environ(RULES, environ),
-            _from_flags(flags),
-        ),
-    )
+    values = load_values(RULES, flags, environ, config_file)
     if secret_file := values.get("webhook_secret_file"):
         if values.get("webhook_secret"):
             raise SettingsError("webhook_secret and webhook_secret_file are both set; keep one of them.")
         values["webhook_secret"] = _read_secret(Path(secret_file))
     return Settings(**values)
+
+
+def load_values(
+    rules: Mapping[str, Rule],
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    config_file: Path | None,
+) -> dict[str, Any]:
+    """Checked one by one; later sources win."""
+    _check_variables(environ)
+    if config_file is None and CONFIG_VARIABLE in environ:
+        config_file = Path(environ[CONFIG_VARIABLE])
+    from_file = {} if config_file is None else _read_file(config_file, rules)
+    return _gather(
+        rules,
+        (
+            ({name: f"key {name} in {config_file}" for name in from_file}, from_file, False),
+            _from_environ(rules, environ),
+            _from_flags(flags),
+        ),
+    )
 
 
 def load_client_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> ClientSettings:
@@ -341,7 +358,7 @@ def _from_environ(rules: Mapping[str, Rule], environ: Mapping[str, str]) -> _Sou
     return {name: f"variable {variable(name)}" for name in given}, given, True
 
 
-def _read_file(path: Path) -> dict[str, object]:
+def _read_file(path: Path, rules: Mapping[str, Rule]) -> dict[str, object]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -351,8 +368,8 @@ def _read_file(path: Path) -> dict[str, object]:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"the configuration file {path} is not valid TOML: {error}.") from error
     for key in values:
-        if key not in RULES:
-            raise SettingsError(f"key {key} in {path} is not a setting; {suggestion(key, RULES)}")
+        if key not in rules:
+            raise SettingsError(f"key {key} in {path} is not a setting; {suggestion(key, rules)}")
     return values
 
 
@@ -379,7 +396,7 @@ _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     """A misspelt variable would otherwise be obeyed by nobody and noticed by nobody."""
-    known = {CONFIG_VARIABLE, *map(variable, RULES), *map(variable, CLIENT_RULES)}
+    known = {CONFIG_VARIABLE, *map(variable, (*RULES, *CLIENT_RULES, *OF_FRONTENDS))}
     for name, value in sorted(environ.items()):
         if not name.startswith(PREFIX) or name.startswith(TEST_PREFIX) or name in known:
             continue

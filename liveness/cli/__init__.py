@@ -16,6 +16,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "serve": Entry("serve", "Start a server."),
+    "frontend": Entry("frontend", "Start a process that only carries calls to nodes."),
     "demo": Entry("demo", "See workers die and their work move on."),
     "workers": Entry("workers", "See workers, pause, drain and force them out."),
     "activities": Entry("activities", "See, schedule, cancel and retry activities."),

@@ -36,6 +36,8 @@ LivenessError
     ├── ShardUnavailable
     ├── ShardMoved
     ├── WrongNode
+    ├── NoNodeReachable
+    ├── NodeLost
     └── ShuttingDown
 """
 
@@ -201,6 +203,14 @@ class ShardMoved(Unavailable):
 
 class WrongNode(Unavailable):
     """This is node {node_id}, not {wanted}: another node gives out this one's address; set its --advertise."""
+
+
+class NoNodeReachable(Unavailable):
+    """No liveness node can be reached from here; try again, and if that goes on, look whether they run."""
+
+
+class NodeLost(Unavailable):
+    """Node {node_id} at {address} went away before it answered, and what became of the call is not known; try again."""
 
 
 class ShuttingDown(Unavailable):

@@ -7,7 +7,7 @@ go of a shard and from the refusals of former owners. Where two say different th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from liveness.clock import Clock
@@ -29,6 +29,7 @@ class Owner(NamedTuple):
 
 class Routes:
     def __init__(self, shard_count: int) -> None:
+        """0: not known yet."""
         self.shard_count = shard_count
         self.revision = 1
         """Rises with every change."""
@@ -37,6 +38,16 @@ class Routes:
         self._epochs = [0] * shard_count
         """The highest under which each shard was ever known to be owned."""
         self._news = asyncio.Event()
+        self.on_change: list[Callable[[], None]] = []
+        """Called at once with every change, before anybody who waits for one goes on."""
+
+    def settle_count(self, shard_count: int) -> None:
+        """Who begins with 0 shards learns with the first look at a node how many there are. It never changes then."""
+        if self.shard_count == 0 < shard_count:
+            self.shard_count = shard_count
+            self._owners = [None] * shard_count
+            self._epochs = [0] * shard_count
+            self._tell()
 
     def owner(self, shard_id: int) -> Owner | None:
         """None while nobody is known to serve it."""
@@ -95,3 +106,5 @@ class Routes:
         self.revision += 1
         news, self._news = self._news, asyncio.Event()
         news.set()
+        for look in self.on_change:
+            look()

@@ -12,11 +12,14 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, Unavailable
-from liveness.server.errors import DETAILS_KEY, code_of, status_of
+from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, ShardMoved, Unavailable
+from liveness.frontend.gateway import Gateway, Way
+from liveness.frontend.rules import Kind
+from liveness.statuses import DETAILS_KEY, code_of, status_of
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.server")
+
 
 Settle = Callable[[], Awaitable[None]]
 
@@ -27,17 +30,25 @@ Admit = Callable[[str], None]
 def bind(
     server: grpc.aio.Server,
     descriptor: ServiceDescriptor,
-    service: object,
+    service: object | None,
     settle: Settle,
     admit: Admit | None = None,
+    gateway: Gateway | None = None,
 ) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
     `settle` waits until the state that a refusal may rest on is durable: a refusal, too, is an answer. `admit` refuses
-    calls about a namespace that is not served here.
+    calls about a namespace that is not served here. `gateway` carries calls about shards of others to them; without a
+    service, as in a frontend, all calls.
     """
     handlers = {
-        method.name: _handler(method, getattr(service, _snake(method.name)), settle, admit)
+        method.name: _handler(
+            method,
+            None if service is None else getattr(service, _snake(method.name)),
+            settle,
+            admit,
+            None if gateway is None else gateway.way(method),
+        )
         for method in descriptor.methods
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, handlers),))
@@ -48,16 +59,22 @@ def _snake(name: str) -> str:
 
 
 def _handler(
-    method: MethodDescriptor, serve: Callable[..., Any], settle: Settle, admit: Admit | None
+    method: MethodDescriptor,
+    serve: Callable[..., Any] | None,
+    settle: Settle,
+    admit: Admit | None,
+    way: Way | None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(GetMessageClass(method.input_type))
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(serve, None), parse, _serialize)
+        if way is not None and way.rule.kind is Kind.STREAM:
+            serve = way.carry_attach
+        return grpc.stream_stream_rpc_method_handler(_streaming(serve, None, way), parse, _serialize)
     if "namespace" not in method.input_type.fields_by_name:
         admit = None
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(serve, admit), parse, _serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle, admit), parse, _serialize)
+        return grpc.unary_stream_rpc_method_handler(_streaming(serve, admit, way), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle, admit, way), parse, _serialize)
 
 
 def _serialize(answer: Message | bytes) -> bytes:
@@ -79,7 +96,10 @@ def _parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest
 
 
 def _unary(
-    serve: Callable[[Any], Awaitable[Message | bytes]], settle: Settle, admit: Admit | None
+    serve: Callable[[Any], Awaitable[Message | bytes]] | None,
+    settle: Settle,
+    admit: Admit | None,
+    way: Way | None,
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         try:
@@ -87,7 +107,9 @@ def _unary(
                 raise request
             if admit is not None:
                 admit(request.namespace)
-            return await serve(request)
+            if way is None:
+                return await serve(request)  # type: ignore[misc]
+            return await _on_its_way(way, request, context, serve)
         except InvalidRequest as error:
             await _abort(context, error)
         except LivenessError as error:
@@ -99,16 +121,34 @@ def _unary(
     return call
 
 
+async def _on_its_way(
+    way: Way, request: Any, context: grpc.aio.ServicerContext[Any, Any], serve: Any
+) -> Message | bytes:
+    if way.stays(request, context):
+        try:
+            return await serve(request)  # type: ignore[no-any-return]
+        except ShardMoved:
+            if not way.may_move(context):
+                raise
+    return await way.carry(request, context, serve)  # type: ignore[no-any-return]
+
+
 def _streaming(
-    serve: Callable[[Any], AsyncIterator[Message]], admit: Admit | None
-) -> Callable[..., AsyncIterator[Message]]:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Message]:
+    serve: Callable[[Any], AsyncIterator[Message | bytes]] | None, admit: Admit | None, way: Way | None
+) -> Callable[..., AsyncIterator[Message | bytes]]:
+    async def call(
+        request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Message | bytes]:
         try:
             if isinstance(request, MalformedRequest):
                 raise request
             if admit is not None:
                 admit(request.namespace)
-            async for message in serve(request):
+            if way is None or way.stays(request, context) or way.rule.kind is Kind.STREAM:
+                messages = serve(request)  # type: ignore[misc]
+            else:
+                messages = way.carry_stream(request, context)
+            async for message in messages:
                 yield message
         except LivenessError as error:
             await _abort(context, error)

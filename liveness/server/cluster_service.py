@@ -10,7 +10,7 @@ from liveness.cluster.peers import Peers
 from liveness.cluster.quotas import Quotas
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import Holder
-from liveness.domain.errors import InvalidField, MalformedRequest
+from liveness.domain.errors import MalformedRequest
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.frontend.routes import Owner, Routes
 from liveness.server import activity_wire, cluster_wire
@@ -95,12 +95,10 @@ class ClusterService:
         self._feed.heard({head.shard_id: head.sequence for head in request.heads})
         return pb.HintResponse()
 
-    async def relay(
+    def relay(
         self, requests: AsyncIterator[pb.RelayRequest | MalformedRequest]
     ) -> AsyncIterator[pb.RelayResponse]:
-        async for request in requests:
-            raise InvalidField(field="request", rule=f"is not served here: {request}")
-            yield pb.RelayResponse()
+        return self._workers.relay(requests)
 
     async def look_up_workers(self, request: pb.LookUpWorkersRequest) -> pb.LookUpWorkersResponse:
         found = await self._workers.look_up(request.namespace, request.worker_instance_keys)

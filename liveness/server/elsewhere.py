@@ -17,9 +17,9 @@ from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, shard_of
 from liveness.domain.worker import BoundActivity
 from liveness.frontend.routes import Owner, Routes
 from liveness.server.cluster_wire import glance, held, held_activity, held_message, id_message
-from liveness.server.errors import refusal_of
 from liveness.server.wire import activity_ref
 from liveness.shard.homes import Glance, Held, Homes
+from liveness.statuses import refusal_of
 from liveness.v1 import cluster_pb2, worker_pb2
 
 ANSWER_SECONDS_MAX = 3.0

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from liveness.cluster.peers import Peers
 from liveness.domain.errors import ShardUnavailable
 from liveness.frontend.routes import Routes
-from liveness.server.errors import refusal_of
+from liveness.statuses import refusal_of
 from liveness.store.api import WorkerRow
 from liveness.v1 import cluster_pb2, worker_pb2
 

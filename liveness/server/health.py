@@ -22,8 +22,17 @@ class Health(health_pb2_grpc.HealthServicer):
         self._ending = False
         self._changed = asyncio.Event()
 
+    @property
+    def is_serving(self) -> bool:
+        return self._status == Status.SERVING
+
     def serve(self) -> None:
-        self._change(Status.SERVING)
+        if not self._ending:
+            self._change(Status.SERVING)
+
+    def cease(self) -> None:
+        """For now."""
+        self._change(Status.NOT_SERVING)
 
     async def enter_graceful_shutdown(self) -> None:
         self._ending = True

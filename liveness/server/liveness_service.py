@@ -13,6 +13,7 @@ from liveness.domain.errors import (
     LivenessError,
     MalformedRequest,
     PageTokenInvalid,
+    ShardMoved,
     ShardUnavailable,
     Unavailable,
     WorkerQuotaExceeded,
@@ -30,7 +31,7 @@ from liveness.server.validation import identifier, optional_identifier, page_siz
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
 from liveness.store.api import WorkerRow
-from liveness.v1 import service_pb2, worker_pb2
+from liveness.v1 import cluster_pb2, service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
 API_LEVEL = 2
@@ -103,9 +104,10 @@ class LivenessService:
             shard_id = shard_from_seed(seed, instance_key, shard_count)
             shard = table[shard_id]
             shards.append(shard)
+            if shard is None:
+                answers.append(node.whereabouts(shard_id))
+                continue
             try:
-                if shard is None:
-                    raise ShardUnavailable(shard_id=shard_id)
                 key = (namespace, instance_key)
                 if limited:
                     identifier("heartbeat.worker_instance_key", instance_key)  # before it names a bucket
@@ -123,6 +125,8 @@ class LivenessService:
                 if isinstance(error, RoomNeeded):
                     wire.give_volatile(beat, volatile)
                     newcomers.append(len(answers))
+                elif isinstance(error, ShardMoved):
+                    wire.give_volatile(beat, volatile)  # it is sent to the new owner as it came
                 answers.append(error)
         if len(newcomers) == len(answers) > 0 and tries:
             return await self._record_newcomers(namespace, beats, manners, tries)
@@ -187,6 +191,12 @@ class LivenessService:
     ) -> AsyncIterator[service_pb2.AttachResponse]:
         async for response in self._streams.attach(requests):
             yield response
+
+    def relay(
+        self, requests: AsyncIterator[cluster_pb2.RelayRequest | MalformedRequest]
+    ) -> AsyncIterator[cluster_pb2.RelayResponse]:
+        """The same, for clients that are connected to another node or a frontend."""
+        return self._streams.relay(requests)
 
     async def get_server_info(
         self, request: service_pb2.GetServerInfoRequest

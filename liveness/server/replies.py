@@ -14,8 +14,8 @@ from random import Random
 from liveness.domain.errors import LivenessError
 from liveness.domain.worker import Worker
 from liveness.server import wire
-from liveness.server.errors import status_of
 from liveness.shard.shard import Outcome
+from liveness.statuses import status_of
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
 from liveness.v1.worker_pb2 import HeartbeatResult
 

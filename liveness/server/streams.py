@@ -3,59 +3,37 @@
 A worker is attached by the stream that attached it last; the end of any other stream means nothing to it. When its
 stream ends without a goodbye and the worker had asked for a disconnect grace, its shard takes it for suspect. A stream
 that we end ourselves, because the server stops, makes nobody suspect.
+
+A stream is a client's own (`attach`), or stands for one at another node or a frontend (`relay`, `server/relays.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from itertools import islice
+from typing import TypeVar
 
 from liveness.domain import orders
 from liveness.domain.errors import InvalidField, LivenessError, MalformedRequest, Unavailable
 from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import Worker
 from liveness.server import wire
-from liveness.server.errors import status_of
+from liveness.server.relays import Relay
+from liveness.server.stream import Stream
 from liveness.server.validation import duration_ms, identifier
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
+from liveness.statuses import status_of
+from liveness.v1.cluster_pb2 import RelayRequest, RelayResponse
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 
 WORKERS_PER_STREAM_MAX = 10_000
-REPLIES_MAX = 20_000
-"""A client that asks and does not read is cut off."""
+ORDERS_AT_ONCE = 500
+"""Of one stream; then others have their turn."""
 
-
-class Stream:
-    __slots__ = ("_news", "ended", "error", "orders", "replies", "sessions")
-
-    def __init__(self) -> None:
-        self.sessions: dict[WorkerKey, str] = {}
-        """Workers attached by this stream, and in which session."""
-        self.replies: deque[AttachResponse] = deque()
-        self.orders: dict[WorkerKey, None] = {}
-        """Workers that are to be told what they are ordered to do now."""
-        self.ended = False
-        self.error: LivenessError | None = None
-        self._news = asyncio.Event()
-
-    def reply(self, message: AttachResponse) -> None:
-        if len(self.replies) >= REPLIES_MAX:
-            self.end()
-        self.replies.append(message)
-        self._news.set()
-
-    def tell(self, key: WorkerKey) -> None:
-        self.orders[key] = None
-        self._news.set()
-
-    def end(self, error: LivenessError | None = None) -> None:
-        self.ended, self.error = True, error
-        self._news.set()
-
-    async def news(self) -> None:
-        await self._news.wait()
-        self._news.clear()
+StreamT = TypeVar("StreamT", bound=Stream)
 
 
 class Streams:
@@ -63,9 +41,11 @@ class Streams:
         self._node = node
         self._by_worker: dict[WorkerKey, Stream] = {}
         self._open: set[Stream] = set()
+        self._relays: set[Relay] = set()
         self._closed = False
         node.on_committed.append(self._on_committed)
         node.on_opened.append(self._on_opened)
+        node.on_closed.append(self._on_closed)
         node.on_policy.append(self.tell_all)
 
     def is_attached(self, key: WorkerKey, session_id: str) -> bool:
@@ -78,6 +58,20 @@ class Streams:
         for stream in self._open:
             stream.reply(AttachResponse(closing=AttachResponse.Closing()))
             stream.end()
+        for relay in self._relays:
+            relay.end()
+
+    def _on_closed(self, shard: Shard) -> None:
+        """This node does not serve the shard, now or any more. Who relays a stream attaches its workers where it is
+        served next; a client's own stream just goes on when the shard has been read again."""
+        for key in self._attached_on(shard):
+            stream = self._by_worker[key]
+            if not stream.relayed:
+                continue
+            del self._by_worker[key]
+            stream.sessions.pop(key, None)
+            stream.orders.pop(key, None)
+            stream.moved(key)
 
     def tell_all(self) -> None:
         """What every worker is ordered to do may have changed: a namespace was paused or resumed."""
@@ -88,7 +82,13 @@ class Streams:
             self._tell(part.orders)
 
     def _on_opened(self, shard: Shard) -> None:
-        self._tell([key for key in self._by_worker if key in shard.workers])
+        self._tell(self._attached_on(shard))
+
+    def _attached_on(self, shard: Shard) -> list[WorkerKey]:
+        fewer, more = self._by_worker, shard.workers
+        if len(shard.workers) < len(self._by_worker):
+            return [key for key in shard.workers if key in self._by_worker]
+        return [key for key in fewer if key in more]
 
     def _tell(self, keys: Iterable[WorkerKey]) -> None:
         for key in keys:
@@ -113,28 +113,41 @@ class Streams:
                 if stream.ended:
                     break
                 while stream.orders:
-                    key = next(iter(stream.orders))
-                    del stream.orders[key]
-                    if (message := await self._orders(key)) is not None:
+                    for _, message in await self.take_orders([stream]):
                         yield message
             if stream.error is not None:
                 raise stream.error
         finally:
             reader.cancel()
             self._open.discard(stream)
-            self._over(stream)
+            self.over(stream, broke=True)
 
     async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest | MalformedRequest]) -> None:
         try:
             async for request in requests:
                 if isinstance(request, MalformedRequest):
                     raise request
-                await self._serve(stream, request)
+                await self.serve(stream, request)
             stream.end()
         except LivenessError as error:
             stream.end(error)
 
-    async def _serve(self, stream: Stream, request: AttachRequest) -> None:
+    async def relay(
+        self, requests: AsyncIterator[RelayRequest | MalformedRequest]
+    ) -> AsyncGenerator[RelayResponse, None]:
+        """The streams of clients that are connected elsewhere. That this one ends says nothing about any of them."""
+        relay = Relay(self)
+        self._relays.add(relay)
+        if self._closed:
+            relay.end()
+        try:
+            async with aclosing(relay.run(requests)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._relays.discard(relay)
+
+    async def serve(self, stream: Stream, request: AttachRequest) -> None:
         kind = request.WhichOneof("request")
         if kind == "ping":
             stream.reply(AttachResponse(pong=AttachResponse.Pong(number=request.ping.number)))
@@ -176,30 +189,47 @@ class Streams:
         shard = node.shard(*key)
         shard.change_worker(key, orders.attach(key, shard.describe(key), session_id, grace_ms))
         await node.durable(shard)
+        if node.table()[shard.id] is not shard:
+            raise node.whereabouts(shard.id)  # handed over meanwhile, terms and all
         # Only now: until the terms are durable, the breaking of this stream has no meaning.
+        before = self._by_worker.get(key)
+        if before is not None and before is not stream:
+            before.sessions.pop(key, None)
+            before.replaced(key)
         stream.sessions[key] = session_id
         self._by_worker[key] = stream
         shard.suspects.pop(key, None)
         return shard.describe(key).standing.grace_ms
 
-    async def _orders(self, key: WorkerKey) -> AttachResponse | None:
-        """What the worker is to do, as far as that is durable."""
-        node = self._node
-        try:
-            shard = node.shard(*key)
-            worker = shard.workers.get(key)
-            await node.durable(shard)
-        except Unavailable:
-            return None  # told when the shard serves again
-        if worker is None:
-            return None
+    async def take_orders(self, streams: Sequence[StreamT]) -> list[tuple[StreamT, AttachResponse]]:
+        """What workers on these streams are to do, as far as that is durable."""
+        node, found = self._node, []
+        for stream in streams:
+            for key in list(islice(stream.orders, ORDERS_AT_ONCE)):
+                del stream.orders[key]
+                try:
+                    shard = node.shard(*key)
+                except Unavailable:
+                    continue  # told when the shard serves again
+                if (worker := shard.workers.get(key)) is not None:
+                    found.append((stream, key, shard, worker))
+        group = node.barrier()
+        await group.wait()
+        serving = {shard.id: shard for shard in node.shards()}
+        return [
+            (stream, self._orders(key, shard, worker))
+            for stream, key, shard, worker in found
+            if not group.failed(shard) and serving.get(shard.id) is shard
+        ]
+
+    def _orders(self, key: WorkerKey, shard: Shard, worker: Worker) -> AttachResponse:
         standing = worker.standing
         message = AttachResponse.Orders(
             namespace=key.namespace,
             worker_instance_key=key.instance_key,
             state=worker.state,  # type: ignore[arg-type]
             lease_epoch=worker.epoch,
-            pause=standing.paused or bool(node.policies.of(key.namespace).paused),
+            pause=standing.paused or bool(self._node.policies.of(key.namespace).paused),
             drain=standing.draining,
             cancel_activities=[wire.activity_ref(activity) for activity in worker.lost.values()],
         )
@@ -208,12 +238,13 @@ class Streams:
             message.drain_remaining.CopyFrom(wire.duration(left_ms))
         return AttachResponse(orders=message)
 
-    def _over(self, stream: Stream) -> None:
+    def over(self, stream: Stream, *, broke: bool) -> None:
+        """`broke`: the client's side of it ended, without a goodbye."""
         for key, session_id in stream.sessions.items():
             if self._by_worker.get(key) is not stream:
                 continue  # attached anew since
             del self._by_worker[key]
-            if self._closed:
+            if self._closed or not broke:
                 continue
             try:
                 shard = self._node.shard(*key)
@@ -222,3 +253,4 @@ class Streams:
             worker = shard.workers.get(key)
             if worker is not None and worker.session_id == session_id:
                 shard.suspect(key)
+        stream.sessions.clear()

@@ -27,7 +27,7 @@ from liveness.v1 import service_pb2 as liveness_dot_v1_dot_service__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/cluster.proto\x12\x0bliveness.v1\x1a\x1aliveness/v1/activity.proto\x1a\x19liveness/v1/service.proto\x1a\x18liveness/v1/worker.proto\"\x12\n\x10GetRoutesRequest\"\x87\x01\n\x11GetRoutesResponse\x12\x13\n\x0bshard_count\x18\x01 \x01(\x05\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.liveness.v1.Member\x12\'\n\x06shards\x18\x03 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08revision\x18\x04 \x01(\x04\";\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\">\n\nShardRoute\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x8f\x02\n\x0bHintRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bwake_shards\x18\x03 \x03(\x05\x12&\n\x05owned\x18\x04 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08released\x18\x05 \x03(\x05\x12\x16\n\x0e\x63onfig_changed\x18\x06 \x01(\x08\x12\x17\n\x0fmembers_changed\x18\x07 \x01(\x08\x12\'\n\x06offers\x18\x08 \x03(\x0b\x32\x17.liveness.v1.QueueOffer\x12#\n\x05heads\x18\t \x03(\x0b\x32\x14.liveness.v1.LogHead\x12\x10\n\x08watching\x18\n \x01(\x08\"3\n\nQueueOffer\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\ntask_queue\x18\x02 \x01(\t\"-\n\x07LogHead\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x0e\n\x0cHintResponse\"v\n\x0cRelayRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.liveness.v1.AttachRequestH\x00\x12\x0f\n\x05\x62roke\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04over\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"\xc4\x01\n\rRelayResponse\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1b.liveness.v1.AttachResponseH\x00\x12\x31\n\x05moved\x18\x03 \x01(\x0b\x32 .liveness.v1.RelayResponse.MovedH\x00\x1a\x37\n\x05Moved\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\tB\x06\n\x04what\"G\n\x14LookUpWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1c\n\x14worker_instance_keys\x18\x02 \x03(\t\"=\n\x15LookUpWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\"\xb6\x01\n\x14LookAtHoldersRequest\x12=\n\tquestions\x18\x01 \x03(\x0b\x32*.liveness.v1.LookAtHoldersRequest.Question\x1a_\n\x08Question\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\"\x97\x02\n\x15LookAtHoldersResponse\x12:\n\x07\x61nswers\x18\x01 \x03(\x0b\x32).liveness.v1.LookAtHoldersResponse.Answer\x1a\xc1\x01\n\x06\x41nswer\x12\r\n\x05known\x18\x01 \x01(\x08\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x17\n\x0finactive_detail\x18\x04 \x01(\t\x12\x15\n\rbound_attempt\x18\x05 \x01(\x05\x12\x13\n\x0bunconfirmed\x18\x06 \x01(\x08\x12\x11\n\tsilent_ms\x18\x07 \x01(\x03\x12\x12\n\ntask_queue\x18\x08 \x01(\t\"\x87\x01\n\x13\x42indAttemptsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\":\n\x14\x42indAttemptsResponse\x12\x13\n\x0blease_epoch\x18\x01 \x01(\x04\x12\r\n\x05\x62ound\x18\x02 \x01(\x05\"\x8b\x01\n\x14UnbindAttemptRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\r\n\x05taken\x18\x05 \x01(\x08\"(\n\x15UnbindAttemptResponse\x12\x0f\n\x07unbound\x18\x01 \x01(\x08\"s\n\x0bHeldAttempt\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\"@\n\x12\x46indNotHeldRequest\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"A\n\x13\x46indNotHeldResponse\x12*\n\x08not_held\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"\x80\x01\n\x0eHandOutRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x12\n\ntask_queue\x18\x04 \x01(\t\x12\x16\n\x0emax_activities\x18\x05 \x01(\x05\"@\n\x0fHandOutResponse\x12-\n\nactivities\x18\x01 \x03(\x0b\x32\x19.liveness.v1.ActivityTask\"\x84\x01\n\x0fTakeBackRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\"\x12\n\x10TakeBackResponse\"\'\n\x12ReturnSlotsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"\'\n\x13ReturnSlotsResponse\x12\x10\n\x08returned\x18\x01 \x01(\x03\x32\xed\x06\n\x0e\x43lusterService\x12J\n\tGetRoutes\x12\x1d.liveness.v1.GetRoutesRequest\x1a\x1e.liveness.v1.GetRoutesResponse\x12;\n\x04Hint\x12\x18.liveness.v1.HintRequest\x1a\x19.liveness.v1.HintResponse\x12\x42\n\x05Relay\x12\x19.liveness.v1.RelayRequest\x1a\x1a.liveness.v1.RelayResponse(\x01\x30\x01\x12V\n\rLookUpWorkers\x12!.liveness.v1.LookUpWorkersRequest\x1a\".liveness.v1.LookUpWorkersResponse\x12V\n\rLookAtHolders\x12!.liveness.v1.LookAtHoldersRequest\x1a\".liveness.v1.LookAtHoldersResponse\x12S\n\x0c\x42indAttempts\x12 .liveness.v1.BindAttemptsRequest\x1a!.liveness.v1.BindAttemptsResponse\x12V\n\rUnbindAttempt\x12!.liveness.v1.UnbindAttemptRequest\x1a\".liveness.v1.UnbindAttemptResponse\x12P\n\x0b\x46indNotHeld\x12\x1f.liveness.v1.FindNotHeldRequest\x1a .liveness.v1.FindNotHeldResponse\x12\x44\n\x07HandOut\x12\x1b.liveness.v1.HandOutRequest\x1a\x1c.liveness.v1.HandOutResponse\x12G\n\x08TakeBack\x12\x1c.liveness.v1.TakeBackRequest\x1a\x1d.liveness.v1.TakeBackResponse\x12P\n\x0bReturnSlots\x12\x1f.liveness.v1.ReturnSlotsRequest\x1a .liveness.v1.ReturnSlotsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/cluster.proto\x12\x0bliveness.v1\x1a\x1aliveness/v1/activity.proto\x1a\x19liveness/v1/service.proto\x1a\x18liveness/v1/worker.proto\"\x12\n\x10GetRoutesRequest\"\x87\x01\n\x11GetRoutesResponse\x12\x13\n\x0bshard_count\x18\x01 \x01(\x05\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.liveness.v1.Member\x12\'\n\x06shards\x18\x03 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08revision\x18\x04 \x01(\x04\";\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\">\n\nShardRoute\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x8f\x02\n\x0bHintRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bwake_shards\x18\x03 \x03(\x05\x12&\n\x05owned\x18\x04 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08released\x18\x05 \x03(\x05\x12\x16\n\x0e\x63onfig_changed\x18\x06 \x01(\x08\x12\x17\n\x0fmembers_changed\x18\x07 \x01(\x08\x12\'\n\x06offers\x18\x08 \x03(\x0b\x32\x17.liveness.v1.QueueOffer\x12#\n\x05heads\x18\t \x03(\x0b\x32\x14.liveness.v1.LogHead\x12\x10\n\x08watching\x18\n \x01(\x08\"3\n\nQueueOffer\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\ntask_queue\x18\x02 \x01(\t\"-\n\x07LogHead\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x0e\n\x0cHintResponse\"v\n\x0cRelayRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.liveness.v1.AttachRequestH\x00\x12\x0f\n\x05\x62roke\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04over\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"\xb9\x02\n\rRelayResponse\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1b.liveness.v1.AttachResponseH\x00\x12\x31\n\x05moved\x18\x03 \x01(\x0b\x32 .liveness.v1.RelayResponse.MovedH\x00\x12\x37\n\x08replaced\x18\x04 \x01(\x0b\x32#.liveness.v1.RelayResponse.ReplacedH\x00\x1a\x37\n\x05Moved\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x1a:\n\x08Replaced\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\tB\x06\n\x04what\"G\n\x14LookUpWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1c\n\x14worker_instance_keys\x18\x02 \x03(\t\"=\n\x15LookUpWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\"\xb6\x01\n\x14LookAtHoldersRequest\x12=\n\tquestions\x18\x01 \x03(\x0b\x32*.liveness.v1.LookAtHoldersRequest.Question\x1a_\n\x08Question\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\"\x97\x02\n\x15LookAtHoldersResponse\x12:\n\x07\x61nswers\x18\x01 \x03(\x0b\x32).liveness.v1.LookAtHoldersResponse.Answer\x1a\xc1\x01\n\x06\x41nswer\x12\r\n\x05known\x18\x01 \x01(\x08\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x17\n\x0finactive_detail\x18\x04 \x01(\t\x12\x15\n\rbound_attempt\x18\x05 \x01(\x05\x12\x13\n\x0bunconfirmed\x18\x06 \x01(\x08\x12\x11\n\tsilent_ms\x18\x07 \x01(\x03\x12\x12\n\ntask_queue\x18\x08 \x01(\t\"\x87\x01\n\x13\x42indAttemptsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\":\n\x14\x42indAttemptsResponse\x12\x13\n\x0blease_epoch\x18\x01 \x01(\x04\x12\r\n\x05\x62ound\x18\x02 \x01(\x05\"\x8b\x01\n\x14UnbindAttemptRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\r\n\x05taken\x18\x05 \x01(\x08\"(\n\x15UnbindAttemptResponse\x12\x0f\n\x07unbound\x18\x01 \x01(\x08\"s\n\x0bHeldAttempt\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\"@\n\x12\x46indNotHeldRequest\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"A\n\x13\x46indNotHeldResponse\x12*\n\x08not_held\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"\x80\x01\n\x0eHandOutRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x12\n\ntask_queue\x18\x04 \x01(\t\x12\x16\n\x0emax_activities\x18\x05 \x01(\x05\"@\n\x0fHandOutResponse\x12-\n\nactivities\x18\x01 \x03(\x0b\x32\x19.liveness.v1.ActivityTask\"\x84\x01\n\x0fTakeBackRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\"\x12\n\x10TakeBackResponse\"\'\n\x12ReturnSlotsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"\'\n\x13ReturnSlotsResponse\x12\x10\n\x08returned\x18\x01 \x01(\x03\x32\xed\x06\n\x0e\x43lusterService\x12J\n\tGetRoutes\x12\x1d.liveness.v1.GetRoutesRequest\x1a\x1e.liveness.v1.GetRoutesResponse\x12;\n\x04Hint\x12\x18.liveness.v1.HintRequest\x1a\x19.liveness.v1.HintResponse\x12\x42\n\x05Relay\x12\x19.liveness.v1.RelayRequest\x1a\x1a.liveness.v1.RelayResponse(\x01\x30\x01\x12V\n\rLookUpWorkers\x12!.liveness.v1.LookUpWorkersRequest\x1a\".liveness.v1.LookUpWorkersResponse\x12V\n\rLookAtHolders\x12!.liveness.v1.LookAtHoldersRequest\x1a\".liveness.v1.LookAtHoldersResponse\x12S\n\x0c\x42indAttempts\x12 .liveness.v1.BindAttemptsRequest\x1a!.liveness.v1.BindAttemptsResponse\x12V\n\rUnbindAttempt\x12!.liveness.v1.UnbindAttemptRequest\x1a\".liveness.v1.UnbindAttemptResponse\x12P\n\x0b\x46indNotHeld\x12\x1f.liveness.v1.FindNotHeldRequest\x1a .liveness.v1.FindNotHeldResponse\x12\x44\n\x07HandOut\x12\x1b.liveness.v1.HandOutRequest\x1a\x1c.liveness.v1.HandOutResponse\x12G\n\x08TakeBack\x12\x1c.liveness.v1.TakeBackRequest\x1a\x1d.liveness.v1.TakeBackResponse\x12P\n\x0bReturnSlots\x12\x1f.liveness.v1.ReturnSlotsRequest\x1a .liveness.v1.ReturnSlotsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,47 +53,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELAYREQUEST']._serialized_start=796
   _globals['_RELAYREQUEST']._serialized_end=914
   _globals['_RELAYRESPONSE']._serialized_start=917
-  _globals['_RELAYRESPONSE']._serialized_end=1113
-  _globals['_RELAYRESPONSE_MOVED']._serialized_start=1050
-  _globals['_RELAYRESPONSE_MOVED']._serialized_end=1105
-  _globals['_LOOKUPWORKERSREQUEST']._serialized_start=1115
-  _globals['_LOOKUPWORKERSREQUEST']._serialized_end=1186
-  _globals['_LOOKUPWORKERSRESPONSE']._serialized_start=1188
-  _globals['_LOOKUPWORKERSRESPONSE']._serialized_end=1249
-  _globals['_LOOKATHOLDERSREQUEST']._serialized_start=1252
-  _globals['_LOOKATHOLDERSREQUEST']._serialized_end=1434
-  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_start=1339
-  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_end=1434
-  _globals['_LOOKATHOLDERSRESPONSE']._serialized_start=1437
-  _globals['_LOOKATHOLDERSRESPONSE']._serialized_end=1716
-  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_start=1523
-  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_end=1716
-  _globals['_BINDATTEMPTSREQUEST']._serialized_start=1719
-  _globals['_BINDATTEMPTSREQUEST']._serialized_end=1854
-  _globals['_BINDATTEMPTSRESPONSE']._serialized_start=1856
-  _globals['_BINDATTEMPTSRESPONSE']._serialized_end=1914
-  _globals['_UNBINDATTEMPTREQUEST']._serialized_start=1917
-  _globals['_UNBINDATTEMPTREQUEST']._serialized_end=2056
-  _globals['_UNBINDATTEMPTRESPONSE']._serialized_start=2058
-  _globals['_UNBINDATTEMPTRESPONSE']._serialized_end=2098
-  _globals['_HELDATTEMPT']._serialized_start=2100
-  _globals['_HELDATTEMPT']._serialized_end=2215
-  _globals['_FINDNOTHELDREQUEST']._serialized_start=2217
-  _globals['_FINDNOTHELDREQUEST']._serialized_end=2281
-  _globals['_FINDNOTHELDRESPONSE']._serialized_start=2283
-  _globals['_FINDNOTHELDRESPONSE']._serialized_end=2348
-  _globals['_HANDOUTREQUEST']._serialized_start=2351
-  _globals['_HANDOUTREQUEST']._serialized_end=2479
-  _globals['_HANDOUTRESPONSE']._serialized_start=2481
-  _globals['_HANDOUTRESPONSE']._serialized_end=2545
-  _globals['_TAKEBACKREQUEST']._serialized_start=2548
-  _globals['_TAKEBACKREQUEST']._serialized_end=2680
-  _globals['_TAKEBACKRESPONSE']._serialized_start=2682
-  _globals['_TAKEBACKRESPONSE']._serialized_end=2700
-  _globals['_RETURNSLOTSREQUEST']._serialized_start=2702
-  _globals['_RETURNSLOTSREQUEST']._serialized_end=2741
-  _globals['_RETURNSLOTSRESPONSE']._serialized_start=2743
-  _globals['_RETURNSLOTSRESPONSE']._serialized_end=2782
-  _globals['_CLUSTERSERVICE']._serialized_start=2785
-  _globals['_CLUSTERSERVICE']._serialized_end=3662
+  _globals['_RELAYRESPONSE']._serialized_end=1230
+  _globals['_RELAYRESPONSE_MOVED']._serialized_start=1107
+  _globals['_RELAYRESPONSE_MOVED']._serialized_end=1162
+  _globals['_RELAYRESPONSE_REPLACED']._serialized_start=1164
+  _globals['_RELAYRESPONSE_REPLACED']._serialized_end=1222
+  _globals['_LOOKUPWORKERSREQUEST']._serialized_start=1232
+  _globals['_LOOKUPWORKERSREQUEST']._serialized_end=1303
+  _globals['_LOOKUPWORKERSRESPONSE']._serialized_start=1305
+  _globals['_LOOKUPWORKERSRESPONSE']._serialized_end=1366
+  _globals['_LOOKATHOLDERSREQUEST']._serialized_start=1369
+  _globals['_LOOKATHOLDERSREQUEST']._serialized_end=1551
+  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_start=1456
+  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_end=1551
+  _globals['_LOOKATHOLDERSRESPONSE']._serialized_start=1554
+  _globals['_LOOKATHOLDERSRESPONSE']._serialized_end=1833
+  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_start=1640
+  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_end=1833
+  _globals['_BINDATTEMPTSREQUEST']._serialized_start=1836
+  _globals['_BINDATTEMPTSREQUEST']._serialized_end=1971
+  _globals['_BINDATTEMPTSRESPONSE']._serialized_start=1973
+  _globals['_BINDATTEMPTSRESPONSE']._serialized_end=2031
+  _globals['_UNBINDATTEMPTREQUEST']._serialized_start=2034
+  _globals['_UNBINDATTEMPTREQUEST']._serialized_end=2173
+  _globals['_UNBINDATTEMPTRESPONSE']._serialized_start=2175
+  _globals['_UNBINDATTEMPTRESPONSE']._serialized_end=2215
+  _globals['_HELDATTEMPT']._serialized_start=2217
+  _globals['_HELDATTEMPT']._serialized_end=2332
+  _globals['_FINDNOTHELDREQUEST']._serialized_start=2334
+  _globals['_FINDNOTHELDREQUEST']._serialized_end=2398
+  _globals['_FINDNOTHELDRESPONSE']._serialized_start=2400
+  _globals['_FINDNOTHELDRESPONSE']._serialized_end=2465
+  _globals['_HANDOUTREQUEST']._serialized_start=2468
+  _globals['_HANDOUTREQUEST']._serialized_end=2596
+  _globals['_HANDOUTRESPONSE']._serialized_start=2598
+  _globals['_HANDOUTRESPONSE']._serialized_end=2662
+  _globals['_TAKEBACKREQUEST']._serialized_start=2665
+  _globals['_TAKEBACKREQUEST']._serialized_end=2797
+  _globals['_TAKEBACKRESPONSE']._serialized_start=2799
+  _globals['_TAKEBACKRESPONSE']._serialized_end=2817
+  _globals['_RETURNSLOTSREQUEST']._serialized_start=2819
+  _globals['_RETURNSLOTSREQUEST']._serialized_end=2858
+  _globals['_RETURNSLOTSRESPONSE']._serialized_start=2860
+  _globals['_RETURNSLOTSRESPONSE']._serialized_end=2899
+  _globals['_CLUSTERSERVICE']._serialized_start=2902
+  _globals['_CLUSTERSERVICE']._serialized_end=3779
 # @@protoc_insertion_point(module_scope)

@@ -304,9 +304,30 @@ class RelayResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class Replaced(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMESPACE_FIELD_NUMBER: _builtins.int
+        WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+        namespace: _builtins.str
+        worker_instance_key: _builtins.str
+        def __init__(
+            self,
+            *,
+            namespace: _builtins.str = ...,
+            worker_instance_key: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STREAM_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     @_builtins.property
     def response(self) -> _service_pb2.AttachResponse: ...
@@ -314,18 +335,25 @@ class RelayResponse(_message.Message):
     def moved(self) -> Global___RelayResponse.Moved:
         """The worker's shard is no longer served here: attach it at its new owner."""
 
+    @_builtins.property
+    def replaced(self) -> Global___RelayResponse.Replaced:
+        """Another stream has attached the worker since, so that this one means nothing to it any more. Who went on attaching
+        it at new owners would push aside the one that lives.
+        """
+
     def __init__(
         self,
         *,
         stream: _builtins.int = ...,
         response: _service_pb2.AttachResponse | None = ...,
         moved: Global___RelayResponse.Moved | None = ...,
+        replaced: Global___RelayResponse.Replaced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "response", b"response", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "replaced", b"replaced", "response", b"response", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "response", b"response", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved", "replaced", b"replaced", "response", b"response", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["response", "moved"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["response", "moved", "replaced"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

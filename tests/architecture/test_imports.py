@@ -21,11 +21,13 @@ BELOW: dict[str, set[str]] = {
     "liveness.clock": set(),
     "liveness.setting_rules": set(),
     "liveness.settings": {"liveness.setting_rules"},
+    "liveness.frontend_settings": {"liveness.setting_rules", "liveness.settings"},
     "liveness.webhooks": set(),
     "liveness.domain": set(),
     "liveness.store": {"liveness.domain"},
     "liveness.shard": {"liveness.domain", "liveness.store", "liveness.clock"},
-    "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.v1"},
+    "liveness.statuses": {"liveness.domain"},
+    "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"},
     "liveness.cluster": {
         "liveness.domain",
         "liveness.store",
@@ -49,6 +51,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.cluster",
         "liveness.frontend",
         "liveness.clock",
+        "liveness.statuses",
         "liveness.v1",
     },
     "liveness.fencing": set(),
@@ -56,6 +59,16 @@ BELOW: dict[str, set[str]] = {
 }
 BELOW["liveness.restoring"] = {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"}
 BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk", "liveness.restoring"}
+BELOW["liveness.frontend_app"] = {
+    "liveness.clock",
+    "liveness.cluster",
+    "liveness.frontend",
+    "liveness.frontend_settings",
+    "liveness.logs",
+    "liveness.server",
+    "liveness.store",
+    "liveness.v1",
+}
 BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}
 BELOW["liveness.cli"] = set(BELOW) - {"liveness.sdk"}
 BELOW["liveness.testing"] = {"liveness.app", "liveness.clock", "liveness.settings", "liveness.domain"}

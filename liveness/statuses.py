@@ -23,6 +23,7 @@ from liveness.domain.errors import (
 
 DOMAIN = "liveness"
 DETAILS_KEY = "grpc-status-details-bin"
+"""The trailer in which a status travels whole."""
 RETRY_AFTER_MS = {Unavailable: 200, Exhausted: 1_000}
 
 _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
