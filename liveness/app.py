@@ -27,6 +27,8 @@ from liveness.cluster.membership import Membership
 from liveness.cluster.news import News
 from liveness.cluster.peers import Peers
 from liveness.cluster.quotas import Quotas
+from liveness.frontend.channels import Channels
+from liveness.frontend.gateway import Gateway
 from liveness.frontend.routes import Routes
 from liveness.logs import configure_logs, log_transitions
 from liveness.server.activity_service import ActivityService
@@ -36,7 +38,7 @@ from liveness.server.cluster_service import ClusterService
 from liveness.server.elsewhere import OtherNodes
 from liveness.server.everywhere import Everywhere
 from liveness.server.feed import Feed
-from liveness.server.health import Health
+from liveness.server.health import READINESS, Health
 from liveness.server.liveness_service import LivenessService
 from liveness.server.streams import Streams
 from liveness.settings import Settings, host_port
@@ -220,15 +222,32 @@ class Server:
         }  # fmt: skip
         names = [descriptor.full_name for descriptor in services]
         admit = self.node.policies.admit if settings.namespaces else None
+        self.gateway = None if self.everywhere is None else self._way_to_others()
         for descriptor, service in services.items():
-            bind(server, descriptor, service, self.node.settle, admit)
-        self._health = Health(names)
+            gateway = None if isinstance(service, ClusterService) else self.gateway
+            bind(server, descriptor, service, self.node.settle, admit, gateway)
+        membership = self.membership
+        self._health = Health(names, {READINESS: lambda: membership.settled})
+        membership.on_settled = self._health.look_again
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:
             reflection.enable_server_reflection(
                 [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
             )
         await server.start()
+
+    def _way_to_others(self) -> Gateway:
+        node = self.node
+        return Gateway(
+            self.routes,
+            Channels(),
+            self._clock,
+            me=node.owner,
+            is_mine=node.serves,
+            all_mine=lambda: len(node.shards()) == node.shard_count,
+            local=self.streams.relay,
+            on_trouble=self.membership.look_soon,
+        )
 
     def _member(self, settings: Settings) -> Membership:
         node = self.node
@@ -285,10 +304,12 @@ class Server:
         """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
         await self._health.enter_graceful_shutdown()
         self.feed.close()
-        self.streams.close()
+        if self.gateway is not None:
+            self.gateway.close_streams()
         self.matching.close()
         if not self.node.committer.broken:
             await self.membership.leave()
+        self.streams.close()
         self.node.stop_listening()
         stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
         if not self.node.committer.broken:
@@ -306,6 +327,8 @@ class Server:
         await self.node.close()
         if not self.node.committer.broken:
             await self.membership.sign_off()
+        if self.gateway is not None:
+            await self.gateway.close()
         await self.peers.close()
         await self.store.close()
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "workers": Entry("workers", "See workers, pause, drain and force them out."),
     "activities": Entry("activities", "See, schedule, cancel and retry activities."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
+    "nodes": Entry("nodes", "See which servers there are."),
     "shards": Entry("shards", "See how the shards are doing."),
     "config": Entry("config", "See and change what namespaces allow."),
     "backup": Entry("backup", "Copy a SQLite node's database to TARGET, while the server runs or not."),

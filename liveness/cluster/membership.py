@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -59,6 +59,8 @@ class Membership:
         """Nodes in the registry whose lease is over."""
         self.settled = False
         """Whether this node serves what belongs to it."""
+        self.on_settled: Callable[[], None] = lambda: None
+        """Told when that may have changed."""
         self._sure_until_ms = NEVER_MS
         self._places: dict[int, str | None] = {}
         """Where each shard belongs, among `_among`."""
@@ -223,7 +225,9 @@ class Membership:
                 orphaned = head.owner not in living or head.owner == self.node_id
                 if orphaned and head.shard_id not in self._node.busy:
                     take[head.shard_id] = head.epoch
-        self.settled = settled and self._mine.state is NodeState.SERVING
+        before, self.settled = self.settled, settled and self._mine.state is NodeState.SERVING
+        if self.settled != before:
+            self.on_settled()
         return take, give
 
     def _place(self, among: frozenset[str]) -> None:

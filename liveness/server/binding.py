@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, ShardMoved, Unavailable
 from liveness.frontend.gateway import Gateway, Way
 from liveness.frontend.rules import Kind
+from liveness.server.everywhere import only_here
 from liveness.statuses import DETAILS_KEY, code_of, status_of
 from liveness.store.errors import StoreError
 
@@ -125,10 +126,12 @@ async def _on_its_way(
     way: Way, request: Any, context: grpc.aio.ServicerContext[Any, Any], serve: Any
 ) -> Message | bytes:
     if way.stays(request, context):
+        if not way.may_move(context):
+            only_here.set(True)
         try:
             return await serve(request)  # type: ignore[no-any-return]
         except ShardMoved:
-            if not way.may_move(context):
+            if only_here.get():
                 raise
     return await way.carry(request, context, serve)  # type: ignore[no-any-return]
 

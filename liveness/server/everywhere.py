@@ -12,13 +12,12 @@ from google.protobuf.message import Message
 
 from liveness.cluster.peers import Peers
 from liveness.domain.errors import ShardUnavailable
+from liveness.frontend.forwarding import TO
 from liveness.frontend.routes import Routes
 from liveness.statuses import refusal_of
 from liveness.store.api import WorkerRow
 from liveness.v1 import cluster_pb2, worker_pb2
 
-TO_KEY = "liveness-to"
-"""Metadata of a call that is meant for one node, by its id: that node serves it alone, or not at all."""
 ANSWER_SECONDS_MAX = 5.0
 
 only_here: ContextVar[bool] = ContextVar("only_here", default=False)
@@ -95,5 +94,5 @@ class Everywhere:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        answer: ResponseT = await call(request, timeout=ANSWER_SECONDS_MAX, metadata=((TO_KEY, node_id),))
+        answer: ResponseT = await call(request, timeout=ANSWER_SECONDS_MAX, metadata=((TO, node_id),))
         return answer

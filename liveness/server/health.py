@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -11,13 +11,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 Status = health_pb2.HealthCheckResponse
 
+READINESS = "liveness.readiness"
+"""Whether this node serves the shards that belong to it."""
+
 
 class Health(health_pb2_grpc.HealthServicer):
     """Lets its watchers go when the server ends. The library's own keeps them, and one load balancer that watches
     would hold up every end until the time-out for calls in flight."""
 
-    def __init__(self, services: Iterable[str]) -> None:
-        self._services = frozenset(("", *services))
+    def __init__(
+        self, services: Iterable[str], conditions: Mapping[str, Callable[[], bool]] | None = None
+    ) -> None:
+        """`conditions`: names under which more is asked for than that the server runs."""
+        self._conditions = dict(conditions or {})
+        self._services = frozenset(("", *services, *self._conditions))
         self._status: int = Status.NOT_SERVING
         self._ending = False
         self._changed = asyncio.Event()
@@ -38,6 +45,14 @@ class Health(health_pb2_grpc.HealthServicer):
         self._ending = True
         self._change(Status.NOT_SERVING)
 
+    def look_again(self) -> None:
+        """A condition may have changed."""
+        self._change(self._status)
+
+    def _status_of(self, service: str) -> int:
+        condition = self._conditions.get(service)
+        return self._status if condition is None or condition() else Status.NOT_SERVING
+
     def _change(self, status: int) -> None:
         self._status = status
         changed, self._changed = self._changed, asyncio.Event()
@@ -48,7 +63,7 @@ class Health(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND)
-        return Status(status=self._status)
+        return Status(status=self._status_of(request.service))
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -56,7 +71,7 @@ class Health(health_pb2_grpc.HealthServicer):
         known = request.service in self._services
         while True:
             changed = self._changed
-            yield Status(status=self._status if known else Status.SERVICE_UNKNOWN)
+            yield Status(status=self._status_of(request.service) if known else Status.SERVICE_UNKNOWN)
             if self._ending:
                 return
             await changed.wait()

@@ -1,0 +1,48 @@
+"""`liveness nodes`: the registry of servers."""
+
+from __future__ import annotations
+
+import click
+
+from liveness.cli.client import Client, client_command
+from liveness.cli.output import age, enum_word, print_json_array, print_table
+from liveness.v1.admin_pb2 import ListNodesRequest, Node, NodeState
+
+
+@click.group()
+def nodes() -> None:
+    """See which servers there are."""
+
+
+@nodes.command("list")
+@client_command(namespace=False)
+def list_(client: Client, *, as_json: bool) -> None:
+    """List the servers that share the database, with what each serves.
+
+    A server that is LOST has not renewed its lease; its shards are served by the others.
+
+    \b
+    Examples:
+      liveness nodes list
+      liveness nodes list --json | jq -r '.[] | select(.state == "NODE_STATE_SERVING") | .address'
+    """
+    found = client.call(client.admin.ListNodes, ListNodesRequest()).nodes
+    if as_json:
+        print_json_array(found)
+        return
+    print_table(
+        ("node", "kind", "state", "address", "shards", "version", "started", "renewed"), map(_row, found)
+    )
+
+
+def _row(node: Node) -> tuple[object, ...]:
+    return (
+        f"{node.node_id} *" if node.answering else node.node_id,
+        node.kind,
+        enum_word(NodeState, node.state),
+        node.address,
+        node.shards,
+        node.version,
+        age(node, "start_time"),
+        age(node, "renew_time"),
+    )
