@@ -16,7 +16,19 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from msgspec.structs import force_setattr
 
-from liveness.setting_rules import SQLITE, Rule, list_of, number, one_of, switch, text_that, whole_number
+from liveness.setting_rules import (
+    SQLITE,
+    Rule,
+    is_broker_url,
+    list_of,
+    number,
+    one_of,
+    overlap,
+    shown_urls,
+    switch,
+    text_that,
+    whole_number,
+)
 from liveness.setting_rules import without_password as without_password
 
 PREFIX = "LIVENESS_"
@@ -65,6 +77,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_queues: tuple[str, ...] = ("*/*",)
     """Which reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
     webhook_timeout_s: float = 10.0
+    relay: tuple[str, ...] = ()
+    """Brokers of one NATS cluster where reschedules are published; none: nowhere."""
+    relay_creds_file: str = ""
+    """Of NATS, where the URL holds no name and password."""
+    relay_queues: tuple[str, ...] = ("*/*",)
+    """Which reschedules are published: NAMESPACE/TASK_QUEUE each, * for any."""
+    relay_events: bool = False
+    """Publish all events, too."""
+    relay_stream: str = "LIVENESS"
+    relay_replicas: int = 1
+    """Of the stream, should it have to be made."""
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():
@@ -75,17 +98,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             force_setattr(self, name, value)
         if self.webhook_url:
             self._check_webhook()
+        if self.relay:
+            self._check_relay()
+        elif self.relay_events:
+            raise SettingsError("relay_events is set, but there is no broker to relay to; set relay.")
 
     def _check_webhook(self) -> None:
         if not self.webhook_secret:
             raise SettingsError(
                 "webhook_url is set, but there is no secret to sign with; set webhook_secret or webhook_secret_file."
             )
-        for queue in self.webhook_queues:
+        self._check_served("webhook_queues", self.webhook_queues)
+
+    def _check_relay(self) -> None:
+        self._check_served("relay_queues", self.relay_queues)
+        if self.webhook_url:
+            for queue in self.relay_queues:
+                for other in self.webhook_queues:
+                    if overlap(queue, other):
+                        raise SettingsError(
+                            f"relay_queues has {queue} and webhook_queues has {other}, but a reschedule goes to one "
+                            "place; name task queues that have nothing in common."
+                        )
+
+    def _check_served(self, name: str, queues: tuple[str, ...]) -> None:
+        for queue in queues:
             namespace = queue.partition("/")[0]
             if self.namespaces and namespace not in ("*", *self.namespaces):
                 raise SettingsError(
-                    f"webhook_queues has {queue}, but {namespace} is not among the namespaces that are served: "
+                    f"{name} has {queue}, but {namespace} is not among the namespaces that are served: "
                     f"{', '.join(self.namespaces)}."
                 )
 
@@ -193,6 +234,7 @@ def _is_secret(text: str) -> bool:
     )
 
 
+_QUEUE_PATTERNS = "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any task queue"
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
 
 RULES: Mapping[str, Rule] = {
@@ -224,13 +266,24 @@ RULES: Mapping[str, Rule] = {
         lambda secret: "'***'" if secret else "''",
     ),
     "webhook_secret_file": text_that(lambda text: "\0" not in text, "the name of a file"),
-    "webhook_queues": list_of(
-        _is_queue_pattern,
-        "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any "
-        "task queue",
-    ),
+    "webhook_queues": list_of(_is_queue_pattern, _QUEUE_PATTERNS),
     # With the wait for a free connection it stays below what the queue gives a sink altogether.
     "webhook_timeout_s": number(0, 20, above_low=True),
+    "relay": list_of(
+        is_broker_url,
+        "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "
+        "USER:PASSWORD@ if need be",
+        may_be_empty=True,
+        shown=shown_urls,
+    ),
+    "relay_creds_file": text_that(lambda text: "\0" not in text, "the name of a file"),
+    "relay_queues": list_of(_is_queue_pattern, _QUEUE_PATTERNS),
+    "relay_events": switch(),
+    "relay_stream": text_that(
+        lambda text: re.fullmatch(r"[A-Za-z0-9_-]{1,200}", text) is not None,
+        "a name of up to 200 letters, digits, - and _",
+    ),
+    "relay_replicas": whole_number(1, 5),
 }
 
 CLIENT_RULES: Mapping[str, Rule] = {

@@ -20,6 +20,7 @@ COMMANDS = {
     "workers": Entry("workers", "See workers, pause, drain and force them out."),
     "activities": Entry("activities", "See, schedule, cancel and retry activities."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
+    "relay": Entry("relay", "See what is relayed to a message broker, and relay it again."),
     "shards": Entry("shards", "See how the shards are doing."),
     "config": Entry("config", "See and change what namespaces allow."),
     "doctor": Entry("doctor", "Check this installation, the database and the disk under it."),

@@ -19,7 +19,9 @@ LivenessError
 │   ├── ActivityNotAvailable
 │   ├── ActivityFinished
 │   ├── ActivityNotRetryable
-│   └── TaskFinished
+│   ├── TaskFinished
+│   ├── RelayNotConfigured
+│   └── EventsNotRelayed
 ├── Exists
 │   └── ActivityDiffers
 ├── Exhausted               a limit is reached
@@ -36,6 +38,7 @@ LivenessError
     ├── ShardUnavailable
     ├── ShardMoved
     ├── WrongNode
+    ├── BrokerUnavailable
     └── ShuttingDown
 """
 
@@ -134,6 +137,14 @@ class TaskFinished(Refused):
     """Task {task_id} is {state} already."""
 
 
+class RelayNotConfigured(Refused):
+    """This server relays nothing; start it with --relay."""
+
+
+class EventsNotRelayed(Refused):
+    """This server relays reschedules, but no events; start it with --relay-events."""
+
+
 class Exists(LivenessError):
     """There is one already."""
 
@@ -196,6 +207,10 @@ class ShardMoved(Unavailable):
 
 class WrongNode(Unavailable):
     """This is node {node_id}, not {wanted}: another node gives out this one's address; set its --advertise."""
+
+
+class BrokerUnavailable(Unavailable):
+    """The broker takes no messages now, after {published} were published: {why}; try again."""
 
 
 class ShuttingDown(Unavailable):

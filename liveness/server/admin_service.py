@@ -13,6 +13,7 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.server import tokens, wire
 from liveness.server.orders_desk import OrdersDesk
+from liveness.server.relay_desk import Relay, RelayDesk
 from liveness.server.validation import optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
@@ -24,8 +25,9 @@ TASK_ID_MAX = 2**63 - 1
 
 
 class AdminService:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, relay: Relay | None = None) -> None:
         self._node = node
+        self._relay = RelayDesk(relay, node.clock)
         self._config_lock = asyncio.Lock()
         self._orders = OrdersDesk(node)
 
@@ -175,6 +177,14 @@ class AdminService:
             stored.task_id, TaskState.DISCARDED, stored.due_ms, stored.attempts, stored.last_error
         )
         return admin_pb2.DiscardTaskResponse(task=wire.task_message(await self._update(stored, update)))
+
+    async def get_relay_status(
+        self, request: admin_pb2.GetRelayStatusRequest
+    ) -> admin_pb2.GetRelayStatusResponse:
+        return await self._relay.status()
+
+    async def replay_relay(self, request: admin_pb2.ReplayRelayRequest) -> admin_pb2.ReplayRelayResponse:
+        return await self._relay.replay(request)
 
     async def _unfinished(self, task_id: int) -> StoredTask:
         stored = await self._node.store.get_task(task_id) if 0 < task_id <= TASK_ID_MAX else None

@@ -11,16 +11,19 @@ from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import WorkerState
-from liveness.store import codec
+from liveness.store import codec, relaying
 from liveness.store.api import (
     FINISHED_TASK_STATES,
     OPEN_TASK_STATES,
+    PARKED_MS,
     ActivityFilter,
     ActivityRow,
+    RelayBacklog,
     ShardCommit,
     ShardImage,
     StoredTask,
     TaskState,
+    Unpublished,
     WorkerFilter,
     WorkerRow,
 )
@@ -160,11 +163,16 @@ class SqlStore:
             query = query.where(log.c.worker_key == worker)
         return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
 
-    async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]:
+    async def due_tasks(
+        self, shard_id: int, now_ms: int, limit: int, *, parked: bool = True
+    ) -> list[StoredTask]:
+        due = tasks.c.due_ms <= now_ms
         query = (
             select(tasks)
             .where(
-                tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms <= now_ms
+                tasks.c.shard_id == shard_id,
+                tasks.c.state.in_(OPEN_TASK_STATES),
+                or_(due, tasks.c.due_ms == PARKED_MS) if parked else due,
             )
             .order_by(tasks.c.due_ms, tasks.c.task_id)
             .limit(limit)
@@ -173,7 +181,10 @@ class SqlStore:
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         query = select(func.min(tasks.c.due_ms)).where(
-            tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms > after_ms
+            tasks.c.shard_id == shard_id,
+            tasks.c.state.in_(OPEN_TASK_STATES),
+            tasks.c.due_ms > after_ms,
+            tasks.c.due_ms < PARKED_MS,
         )
         [(due_ms,)] = await self._all(query)
         return due_ms  # type: ignore[no-any-return]
@@ -184,6 +195,24 @@ class SqlStore:
         query = (
             select(tasks)
             .where(tasks.c.state.in_(states), tasks.c.task_id > after_id)
+            .order_by(tasks.c.task_id)
+            .limit(limit)
+        )
+        if namespace is not None:
+            query = query.where(tasks.c.namespace == namespace)
+        return [_stored_task(row) for row in await self._all(query)]
+
+    async def finished_tasks(
+        self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
+    ) -> list[StoredTask]:
+        query = (
+            select(tasks)
+            .where(
+                tasks.c.shard_id.in_(shard_ids),
+                tasks.c.state == TaskState.DONE,
+                tasks.c.finished_wall_ms >= since_wall_ms,
+                tasks.c.task_id > after_id,
+            )
             .order_by(tasks.c.task_id)
             .limit(limit)
         )
@@ -262,7 +291,11 @@ class SqlStore:
         return deleted
 
     async def prune_events(
-        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+        self,
+        owned: Mapping[int, int],
+        cutoffs: Mapping[str, int],
+        default_cutoff: int,
+        unpublished: Unpublished | None = None,
     ) -> int:
         def prune(connection: Connection) -> int:
             check_owned(connection, owned)
@@ -279,6 +312,8 @@ class SqlStore:
                 ),
             )
             kept_by = and_(log.c.shard_id.in_(owned), log.c.seq <= checkpointed, log.c.kind != RENEWALS_KIND)
+            if unpublished is not None:
+                old = and_(old, relaying.is_published(unpublished))
             return _delete_some(connection, and_(kept_by, old))
 
         return await self._delete_in_batches(prune)
@@ -296,6 +331,26 @@ class SqlStore:
             ).rowcount
 
         return await self._delete_in_batches(prune)
+
+    async def relay_cursors(self, relay: str, shard_ids: Collection[int]) -> dict[int, int]:
+        return await self._database.read(lambda connection: relaying.cursors(connection, relay, shard_ids))
+
+    async def advance_relays(self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]) -> None:
+        def advance(connection: Connection) -> None:
+            check_owned(connection, {shard_id: owned[shard_id] for shard_id in cursors})
+            relaying.advance(connection, relay, cursors)
+
+        await self._database.write(advance)
+
+    async def relay_backlogs(self, relay: str, shard_ids: Collection[int]) -> dict[int, RelayBacklog]:
+        return await self._database.read(lambda connection: relaying.backlogs(connection, relay, shard_ids))
+
+    async def first_event_since(self, shard_id: int, wall_ms: int) -> int | None:
+        query = select(func.min(log.c.seq)).where(
+            log.c.shard_id == shard_id, log.c.wall_ms >= wall_ms, log.c.kind != RENEWALS_KIND
+        )
+        [(seq,)] = await self._all(query)
+        return seq  # type: ignore[no-any-return]
 
     async def _delete_in_batches(self, delete_some: Any) -> int:
         """Short transactions, so that heartbeats commit in between."""

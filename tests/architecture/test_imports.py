@@ -22,6 +22,7 @@ BELOW: dict[str, set[str]] = {
     "liveness.setting_rules": set(),
     "liveness.settings": {"liveness.setting_rules"},
     "liveness.webhooks": set(),
+    "liveness.relays": set(),
     "liveness.domain": set(),
     "liveness.store": {"liveness.domain"},
     "liveness.shard": {"liveness.domain", "liveness.store", "liveness.clock"},
@@ -41,6 +42,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.shard",
         "liveness.clock",
         "liveness.webhooks",
+        "liveness.relays",
     },
     "liveness.server": {
         "liveness.domain",
