@@ -41,6 +41,8 @@ from liveness.server.feed import Feed
 from liveness.server.health import READINESS, Health
 from liveness.server.liveness_service import LivenessService
 from liveness.server.streams import Streams
+from liveness.server.wire import event_json
+from liveness.setting_rules import without_credentials
 from liveness.settings import Settings, host_port
 from liveness.shard.custody import Custody
 from liveness.shard.homes import Homes
@@ -60,10 +62,12 @@ from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 from tasks.activity_reschedule import ActivityReschedule
+from tasks.broker import Broker, ClientMissing, Place
 from tasks.maintenance import Maintenance
 from tasks.matching import Matching
 from tasks.queue_runner import QueueRunner
-from tasks.sinks import Route
+from tasks.relay import Relay
+from tasks.sinks import Route, first_of, to_matching
 from tasks.timer_runner import TimerRunner
 from tasks.webhook import route as webhook_route
 
@@ -80,6 +84,10 @@ ROUNDS_MS = 1_000
 
 class ListenFailed(StoreUnusable):
     """Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."""
+
+
+class RelayUnusable(StoreUnusable):
+    """The server cannot relay: {detail}."""
 
 
 class Server:
@@ -100,12 +108,16 @@ class Server:
         self._random = random or Random()
         self._self_driven = self_driven
         self._running: list[asyncio.Task[None]] = []
-        self._route = route or webhook_route(
-            settings.webhook_url,
-            settings.webhook_secret,
-            settings.webhook_timeout_s,
-            settings.webhook_queues,
-            self._clock,
+        self._relay = relay_of(settings, self._clock, self._random)
+        self._route = route or first_of(
+            webhook_route(
+                settings.webhook_url,
+                settings.webhook_secret,
+                settings.webhook_timeout_s,
+                settings.webhook_queues,
+                self._clock,
+            ),
+            self._relay.route if self._relay is not None else to_matching,
         )
         self.address = ""
         """host:port, with the port that was really taken."""
@@ -168,9 +180,17 @@ class Server:
             ActivityReschedule(self._route),
             attempts_max=settings.task_attempts_max,
             random=self._random,
+            sink_is_away=lambda: self._relay is not None and self._relay.broker.is_away,
+        )
+        if self._relay is not None:
+            self._relay.attach(node, event_json)
+            self._relay.broker.on_back.append(self.queue.look_everywhere)
+        self.maintenance = Maintenance(
+            node,
+            task_retention_ms=int(settings.task_retention_s * 1_000),
+            published_as=self._relay.published_as if self._relay is not None else None,
         )
         self.queue.wake_elsewhere = self.news.tasks_left
-        self.maintenance = Maintenance(node, task_retention_ms=int(settings.task_retention_s * 1_000))
         await self._listen(settings)
         try:
             with _collector_at_rest():
@@ -185,6 +205,8 @@ class Server:
             self._running.append(asyncio.create_task(self.queue.run()))
             if not alone:
                 self._running.append(asyncio.create_task(self._make_rounds()))
+            if self._relay is not None:
+                self._running.append(asyncio.create_task(self._relay.run()))
             self._scheduler = self.maintenance.schedule(
                 checkpoint_interval_s=settings.checkpoint_interval_s,
                 retention_interval_s=settings.retention_interval_s,
@@ -213,7 +235,7 @@ class Server:
                 self.node, self.custody, self.matching
             ),
             admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(
-                self.node, self.everywhere, self.membership, self.peers
+                self.node, self.everywhere, self.membership, self.peers, self._relay
             ),
             cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]: ClusterService(
                 self.node, self.routes, self.peers, self.membership, self.custody, self.homes,
@@ -351,6 +373,23 @@ def _collector_at_rest() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def relay_of(settings: Settings, clock: Clock, random: Random) -> Relay | None:
+    if not settings.relay:
+        return None
+    place = Place(
+        settings.relay,
+        tuple(map(without_credentials, settings.relay)),
+        settings.relay_creds_file,
+        settings.relay_stream,
+        settings.relay_replicas,
+    )
+    try:
+        broker = Broker(place, clock, random)
+    except ClientMissing as error:
+        raise RelayUnusable(detail=error) from error
+    return Relay(broker, settings.relay_queues, settings.shards, events=settings.relay_events)
 
 
 async def open_store(settings: Settings) -> SqlStore:

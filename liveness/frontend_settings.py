@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from liveness.setting_forms import is_address
 from liveness.setting_rules import SQLITE, Rule, list_of, without_password
-from liveness.settings import RULES, SettingsError, is_address, load_values
+from liveness.settings import RULES, SettingsError, load_values
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,33 @@ def without_password(url: str) -> str:
     return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r":(?!//).*@", ":***@", url))
 
 
+def without_credentials(url: str) -> str:
+    """Of a broker, where a user name alone may be a token."""
+    return re.sub(r"(?s)^([A-Za-z]*://)?.*@", r"\1***@", url)
+
+
+def shown_urls(value: object) -> str:
+    """Of brokers, as a list or with commas between them, well formed or not."""
+    urls = value.split(",") if isinstance(value, str) else value
+    if not isinstance(urls, list | tuple):
+        return shown_value(value)
+    return ",".join(without_credentials(str(url).strip()) for url in urls)
+
+
+def is_broker_url(url: str) -> bool:
+    """Of NATS. A name and a password may hold anything that is escaped."""
+    match = re.fullmatch(
+        r"(?:nats|tls)://(?:[^\s/?#@,]+@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?", url
+    )
+    return match is not None and (match[1] is None or 0 < int(match[1]) <= 65_535)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two patterns NAMESPACE/TASK_QUEUE choose a task queue together."""
+    pairs = zip(one.partition("/")[::2], other.partition("/")[::2], strict=True)
+    return all(a == b or "*" in (a, b) for a, b in pairs)
+
+
 def shown_value(value: object) -> str:
     return repr(without_password(value)) if isinstance(value, str) else str(value)
 
@@ -41,7 +68,13 @@ def text_that(
     return Rule(value_of, says, shown)
 
 
-def list_of(accepts: Callable[[str], bool], says: str, *, may_be_empty: bool = False) -> Rule:
+def list_of(
+    accepts: Callable[[str], bool],
+    says: str,
+    *,
+    may_be_empty: bool = False,
+    shown: Callable[[object], str] = shown_value,
+) -> Rule:
     """Of texts, each once; also as one text, with commas between them."""
 
     def value_of(value: object, *, text: bool) -> tuple[str, ...] | None:
@@ -53,7 +86,7 @@ def list_of(accepts: Callable[[str], bool], says: str, *, may_be_empty: bool = F
             return None
         return tuple(dict.fromkeys(value))
 
-    return Rule(value_of, says)
+    return Rule(value_of, says, shown)
 
 
 def one_of(*choices: str) -> Rule:

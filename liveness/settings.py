@@ -10,13 +10,38 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from liveness.setting_rules import SQLITE, Rule, list_of, number, one_of, switch, text_that, whole_number
+from liveness.setting_forms import (
+    SECRET_CHARS_MAX,
+    SECRET_CHARS_MIN,
+    is_address,
+    is_database,
+    is_name,
+    is_queue_pattern,
+    is_secret,
+    is_webhook_url,
+    listed,
+    shown_webhook_url,
+)
+from liveness.setting_forms import HostPort as HostPort
+from liveness.setting_forms import host_port as host_port
+from liveness.setting_rules import (
+    SQLITE,
+    Rule,
+    is_broker_url,
+    list_of,
+    number,
+    one_of,
+    overlap,
+    shown_urls,
+    switch,
+    text_that,
+    whole_number,
+)
 from liveness.setting_rules import without_password as without_password
 
 PREFIX = "LIVENESS_"
@@ -25,10 +50,6 @@ CONFIG_VARIABLE = "LIVENESS_CONFIG"
 OF_FRONTENDS = ("nodes",)
 """Settings that only `liveness.frontend_settings` has."""
 DAY_S = 86_400
-NAME_BYTES_MAX = 255
-URL_CHARS_MAX = 2_000
-SECRET_CHARS_MIN = 16
-SECRET_CHARS_MAX = 1_000
 
 
 class SettingsError(Exception):
@@ -73,6 +94,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     webhook_queues: tuple[str, ...] = ("*/*",)
     """Which reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
     webhook_timeout_s: float = 10.0
+    relay: tuple[str, ...] = ()
+    """Brokers of one NATS cluster where reschedules are published; none: nowhere."""
+    relay_creds_file: str = ""
+    """Of NATS, where the URL holds no name and password."""
+    relay_queues: tuple[str, ...] = ("*/*",)
+    """Which reschedules are published: NAMESPACE/TASK_QUEUE each, * for any."""
+    relay_events: bool = False
+    """Publish all events, too."""
+    relay_stream: str = "LIVENESS"
+    relay_replicas: int = 1
+    """Of the stream, should it have to be made."""
 
     def __post_init__(self) -> None:
         for name, rule in RULES.items():
@@ -83,17 +115,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             force_setattr(self, name, value)
         if self.webhook_url:
             self._check_webhook()
+        if self.relay:
+            self._check_relay()
+        elif self.relay_events:
+            raise SettingsError("relay_events is set, but there is no broker to relay to; set relay.")
 
     def _check_webhook(self) -> None:
         if not self.webhook_secret:
             raise SettingsError(
                 "webhook_url is set, but there is no secret to sign with; set webhook_secret or webhook_secret_file."
             )
-        for queue in self.webhook_queues:
+        self._check_served("webhook_queues", self.webhook_queues)
+
+    def _check_relay(self) -> None:
+        self._check_served("relay_queues", self.relay_queues)
+        if self.webhook_url:
+            for queue in self.relay_queues:
+                for other in self.webhook_queues:
+                    if overlap(queue, other):
+                        raise SettingsError(
+                            f"relay_queues has {queue} and webhook_queues has {other}, but a reschedule goes to one "
+                            "place; name task queues that have nothing in common."
+                        )
+
+    def _check_served(self, name: str, queues: tuple[str, ...]) -> None:
+        for queue in queues:
             namespace = queue.partition("/")[0]
             if self.namespaces and namespace not in ("*", *self.namespaces):
                 raise SettingsError(
-                    f"webhook_queues has {queue}, but {namespace} is not among the namespaces that are served: "
+                    f"{name} has {queue}, but {namespace} is not among the namespaces that are served: "
                     f"{', '.join(self.namespaces)}."
                 )
 
@@ -123,109 +173,23 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Of nodes that serve the same; each once."""
-        return tuple(dict.fromkeys(_listed(self.address)))
+        return tuple(dict.fromkeys(listed(self.address)))
 
 
 # -- rules
 
 
-_POSTGRES = "postgresql://"
-# Those of asyncpg that are plain text; it knows sslmode, which is libpq's, under the name ssl.
-_POSTGRES_OPTIONS = frozenset({"host", "passfile", "ssl", "target_session_attrs"})
-
-
-def _is_database(url: str) -> bool:
-    if url.startswith(SQLITE):
-        # Memory would forget what was acknowledged; a question mark would begin options, of which there are none.
-        path = url.removeprefix(SQLITE)
-        return path not in ("", ":memory:") and not path.endswith("/") and not set(path) & {"?", "\0"}
-    try:
-        parts = urlsplit(url)
-        options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-        return (
-            url.startswith(_POSTGRES)
-            and url != _POSTGRES
-            and parts.port != 0
-            and options <= _POSTGRES_OPTIONS
-        )
-    except ValueError:
-        return False
-
-
-class HostPort(NamedTuple):
-    host: str
-    """Without the brackets of an IPv6 address."""
-    port: int
-
-
-def host_port(text: str) -> HostPort | None:
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)
-    if match is None or int(match[3]) > 65_535:
-        return None
-    return HostPort(match[1] or match[2], int(match[3]))
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
-
-
-def _is_server(text: str) -> bool:
-    place = host_port(text)
-    return place is not None and place.port > 0
-
-
-def _is_name(text: str) -> bool:
-    """Of a namespace or a task queue, as the server accepts them from its clients."""
-    return (
-        re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text) is None
-        and 0 < len(text.encode()) <= NAME_BYTES_MAX
-    )
-
-
-def _is_queue_pattern(text: str) -> bool:
-    namespace, _, task_queue = text.partition("/")
-    return all(part == "*" or ("*" not in part and _is_name(part)) for part in (namespace, task_queue))
-
-
-def _is_webhook_url(url: str) -> bool:
-    """Without anything that would have to be kept secret, escaped or dropped on its way into a request."""
-    if url == "":
-        return True
-    name = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
-    form = rf"https?://(\[[0-9A-Fa-f:.]+\]|{name})(:[0-9]{{1,5}})?([/?][!-~]*)?"
-    try:
-        return (
-            re.fullmatch(form, url) is not None
-            and "#" not in url
-            and urlsplit(url).port != 0
-            and len(url) <= URL_CHARS_MAX
-        )
-    except ValueError:
-        return False
-
-
-def _shown_webhook_url(url: object) -> str:
-    """Many a receiver puts a key into the user name, the path or the query."""
-    without_user = re.sub(r"(?s)^([A-Za-z]*://)?.*@", r"\1***@", str(url))
-    return repr(re.sub(r"(?s)(?<![/:])([/?#]).+", r"\1***", without_user))
-
-
-def _is_secret(text: str) -> bool:
-    return text == "" or (
-        SECRET_CHARS_MIN <= len(text) <= SECRET_CHARS_MAX and text.isprintable() and text == text.strip()
-    )
-
-
+_QUEUE_PATTERNS = "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any task queue"
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
 
 RULES: Mapping[str, Rule] = {
     "db": text_that(
-        _is_database,
+        is_database,
         "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be",
     ),
     "listen": text_that(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
     "advertise": text_that(
-        lambda text: text == "" or ((place := host_port(text)) is not None and place.port > 0),
+        lambda text: text == "" or is_address(text),
         "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:7400",
     ),
     "node_lease_ms": whole_number(500, 600_000),
@@ -241,35 +205,42 @@ RULES: Mapping[str, Rule] = {
     "task_retention_s": number(0, 3_650 * DAY_S),
     "task_attempts_max": whole_number(1, 1_000),
     "shutdown_timeout_s": number(0, 3_600),
-    "namespaces": list_of(_is_name, "names of namespaces with commas between them", may_be_empty=True),
+    "namespaces": list_of(is_name, "names of namespaces with commas between them", may_be_empty=True),
     "webhook_url": text_that(
-        _is_webhook_url,
+        is_webhook_url,
         "http://HOST:PORT/PATH or https://HOST/PATH, without a user name and without #",
-        _shown_webhook_url,
+        shown_webhook_url,
     ),
     "webhook_secret": text_that(
-        _is_secret,
+        is_secret,
         f"a text of {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable characters with no space around it",
         lambda secret: "'***'" if secret else "''",
     ),
     "webhook_secret_file": text_that(lambda text: "\0" not in text, "the name of a file"),
-    "webhook_queues": list_of(
-        _is_queue_pattern,
-        "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any "
-        "task queue",
-    ),
+    "webhook_queues": list_of(is_queue_pattern, _QUEUE_PATTERNS),
     # With the wait for a free connection it stays below what the queue gives a sink altogether.
     "webhook_timeout_s": number(0, 20, above_low=True),
+    "relay": list_of(
+        is_broker_url,
+        "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "
+        "USER:PASSWORD@ if need be",
+        may_be_empty=True,
+        shown=shown_urls,
+    ),
+    "relay_creds_file": text_that(lambda text: "\0" not in text, "the name of a file"),
+    "relay_queues": list_of(is_queue_pattern, _QUEUE_PATTERNS),
+    "relay_events": switch(),
+    "relay_stream": text_that(
+        lambda text: re.fullmatch(r"[A-Za-z0-9_-]{1,200}", text) is not None,
+        "a name of up to 200 letters, digits, - and _",
+    ),
+    "relay_replicas": whole_number(1, 5),
 }
-
-
-def is_address(text: str) -> bool:
-    return (place := host_port(text)) is not None and place.port > 0
 
 
 CLIENT_RULES: Mapping[str, Rule] = {
     "address": text_that(
-        lambda text: all(map(_is_server, _listed(text))), f"{_HOST_PORT}, or several with commas between them"
+        lambda text: all(map(is_address, listed(text))), f"{_HOST_PORT}, or several with commas between them"
     ),
     "namespace": text_that(bool, "the name of a namespace, not empty"),
 }
@@ -383,7 +354,7 @@ def _read_secret(path: Path) -> str:
     except UnicodeDecodeError:
         # Without the cause, which carries what was read.
         raise SettingsError(f"the file of the webhook secret, {path}, is not UTF-8 text.") from None
-    if not secret or not _is_secret(secret):
+    if not secret or not is_secret(secret):
         raise SettingsError(
             f"the file of the webhook secret, {path}, must hold {RULES['webhook_secret'].says}."
         )

@@ -13,7 +13,7 @@ from liveness.domain.keys import ActivityKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.shard.shard import Shard
-from tasks.sinks import Route
+from tasks.sinks import Route, Sink
 
 
 class ActivityReschedule:
@@ -45,9 +45,12 @@ class ActivityReschedule:
             activity = shard.change_activity(key_of(task), events) or activity
         return activity
 
+    def sink(self, task: ActivityRescheduleTask, activity: Activity) -> Sink | None:
+        return self._route(task.namespace, activity.task_queue)
+
     async def hand_on(self, task: ActivityRescheduleTask, activity: Activity) -> None:
         """Outside the shard, once the release is durable."""
-        sink = self._route(task.namespace, activity.task_queue)
+        sink = self.sink(task, activity)
         if sink is not None and activity.state is ActivityState.RELEASED:
             await sink.offer(key_of(task), activity, task)
 

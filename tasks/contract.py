@@ -38,8 +38,15 @@ class Failed:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """It cannot be tried now, through no fault of its own; it waits until what it needs is back."""
+
+    reason: str
+
+
 TimerOutcome = Done | Stale | NotYet
-QueueOutcome = Done | Stale | Failed
+QueueOutcome = Done | Stale | Failed | Postponed
 
 TaskT = TypeVar("TaskT", contravariant=True)
 

@@ -10,16 +10,21 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from liveness.domain.errors import LivenessError
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
+from liveness.store.api import Unpublished
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.maintenance")
 
 FORGOTTEN_PER_RUN_MAX = 1_000
+UNPUBLISHED_RETENTION_MS = 30 * 86_400_000
+"""How long an event waits for a broker that is away, should its own retention be shorter."""
 
 
 class Maintenance:
-    def __init__(self, node: Node, *, task_retention_ms: int) -> None:
+    def __init__(self, node: Node, *, task_retention_ms: int, published_as: str | None = None) -> None:
+        """`published_as`: the relay that events must have passed before they are let go of."""
         self._node = node
+        self._published_as = published_as
         self._task_retention_ms = task_retention_ms
 
     async def checkpoint(self) -> None:
@@ -46,7 +51,12 @@ class Maintenance:
 
             return {namespace: cutoff(namespace) for namespace in node.policies.namespaces()}, cutoff(DEFAULT)
 
-        events = await node.store.prune_events(self._owned(), *cutoffs("event_retention_ms"))
+        unpublished = None
+        if self._published_as is not None:
+            unpublished = Unpublished(self._published_as, wall_ms - UNPUBLISHED_RETENTION_MS)
+        events = await node.store.prune_events(
+            self._owned(), *cutoffs("event_retention_ms"), unpublished=unpublished
+        )
         activities = await node.store.prune_activities(self._owned(), *cutoffs("activity_retention_ms"))
         tasks = await node.store.prune_tasks(self._owned(), wall_ms - self._task_retention_ms)
         logger.debug(

@@ -2,6 +2,9 @@
 
 A shard's queue is worked by its owner alone, batch by batch. Within a batch every task succeeds, is retried with
 backoff or is dead-lettered by itself: one poison activity blocks nobody, and neither does a sink that hangs.
+
+A sink that says of itself that it is away costs no task a try. Those that were to go there are parked, each with one
+write, and looked at again when it is back; in the meantime nobody asks for them.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from liveness.domain.errors import Unavailable
 from liveness.shard.custody import Custody
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
-from liveness.store.api import StoredTask, TaskState, TaskUpdate
+from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.errors import StoreError
 from tasks.activity_reschedule import ActivityReschedule, key_of
-from tasks.contract import Done, Failed, QueueOutcome, Stale
+from tasks.contract import Done, Failed, Postponed, QueueOutcome, Stale
+from tasks.sinks import SinkAway, deliveries_max
 
 logger = structlog.get_logger("liveness.tasks")
 
@@ -30,8 +34,6 @@ BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
 HAND_ON_TIMEOUT_S = 30
-DELIVERIES_MAX = 64
-"""To sinks, at a time."""
 ON_THEIR_WAY_MAX = 5_000
 """Of one shard; more are left in the store until some have arrived."""
 
@@ -51,18 +53,22 @@ class QueueRunner:
         *,
         attempts_max: int,
         random: Random,
+        sink_is_away: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`sink_is_away`: whether parked tasks must go on waiting. Who knows that it is back calls `look_everywhere`."""
         self._node = node
         self._custody = custody
         self._reschedule = reschedule
         self._attempts_max = attempts_max
         self._random = random
+        self._sink_is_away = sink_is_away
         self.hand_on_timeout_s: float = HAND_ON_TIMEOUT_S
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
         self._look_everywhere = False
         self._working = asyncio.Lock()
-        self._slots = asyncio.Semaphore(DELIVERIES_MAX)
+        self._slots: dict[int, asyncio.Semaphore] = {}
+        """By how many there are: sinks that take equally many at a time share them."""
         self._deliveries: set[asyncio.Task[None]] = set()
         self._on_their_way: defaultdict[int, set[int]] = defaultdict(set)
         """Tasks, by shard, whose activity a sink is being given."""
@@ -75,6 +81,9 @@ class QueueRunner:
 
     def _on_opened(self, shard: Shard) -> None:
         # A commit that took place without an answer may have left tasks with any shard.
+        self.look_everywhere()
+
+    def look_everywhere(self) -> None:
         self._look_everywhere = True
         self._wake.set()
 
@@ -158,7 +167,9 @@ class QueueRunner:
         if len(on_their_way) >= ON_THEIR_WAY_MAX:
             return  # the next that arrives wakes this shard
         now_ms = shard.now_ms()
-        due = await self._node.store.due_tasks(shard.id, now_ms, BATCH + len(on_their_way))
+        due = await self._node.store.due_tasks(
+            shard.id, now_ms, BATCH + len(on_their_way), parked=not self._sink_is_away()
+        )
         batch = [stored for stored in due if stored.task_id not in on_their_way]
         if batch:
             await self._execute(shard, batch)
@@ -196,7 +207,7 @@ class QueueRunner:
     async def _deliver(self, stored: StoredTask, activity: Activity) -> None:
         """Beside everything else: a sink that hangs holds up nobody."""
         try:
-            async with self._slots:
+            async with self._slot(stored, activity):
                 outcome = await self._hand_on(stored, activity)
             await self._custody.recall([key_of(stored.task)])
             shard = self._node.shard_by_id(stored.shard_id)
@@ -210,15 +221,25 @@ class QueueRunner:
             self._on_their_way[stored.shard_id].discard(stored.task_id)
             self.wake(stored.shard_id)
 
+    def _slot(self, stored: StoredTask, activity: Activity) -> asyncio.Semaphore:
+        count = deliveries_max(self._reschedule.sink(stored.task, activity))
+        if count not in self._slots:
+            self._slots[count] = asyncio.Semaphore(count)
+        return self._slots[count]
+
     async def _hand_on(self, stored: StoredTask, activity: Activity) -> QueueOutcome:
         try:
             async with asyncio.timeout(self.hand_on_timeout_s):
                 await self._reschedule.hand_on(stored.task, activity)
+        except SinkAway as error:
+            return Postponed(str(error)[:ERROR_CHARS_MAX])
         except Exception as error:  # noqa: BLE001  # the one catch-all: whatever went wrong is recorded with the task
             return Failed(f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
         return Done()
 
     def _record(self, stored: StoredTask, outcome: QueueOutcome, now_ms: int) -> TaskUpdate:
+        if isinstance(outcome, Postponed):
+            return TaskUpdate(stored.task_id, TaskState.RETRYING, PARKED_MS, stored.attempts, outcome.reason)
         attempts = stored.attempts + 1
         if not isinstance(outcome, Failed):
             return TaskUpdate(stored.task_id, TaskState.DONE, stored.due_ms, attempts, "")

@@ -1,4 +1,4 @@
-"""Where rescheduled activities go besides our own matching. The seam is `Sink`; one `webhook` ships.
+"""Where rescheduled activities go besides our own matching. The seam is `Sink`; a webhook and a relay ship.
 
 An activity goes to one place: those of a task queue that has a sink are given to it and never to a poll. Until the sink
 has taken an activity it is RELEASED, and the task that carries it is retried and finally dead-lettered like any other.
@@ -6,17 +6,30 @@ has taken an activity it is RELEASED, and the task that carries it is retried an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityKey
 from liveness.domain.reactions import ActivityRescheduleTask
 
+ANY = "*"
+DELIVERIES_MAX = 64
+"""To one sink at a time, unless it has a `deliveries_max` of its own."""
+
+
+class SinkAway(Exception):
+    """The sink takes nothing from anybody now. Says why; nothing is wrong with what it was offered."""
+
 
 class Sink(Protocol):
     async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
-        """Hand the activity on. May be called more than once for the same task; raising means: try again later."""
+        """Hand the activity on. May be called more than once for the same task. Raising means: try again later, which
+        counts as a try, unless it is `SinkAway`, which does not."""
+
+
+def deliveries_max(sink: Sink | None) -> int:
+    return getattr(sink, "deliveries_max", DELIVERIES_MAX)
 
 
 Route = Callable[[str, str], Sink | None]
@@ -25,3 +38,26 @@ Route = Callable[[str, str], Sink | None]
 
 def to_matching(namespace: str, task_queue: str) -> None:
     """The route without sinks."""
+
+
+def first_of(*routes: Route) -> Route:
+    """Each is asked in turn."""
+
+    def route(namespace: str, task_queue: str) -> Sink | None:
+        for ask in routes:
+            if (sink := ask(namespace, task_queue)) is not None:
+                return sink
+        return None
+
+    return route
+
+
+def chosen_by(queues: Iterable[str]) -> Callable[[str, str], bool]:
+    """`queues`: NAMESPACE/TASK_QUEUE each, where * alone stands for any."""
+    chosen = {queue.partition("/")[::2] for queue in queues}
+
+    def fits(namespace: str, task_queue: str) -> bool:
+        wanted = {(namespace, task_queue), (namespace, ANY), (ANY, task_queue), (ANY, ANY)}
+        return not wanted.isdisjoint(chosen)
+
+    return fits

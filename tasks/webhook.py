@@ -8,14 +8,11 @@ trying again and giving up are the queue's. The connection goes straight to the 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import ssl
 from asyncio import IncompleteReadError, StreamReader
-from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
 from importlib.metadata import version
 from socket import gaierror
 from urllib.parse import urlsplit
@@ -25,7 +22,8 @@ from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.webhooks import DELIVERY_HEADER, SIGNATURE_HEADER, sign
-from tasks.sinks import Route, to_matching
+from tasks.reschedule_message import delivery_id, payload
+from tasks.sinks import Route, chosen_by, to_matching
 
 CONNECTIONS_MAX = 64
 """At a time. A batch of the queue is larger."""
@@ -37,8 +35,6 @@ HEADERS_MAX = 100
 ANSWER_BYTES_MAX = 16 * 1024
 EXCERPT_CHARS_MAX = 200
 
-ANY = "*"
-
 
 class WebhookFailed(Exception):
     """The receiver has not taken a delivery. Says who it is and why, and nothing of what is secret."""
@@ -49,13 +45,8 @@ def route(url: str, secret: str, timeout_s: float, queues: Iterable[str], clock:
     if not url:
         return to_matching
     sink = WebhookSink(url, secret, timeout_s, clock)
-    chosen = {queue.partition("/")[::2] for queue in queues}
-
-    def to_webhook(namespace: str, task_queue: str) -> WebhookSink | None:
-        fits = {(namespace, task_queue), (namespace, ANY), (ANY, task_queue), (ANY, ANY)}
-        return None if fits.isdisjoint(chosen) else sink
-
-    return to_webhook
+    fits = chosen_by(queues)
+    return lambda namespace, task_queue: sink if fits(namespace, task_queue) else None
 
 
 class WebhookSink:
@@ -134,38 +125,6 @@ class WebhookSink:
             f"{SIGNATURE_HEADER}: {signature}\r\n"
             "\r\n"
         ).encode()
-
-
-# -- what is sent
-
-
-def delivery_id(task: ActivityRescheduleTask) -> str:
-    """Of one loss, however often it is delivered. JSON keeps the parts apart, whatever characters they hold."""
-    lost = task.activity
-    parts = [task.namespace, *lost.id, lost.attempt, task.worker, task.epoch]
-    return sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def payload(key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> bytes:
-    fields = {
-        "delivery": delivery_id(task),
-        "namespace": key.namespace,
-        "workflow_id": key.workflow_id,
-        "run_id": key.run_id,
-        "activity_id": key.activity_id,
-        "attempt": activity.attempt,
-        "task_queue": activity.task_queue,
-        "activity_type": activity.type,
-        "input": b64encode(activity.input).decode(),
-        "token": b64encode(activity.token).decode(),
-        "lost_from": {
-            "worker_instance_key": task.worker,
-            "lease_epoch": task.epoch,
-            "attempt": task.activity.attempt,
-            "died": task.died,
-        },
-    }
-    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 # -- what is answered

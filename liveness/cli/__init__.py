@@ -22,6 +22,7 @@ COMMANDS = {
     "activities": Entry("activities", "See, schedule, cancel and retry activities."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
     "nodes": Entry("nodes", "See which servers there are."),
+    "relay": Entry("relay", "See what is relayed to a message broker, and relay it again."),
     "shards": Entry("shards", "See how the shards are doing."),
     "config": Entry("config", "See and change what namespaces allow."),
     "backup": Entry("backup", "Copy a SQLite node's database to TARGET, while the server runs or not."),

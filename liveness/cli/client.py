@@ -172,7 +172,9 @@ def json_option(command: Callable[..., None]) -> Callable[..., None]:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
 
 
-def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def client_command(
+    *, namespace: bool = True, timeout: str = "10s"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the options every client command has, and hands it a `Client` that is connected by them."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -198,7 +200,7 @@ def client_command(*, namespace: bool = True) -> Callable[[Callable[..., None]],
 
         options: list[Callable[..., Any]] = [
             click.option(
-                "--timeout", type=Timeout(), default="10s", show_default=True, help="Wait this long."
+                "--timeout", type=Timeout(), default=timeout, show_default=True, help="Wait this long."
             ),
             json_option,
             address_option,

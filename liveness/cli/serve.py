@@ -40,6 +40,20 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     metavar="NAMESPACE/QUEUE,…",
     help="Which reschedules are sent; * is any.  [default: */*]",
 )
+@click.option(
+    "--relay", metavar="URL,…", help="Publish reschedules to NATS: nats://HOST:4222.  [default: match them]"
+)
+@click.option("--relay-creds-file", metavar="FILE", help="Credentials of NATS.")
+@click.option(
+    "--relay-queues",
+    metavar="NAMESPACE/QUEUE,…",
+    help="Which reschedules are published; * is any.  [default: */*]",
+)
+@click.option(
+    "--relay-events/--no-relay-events", default=None, help="Publish all events, too.  [default: off]"
+)
+@click.option("--relay-stream", metavar="NAME", help="JetStream's stream.  [default: LIVENESS]")
+@click.option("--relay-replicas", metavar="N", help="Of the stream, if it has to be made.  [default: 1]")
 @click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
@@ -56,6 +70,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --db postgresql://liveness:secret@db.example:5432/liveness
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
+      liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from(flags, config)
     # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.

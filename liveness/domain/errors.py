@@ -19,7 +19,9 @@ LivenessError
 │   ├── ActivityNotAvailable
 │   ├── ActivityFinished
 │   ├── ActivityNotRetryable
-│   └── TaskFinished
+│   ├── TaskFinished
+│   ├── RelayNotConfigured
+│   └── EventsNotRelayed
 ├── Exists
 │   └── ActivityDiffers
 ├── Exhausted               a limit is reached
@@ -38,6 +40,7 @@ LivenessError
     ├── WrongNode
     ├── NoNodeReachable
     ├── NodeLost
+    ├── BrokerUnavailable
     └── ShuttingDown
 """
 
@@ -141,6 +144,14 @@ class TaskFinished(Refused):
     """Task {task_id} is {state} already."""
 
 
+class RelayNotConfigured(Refused):
+    """This server relays nothing; start it with --relay."""
+
+
+class EventsNotRelayed(Refused):
+    """This server relays reschedules, but no events; start it with --relay-events."""
+
+
 class Exists(LivenessError):
     """There is one already."""
 
@@ -211,6 +222,10 @@ class NoNodeReachable(Unavailable):
 
 class NodeLost(Unavailable):
     """Node {node_id} at {address} went away before it answered, and what became of the call is not known; try again."""
+
+
+class BrokerUnavailable(Unavailable):
+    """The broker takes no messages now, after {published} were published: {why}; try again."""
 
 
 class ShuttingDown(Unavailable):

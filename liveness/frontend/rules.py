@@ -53,6 +53,8 @@ def _by_namespace(request: Any) -> Place:
     return request.namespace, ""
 
 
+REPLAY_MS_MAX = 3_600_000
+
 WORKER = Rule(Kind.BY_SHARD, place=_by_worker)
 """Orders for many workers name none, and belong where their namespace's settings do."""
 ACTIVITY = Rule(Kind.BY_SHARD, place=_by_workflow)
@@ -93,6 +95,9 @@ RULES: dict[str, Rule] = {
     "AdminService/ListTasks": ANYWHERE,
     "AdminService/RetryTask": Rule(Kind.ANYWHERE, Repeat.NOT_TAKEN_UP),
     "AdminService/DiscardTask": Rule(Kind.ANYWHERE, Repeat.NOT_TAKEN_UP),
+    "AdminService/GetRelayStatus": ANYWHERE,
+    # Twice is once for the broker, but it takes its time.
+    "AdminService/ReplayRelay": Rule(Kind.ANYWHERE, Repeat.NOT_TAKEN_UP, wait_ms_max=REPLAY_MS_MAX),
 }
 
 

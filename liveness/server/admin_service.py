@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
+from google.protobuf.message import Message
+
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
 from liveness.domain import orders
@@ -15,8 +17,9 @@ from liveness.domain.events import ConfigChanged
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.server import tokens, wire
-from liveness.server.everywhere import Everywhere, only_here
+from liveness.server.everywhere import ANSWER_SECONDS_MAX, Everywhere, ResponseT, only_here
 from liveness.server.orders_desk import OrdersDesk
+from liveness.server.relay_desk import Relay, RelayDesk
 from liveness.server.validation import optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
@@ -25,6 +28,7 @@ from liveness.v1 import admin_pb2, cluster_pb2
 
 _UNFINISHED = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
+REPLAY_SECONDS_MAX = 3_600.0
 
 
 class AdminService:
@@ -34,12 +38,14 @@ class AdminService:
         everywhere: Everywhere | None = None,
         membership: Membership | None = None,
         peers: Peers | None = None,
+        relay: Relay | None = None,
     ) -> None:
         """The others are there where there may be other nodes."""
         self._node = node
         self._everywhere = everywhere
         self._membership = membership
         self._peers = peers
+        self._relay = RelayDesk(relay, node.clock)
         self._config_lock = asyncio.Lock()
         self._orders = OrdersDesk(node)
 
@@ -120,11 +126,8 @@ class AdminService:
         self, method: str, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest
     ) -> int:
         """What the same order changed at other nodes."""
-        if self._everywhere is None:
-            return 0
         # Both answers have the same form.
-        kind = admin_pb2.PauseWorkersResponse
-        answers = await self._everywhere.ask_others(f"AdminService/{method}", request, kind)
+        answers = await self._of_others(method, request, admin_pb2.PauseWorkersResponse)
         return sum(answer.changed for answer in answers)
 
     async def resume_workers(
@@ -150,13 +153,10 @@ class AdminService:
 
     async def list_shards(self, request: admin_pb2.ListShardsRequest) -> admin_pb2.ListShardsResponse:
         serving = {shard.shard_id: shard for shard in self._shards_here()}
-        if self._everywhere is not None:
-            answers = await self._everywhere.ask_others(
-                "AdminService/ListShards", request, admin_pb2.ListShardsResponse, patient=True
-            )
-            for shard in (shard for answer in answers for shard in answer.shards if shard.serving):
-                if shard.shard_id not in serving or shard.epoch > serving[shard.shard_id].epoch:
-                    serving[shard.shard_id] = shard
+        answers = await self._of_others("ListShards", request, admin_pb2.ListShardsResponse, patient=True)
+        for shard in (shard for answer in answers for shard in answer.shards if shard.serving):
+            if shard.shard_id not in serving or shard.epoch > serving[shard.shard_id].epoch:
+                serving[shard.shard_id] = shard
         return admin_pb2.ListShardsResponse(
             shards=[
                 serving.get(shard_id) or admin_pb2.Shard(shard_id=shard_id)
@@ -236,6 +236,43 @@ class AdminService:
             stored.task_id, TaskState.DISCARDED, stored.due_ms, stored.attempts, stored.last_error
         )
         return admin_pb2.DiscardTaskResponse(task=wire.task_message(await self._update(stored, update)))
+
+    async def get_relay_status(
+        self, request: admin_pb2.GetRelayStatusRequest
+    ) -> admin_pb2.GetRelayStatusResponse:
+        status = await self._relay.status()
+        for other in await self._of_others(
+            "GetRelayStatus", request, admin_pb2.GetRelayStatusResponse, patient=True
+        ):
+            status.MergeFrom(other)
+        return status
+
+    async def replay_relay(self, request: admin_pb2.ReplayRelayRequest) -> admin_pb2.ReplayRelayResponse:
+        done = await self._relay.replay(request)
+        for other in await self._of_others(
+            "ReplayRelay", request, admin_pb2.ReplayRelayResponse, timeout_s=REPLAY_SECONDS_MAX
+        ):
+            done.reschedules += other.reschedules
+            done.events += other.events
+            done.duplicates += other.duplicates
+            done.refused += other.refused
+        return done
+
+    async def _of_others(
+        self,
+        method: str,
+        request: Message,
+        kind: type[ResponseT],
+        *,
+        patient: bool = False,
+        timeout_s: float = ANSWER_SECONDS_MAX,
+    ) -> list[ResponseT]:
+        """What other nodes answer to the same call, for their shards."""
+        if self._everywhere is None:
+            return []
+        return await self._everywhere.ask_others(
+            f"AdminService/{method}", request, kind, patient=patient, timeout_s=timeout_s
+        )
 
     async def _unfinished(self, task_id: int) -> StoredTask:
         stored = await self._node.store.get_task(task_id) if 0 < task_id <= TASK_ID_MAX else None

@@ -33,7 +33,13 @@ class Everywhere:
         self._peers = peers
 
     async def ask_others(
-        self, path: str, request: Message, response: type[ResponseT], *, patient: bool = False
+        self,
+        path: str,
+        request: Message,
+        response: type[ResponseT],
+        *,
+        patient: bool = False,
+        timeout_s: float = ANSWER_SECONDS_MAX,
     ) -> list[ResponseT]:
         """The same call, of every other node. `patient`: those that do not answer are left out, instead of failing
         the whole."""
@@ -41,7 +47,10 @@ class Everywhere:
             return []
         others = [member for member in self._routes.members() if member.node_id != self._node_id]
         answers = await asyncio.gather(
-            *(self._call(member.node_id, member.address, path, request, response) for member in others),
+            *(
+                self._call(member.node_id, member.address, path, request, response, timeout_s)
+                for member in others
+            ),
             return_exceptions=True,
         )
         found: list[ResponseT] = []
@@ -87,12 +96,18 @@ class Everywhere:
         return {worker.worker_instance_key: worker for workers in answers for worker in workers}
 
     async def _call(
-        self, node_id: str, address: str, path: str, request: Message, response: type[ResponseT]
+        self,
+        node_id: str,
+        address: str,
+        path: str,
+        request: Message,
+        response: type[ResponseT],
+        timeout_s: float = ANSWER_SECONDS_MAX,
     ) -> ResponseT:
         call: Any = self._peers.channel(address).unary_unary(
             f"/liveness.v1.{path}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        answer: ResponseT = await call(request, timeout=ANSWER_SECONDS_MAX, metadata=((TO, node_id),))
+        answer: ResponseT = await call(request, timeout=timeout_s, metadata=((TO, node_id),))
         return answer

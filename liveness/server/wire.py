@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.commands import Heartbeat
@@ -346,6 +348,16 @@ def event_message(shard_id: int, entry: LogEntry) -> event_pb2.Event:
         data_json=describe_event(entry.event),
         workflow_id=entry.workflow_id or "",
     )
+
+
+def event_json(shard_id: int, entry: LogEntry) -> bytes:
+    """The same event for those who read JSON, under the names of the proto and with every field."""
+    fields = MessageToDict(
+        event_message(shard_id, entry),
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def config_message(values: Mapping[str, float]) -> admin_pb2.NamespaceConfig:

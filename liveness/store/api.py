@@ -29,6 +29,10 @@ OPEN_TASK_STATES = (TaskState.PENDING, TaskState.RETRYING)
 FINISHED_TASK_STATES = (TaskState.DONE, TaskState.DISCARDED)
 
 
+PARKED_MS = 2**62
+"""The due time of a task that waits for something else than time."""
+
+
 class NewTask(NamedTuple):
     shard_id: int
     """The activity's shard, not the worker's."""
@@ -130,6 +134,22 @@ class ActivityFilter:
     worker: str = ""
 
 
+class Unpublished(NamedTuple):
+    """Events that wait for a relay outlast their retention."""
+
+    relay: str
+    kept_since_wall_ms: int
+    """Those from before are let go of all the same."""
+
+
+class RelayBacklog(NamedTuple):
+    parked_tasks: int
+    cursor: int
+    """0 where the relay knows nothing of the shard."""
+    events: int
+    """After the cursor."""
+
+
 TAKEOVERS_KEPT = 4
 
 
@@ -192,13 +212,21 @@ class Store(Protocol):
     ) -> list[LogEntry]:
         """Notable events (all but plain renewals) in order."""
 
-    async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]: ...
+    async def due_tasks(
+        self, shard_id: int, now_ms: int, limit: int, *, parked: bool = True
+    ) -> list[StoredTask]:
+        """`parked`: with those that wait for something else than time, after the others."""
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         """Those in whose queues there are tasks that nobody has tried yet."""
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
-        """Of the open tasks due after that."""
+        """Of the open tasks due after that; parked ones are due at no time."""
+
+    async def finished_tasks(
+        self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
+    ) -> list[StoredTask]:
+        """DONE since then."""
 
     async def list_tasks(
         self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int
@@ -222,8 +250,25 @@ class Store(Protocol):
         """Delete renewals that a checkpoint of every owned shard has made superfluous. `owned`: shard → epoch."""
 
     async def prune_events(
-        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+        self,
+        owned: Mapping[int, int],
+        cutoffs: Mapping[str, int],
+        default_cutoff: int,
+        unpublished: Unpublished | None = None,
     ) -> int:
-        """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all)."""
+        """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all), but not those that
+        are not published yet, for as long as they are kept for that."""
 
     async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int: ...
+
+    async def relay_cursors(self, relay: str, shard_ids: Collection[int]) -> dict[int, int]:
+        """How far each shard's log was published; nothing for a shard of which the relay knows nothing."""
+
+    async def advance_relays(self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]) -> None:
+        """Everything up to these sequences was acknowledged. A cursor never moves back. `owned`: shard → epoch, of the
+        shards in `cursors` at least. Raises `ShardsLost`."""
+
+    async def relay_backlogs(self, relay: str, shard_ids: Collection[int]) -> dict[int, RelayBacklog]: ...
+
+    async def first_event_since(self, shard_id: int, wall_ms: int) -> int | None:
+        """The sequence of the first event that is not plain renewals and not older."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, insert, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, or_, select, tuple_
 
 from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import WorkerState
-from liveness.store import codec
+from liveness.store import codec, relaying, retention
 from liveness.store.api import (
-    FINISHED_TASK_STATES,
     OPEN_TASK_STATES,
+    PARKED_MS,
     ActivityFilter,
     ActivityRow,
+    RelayBacklog,
     ShardCommit,
     ShardImage,
     StoredTask,
     TaskState,
+    Unpublished,
     WorkerFilter,
     WorkerRow,
 )
@@ -36,7 +38,6 @@ from liveness.store.nodes import ClusterView, NodeRow, look, remove, renew
 from liveness.store.schema import (
     RENEWALS_KIND,
     activities,
-    checkpoints,
     config,
     log,
     meta,
@@ -47,7 +48,6 @@ from liveness.store.schema import (
 from liveness.store.slots import grant_slots, return_slots
 from liveness.store.take_over import LOG_COLUMNS, stored_activity, take_over
 
-DELETE_BATCH = 5_000
 KEYS_PER_QUERY = 200
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
 _ACTIVITY_KEY_COLUMNS = (activities.c.namespace, *_ACTIVITY_ORDER)
@@ -187,11 +187,16 @@ class SqlStore:
             query = query.where(log.c.worker_key == worker)
         return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
 
-    async def due_tasks(self, shard_id: int, now_ms: int, limit: int) -> list[StoredTask]:
+    async def due_tasks(
+        self, shard_id: int, now_ms: int, limit: int, *, parked: bool = True
+    ) -> list[StoredTask]:
+        due = tasks.c.due_ms <= now_ms
         query = (
             select(tasks)
             .where(
-                tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms <= now_ms
+                tasks.c.shard_id == shard_id,
+                tasks.c.state.in_(OPEN_TASK_STATES),
+                or_(due, tasks.c.due_ms == PARKED_MS) if parked else due,
             )
             .order_by(tasks.c.due_ms, tasks.c.task_id)
             .limit(limit)
@@ -208,7 +213,10 @@ class SqlStore:
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         query = select(func.min(tasks.c.due_ms)).where(
-            tasks.c.shard_id == shard_id, tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms > after_ms
+            tasks.c.shard_id == shard_id,
+            tasks.c.state.in_(OPEN_TASK_STATES),
+            tasks.c.due_ms > after_ms,
+            tasks.c.due_ms < PARKED_MS,
         )
         [(due_ms,)] = await self._all(query)
         return due_ms  # type: ignore[no-any-return]
@@ -219,6 +227,24 @@ class SqlStore:
         query = (
             select(tasks)
             .where(tasks.c.state.in_(states), tasks.c.task_id > after_id)
+            .order_by(tasks.c.task_id)
+            .limit(limit)
+        )
+        if namespace is not None:
+            query = query.where(tasks.c.namespace == namespace)
+        return [_stored_task(row) for row in await self._all(query)]
+
+    async def finished_tasks(
+        self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
+    ) -> list[StoredTask]:
+        query = (
+            select(tasks)
+            .where(
+                tasks.c.shard_id.in_(shard_ids),
+                tasks.c.state == TaskState.DONE,
+                tasks.c.finished_wall_ms >= since_wall_ms,
+                tasks.c.task_id > after_id,
+            )
             .order_by(tasks.c.task_id)
             .limit(limit)
         )
@@ -259,107 +285,69 @@ class SqlStore:
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
     ) -> int:
-        def prune(connection: Connection) -> int:
-            check_owned(connection, owned)
-            old = or_(
-                and_(activities.c.namespace.not_in(list(cutoffs)), finished_ms < default_cutoff),
-                *(
-                    and_(activities.c.namespace == name, finished_ms < cutoff)
-                    for name, cutoff in cutoffs.items()
-                ),
-            )
-            keys = (
-                select(*_ACTIVITY_KEY_COLUMNS)
-                .where(finished_ms.is_not(None), activities.c.shard_id.in_(owned), old)
-                .limit(DELETE_BATCH)
-            )
-            return connection.execute(delete(activities).where(_ACTIVITY_KEY.in_(keys))).rowcount
-
-        finished_ms = activities.c.finished_wall_ms
-        return await self._delete_in_batches(prune)
+        return await self._delete_in_batches(
+            lambda connection: retention.prune_activities(connection, owned, cutoffs, default_cutoff)
+        )
 
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
-        def compact(connection: Connection) -> int:
-            check_owned(connection, owned)
-            behind = and_(
-                log.c.kind == RENEWALS_KIND,
-                log.c.id > after,
-                log.c.id <= through,
-                log.c.shard_id.in_(owned),
-            )
-            return _delete_some(connection, behind)
-
         # A shard that came since may bring renewals from before.
         after = self._compacted[1] if self._compacted[0] == owned else 0
-        through = await self._database.read(lambda connection: _checkpointed_through(connection, owned))
-        deleted = await self._delete_in_batches(compact)
+        through = await self._database.read(
+            lambda connection: retention.checkpointed_through(connection, owned)
+        )
+        deleted = await self._delete_in_batches(
+            lambda connection: retention.compact_renewals(connection, owned, after, through)
+        )
         self._compacted = (dict(owned), through)
         return deleted
 
     async def prune_events(
-        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+        self,
+        owned: Mapping[int, int],
+        cutoffs: Mapping[str, int],
+        default_cutoff: int,
+        unpublished: Unpublished | None = None,
     ) -> int:
-        def prune(connection: Connection) -> int:
-            check_owned(connection, owned)
-            checkpointed = (
-                select(checkpoints.c.seq).where(checkpoints.c.shard_id == log.c.shard_id).scalar_subquery()
-            )
-            old = or_(
-                and_(
-                    func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff
-                ),
-                *(
-                    and_(log.c.namespace == namespace, log.c.wall_ms < cutoff)
-                    for namespace, cutoff in cutoffs.items()
-                ),
-            )
-            kept_by = and_(log.c.shard_id.in_(owned), log.c.seq <= checkpointed, log.c.kind != RENEWALS_KIND)
-            return _delete_some(connection, and_(kept_by, old))
-
-        return await self._delete_in_batches(prune)
+        return await self._delete_in_batches(
+            lambda connection: retention.prune_events(connection, owned, cutoffs, default_cutoff, unpublished)
+        )
 
     async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
-        def prune(connection: Connection) -> int:
-            check_owned(connection, owned)
-            old = select(tasks.c.task_id).where(
-                tasks.c.shard_id.in_(owned),
-                tasks.c.state.in_(FINISHED_TASK_STATES),
-                tasks.c.finished_wall_ms < cutoff_wall_ms,
-            )
-            return connection.execute(
-                delete(tasks).where(tasks.c.task_id.in_(old.limit(DELETE_BATCH)))
-            ).rowcount
+        return await self._delete_in_batches(
+            lambda connection: retention.prune_tasks(connection, owned, cutoff_wall_ms)
+        )
 
-        return await self._delete_in_batches(prune)
+    async def relay_cursors(self, relay: str, shard_ids: Collection[int]) -> dict[int, int]:
+        return await self._database.read(lambda connection: relaying.cursors(connection, relay, shard_ids))
 
-    async def _delete_in_batches(self, delete_some: Any) -> int:
+    async def advance_relays(self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]) -> None:
+        def advance(connection: Connection) -> None:
+            check_owned(connection, {shard_id: owned[shard_id] for shard_id in cursors})
+            relaying.advance(connection, relay, cursors)
+
+        await self._database.write(advance)
+
+    async def relay_backlogs(self, relay: str, shard_ids: Collection[int]) -> dict[int, RelayBacklog]:
+        return await self._database.read(lambda connection: relaying.backlogs(connection, relay, shard_ids))
+
+    async def first_event_since(self, shard_id: int, wall_ms: int) -> int | None:
+        query = select(func.min(log.c.seq)).where(
+            log.c.shard_id == shard_id, log.c.wall_ms >= wall_ms, log.c.kind != RENEWALS_KIND
+        )
+        [(seq,)] = await self._all(query)
+        return seq  # type: ignore[no-any-return]
+
+    async def _delete_in_batches(self, delete_some: Callable[[Connection], int]) -> int:
         """Short transactions, so that heartbeats commit in between."""
         total = 0
         while deleted := await self._database.write(delete_some):
             total += deleted
-            if deleted < DELETE_BATCH:
+            if deleted < retention.DELETE_BATCH:
                 break
         return total
 
     async def _all(self, query: Select[Any]) -> Sequence[Any]:
         return await self._database.read(lambda connection: connection.execute(query).all())
-
-
-def _checkpointed_through(connection: Connection, shard_ids: Collection[int]) -> int:
-    """The log's id up to which every one of the shards has folded its renewals into a checkpoint. A shard without
-    entries after its checkpoint holds nobody back."""
-    rows = connection.execute(
-        select(shards.c.last_seq, checkpoints.c.seq, checkpoints.c.position)
-        .join_from(shards, checkpoints, shards.c.shard_id == checkpoints.c.shard_id, isouter=True)
-        .where(shards.c.shard_id.in_(shard_ids))
-    ).all()
-    busy = [position or 0 for last_seq, seq, position in rows if last_seq > (seq or 0)]
-    return min(busy) if busy else max((position or 0 for _, _, position in rows), default=0)
-
-
-def _delete_some(connection: Connection, condition: ColumnElement[bool]) -> int:
-    ids = select(log.c.id).where(condition).order_by(log.c.id).limit(DELETE_BATCH)
-    return connection.execute(delete(log).where(log.c.id.in_(ids))).rowcount
 
 
 def _fit(connection: Connection, shard_count: int, created_by: str) -> None:

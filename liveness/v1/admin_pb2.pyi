@@ -853,3 +853,182 @@ class DiscardTaskResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DiscardTaskResponse: _TypeAlias = DiscardTaskResponse  # noqa: Y015
+
+@_typing.final
+class GetRelayStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRelayStatusRequest: _TypeAlias = GetRelayStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetRelayStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONNECTIONS_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def connections(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayConnection]:
+        """One per server that relays; those of several servers are simply put together, as are their shards."""
+
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelayShard]: ...
+    def __init__(
+        self,
+        *,
+        connections: _abc.Iterable[Global___RelayConnection] | None = ...,
+        shards: _abc.Iterable[Global___RelayShard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRelayStatusResponse: _TypeAlias = GetRelayStatusResponse  # noqa: Y015
+
+@_typing.final
+class RelayConnection(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVERS_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    RELAYS_EVENTS_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    relays_events: _builtins.bool
+    connected: _builtins.bool
+    last_error: _builtins.str
+    """Empty if there was none since the start."""
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Brokers, without what is secret."""
+
+    @_builtins.property
+    def last_error_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        servers: _abc.Iterable[_builtins.str] | None = ...,
+        stream: _builtins.str = ...,
+        relays_events: _builtins.bool = ...,
+        connected: _builtins.bool = ...,
+        last_error: _builtins.str = ...,
+        last_error_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_error_time", b"last_error_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "last_error", b"last_error", "last_error_time", b"last_error_time", "relays_events", b"relays_events", "servers", b"servers", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayConnection: _TypeAlias = RelayConnection  # noqa: Y015
+
+@_typing.final
+class RelayShard(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_ID_FIELD_NUMBER: _builtins.int
+    POSTPONED_TASKS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    shard_id: _builtins.int
+    postponed_tasks: _builtins.int
+    """Reschedules that wait for the broker to come back."""
+    acknowledged_sequence: _builtins.int
+    """Every event up to here was acknowledged. Zero, like the next two, where events are not relayed."""
+    last_sequence: _builtins.int
+    """The newest event."""
+    backlog: _builtins.int
+    """Events that are not acknowledged yet."""
+    def __init__(
+        self,
+        *,
+        shard_id: _builtins.int = ...,
+        postponed_tasks: _builtins.int = ...,
+        acknowledged_sequence: _builtins.int = ...,
+        last_sequence: _builtins.int = ...,
+        backlog: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "backlog", b"backlog", "last_sequence", b"last_sequence", "postponed_tasks", b"postponed_tasks", "shard_id", b"shard_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayShard: _TypeAlias = RelayShard  # noqa: Y015
+
+@_typing.final
+class ReplayRelayRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TASK_QUEUE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Empty: all namespaces."""
+    task_queue: _builtins.str
+    """Of reschedules. Empty: all task queues."""
+    events: _builtins.bool
+    """Events, too."""
+    @_builtins.property
+    def since(self) -> _duration_pb2.Duration:
+        """How far to go back, by the server's clock."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        task_queue: _builtins.str = ...,
+        since: _duration_pb2.Duration | None = ...,
+        events: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "namespace", b"namespace", "since", b"since", "task_queue", b"task_queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayRelayRequest: _TypeAlias = ReplayRelayRequest  # noqa: Y015
+
+@_typing.final
+class ReplayRelayResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESCHEDULES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    DUPLICATES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    reschedules: _builtins.int
+    events: _builtins.int
+    duplicates: _builtins.int
+    """Those of both that the broker still had."""
+    refused: _builtins.int
+    """Those that the broker did not take, in addition."""
+    def __init__(
+        self,
+        *,
+        reschedules: _builtins.int = ...,
+        events: _builtins.int = ...,
+        duplicates: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicates", b"duplicates", "events", b"events", "refused", b"refused", "reschedules", b"reschedules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayRelayResponse: _TypeAlias = ReplayRelayResponse  # noqa: Y015

@@ -90,6 +90,16 @@ class AdminServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_admin__pb2.DiscardTaskRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.DiscardTaskResponse.FromString,
                 _registered_method=True)
+        self.GetRelayStatus = channel.unary_unary(
+                '/liveness.v1.AdminService/GetRelayStatus',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.GetRelayStatusRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.GetRelayStatusResponse.FromString,
+                _registered_method=True)
+        self.ReplayRelay = channel.unary_unary(
+                '/liveness.v1.AdminService/ReplayRelay',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -171,6 +181,21 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRelayStatus(self, request, context):
+        """How the relay to a message broker is doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplayRelay(self, request, context):
+        """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
+        that what it still has is not doubled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,6 +253,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DiscardTask,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.DiscardTaskRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.DiscardTaskResponse.SerializeToString,
+            ),
+            'GetRelayStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRelayStatus,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.GetRelayStatusRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.GetRelayStatusResponse.SerializeToString,
+            ),
+            'ReplayRelay': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplayRelay,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -528,6 +563,60 @@ class AdminService(object):
             '/liveness.v1.AdminService/DiscardTask',
             liveness_dot_v1_dot_admin__pb2.DiscardTaskRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.DiscardTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRelayStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/GetRelayStatus',
+            liveness_dot_v1_dot_admin__pb2.GetRelayStatusRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.GetRelayStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplayRelay(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ReplayRelay',
+            liveness_dot_v1_dot_admin__pb2.ReplayRelayRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.ReplayRelayResponse.FromString,
             options,
             channel_credentials,
             insecure,

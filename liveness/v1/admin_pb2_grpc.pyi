@@ -54,6 +54,12 @@ class AdminServiceStub:
     """Makes a retrying or dead-lettered task due now."""
     DiscardTask: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DiscardTaskRequest, _admin_pb2.DiscardTaskResponse]
     """Gives up on a task for good."""
+    GetRelayStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRelayStatusRequest, _admin_pb2.GetRelayStatusResponse]
+    """How the relay to a message broker is doing."""
+    ReplayRelay: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplayRelayRequest, _admin_pb2.ReplayRelayResponse]
+    """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
+    that what it still has is not doubled.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -81,6 +87,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Makes a retrying or dead-lettered task due now."""
     DiscardTask: _aio.UnaryUnaryMultiCallable[_admin_pb2.DiscardTaskRequest, _admin_pb2.DiscardTaskResponse]  # type: ignore[assignment]
     """Gives up on a task for good."""
+    GetRelayStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRelayStatusRequest, _admin_pb2.GetRelayStatusResponse]  # type: ignore[assignment]
+    """How the relay to a message broker is doing."""
+    ReplayRelay: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplayRelayRequest, _admin_pb2.ReplayRelayResponse]  # type: ignore[assignment]
+    """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
+    that what it still has is not doubled.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators call."""
@@ -171,5 +183,23 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DiscardTaskResponse, _abc.Awaitable[_admin_pb2.DiscardTaskResponse]]:
         """Gives up on a task for good."""
+
+    @_abc_1.abstractmethod
+    def GetRelayStatus(
+        self,
+        request: _admin_pb2.GetRelayStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetRelayStatusResponse, _abc.Awaitable[_admin_pb2.GetRelayStatusResponse]]:
+        """How the relay to a message broker is doing."""
+
+    @_abc_1.abstractmethod
+    def ReplayRelay(
+        self,
+        request: _admin_pb2.ReplayRelayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReplayRelayResponse, _abc.Awaitable[_admin_pb2.ReplayRelayResponse]]:
+        """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
+        that what it still has is not doubled.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -85,6 +85,9 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         """
         db = "postgresql://someone@db.example/liveness?ssl=require"
         listen = "[::1]:0"
+        advertise = "10.0.0.7:7400"
+        node_lease_ms = 2000
+        db_connections = 20
         shards = 4096
         reflection = false
         log_level = "debug"
@@ -101,6 +104,12 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         webhook_secret_file = "SECRET_FILE"
         webhook_queues = ["orders/*"]
         webhook_timeout_s = 20
+        relay = ["nats://a.example:4222", "tls://b.example"]
+        relay_creds_file = "nats.creds"
+        relay_queues = ["default/*"]
+        relay_events = true
+        relay_stream = "ORDERS"
+        relay_replicas = 3
         """.replace("SECRET_FILE", str(secret_file)),
     )
     settings = load_settings({}, {}, file)
@@ -158,6 +167,9 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         ("webhook_queues", "orders/resize,", QUEUES),
         ("webhook_timeout_s", "0", NUMBER_OF_SECONDS),
         ("webhook_timeout_s", "20.5", NUMBER_OF_SECONDS),
+        ("relay_queues", "orders", QUEUES),
+        ("relay_stream", "a.b", "a name of up to 200 letters, digits, - and _"),
+        ("relay_replicas", "6", "a whole number from 1 to 5"),
     ],
 )
 def test_a_bad_value_is_named_with_its_place_and_its_rule(name: str, value: str, rule: str) -> None:
@@ -288,12 +300,16 @@ def test_the_representation_shows_no_secret() -> None:
         db="postgresql://u:hunter2@h/x",
         webhook_url="https://engine.example/hooks/s3cr3t?key=s3cr3t",
         webhook_secret=SECRET,
+        webhook_queues="a/*",  # type: ignore[arg-type]
+        relay="nats://s3cr3t@h,tls://u:hunter2@h2:4222",  # type: ignore[arg-type]
+        relay_queues="b/*",  # type: ignore[arg-type]
     )
     console = Console(file=StringIO(), width=2_000)
     console.print(settings)
     assert isinstance(console.file, StringIO)
     for shown in (repr(settings), str(settings), console.file.getvalue()):
         assert "https://engine.example/***" in shown
+        assert "nats://***@h,tls://***@h2:4222" in shown
         assert not [secret for secret in ("hunter2", "s3cr3t", SECRET) if secret in shown]
 
 
@@ -447,3 +463,52 @@ def test_a_client_may_know_several_nodes() -> None:
 def test_an_address_that_is_none_is_told(address: str) -> None:
     with pytest.raises(SettingsError, match=r"^variable LIVENESS_ADDRESS is '.*', but must be HOST:PORT"):
         load_client_settings({}, {"LIVENESS_ADDRESS": address})
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        "127.0.0.1:4222",
+        "http://h:4222",
+        "nats://",
+        "nats://h:0",
+        "nats://h:65536",
+        "nats://h/x",
+        "nats://h,",
+        "ws://h",
+    ],
+)
+def test_a_broker_is_named_by_its_url_and_its_secret_is_not(urls: str) -> None:
+    sentence = refusal({"relay": urls}, {})
+    assert sentence.startswith("flag --relay is ")
+    assert "but must be nats://HOST:PORT or tls://HOST:PORT" in sentence
+    assert "hunter2" not in refusal({"relay": f"nats://a:hunter2@h,{urls}"}, {})
+    assert "hunter2" not in refusal({"relay": f"{urls}@hunter2:hunter2@"}, {})
+
+
+def test_a_reschedule_is_not_sent_to_two_places() -> None:
+    flags = {"relay": "nats://h", "webhook_url": "https://engine.example"}
+    environ = {"LIVENESS_WEBHOOK_SECRET": SECRET}
+
+    def both(relay: str, webhook: str) -> dict[str, object]:
+        return {**flags, "relay_queues": relay, "webhook_queues": webhook}
+
+    for relay, webhook in (("*/*", "a/x"), ("a/*", "*/x"), ("a/x", "b/y,a/x")):
+        assert refusal(both(relay, webhook), environ) == (
+            f"relay_queues has {relay} and webhook_queues has {webhook.split(',')[-1]}, but a reschedule goes to one "
+            "place; name task queues that have nothing in common."
+        )
+    assert load_settings(both("a/*", "b/*"), environ).relay_queues == ("a/*",)
+    assert load_settings(both("*/x", "*/y"), environ).webhook_queues == ("*/y",)
+
+
+def test_events_need_somewhere_to_go() -> None:
+    assert refusal({"relay_events": "true"}, {}) == (
+        "relay_events is set, but there is no broker to relay to; set relay."
+    )
+
+
+def test_relayed_task_queues_are_of_namespaces_that_are_served() -> None:
+    assert refusal({"namespaces": "a", "relay": "nats://h", "relay_queues": "c/*"}, {}) == (
+        "relay_queues has c/*, but c is not among the namespaces that are served: a."
+    )

@@ -13,8 +13,8 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import BoundActivity, Worker, WorkerState
 from liveness.sdk.values import AttemptKey
 from liveness.server import wire
-from liveness.statuses import status_of
 from liveness.shard.shard import Outcome
+from liveness.statuses import status_of
 from liveness.v1.worker_pb2 import HeartbeatResult, WorkerHeartbeat
 
 LEASE_MS = 30_000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from liveness.domain.errors import LivenessError, ShuttingDown, StaleHeartbeat, WorkerCleanedUp
 from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, BoundActivity, Worker, WorkerState, WorkerStatus
 from liveness.server import replies, wire
-from liveness.statuses import status_of
 from liveness.shard.shard import Outcome
+from liveness.statuses import status_of
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
 from liveness.v1.worker_pb2 import HeartbeatResult
 

@@ -8,7 +8,8 @@ from liveness.domain.activity import FINISHED, Activity, ActivityState, End, Rel
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityId, ActivityKey
 from liveness.store.api import ActivityFilter, ActivityRow
-from liveness.store.sql import DELETE_BATCH, KEYS_PER_QUERY, SqlStore
+from liveness.store.retention import DELETE_BATCH
+from liveness.store.sql import KEYS_PER_QUERY, SqlStore
 from tests.databases import StoreHome
 from tests.store.samples import INT64_MAX, activity, image_of, take, take_one
 

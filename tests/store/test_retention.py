@@ -9,7 +9,8 @@ from liveness.domain.events import ConfigChanged
 from liveness.store.api import TaskState, TaskUpdate
 from liveness.store.codec import LogEntry, Renewals
 from liveness.store.errors import ShardsLost
-from liveness.store.sql import DELETE_BATCH, SqlStore
+from liveness.store.retention import DELETE_BATCH
+from liveness.store.sql import SqlStore
 from tests.databases import StoreHome
 from tests.store.samples import (
     About,

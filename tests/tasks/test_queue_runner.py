@@ -17,6 +17,7 @@ from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.store.api import ActivityFilter, TaskState
 from liveness.v1 import service_pb2, worker_pb2
 from tasks.queue_runner import BACKOFF_MS_MAX, BACKOFF_MS_MIN, backoff_ms
+from tasks.sinks import SinkAway
 from tests.databases import StoreHome
 from tests.shard.engine import NAMESPACE, Engine, activity
 from tests.shard.faulty_store import Fault, FaultyStore
@@ -235,4 +236,37 @@ async def test_a_task_that_time_has_overtaken_is_stale(store: FaultyStore) -> No
     await engine.queue.work_off()
     assert sink.offered == [("a", 3)], "attempt 2 is not offered any more"
     assert await states(store) == [TaskState.DONE, TaskState.DONE]
+    await engine.stop()
+
+
+async def test_a_sink_that_is_away_costs_no_try_and_one_write_each(store: FaultyStore) -> None:
+    """However long it is away; and when it is back, everything goes there at once."""
+
+    class Away(Sink):
+        away = True
+        asked = 0
+
+        async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+            self.asked += 1
+            if self.away:
+                raise SinkAway("gone fishing")
+            await super().offer(key, activity, task)
+
+    sink = Away()
+    engine = await engine_on(store, sink, attempts_max=1)
+    engine.queue._sink_is_away = lambda: sink.away
+    await lose(engine, *(activity(str(number)) for number in range(20)))
+    for _ in range(5):
+        await engine.queue.work_off()
+        await engine.advance(400_000)
+    assert sink.asked == 20
+    waiting = await store.list_tasks(None, ALL, 0, 100)
+    assert {(task.state, task.attempts, task.last_error) for task in waiting} == {
+        (TaskState.RETRYING, 0, "gone fishing")
+    }
+    sink.away = False
+    engine.queue.look_everywhere()
+    await engine.queue.work_off()
+    assert len(sink.offered) == 20
+    assert set(await states(store)) == {TaskState.DONE}
     await engine.stop()

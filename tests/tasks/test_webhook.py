@@ -34,7 +34,8 @@ from liveness.v1 import activity_pb2, admin_pb2
 from liveness.webhooks import sign, verify_signature
 from tasks import webhook
 from tasks.queue_runner import HAND_ON_TIMEOUT_S
-from tasks.webhook import WebhookFailed, WebhookSink, delivery_id, route
+from tasks.reschedule_message import delivery_id
+from tasks.webhook import WebhookFailed, WebhookSink, route
 from tests.server.site import NAMESPACE, Site
 from tests.shard.engine import activity as bound
 from tests.shard.engine import duration

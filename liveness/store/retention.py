@@ -1,0 +1,97 @@
+"""Letting go of what is no longer needed: renewals behind checkpoints, and what is older than its retention.
+
+Each function deletes a batch in the caller's transaction, of shards that are the caller's and stay so until it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, tuple_
+
+from liveness.store import relaying
+from liveness.store.api import FINISHED_TASK_STATES, Unpublished
+from liveness.store.commit import check_owned
+from liveness.store.schema import RENEWALS_KIND, activities, checkpoints, log, shards, tasks
+
+DELETE_BATCH = 5_000
+_ACTIVITY_KEY = (
+    activities.c.namespace,
+    activities.c.workflow_id,
+    activities.c.run_id,
+    activities.c.activity_id,
+)
+
+
+def prune_activities(
+    connection: Connection, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+) -> int:
+    check_owned(connection, owned)
+    finished_ms = activities.c.finished_wall_ms
+    old = or_(
+        and_(activities.c.namespace.not_in(list(cutoffs)), finished_ms < default_cutoff),
+        *(and_(activities.c.namespace == name, finished_ms < cutoff) for name, cutoff in cutoffs.items()),
+    )
+    keys = (
+        select(*_ACTIVITY_KEY)
+        .where(finished_ms.is_not(None), activities.c.shard_id.in_(owned), old)
+        .limit(DELETE_BATCH)
+    )
+    return connection.execute(delete(activities).where(tuple_(*_ACTIVITY_KEY).in_(keys))).rowcount
+
+
+def compact_renewals(connection: Connection, owned: Mapping[int, int], after: int, through: int) -> int:
+    check_owned(connection, owned)
+    behind = and_(
+        log.c.kind == RENEWALS_KIND, log.c.id > after, log.c.id <= through, log.c.shard_id.in_(owned)
+    )
+    return _delete_some(connection, behind)
+
+
+def checkpointed_through(connection: Connection, shard_ids: Collection[int]) -> int:
+    """The log's id up to which every one of the shards has folded its renewals into a checkpoint. A shard without
+    entries after its checkpoint holds nobody back."""
+    rows = connection.execute(
+        select(shards.c.last_seq, checkpoints.c.seq, checkpoints.c.position)
+        .join_from(shards, checkpoints, shards.c.shard_id == checkpoints.c.shard_id, isouter=True)
+        .where(shards.c.shard_id.in_(shard_ids))
+    ).all()
+    busy = [position or 0 for last_seq, seq, position in rows if last_seq > (seq or 0)]
+    return min(busy) if busy else max((position or 0 for _, _, position in rows), default=0)
+
+
+def prune_events(
+    connection: Connection,
+    owned: Mapping[int, int],
+    cutoffs: Mapping[str, int],
+    default_cutoff: int,
+    unpublished: Unpublished | None,
+) -> int:
+    check_owned(connection, owned)
+    checkpointed = select(checkpoints.c.seq).where(checkpoints.c.shard_id == log.c.shard_id).scalar_subquery()
+    old = or_(
+        and_(func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff),
+        *(
+            and_(log.c.namespace == namespace, log.c.wall_ms < cutoff)
+            for namespace, cutoff in cutoffs.items()
+        ),
+    )
+    kept_by = and_(log.c.shard_id.in_(owned), log.c.seq <= checkpointed, log.c.kind != RENEWALS_KIND)
+    if unpublished is not None:
+        old = and_(old, relaying.is_published(unpublished))
+    return _delete_some(connection, and_(kept_by, old))
+
+
+def prune_tasks(connection: Connection, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+    check_owned(connection, owned)
+    old = select(tasks.c.task_id).where(
+        tasks.c.shard_id.in_(owned),
+        tasks.c.state.in_(FINISHED_TASK_STATES),
+        tasks.c.finished_wall_ms < cutoff_wall_ms,
+    )
+    return connection.execute(delete(tasks).where(tasks.c.task_id.in_(old.limit(DELETE_BATCH)))).rowcount
+
+
+def _delete_some(connection: Connection, condition: ColumnElement[bool]) -> int:
+    ids = select(log.c.id).where(condition).order_by(log.c.id).limit(DELETE_BATCH)
+    return connection.execute(delete(log).where(log.c.id.in_(ids))).rowcount

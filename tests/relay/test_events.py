@@ -1,0 +1,215 @@
+"""Events on their way to JetStream: the log in order, without gap, through restarts, outages and take-overs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from liveness.clock import ManualClock, SystemClock
+from liveness.relays import NO_NAMESPACE, event_subject
+from liveness.server.wire import event_json
+from liveness.store.errors import ShardsLost
+from liveness.v1 import service_pb2
+from tasks.broker import Broker, Place
+from tasks.event_relay import EventRelay
+from tests.databases import StoreHome
+from tests.end_to_end.conftest import MakeServer
+from tests.end_to_end.server_process import ServerProcess
+from tests.relay.nats_servers import NatsServer, body, id_of, messages, one_server
+from tests.relay.site import NAMESPACE, lose, relaying, status, until, until_done
+from tests.shard.engine import Engine
+from tests.shard.faulty_store import FaultyStore
+
+EVENTS = "liveness.events.>"
+
+
+async def caught_up(server: ServerProcess) -> None:
+    async def acknowledged() -> bool:
+        answer = await status(server)
+        return all(
+            shard.backlog == 0 and shard.acknowledged_sequence >= shard.last_sequence
+            for shard in answer.shards
+        )
+
+    await until(acknowledged, "all events acknowledged")
+
+
+async def watched(server: ServerProcess) -> dict[int, list[dict[str, Any]]]:
+    """Every event of the log as the feed gives it, by shard."""
+    from google.protobuf.json_format import MessageToDict
+
+    total = {shard.shard_id: shard.last_sequence for shard in (await status(server)).shards}
+    found: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    call = server.liveness.WatchEvents(service_pb2.WatchEventsRequest(from_beginning=True), timeout=30)
+    async for answer in call:
+        for event in answer.events:
+            found[event.shard_id].append(
+                MessageToDict(
+                    event, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+                )
+            )
+        if all(found[id] and int(found[id][-1]["sequence"]) >= seq for id, seq in total.items()):
+            call.cancel()
+            break
+    return found
+
+
+def by_shard(found: list[Any]) -> dict[int, list[dict[str, Any]]]:
+    grouped: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for message in found:
+        event = body(message)
+        assert message.subject == event_subject(event["namespace"] or None, event["shard_id"])
+        grouped[event["shard_id"]].append(event)
+    return grouped
+
+
+async def test_all_events_are_published_in_order_as_the_feed_gives_them(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """Through a restart of the server and one of the broker."""
+    async with one_server(tmp_path) as broker:
+        server = relaying(make_server, tmp_path, [broker], "--relay-events")
+        await server.start()
+        await lose(server, "w", 100)
+        await until_done(server, 100)
+        await server.kill()
+        await server.start()
+        await caught_up(server)
+        await broker.stop()
+        await lose(server, "v", 100)
+        await broker.start()
+        await until_done(server, 200)
+        await caught_up(server)
+        found = await messages([broker], EVENTS)
+        assert len(found) == len({id_of(message) for message in found})
+        published, log = by_shard(found), await watched(server)
+        assert published.keys() == log.keys()
+        for shard_id, events in log.items():
+            # The relay began where the log ended when the server was first started.
+            assert events[0]["type"] == "ShardTaken"
+            assert published[shard_id] == events[1:]
+        assert any(NO_NAMESPACE in message.subject for message in found), "the second start"
+
+
+async def test_without_being_asked_no_event_is_published(make_server: MakeServer, tmp_path: Path) -> None:
+    async with one_server(tmp_path) as broker:
+        server = relaying(make_server, tmp_path, [broker])
+        await server.start()
+        await lose(server, "w", 1)
+        await until_done(server, 1)
+        assert await messages([broker], EVENTS) == []
+        assert {shard.last_sequence for shard in (await status(server)).shards} == {0}
+
+
+# -- in this process, on both databases
+
+
+class Site:
+    """An engine whose events are relayed."""
+
+    def __init__(self, engine: Engine, broker: Broker) -> None:
+        self.engine = engine
+        self.broker = broker
+        self.relay = EventRelay(engine.node, broker, event_json)
+        self._running: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await self.engine.start()
+        self._running = [asyncio.create_task(self.broker.run()), asyncio.create_task(self.relay.run())]
+
+    async def end(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def site(store: FaultyStore, server: NatsServer) -> Site:
+    place = Place((server.url,), (server.url,), "", "LIVENESS", 1)
+    # Time passes for the relay alone: nothing here is to expire.
+    engine = Engine(store, ManualClock())
+    engine.node.clock = SystemClock()
+    return Site(engine, Broker(place, SystemClock(), Random(7)))
+
+
+async def begun(store: FaultyStore) -> None:
+    async def everywhere() -> bool:
+        return len(await store.relay_cursors("LIVENESS", range(4))) == 4
+
+    await until(everywhere, "the relay has begun with every shard")
+
+
+@pytest.fixture
+async def store(home: StoreHome) -> FaultyStore:
+    store = FaultyStore(home.connect())
+    await store.open(4, "tests")
+    return store
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_server_that_ends_between_publishing_and_marking_publishes_once(
+    store: FaultyStore, home: StoreHome, tmp_path: Path
+) -> None:
+    async with one_server(tmp_path) as broker:
+        first = site(store, broker)
+        await first.start()
+        reached = asyncio.Event()
+
+        async def never(*args: object) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+        await begun(store)
+        store.advance_relays = never  # type: ignore[method-assign, assignment]  # it ends before this comes to anything
+        await first.engine.beat("w")
+        await reached.wait()
+        assert [body(message)["type"] for message in await messages([broker], EVENTS)] == ["WorkerRegistered"]
+        await first.end()
+        await first.engine.crash()
+
+        again = FaultyStore(home.connect())
+        await again.open(4, "tests")
+        second = site(again, broker)
+        await second.start()
+        await second.engine.beat("v")
+
+        async def acknowledged() -> bool:
+            cursors = await again.relay_cursors("LIVENESS", range(4))
+            return all(cursors[shard.id] >= shard.durable_seq for shard in second.engine.node.shards())
+
+        await until(acknowledged, "everything is marked")
+        types = [body(message)["type"] for message in await messages([broker], EVENTS)]
+        assert sorted(types) == ["ShardTaken"] * 4 + ["WorkerRegistered"] * 2
+        await second.end()
+        await second.engine.stop()
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_who_lost_a_shard_moves_its_cursor_no_more(store: FaultyStore, tmp_path: Path) -> None:
+    async with one_server(tmp_path) as broker:
+        relay = site(store, broker)
+        await relay.start()
+        await begun(store)
+        before = await store.relay_cursors("LIVENESS", range(4))
+        await store.take_over(range(4), "another", 0)
+        owned = {shard.id: shard.epoch for shard in relay.engine.node.shards()}
+        with pytest.raises(ShardsLost):
+            await store.advance_relays("LIVENESS", owned, dict.fromkeys(owned, 1000))
+        assert await store.relay_cursors("LIVENESS", range(4)) == before
+        await relay.end()
+        await relay.engine.crash()
+
+
+async def test_the_subject_names_the_namespace(make_server: MakeServer, tmp_path: Path) -> None:
+    async with one_server(tmp_path) as broker:
+        server = relaying(make_server, tmp_path, [broker], "--relay-events")
+        await server.start()
+        await lose(server, "w", 1)
+        await until_done(server, 1)
+        await caught_up(server)
+        assert await messages([broker], f"liveness.events.{NAMESPACE}.*")
+        assert not await messages([broker], "liveness.events.other.*")
