@@ -51,10 +51,5 @@ class Lookout:
         self._beats, self._silent_ms = beats, silent
         return lost
 
-    def presume_lost(self, node: Beating) -> None:
-        """It is known otherwise that the node is gone, unless its beat proves the contrary."""
-        self._beats[node.node_id] = node.beat
-        self._silent_ms[node.node_id] = node.lease_ms
-
     def silent_ms(self, node_id: str) -> int:
         return self._silent_ms.get(node_id, 0)

@@ -52,6 +52,7 @@ class Membership:
         self._peers = peers
         self._mine = mine
         self._alone = alone
+        self._leased = leased
         if leased and not alone:
             node.sure_until_ms = lambda: self._sure_until_ms
         self._lookout = Lookout()
@@ -138,7 +139,8 @@ class Membership:
             if not any(self._places.values()):
                 return
             await self._finished()
-            await self._handed_over()
+            if self._leased:
+                await self._handed_over()
         except StoreError as error:
             logger.warning(
                 "shards not handed over; others find them when this node's lease is over", why=str(error)

@@ -1,0 +1,56 @@
+"""Who has fallen silent, by the observer's own clock."""
+
+from typing import NamedTuple
+
+from liveness.cluster.lookout import STEP_MS_MAX, Lookout
+
+
+class Seen(NamedTuple):
+    node_id: str
+    beat: int
+    lease_ms: int = 4_000
+
+
+def looks(lookout: Lookout, *times: tuple[int, int]) -> set[str]:
+    """Looks at one node, at times and with beats."""
+    lost: set[str] = set()
+    for at_ms, beat in times:
+        lost = lookout.look([Seen("n", beat)], at_ms, at_ms)
+    return lost
+
+
+def every(step_ms: int, count: int, beat: int = 1) -> list[tuple[int, int]]:
+    return [(number * step_ms, beat) for number in range(count)]
+
+
+def test_a_node_whose_beat_stands_still_for_its_lease_is_lost() -> None:
+    assert looks(Lookout(), *every(500, 8)) == set()
+    assert looks(Lookout(), *every(500, 9)) == {"n"}
+
+
+def test_a_beat_proves_life() -> None:
+    lookout = Lookout()
+    assert looks(lookout, *every(500, 9)) == {"n"}
+    assert looks(lookout, (4_500, 2)) == set()
+    assert looks(lookout, *((4_500 + number * 500, 2) for number in range(1, 8))) == set()
+
+
+def test_an_observer_that_stood_still_holds_one_step_against_others_and_no_more() -> None:
+    lookout = Lookout()
+    assert looks(lookout, (0, 1), (3_600_000, 1)) == set()
+    assert lookout.silent_ms("n") == STEP_MS_MAX
+
+
+def test_the_time_a_look_takes_does_not_count() -> None:
+    """It may have shown a beat that was raised just before it ended."""
+    lookout = Lookout()
+    for number in range(9):
+        assert lookout.look([Seen("n", 1)], number * 1_000, number * 1_000 + 900) == set()
+    assert lookout.silent_ms("n") == 800
+
+
+def test_a_node_seen_for_the_first_time_has_its_whole_lease() -> None:
+    lookout = Lookout()
+    lookout.look([], 0, 0)
+    assert lookout.look([Seen("n", 1)], 100_000, 100_000) == set()
+    assert lookout.silent_ms("n") == 0

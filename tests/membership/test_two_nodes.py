@@ -1,0 +1,155 @@
+"""Two nodes on one PostgreSQL, in one process, on clocks that the test moves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from liveness.cluster.placement import winner
+from liveness.v1 import admin_pb2, service_pb2
+from tests.databases import PostgresServer
+from tests.server.site import REGISTERED, RENEWED, SHARDS, Site, heartbeat, unpack
+
+
+@pytest.fixture
+async def sites(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[list[Site]]:
+    made = [Site(postgres.url(postgres_database)) for _ in range(3)]
+    yield made
+    for site in made:
+        if hasattr(site, "server") and site._running:
+            await site.stop()
+
+
+async def settled(*sites: Site) -> None:
+    """Let everybody look until each shard is where it belongs."""
+    for _ in range(20):
+        for site in sites:
+            await site.server.membership.look()
+            await site.server.membership._finished()
+        if sum(len(site.server.node.shards()) for site in sites) == SHARDS and all(
+            site.server.membership.settled for site in sites
+        ):
+            return
+    raise AssertionError("shards do not come to rest")
+
+
+def owned(site: Site) -> set[int]:
+    return {shard.id for shard in site.server.node.shards()}
+
+
+async def test_shards_are_divided_by_where_they_belong_and_all_calls_are_served_by_any_node(
+    sites: list[Site],
+) -> None:
+    first, second, _ = sites
+    await first.start()
+    assert owned(first) == set(range(SHARDS)), "a cluster of one"
+    await second.start()
+    await settled(first, second)
+    addresses = {site.server.membership._mine.address: owned(site) for site in (first, second)}
+    for shard_id in range(SHARDS):
+        assert shard_id in addresses[str(winner(shard_id, addresses))]
+    for number in range(20):
+        assert (await first.beat(f"w{number}")).outcome == REGISTERED
+        assert (await second.beat(f"w{number}")).outcome == RENEWED
+    items = await second.batch(*(heartbeat(f"w{number}") for number in range(20)))
+    assert {item.result.outcome for item in items} == {RENEWED}
+    for site in (first, second):
+        listed = await site.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace="orders"))
+        assert len(listed.workers) == 20
+        shards = (await site.admin.ListShards(admin_pb2.ListShardsRequest())).shards
+        assert all(shard.serving for shard in shards)
+        assert sum(shard.active_workers for shard in shards) == 20
+        nodes = (await site.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
+        assert [node.kind for node in nodes] == ["server", "server"]
+        assert sum(node.shards for node in nodes) == SHARDS
+        assert [node.answering for node in nodes].count(True) == 1
+
+
+async def test_a_living_owner_is_not_robbed_and_a_silent_one_is(sites: list[Site]) -> None:
+    first, second, _ = sites
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    before = owned(first)
+    for _ in range(7):
+        second.clock.move(500)
+        await second.server.membership.look()
+    assert owned(first) == before
+    assert not second.server.membership.lost
+    second.clock.move(1_000)
+    await second.server.membership.look()
+    await second.server.membership._finished()
+    assert second.server.membership.lost == {first.server.node.owner}
+    assert owned(second) == set(range(SHARDS))
+    nodes = (await second.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
+    states = {node.node_id: node.state for node in nodes}
+    assert states[first.server.node.owner] == admin_pb2.NODE_STATE_LOST
+
+
+async def test_whoever_was_robbed_can_commit_nothing_and_gets_its_shards_back_in_peace(
+    sites: list[Site],
+) -> None:
+    first, second, _ = sites
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    keys = [f"w{number}" for number in range(20)]
+    for key in keys:
+        await first.beat(key)
+    for _ in range(9):
+        second.clock.move(500)
+        await second.server.membership.look()
+    await second.server.membership._finished()
+    assert owned(first), "it takes itself for their owner still"
+    for shard in first.server.node.shards():
+        first.server.node.committer.touch(shard)
+    await first.server.node.barrier().wait()
+    assert not owned(first), "a commit tells"
+    await settled(first, second)
+    for key in keys:
+        assert (await second.beat(key)).outcome == RENEWED
+
+
+async def test_an_observer_that_stood_still_takes_nobody_for_lost(sites: list[Site]) -> None:
+    first, second, _ = sites
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    before = owned(second)
+    second.clock.move(3_600_000)
+    await second.server.membership.look()
+    await second.server.membership._finished()
+    assert not second.server.membership.lost
+    assert owned(second) == before
+
+
+async def test_a_node_that_stops_hands_everything_over(sites: list[Site]) -> None:
+    first, second, _ = sites
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    for number in range(20):
+        await first.beat(f"w{number}")
+    await first.stop()
+    await second.server.membership.look()
+    await settled(second)
+    assert owned(second) == set(range(SHARDS))
+    for number in range(20):
+        assert (await second.beat(f"w{number}")).outcome == RENEWED
+    nodes = (await second.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
+    assert [node.node_id for node in nodes] == [second.server.node.owner]
+
+
+async def test_a_quota_holds_over_all_nodes(sites: list[Site]) -> None:
+    for site in sites:
+        await site.start()
+    await settled(*sites)
+    await sites[0].configure(max_workers=10)
+    answers = await asyncio.gather(
+        *(sites[number % 3].beat(f"w{number}") for number in range(40)), return_exceptions=True
+    )
+    refusals = [unpack(answer).reason for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert set(refusals) == {"WORKER_QUOTA_EXCEEDED"}
+    assert len(answers) - len(refusals) == 10
+    assert sum((await sites[1].count()).values()) == 10
