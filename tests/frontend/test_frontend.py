@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from liveness.domain.keys import shard_of
 from liveness.frontend_app import Frontend
 from liveness.frontend_settings import FrontendSettings
 from liveness.testing import Server, Settings
@@ -17,11 +18,12 @@ from liveness.v1 import service_pb2
 from tests.databases import PostgresServer
 from tests.frontend.cluster import Client
 from tests.frontend.test_forwarding import beat_request, describe_request
-from tests.frontend.test_retries import shard_id_of
 from tests.frontend.test_streams import Stream
-from tests.server.site import NAMESPACE, REGISTERED, SHARDS, heartbeat, refusal
+from tests.server.site import NAMESPACE, REGISTERED, heartbeat, refusal
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+MANY = 64
+"""So many shards that each node wins some, whatever its address is."""
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -32,7 +34,7 @@ class Nodes:
 
     async def start(self) -> Server:
         settings = Settings(
-            db=self.url, listen="127.0.0.1:0", shards=SHARDS, takeover_grace_ms=0, shutdown_timeout_s=5.0
+            db=self.url, listen="127.0.0.1:0", shards=MANY, takeover_grace_ms=0, shutdown_timeout_s=5.0
         )
         server = Server(settings)
         await server.start()
@@ -144,7 +146,9 @@ async def test_nodes_that_join_are_found(nodes: Nodes, frontend: Frontend, clien
     await nodes.share()
     while len({owner.node_id for owner in frontend.routes.owners().values()}) < 3:
         await asyncio.sleep(0.01)
-    worker = next(name for name in map(str, range(1_000)) if joined.node.serves(shard_id_of(name)))
+    worker = next(
+        name for name in map(str, range(1_000)) if joined.node.serves(shard_of(NAMESPACE, name, MANY))
+    )
     await client.liveness.RecordWorkerHeartbeat(beat_request(worker))
     assert any(key.instance_key == worker for shard in joined.node.shards() for key in shard.workers)
 
