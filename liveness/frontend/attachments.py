@@ -52,7 +52,6 @@ class Attachment:
         "key",
         "lagging",
         "last_orders",
-        "quiet",
         "shelf",
         "stands",
         "steps",
@@ -73,8 +72,7 @@ class Attachment:
         self.lagging = False
         """The first step was refused for now; it waits for its next turn."""
         self.last_orders = b""
-        self.quiet = False
-        """Attached anew without the client's knowledge: orders that it knows need not be repeated."""
+        """What the client was told since it asked: a new owner, and one that re-reads the shard, tells it again."""
 
     @property
     def is_waiting(self) -> bool:

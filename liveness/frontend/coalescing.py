@@ -1,6 +1,6 @@
 """Heartbeats that came one by one travel together: those for one node and namespace as one batch.
 
-The first goes at once. What comes while it is under way gathers, for two milliseconds at most, so that nobody waits
+The first goes at once. What comes while it is under way gathers, for four milliseconds at most, so that nobody waits
 for another's commit. Each caller keeps its own deadline and is told of its own outcome.
 """
 
@@ -20,7 +20,7 @@ from liveness.frontend.routes import Owner
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
 
 BATCH_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
-GATHER_MS = 2
+GATHER_MS = 4
 ITEMS_MAX = 1_000
 BYTES_MAX = 1 << 20
 UNDER_WAY_MAX = 4

@@ -185,7 +185,7 @@ class Forwarder:
 
     async def pursue(
         self,
-        shard_of: Callable[[], int | None],
+        shard_id: int | None,
         repeat: Repeat,
         patience: Patience,
         send: Callable[[Owner], Any],
@@ -193,13 +193,12 @@ class Forwarder:
     ) -> Answer | Refusal | None:
         """Try until it is served, or refused for good, or the time is over. None: the shard has become this node's.
 
-        `shard_of` is asked anew each time: before the first look at a node nobody knows how many shards there are.
+        `shard_id`: None for a call that any node may serve.
         """
         refusal: Refusal | None = None
         refused_by: Owner | None = None
         at_once = AT_ONCE_MAX
         while True:
-            shard_id = shard_of()
             if shard_id is not None and is_mine(shard_id):
                 return None
             owner = self.next_owner(shard_id, refused_by, refusal)
@@ -213,7 +212,7 @@ class Forwarder:
                 if at_once and self.next_owner(shard_id, owner, outcome) is not None:
                     continue
             if not await patience.pause(self._routes):
-                return refusal or refusals.from_error(self.nobody(shard_of()))
+                return refusal or refusals.from_error(self.nobody(shard_id))
             refused_by, at_once = None, AT_ONCE_MAX
 
 

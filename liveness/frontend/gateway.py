@@ -138,6 +138,7 @@ class Way:
             return await serve(request)
         metadata = callers_own(context.invocation_metadata())
         patience = self._gateway.patience(self.rule, context)
+        await self._counted(patience)
         body = request if isinstance(request, bytes) else request.SerializeToString()
         together = (
             kind is Kind.HEARTBEAT
@@ -154,7 +155,7 @@ class Way:
             return await coalescer.send(owner, request.namespace, body, patience.timeout_s())
 
         outcome = await forwarder.pursue(
-            lambda: self._shard_id(request),
+            self._shard_id(request),
             self.rule.repeat,
             patience,
             with_others if together else alone,
@@ -166,11 +167,14 @@ class Way:
         return await _answer(context, outcome)
 
     def _shard_id(self, request: Any) -> int | None:
-        if self._place is None:
-            return None
-        if not self._gateway.routes.shard_count:
-            raise NoNodeReachable
-        return self._gateway.shard_of(*self._place(request))
+        return None if self._place is None else self._gateway.shard_of(*self._place(request))
+
+    async def _counted(self, patience: Patience) -> None:
+        """Until it is known how many shards there are, as it is after the first look at a node."""
+        routes = self._gateway.routes
+        while not routes.shard_count:
+            if not await patience.pause(routes):
+                raise NoNodeReachable
 
     # -- batches
 
@@ -181,15 +185,15 @@ class Way:
             served = await serve(request)
             if MOVED_MARK not in served:
                 return served
-        if not gateway.routes.shard_count:
-            raise NoNodeReachable
+        patience = gateway.patience(self.rule, context)
+        await self._counted(patience)
         batch = Batch(request, gateway.forwarder, gateway.routes, gateway.is_mine, serve)
         if served is None and serve is not None and batch.is_all_mine:
             served = await serve(request)
             if MOVED_MARK not in served:
                 return served
         metadata = callers_own(context.invocation_metadata())
-        outcome = await batch.carry(metadata, gateway.patience(self.rule, context), served)
+        outcome = await batch.carry(metadata, patience, served)
         if isinstance(outcome, Refusal):
             return await _answer(context, outcome)
         return await _answer(context, Answer(outcome, tuple(batch.initial), tuple(batch.trailing)))

@@ -247,9 +247,9 @@ class StreamGateway:
         attachment.steps.popleft()
         attachment.asked, attachment.stands = None, link
         attachment.terms = ask.request
-        attachment.quiet = ask.silent
         attachment.shelf.pause_ms = 0
         if not ask.silent:
+            attachment.last_orders = b""
             client.reply(response)
         self._pump(attachment)
 
@@ -278,9 +278,8 @@ class StreamGateway:
         if attachment is None or attachment.stands is not link:
             return
         written = orders.SerializeToString()
-        known = attachment.quiet and written == attachment.last_orders
-        attachment.quiet, attachment.last_orders = False, written
-        if not known:
+        if written != attachment.last_orders:
+            attachment.last_orders = written
             client.reply(response)
 
     def _on_moved(self, client: ClientStream, link: Link, key: WorkerKey) -> None:

@@ -35,7 +35,8 @@ class LivenessServiceStub(object):
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
     NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
+    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
+    changed
     """
 
     def __init__(self, channel):
@@ -105,7 +106,8 @@ class LivenessServiceServicer(object):
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
     NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
+    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
+    changed
     """
 
     def RecordWorkerHeartbeat(self, request, context):
@@ -250,7 +252,8 @@ class LivenessService(object):
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
     NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
+    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
+    changed
     """
 
     @staticmethod

@@ -36,7 +36,8 @@ class LivenessServiceStub:
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
       NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
+      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
+                           changed
     """
 
     @_typing.overload
@@ -79,7 +80,8 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
       NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
+      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
+                           changed
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -118,7 +120,8 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
       NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN: retry, nothing is known to have changed
+      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
+                           changed
     """
 
     @_abc_1.abstractmethod

@@ -31,7 +31,7 @@ async def test_many_heartbeats_are_few_calls(cluster: Cluster) -> None:
     assert {result.outcome for result in await asyncio.gather(*beats)} == {REGISTERED}
     for owner in cluster.owners.values():
         assert set(owner.recorder.methods()) == {"RecordWorkerHeartbeats"}
-        assert len(owner.recorder.seen) <= coalescing.UNDER_WAY_MAX + 2
+        assert len(owner.recorder.seen) <= 8
     for worker in workers:
         await cluster.owner_of(worker).site.describe(worker)
 
