@@ -245,6 +245,7 @@ class AdminService:
             "GetRelayStatus", request, admin_pb2.GetRelayStatusResponse, patient=True
         ):
             status.MergeFrom(other)
+        status.shards.sort(key=lambda shard: shard.shard_id)
         return status
 
     async def replay_relay(self, request: admin_pb2.ReplayRelayRequest) -> admin_pb2.ReplayRelayResponse:

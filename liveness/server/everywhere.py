@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from liveness.cluster.peers import Peers
-from liveness.domain.errors import ShardUnavailable
+from liveness.domain.errors import NodeLost, ShardUnavailable
 from liveness.frontend.forwarding import TO
 from liveness.frontend.routes import Routes
 from liveness.statuses import refusal_of
@@ -58,6 +58,9 @@ class Everywhere:
             if isinstance(answer, grpc.aio.AioRpcError):
                 if not patient:
                     raise refusal_of(answer) from answer
+            elif isinstance(answer, NodeLost):
+                if not patient:
+                    raise answer
             elif isinstance(answer, BaseException):
                 raise answer
             else:
@@ -90,6 +93,10 @@ class Everywhere:
                 answer = await self._peers.stub(address).LookUpWorkers(request, timeout=ANSWER_SECONDS_MAX)
             except grpc.aio.AioRpcError:
                 return ()
+            except asyncio.CancelledError:
+                if not _node_given_up():
+                    raise
+                return ()
             return answer.workers
 
         answers = await asyncio.gather(*(ask(*item) for item in by_address.items()))
@@ -109,5 +116,17 @@ class Everywhere:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        answer: ResponseT = await call(request, timeout=timeout_s, metadata=((TO, node_id),))
+        try:
+            answer: ResponseT = await call(request, timeout=timeout_s, metadata=((TO, node_id),))
+        except asyncio.CancelledError:
+            if not _node_given_up():
+                raise
+            raise NodeLost(node_id=node_id, address=address) from None
         return answer
+
+
+def _node_given_up() -> bool:
+    """Of a call that ended as cancelled: nobody cancelled us, its channel was closed because the node is gone. Passed on
+    as it is, that would end the call that we serve without an answer."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()

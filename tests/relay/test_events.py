@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from nats.js.api import DiscardPolicy, StreamConfig
 
 from liveness.clock import ManualClock, SystemClock
 from liveness.relays import NO_NAMESPACE, event_subject
@@ -20,7 +21,7 @@ from tasks.event_relay import EventRelay
 from tests.databases import StoreHome
 from tests.end_to_end.conftest import MakeServer
 from tests.end_to_end.server_process import ServerProcess
-from tests.relay.nats_servers import NatsServer, body, id_of, messages, one_server
+from tests.relay.nats_servers import NatsServer, body, client_of, id_of, messages, one_server
 from tests.relay.site import NAMESPACE, lose, relaying, status, until, until_done
 from tests.shard.engine import Engine
 from tests.shard.faulty_store import FaultyStore
@@ -94,6 +95,40 @@ async def test_all_events_are_published_in_order_as_the_feed_gives_them(
             assert events[0]["type"] == "ShardTaken"
             assert published[shard_id] == events[1:]
         assert any(NO_NAMESPACE in message.subject for message in found), "the second start"
+
+
+async def test_a_stream_that_takes_only_some_events_gets_the_others_later(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    async with one_server(tmp_path) as broker, client_of([broker]) as client:
+        streams = client.jetstream()
+        config = StreamConfig(
+            name="LIVENESS",
+            subjects=["liveness.>"],
+            max_msgs=7,
+            discard=DiscardPolicy.NEW,
+            duplicate_window=60,
+        )
+        await streams.add_stream(config)
+        server = relaying(make_server, tmp_path, [broker], "--relay-events", "--relay-queues", "other/*")
+        await server.start()
+        await lose(server, "w", 50)
+        await until_done(server, 50)
+
+        async def full() -> bool:
+            answer = await status(server)
+            return "maximum messages" in answer.connections[0].last_error
+
+        await until(full, "the stream is full")
+        assert len(await messages([broker], EVENTS)) == 7
+        assert sum(shard.backlog for shard in (await status(server)).shards) > 0
+        await streams.update_stream(config.evolve(max_msgs=100_000))
+        await caught_up(server)
+        found = await messages([broker], EVENTS)
+        assert len(found) == len({id_of(message) for message in found})
+        published, log = by_shard(found), await watched(server)
+        for shard_id, events in log.items():
+            assert sorted(published[shard_id], key=lambda event: int(event["sequence"])) == events[1:]
 
 
 async def test_without_being_asked_no_event_is_published(make_server: MakeServer, tmp_path: Path) -> None:
