@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from liveness.clock import Clock
 from liveness.domain.errors import RateLimited
 from liveness.domain.policy import Policy
@@ -32,15 +34,17 @@ class _Bucket:
 
 
 class RateLimits:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, share: Callable[[], float] = lambda: 1.0) -> None:
+        """`share`: what part of all workers is served here, and so may use what part of a namespace's rate."""
         self._clock = clock
+        self._share = share
         self._buckets: dict[str | tuple[str, str], _Bucket] = {}
 
     def admit(self, key: tuple[str, str], policy: Policy) -> None:
         """Count one heartbeat, or refuse it and count nothing."""
         taken = self._take(key, policy.worker_heartbeat_rate, f"worker {key[1]}")
         try:
-            self._take(key[0], policy.namespace_heartbeat_rate, f"namespace {key[0]}")
+            self._take(key[0], policy.namespace_heartbeat_rate * self._share(), f"namespace {key[0]}")
         except RateLimited:
             if taken is not None:
                 taken.give_back()

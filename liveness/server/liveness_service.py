@@ -59,7 +59,7 @@ class LivenessService:
         self._streams = streams
         self._replies = Replies(random), Replies(random, paused=True)
         self._item_replies = ItemReplies(random), ItemReplies(random, paused=True)
-        self._limits = RateLimits(node.clock)
+        self._limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
         """A serialized HeartbeatResult."""
