@@ -159,7 +159,10 @@ class Cluster:
         def agreed(seen: list[dict[int, admin_pb2.Shard]]) -> bool:
             views = [{(id, shard.node_id, shard.epoch) for id, shard in shards.items()} for shards in seen]
             return (
-                all(len(shards) == SHARDS and all(shard.serving for shard in shards.values()) for shards in seen)
+                all(
+                    len(shards) == SHARDS and all(shard.serving for shard in shards.values())
+                    for shards in seen
+                )
                 and all({shard.node_id for shard in shards.values()} == ids for shards in seen)
                 and all(view == views[0] for view in views)
             )

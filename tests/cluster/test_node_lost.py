@@ -36,7 +36,15 @@ async def load_on(cluster: Cluster, seed: int) -> AsyncIterator[tuple[Ledger, Lo
     """Calls go to any node. Who is not answered soon asks again, elsewhere."""
     ledger = Ledger(cluster)
     load = Load(
-        cluster, ledger, Random(seed), unary=10, mayflies=6, goodbyes=False, call_seconds_max=2, pace_s=0.06
+        cluster,
+        ledger,
+        Random(seed),
+        unary=10,
+        mayflies=6,
+        goodbyes=False,
+        leases_ms=(2_500, 4_000),
+        call_seconds_max=0.6,
+        pace_s=0.06,
     )
     async with load:
         await acknowledged(ledger, SOME)
@@ -129,7 +137,9 @@ async def stop_and_continue(cluster: Cluster, place: Place, say: Say, seed: int)
         load.pause()
         await load.quiet()
         await audit_workers(cluster, ledger)
-        probes = [name for name in map("probe-{}".format, range(200)) if shard_of(NAMESPACE, name, SHARDS) in lost]
+        probes = [
+            name for name in map("probe-{}".format, range(200)) if shard_of(NAMESPACE, name, SHARDS) in lost
+        ]
         zombie.go_on()
         # All at once, before it can have found out by itself.
         keys = [key for key in ledger.keys() if shard_of(NAMESPACE, key, SHARDS) in lost]  # noqa: SIM118
@@ -206,7 +216,5 @@ async def test_a_node_without_its_database_is_replaced_and_comes_back(
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", range(30, 34))
 @pytest.mark.parametrize("how", ["black hole", "closed"])
-async def test_cut_off_long(
-    make_cluster: MakeCluster, place: Place, say: Say, how: str, seed: int
-) -> None:
+async def test_cut_off_long(make_cluster: MakeCluster, place: Place, say: Say, how: str, seed: int) -> None:
     await cut_off(make_cluster, place, say, how, seed)
