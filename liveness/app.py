@@ -360,7 +360,8 @@ async def open_store(settings: Settings) -> SqlStore:
         database.lock()
         database.name_holder(f"process {os.getpid()}")
     else:
-        database = PostgresDatabase(settings.db, settings.db_connections)
+        # Who is silent for longer is lost to the others, and must not stand in their way.
+        database = PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms)
     store = SqlStore(database)
     try:
         await store.open(settings.shards, f"liveness {version('liveness')}")
