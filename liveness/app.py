@@ -399,7 +399,8 @@ async def open_store(settings: Settings) -> SqlStore:
         database.lock()
         database.name_holder(f"process {os.getpid()}")
     else:
-        database = PostgresDatabase(settings.db, settings.db_connections)
+        # Who is silent for longer is lost to the others, and must not stand in their way.
+        database = PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms)
     store = SqlStore(database)
     try:
         await store.open(settings.shards, f"liveness {version('liveness')}")
@@ -409,14 +410,16 @@ async def open_store(settings: Settings) -> SqlStore:
     return store
 
 
-async def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> int:
+async def serve(
+    settings: Settings, on_ready: Callable[[str], None] | None = None, *, clock: Clock | None = None
+) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit code."""
     configure_logs(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    server = Server(settings)
+    server = Server(settings, clock=clock)
     await server.start()
     logger.info("serving", address=server.address, shards=settings.shards)
     if on_ready is not None:

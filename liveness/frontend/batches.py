@@ -143,10 +143,11 @@ class Batch:
             except Unavailable as error:
                 return refusals.from_error(error)
         outcome = await self._forwarder.send(
-            BATCH_PATH, part.SerializeToString(), place, metadata, patience.timeout_s()
+            BATCH_PATH, part.SerializeToString(), place, metadata, patience.part_timeout_s()
         )
         if isinstance(outcome, Refusal):
-            return outcome
+            # One node that hangs must not cost the others' workers the answers that are there.
+            return refusals.lost(place) if outcome.code is grpc.StatusCode.DEADLINE_EXCEEDED else outcome
         self.initial += outcome.initial
         self.trailing += outcome.trailing
         return _read(outcome.body, len(positions))

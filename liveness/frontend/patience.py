@@ -38,6 +38,10 @@ class Patience:
             return self._call_ms_max / 1_000
         return max(0.001, (self._deadline_ms - self._clock.monotonic_ms()) / 1_000)
 
+    def part_timeout_s(self) -> float:
+        """What a try may take that is only a part of the answer: the other parts still have to arrive in time."""
+        return max(0.001, (self._trying_until_ms - self._clock.monotonic_ms()) / 1_000)
+
     async def pause(self, routes: Routes) -> bool:
         """Wait until something is known that was not known before, or for a while. False: the time is over."""
         now_ms = self._clock.monotonic_ms()

@@ -20,10 +20,16 @@ CONNECT_SECONDS_MAX = 5.0
 ANSWER_SECONDS_MAX = 10.0
 """A statement that takes longer has not failed, but nobody waits for it any more: whether a commit took place is then
 unknown, and its shards are read again."""
+IDLE_MS_MAX = 10_000
+"""Unless set otherwise. So long a process may leave the server without a word in the middle of a transaction."""
 
 
 class PostgresDatabase:
-    def __init__(self, url: str, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self, url: str, connections_max: int = CONNECTIONS_MAX, idle_ms_max: int = IDLE_MS_MAX
+    ) -> None:
+        """`idle_ms_max`: a transaction whose process says nothing for so long is undone. It would hold on to its rows,
+        and a process that stands still, or that the network has cut off, would keep others from taking its shards."""
         kept = max(1, connections_max // 2)
         self._engine = create_async_engine(
             make_url(url).set(drivername="postgresql+asyncpg"),
@@ -33,7 +39,11 @@ class PostgresDatabase:
             connect_args={
                 "timeout": CONNECT_SECONDS_MAX,
                 "command_timeout": ANSWER_SECONDS_MAX,
-                "server_settings": {"synchronous_commit": "on", "application_name": "liveness"},
+                "server_settings": {
+                    "synchronous_commit": "on",
+                    "application_name": "liveness",
+                    "idle_in_transaction_session_timeout": str(idle_ms_max),
+                },
                 "prepared_statement_cache_size": 512,
             },
         )

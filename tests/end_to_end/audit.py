@@ -17,7 +17,7 @@ from liveness.store.schema import RENEWALS_KIND, metadata
 from liveness.v1 import admin_pb2, service_pb2, worker_pb2
 from tests.databases import StoreHome
 from tests.end_to_end.ledger import NAMESPACE, Ledger
-from tests.end_to_end.server_process import ServerProcess
+from tests.end_to_end.server_process import Served, ServerProcess
 
 SETBACK_MS_MAX = 1_000
 """What a crash may cost of a shard's observed time: it is written at least so often."""
@@ -62,7 +62,7 @@ class ClockAudit:
                 self._ledger.violate(f"shard {shard_id} went back to sequence {shard.last_sequence}")
 
 
-async def audit_workers(server: ServerProcess, ledger: Ledger) -> None:
+async def audit_workers(server: Served, ledger: Ledger) -> None:
     """Look at each worker; what was in doubt is settled by it. Nobody may be calling meanwhile."""
 
     async def look(key: str) -> None:
@@ -73,7 +73,7 @@ async def audit_workers(server: ServerProcess, ledger: Ledger) -> None:
         ledger.violate(f"{key}: still in doubt after a look at it")
 
 
-async def describe(server: ServerProcess, key: str) -> worker_pb2.Worker | None:
+async def describe(server: Served, key: str) -> worker_pb2.Worker | None:
     request = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
     try:
         return (await server.liveness.DescribeWorker(request)).worker
@@ -83,7 +83,7 @@ async def describe(server: ServerProcess, key: str) -> worker_pb2.Worker | None:
         raise
 
 
-async def all_leases_over(server: ServerProcess, ledger: Ledger) -> None:
+async def all_leases_over(server: Served, ledger: Ledger) -> None:
     """Let the silence take its course: each worker ends, and its tasks are worked off."""
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     count = service_pb2.CountWorkersRequest(namespace=NAMESPACE)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from liveness.v1 import service_pb2, worker_pb2
-from tests.end_to_end.server_process import ServerProcess
+from tests.end_to_end.server_process import Served
 
 NAMESPACE = "crash"
 TASK_QUEUE = "queue"
@@ -147,7 +147,7 @@ def after(view: View | None, beat: Beat, at: float) -> tuple[int, View]:
 
 
 class Ledger:
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: Served) -> None:
         self._server = server
         self._possible: dict[str, list[View | None]] = {}
         self.violations: list[str] = []

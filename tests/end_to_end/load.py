@@ -15,7 +15,7 @@ import grpc
 
 from liveness.v1 import service_pb2, worker_pb2
 from tests.end_to_end.ledger import NAMESPACE, NOTHING, Beat, Ledger, View
-from tests.end_to_end.server_process import ServerProcess
+from tests.end_to_end.server_process import Served
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Load:
 
     def __init__(
         self,
-        server: ServerProcess,
+        server: Served,
         ledger: Ledger,
         random: Random,
         *,
@@ -85,11 +85,17 @@ class Load:
         leases_ms: Sequence[int] = (1_500, 2_500),
         mayfly_lease_ms: int = 1_000,
         pace_s: float = 0.04,
+        goodbyes: bool = True,
+        call_seconds_max: float = CALL_SECONDS_MAX,
     ) -> None:
+        """`goodbyes`: not where a call may arrive long after its caller gave it up and said it again: unlike
+        heartbeats, goodbyes have no numbers."""
         self._server = server
         self._ledger = ledger
         self._random = random
         self._pace_s = pace_s
+        self._goodbyes = goodbyes
+        self._call_seconds_max = call_seconds_max
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -154,7 +160,7 @@ class Load:
             for _ in range(self._random.randrange(1, 8)):
                 await self._beat(worker)
                 await asyncio.sleep(self._pace_s)
-            if worker.unanswered is None and self._random.random() < 0.3:
+            if worker.unanswered is None and self._goodbyes and self._random.random() < 0.3:
                 await self._say_goodbye(worker)
             else:
                 await self._fall_silent(worker)
@@ -220,7 +226,7 @@ class Load:
     async def _answer(self, method: grpc.aio.UnaryUnaryMultiCallable[R, T], request: R) -> T | None:
         """None if there was none, so that it is not known what the call did."""
         try:
-            answer: T = await method(request, timeout=CALL_SECONDS_MAX)
+            answer: T = await method(request, timeout=self._call_seconds_max)
         except grpc.aio.AioRpcError as error:
             if error.code() not in UNANSWERED:
                 self._ledger.violate(f"{request} was refused: {error.code()} {error.details()}")

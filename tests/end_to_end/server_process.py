@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -52,8 +52,21 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def command(*arguments: str) -> list[str]:
-    run = [sys.executable, "-m", "liveness.cli", *arguments]
+class Served(Protocol):
+    """What a ledger and a load need of whatever serves: one process, or many nodes as if they were one."""
+
+    @property
+    def liveness(self) -> service_pb2_grpc.LivenessServiceStub: ...
+    @property
+    def admin(self) -> admin_pb2_grpc.AdminServiceStub: ...
+    @property
+    def running(self) -> bool: ...
+    def listening_ms(self, since: float, until: float) -> float:
+        """At most so much of this time can have passed on an observed clock."""
+
+
+def command(*arguments: str, module: str = "liveness.cli") -> list[str]:
+    run = [sys.executable, "-m", module, *arguments]
     return [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), *run]
 
 
@@ -87,9 +100,17 @@ class ServerProcess:
     """One database, and one server process after another on it."""
 
     def __init__(
-        self, db: str, *, shards: int = 8, flags: Sequence[str] = (), environ: Mapping[str, str] | None = None
+        self,
+        db: str,
+        *,
+        shards: int = 8,
+        flags: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        module: str = "liveness.cli",
     ) -> None:
+        """`module`: what to run instead of the product's own program; it takes the same arguments."""
         self.db = db
+        self.module = module
         self.shards = shards
         self.flags = list(flags)
         self.environ = dict(environ or {})
@@ -112,7 +133,7 @@ class ServerProcess:
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         arguments = ["serve", "--db", self.db, "--listen", "127.0.0.1:0", "--shards", str(self.shards)]
         self._process = await asyncio.create_subprocess_exec(
-            *command(*arguments, "--log-format", "json", *self.flags),
+            *command(*arguments, "--log-format", "json", *self.flags, module=self.module),
             cwd=ROOT,
             env=environment(self.environ),
             stdin=asyncio.subprocess.DEVNULL,

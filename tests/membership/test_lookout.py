@@ -41,12 +41,19 @@ def test_an_observer_that_stood_still_holds_one_step_against_others_and_no_more(
     assert lookout.silent_ms("n") == STEP_MS_MAX
 
 
-def test_the_time_a_look_takes_does_not_count() -> None:
-    """It may have shown a beat that was raised just before it ended."""
+def test_silence_counts_from_the_end_of_the_look_that_first_showed_the_beat() -> None:
+    """It may have shown a beat that was raised just before it ended. The looks after it may take as long as they like."""
     lookout = Lookout()
-    for number in range(9):
+    for number in range(3):
         assert lookout.look([Seen("n", 1)], number * 1_000, number * 1_000 + 900) == set()
-    assert lookout.silent_ms("n") == 800
+    assert lookout.silent_ms("n") == 1_100
+
+
+def test_looks_close_upon_each_other_do_not_put_a_death_off() -> None:
+    lookout = Lookout()
+    for number in range(400):
+        lookout.look([Seen("n", 1)], number * 10, number * 10 + 10)
+    assert lookout.look([Seen("n", 1)], 4_010, 4_020) == {"n"}
 
 
 def test_a_node_seen_for_the_first_time_has_its_whole_lease() -> None:

@@ -83,6 +83,11 @@ class Proxy:
         self._server.close()
         self.cut()
 
+    async def come_back(self) -> None:
+        """After `vanish`, at the same address."""
+        host, port = self.address.split(":")
+        self._server = await asyncio.start_server(self._serve, host, int(port))
+
     def half_close(self, *, towards_server: bool) -> None:
         """End one direction of all connections in an orderly way, and leave the other one open."""
         for connection in list(self._connections):

@@ -19,7 +19,7 @@ PORTS = (20_000, 32_000)
 
 @asynccontextmanager
 async def own_server(folder: Path) -> AsyncIterator[ServerProcess]:
-    listen = f"127.0.0.1:{_free_port()}"
+    listen = f"127.0.0.1:{free_port()}"
     server = ServerProcess(
         f"sqlite:///{folder / 'liveness.db'}", shards=SHARDS, flags=("--listen", listen), environ=EXPOSED
     )
@@ -38,7 +38,7 @@ async def restart(server: ServerProcess, how: Signals) -> None:
     await server.start()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     random = Random()
     while True:
         port = random.randrange(*PORTS)

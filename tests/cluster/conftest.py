@@ -1,0 +1,61 @@
+"""A database for each cluster, and clusters that are gone when the test is over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cluster.nodes import Cluster
+from tests.databases import PostgresServer, StoreHome, postgres_home
+from tests.end_to_end.conftest import say as say
+
+MakeCluster = Callable[..., Cluster]
+
+
+class Place(NamedTuple):
+    """A database of a test's own."""
+
+    url: str
+    home: StoreHome
+
+
+@pytest.fixture
+def place(postgres: PostgresServer, postgres_database: str) -> Place:
+    return Place(postgres.url(postgres_database), postgres_home(postgres, postgres_database))
+
+
+@pytest.fixture
+async def make_cluster() -> AsyncIterator[MakeCluster]:
+    async with AsyncExitStack() as stack:
+
+        def make(dbs: str | list[str], **options: Any) -> Cluster:
+            cluster = Cluster(dbs, **options)
+            stack.push_async_callback(cluster.close)
+            return cluster
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def standing_database(postgres: PostgresServer) -> Iterator[str]:
+    name = postgres.create_database()
+    yield name
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+async def standing(postgres: PostgresServer, standing_database: str) -> AsyncIterator[Cluster]:
+    """A cluster for the tests that do it no harm; each has a namespace of its own."""
+    cluster = Cluster(postgres.url(standing_database))
+    await cluster.start()
+    yield cluster
+    await cluster.close()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    name: str = request.node.name
+    return name.replace("[", "-").replace("]", "")

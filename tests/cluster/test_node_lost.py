@@ -1,0 +1,220 @@
+"""A node that is killed, stands still, or cannot reach the database: others serve its shards, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import grpc
+import pytest
+
+from liveness.domain.keys import shard_of
+from liveness.frontend.forwarding import TO
+from liveness.v1 import service_pb2, worker_pb2
+from tests.cluster.conftest import MakeCluster, Place
+from tests.cluster.nodes import HASTY, LEASE_MS, SHARDS, Cluster, Node, eventually
+from tests.cluster.verdict import pass_verdict
+from tests.end_to_end.audit import audit_workers
+from tests.end_to_end.campaign import Say, acknowledged
+from tests.end_to_end.ledger import NAMESPACE, Ledger
+from tests.end_to_end.load import Load
+from tests.sdk_end_to_end.proxy import Proxy
+
+TAKE_OVER_SECONDS_MAX = 10
+SOME = 150
+"""Acknowledged before and after, so that there is something to lose."""
+STEADY = ("unary", "batch")
+AT_DEFAULTS = {"LIVENESS_TAKEOVER_GRACE_MS": "2000"}
+"""The grace has nothing to do with who takes what, and would only make the end of the test long."""
+
+
+@asynccontextmanager
+async def load_on(cluster: Cluster, seed: int) -> AsyncIterator[tuple[Ledger, Load]]:
+    """Calls go to any node. Who is not answered soon asks again, elsewhere."""
+    ledger = Ledger(cluster)
+    load = Load(
+        cluster,
+        ledger,
+        Random(seed),
+        unary=10,
+        mayflies=6,
+        goodbyes=False,
+        leases_ms=(2_500, 4_000),
+        call_seconds_max=0.6,
+        pace_s=0.06,
+    )
+    async with load:
+        await acknowledged(ledger, SOME)
+        yield ledger, load
+        await acknowledged(ledger, SOME)
+        load.pause()
+        await load.quiet()
+
+
+async def taken_over(cluster: Cluster, node: Node) -> float:
+    """Wait until the others serve everything. Returns the seconds it took."""
+    began = time.monotonic()
+    await cluster.all_served(by=cluster.others(node))
+    return time.monotonic() - began
+
+
+def no_steady_worker_lapsed(ledger: Ledger) -> None:
+    for kind in STEADY:
+        assert not ledger.lapsed(kind), f"{ledger.lapsed(kind)} lost their leases though they went on beating"
+
+
+# -- killed
+
+
+async def kill_one(cluster: Cluster, place: Place, say: Say, seed: int) -> None:
+    random = Random(seed)
+    await cluster.start()
+    async with load_on(cluster, seed) as (ledger, _):
+        victim = random.choice(cluster.nodes)
+        await victim.kill()
+        seconds = await taken_over(cluster, victim)
+        assert seconds < TAKE_OVER_SECONDS_MAX
+    no_steady_worker_lapsed(ledger)
+    say(f"served again after {seconds:.1f} s; {await pass_verdict(cluster, place.home, ledger)}")
+
+
+async def test_a_killed_nodes_shards_are_served_again_within_seconds(
+    make_cluster: MakeCluster, place: Place, say: Say
+) -> None:
+    """At default settings."""
+    await kill_one(make_cluster(place.url, environ=AT_DEFAULTS), place, say, seed=1)
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("seed", range(10, 20))
+async def test_killed_long(make_cluster: MakeCluster, place: Place, say: Say, seed: int) -> None:
+    await kill_one(make_cluster(place.url, environ=AT_DEFAULTS, seed=seed), place, say, seed)
+
+
+# -- stopped and continued
+
+
+async def ask_zombie(zombie: Node, key: str) -> worker_pb2.Worker | None:
+    """Itself, and nobody it might forward to. None: it does not say."""
+    request = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
+    try:
+        answer = await zombie.liveness.DescribeWorker(request, metadata=((TO, zombie.node_id),), timeout=10)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return None
+    return answer.worker
+
+
+async def beat_zombie(zombie: Node, key: str) -> bool:
+    """Whether it took a heartbeat upon itself."""
+    request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE)
+    request.heartbeat.worker_instance_key = key
+    request.heartbeat.lease_duration.FromSeconds(60)
+    try:
+        await zombie.liveness.RecordWorkerHeartbeat(request, metadata=((TO, zombie.node_id),), timeout=10)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return False
+    return True
+
+
+async def stop_and_continue(cluster: Cluster, place: Place, say: Say, seed: int) -> None:
+    random = Random(seed)
+    await cluster.start()
+    async with load_on(cluster, seed) as (ledger, load):
+        zombie = random.choice(cluster.nodes)
+        lost = await cluster.shards_of(zombie)
+        old = {id: shard.epoch for id, shard in (await zombie.list_shards()).items()}
+        zombie.stand_still()
+        zombie.avoided = True
+        stood_still = asyncio.create_task(asyncio.sleep(2 * LEASE_MS / 1_000))
+        seconds = await taken_over(cluster, zombie)
+        await stood_still
+        await acknowledged(ledger, SOME)
+        load.pause()
+        await load.quiet()
+        await audit_workers(cluster, ledger)
+        probes = [
+            name for name in map("probe-{}".format, range(200)) if shard_of(NAMESPACE, name, SHARDS) in lost
+        ]
+        zombie.go_on()
+        # All at once, before it can have found out by itself.
+        keys = [key for key in ledger.keys() if shard_of(NAMESPACE, key, SHARDS) in lost]  # noqa: SIM118
+        shown, beaten = await asyncio.gather(
+            asyncio.gather(*(ask_zombie(zombie, key) for key in keys)),
+            asyncio.gather(*(beat_zombie(zombie, key) for key in probes[:20])),
+        )
+        for key, worker in zip(keys, shown, strict=True):
+            if worker is not None:
+                ledger.seen(key, worker)
+        for key, taken in zip(probes, beaten, strict=False):
+            request = service_pb2.CountWorkersRequest(namespace=NAMESPACE)
+            request.filter.key_prefix = key
+            answer = await cluster.liveness.CountWorkers(request)
+            assert not taken or answer.total, f"{key} was acknowledged, and nobody knows it"
+        await eventually(cluster.others(zombie)[0].list_nodes, lambda nodes: nodes[zombie.node_id].shards)
+        zombie.avoided = False
+        new = await cluster.all_served()
+        assert all(new[id].epoch > old[id] for id in lost)
+        assert zombie.has_said("shards are another node's now"), zombie.said()
+        load.resume()
+    no_steady_worker_lapsed(ledger)
+    answered = sum(worker is not None for worker in shown)
+    figures = await pass_verdict(cluster, place.home, ledger)
+    say(f"taken after {seconds:.1f} s; {answered} of {len(keys)} looks at it were answered; {figures}")
+
+
+async def test_a_node_that_stood_still_shows_and_commits_nothing_old(
+    make_cluster: MakeCluster, place: Place, say: Say
+) -> None:
+    await stop_and_continue(make_cluster(place.url), place, say, seed=2)
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("seed", range(20, 30))
+async def test_stood_still_long(make_cluster: MakeCluster, place: Place, say: Say, seed: int) -> None:
+    await stop_and_continue(make_cluster(place.url, seed=seed), place, say, seed)
+
+
+# -- cut off from the database
+
+
+async def cut_off(make_cluster: MakeCluster, place: Place, say: Say, how: str, seed: int) -> None:
+    address = place.url.partition("@")[2].partition("/")[0]
+    async with Proxy(address) as way:
+        cluster = make_cluster(
+            [place.url, place.url, place.url.replace(address, way.address)], environ=HASTY, seed=seed
+        )
+        await cluster.start()
+        node = cluster.nodes[2]
+        async with load_on(cluster, seed) as (ledger, _):
+            if how == "black hole":
+                way.black_hole()
+            else:
+                way.vanish()
+            seconds = await taken_over(cluster, node)
+            await acknowledged(ledger, SOME)
+            if how == "black hole":
+                way.heal()
+            else:
+                await way.come_back()
+            await cluster.all_served()
+        no_steady_worker_lapsed(ledger)
+        say(f"{how}: taken after {seconds:.1f} s; {await pass_verdict(cluster, place.home, ledger)}")
+
+
+@pytest.mark.parametrize("how", ["black hole", "closed"])
+async def test_a_node_without_its_database_is_replaced_and_comes_back(
+    make_cluster: MakeCluster, place: Place, say: Say, how: str
+) -> None:
+    await cut_off(make_cluster, place, say, how, seed=3)
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("seed", range(30, 34))
+@pytest.mark.parametrize("how", ["black hole", "closed"])
+async def test_cut_off_long(make_cluster: MakeCluster, place: Place, say: Say, how: str, seed: int) -> None:
+    await cut_off(make_cluster, place, say, how, seed)
