@@ -4,9 +4,11 @@ The rules are those of the observed clock: time counts only between two looks th
 most `STEP_MS_MAX`. So an observer that stood still, or could not read the database, holds its own absence against
 nobody, and no clock is compared with another machine's.
 
-Why a node can rely on it: it raises its beat in a transaction that begins at time t of its own clock. A look that shows
-the new beat ends later than t, and only the time from the end of one look to the beginning of the next counts. So until
-t + lease, nobody takes the node for lost, as long as clocks run at about the same speed.
+Why a node can rely on it: it raises its beat in a transaction that begins at time t of its own clock. The first look that
+shows the new beat ends later than t, and silence counts from there to the beginning of the last look that shows the same
+beat still. So until t + lease, nobody takes the node for lost, as long as clocks run at about the same speed. How long
+the looks in between take changes nothing: many calls that fail at a dead node make many looks, one close upon the other,
+and they must not make its death take longer.
 """
 
 from __future__ import annotations
@@ -32,29 +34,36 @@ class Beating(Protocol):
 
 class Lookout:
     def __init__(self) -> None:
-        self._ended_ms: int | None = None
+        self._began_ms = 0
+        """The last look."""
+        self._heard_ms: dict[str, int] = {}
+        """The end of the look that was the first to show a node's beat."""
         self._beats: dict[str, int] = {}
         self._silent_ms: dict[str, int] = {}
 
     def look(self, nodes: Iterable[Beating], began_ms: int, ended_ms: int) -> set[str]:
         """What a look at the registry showed, and when it began and ended on a monotonic clock. Returns who is lost."""
-        step_ms = 0 if self._ended_ms is None else min(began_ms - self._ended_ms, STEP_MS_MAX)
-        self._ended_ms = ended_ms
         lost = set()
-        beats, silent = {}, {}
+        beats, silent, heard = {}, {}, {}
         for node in nodes:
-            same = self._beats.get(node.node_id) == node.beat
-            beats[node.node_id] = node.beat
-            silent[node.node_id] = self._silent_ms[node.node_id] + step_ms if same else 0
-            if silent[node.node_id] >= node.lease_ms:
-                lost.add(node.node_id)
-        self._beats, self._silent_ms = beats, silent
+            id = node.node_id
+            beats[id] = node.beat
+            if self._beats.get(id) == node.beat:
+                heard[id] = self._heard_ms[id]
+                step_ms = min(began_ms - max(heard[id], self._began_ms), STEP_MS_MAX)
+                silent[id] = self._silent_ms[id] + step_ms
+            else:
+                heard[id], silent[id] = ended_ms, 0
+            if silent[id] >= node.lease_ms:
+                lost.add(id)
+        self._beats, self._silent_ms, self._heard_ms, self._began_ms = beats, silent, heard, began_ms
         return lost
 
     def presume_lost(self, node: Beating) -> None:
         """It is known otherwise that the node is gone, unless its beat proves the contrary."""
         self._beats[node.node_id] = node.beat
         self._silent_ms[node.node_id] = node.lease_ms
+        self._heard_ms[node.node_id] = self._began_ms
 
     def silent_ms(self, node_id: str) -> int:
         return self._silent_ms.get(node_id, 0)
