@@ -1,4 +1,4 @@
-"""make bench: durable heartbeats against a server that does nothing; how fast lost work moves on."""
+"""make bench: durable heartbeats against a server that does nothing; how fast lost work moves on; clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from bench import load, moving_on
+from bench import cluster, load, moving_on
 from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_request, heartbeat, unary_request
 from bench.sides import side
 from liveness.v1.service_pb2 import DescribeWorkerRequest
@@ -114,19 +114,21 @@ def main():
         "--scale", type=float, default=1.0, help="calls per measurement, relative (default 1)"
     )
     parser.add_argument(
-        "--only", help="run only rows whose name contains this (unary, batches of 100, moving on)"
+        "--only", help="run only rows whose name contains this (unary, batches of 100, moving on, cluster)"
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
     chosen = [row for row in rows(args.scale) if not args.only or args.only in row.name]
     results = heartbeats(chosen, args.rounds) if chosen else []
     moved = moving_on.measure(args.scale) if not args.only or args.only in "moving on" else []
+    clusters = cluster.measure(args.scale, args.rounds) if not args.only or args.only in cluster.NAME else []
     if args.json:
-        print(json.dumps([*results, *moved], indent=2))
+        print(json.dumps([*results, *moved, *clusters], indent=2))
         return
     if results:
         show(results)
     moving_on.show(moved)
+    cluster.show(clusters)
 
 
 def heartbeats(chosen, rounds):

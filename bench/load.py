@@ -15,6 +15,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,20 @@ def driver():
 
 def run(address, method, bodies, calls, streams):
     """Send `calls` calls of each body, `streams` at a time each. Returns the seconds it took."""
+    return run_at([(address, body) for body in bodies], method, calls, streams)
+
+
+def run_at(targets, method, calls, streams):
+    """The same with an address for each body."""
     if shutil.which("h2load"):
-        return _h2load(address, method, bodies, calls, streams)
-    return asyncio.run(_python(address, method, bodies, calls, streams))
+        return _h2load(targets, method, calls, streams)
+    return asyncio.run(_python(targets, method, calls, streams))
 
 
-def _h2load(address, method, bodies, calls, streams):
+def _h2load(targets, method, calls, streams):
     with tempfile.TemporaryDirectory() as folder:
         commands = []
-        for number, body in enumerate(bodies):
+        for number, (address, body) in enumerate(targets):
             file = Path(folder, str(number))
             file.write_bytes(b"\0" + struct.pack(">I", len(body)) + body)
             options = ["-n", str(calls), "-c", "1", "-m", str(streams), "-d", str(file)]
@@ -48,20 +54,25 @@ def _h2load(address, method, bodies, calls, streams):
         outputs = [child.communicate()[0] for child in children]
         took = time.perf_counter() - start
     done = sum(int(count) for output in outputs for count in re.findall(r"(\d+) succeeded", output))
-    if done != calls * len(bodies):
-        raise SystemExit(f"only {done} of {calls * len(bodies)} calls were answered")
+    if done != calls * len(targets):
+        raise SystemExit(f"only {done} of {calls * len(targets)} calls were answered")
     return took
 
 
-async def _python(address, method, bodies, calls, streams):
-    async with grpc.aio.insecure_channel(address) as channel:
-        call: Any = channel.unary_unary(SERVICE + method)
+async def _python(targets, method, calls, streams):
+    async with AsyncExitStack() as stack:
+        ways: dict[str, Any] = {}
+        for address in {address for address, _ in targets}:
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+            ways[address] = channel.unary_unary(SERVICE + method)
 
-        async def stream(body, count):
+        async def stream(call, body, count):
             for _ in range(count):
                 await call(body)
 
         start = time.perf_counter()
         shares = [calls // streams + (place < calls % streams) for place in range(streams)]
-        await asyncio.gather(*(stream(body, share) for body in bodies for share in shares))
+        await asyncio.gather(
+            *(stream(ways[address], body, share) for address, body in targets for share in shares)
+        )
         return time.perf_counter() - start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -42,7 +44,11 @@ def unary_request(number: int) -> bytes:
 
 
 def batch_request(first: int, size: int) -> bytes:
-    beats = [heartbeat(number) for number in range(first, first + size)]
+    return batch_of(range(first, first + size))
+
+
+def batch_of(numbers: Iterable[int]) -> bytes:
+    beats = [heartbeat(number) for number in numbers]
     return RecordWorkerHeartbeatsRequest(namespace=NAMESPACE, heartbeats=beats).SerializeToString()
 
 

@@ -16,11 +16,15 @@ class Side:
 
     def cpu_s(self):
         """Processor time used so far, all threads, kernel included; None where the system does not tell."""
-        try:
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        except FileNotFoundError:
-            return None
-        return (int(fields[11]) + int(fields[12])) / 100
+        return processor_s(self.process.pid)
+
+
+def processor_s(pid):
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / 100
 
 
 @contextmanager

@@ -31,6 +31,8 @@ from liveness.v1 import cluster_pb2
 logger = structlog.get_logger("liveness.cluster")
 
 LOOKS_PER_LEASE = 8
+LOOK_AGAIN_MS_MIN = 50
+"""Calls on their way to a node that is gone ask for another look all the time."""
 TAKEN_AT_ONCE = 8
 """Shards in one transaction: while they are read, the process does little else, and must not miss its own beat."""
 SURE_OF_LEASE = 0.9
@@ -63,6 +65,7 @@ class Membership:
         self.on_settled: Callable[[], None] = lambda: None
         """Told when that may have changed."""
         self._sure_until_ms = NEVER_MS
+        self._looked_ms = 0
         self._places: dict[int, str | None] = {}
         """Where each shard belongs, among `_among`."""
         self._among: frozenset[str] = frozenset()
@@ -108,6 +111,8 @@ class Membership:
         """Keep the lease, and look around."""
         while True:
             await self._wait(self._mine.lease_ms / LOOKS_PER_LEASE)
+            if (early_ms := self._looked_ms + LOOK_AGAIN_MS_MIN - self._clock.monotonic_ms()) > 0:
+                await self._clock.sleep(early_ms)
             try:
                 await self.look()
             except StoreBroken as error:
@@ -189,6 +194,7 @@ class Membership:
             began_ms = self._clock.monotonic_ms()
             self._mine = self._mine._replace(beat=self._mine.beat + 1, renewed_wall_ms=self._clock.wall_ms())
             view = await self._node.store.renew_node(self._mine)
+            self._looked_ms = self._clock.monotonic_ms()
             self._sure_until_ms = began_ms + int(self._mine.lease_ms * SURE_OF_LEASE)
             others = [row for row in view.nodes if row.node_id != self.node_id]
             self._note_lost(self._lookout.look(others, began_ms, self._clock.monotonic_ms()))

@@ -1,0 +1,43 @@
+"""A frontend as `liveness frontend --db` starts it, or one that carries every heartbeat by itself: what coalescing gains
+is the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+from liveness.frontend_app import Frontend
+from liveness.frontend_settings import FrontendSettings
+from liveness.logs import configure_logs
+
+UNARY_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
+
+
+class EachAlone:
+    """In the place of the coalescer."""
+
+    def __init__(self, forwarder):
+        self._forwarder = forwarder
+
+    async def send(self, owner, namespace, request, timeout_s):
+        return await self._forwarder.send(UNARY_PATH, request, owner, (), timeout_s)
+
+
+async def main(listen, db, how):
+    configure_logs("error", "json")
+    frontend = Frontend(FrontendSettings(db=db, listen=listen))
+    async with frontend:
+        if how == "alone":
+            gateway: Any = frontend.gateway
+            gateway.coalescer = EachAlone(gateway.forwarder)
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        print(frontend.address.rpartition(":")[2], flush=True)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""How long a node's shards are away: after `kill -9`, and when it stops in good order.
+
+Every shard of the node that goes has a worker, whose heartbeats are sent to a node that stays. The clock starts with
+the signal. What counts for clients is the longest that one of those heartbeats had to wait for its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import sys
+import time
+
+import grpc
+
+from bench.clusters import cluster
+from bench.messages import NAMESPACE, heartbeat, unary_request
+from liveness.domain.keys import shard_of
+from liveness.v1 import cluster_pb2
+from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
+
+SHARDS = (16, 64, 256)
+NODES = 3
+HOW = {"kill -9": signal.SIGKILL, "graceful stop": signal.SIGTERM}
+BEAT_EVERY_S = 0.25
+BETWEEN_TRIES_S = 0.05
+SECONDS_MAX = 60
+
+
+def worker_of_each(shards):
+    """Shard -> number of a worker that lives there."""
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < len(shards):
+        shard_id = shard_of(NAMESPACE, heartbeat(number).worker_instance_key, shards.stop)
+        if shard_id in shards:
+            found.setdefault(shard_id, number)
+        number += 1
+    return found
+
+
+class Watcher:
+    def __init__(self, address, gone, shards, numbers):
+        self._channel = grpc.aio.insecure_channel(address)
+        self._gone, self._shards, self._numbers = gone, shards, numbers
+        self.longest_s = 0.0
+        self._call = self._channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
+        self._routes = ClusterServiceStub(self._channel)
+
+    async def measure(self, leave):
+        """Seconds from the signal until every shard serves elsewhere, and the longest wait for one heartbeat."""
+        for number in self._numbers:
+            await self._call(unary_request(number), timeout=20)
+        done = asyncio.Event()
+        beating = [asyncio.create_task(self._beat(number, done)) for number in self._numbers]
+        await asyncio.sleep(BEAT_EVERY_S)
+        start = time.perf_counter()
+        leave()
+        await self._moved(start)
+        # Known is not yet served: each must have had an answer from its new owner.
+        done.set()
+        await asyncio.gather(*beating)
+        took = time.perf_counter() - start
+        await self._channel.close()
+        return took, self.longest_s
+
+    async def _moved(self, start):
+        while time.perf_counter() - start < SECONDS_MAX:
+            known = await self._routes.GetRoutes(cluster_pb2.GetRoutesRequest(), timeout=5)
+            places = {member.node_id: member.address for member in known.nodes}
+            owners = [places.get(route.node_id, "") for route in known.shards]
+            if sum(owner not in ("", self._gone) for owner in owners) == self._shards:
+                return
+            await asyncio.sleep(0.01)
+        raise SystemExit(f"shards were not served again within {SECONDS_MAX} s")
+
+    async def _beat(self, number, done):
+        body = unary_request(number)
+        while True:
+            last = done.is_set()
+            began = time.perf_counter()
+            while True:
+                try:
+                    await self._call(body, timeout=SECONDS_MAX)
+                    break
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    await asyncio.sleep(BETWEEN_TRIES_S)
+            self.longest_s = max(self.longest_s, time.perf_counter() - began)
+            if last:
+                return
+            try:
+                await asyncio.wait_for(done.wait(), BEAT_EVERY_S)
+            except TimeoutError:
+                pass
+
+
+def once(postgres, how, shards):
+    with cluster(f"{shards} shards", postgres, NODES, shards) as made:
+        going, staying = made.nodes[-1], made.nodes[0]
+        theirs = {id for id, address in made.routes().items() if address == going.address}
+        numbers = [number for id, number in worker_of_each(range(shards)).items() if id in theirs]
+
+        async def watch():
+            watcher = Watcher(staying.address, going.address, shards, numbers)
+            return await watcher.measure(lambda: going.process.send_signal(HOW[how]))
+
+        took, longest = asyncio.run(watch())
+        return took, longest, len(theirs)
+
+
+def measure(postgres, scale, rounds):
+    results = []
+    times = max(1, round(min(rounds, 3) * min(scale, 1)))
+    found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
+    for number in range(times):
+        for shards in SHARDS:
+            for how in HOW:
+                found.setdefault((how, shards), []).append(once(postgres, how, shards))
+        print(f"  take-over: round {number + 1} of {times}", file=sys.stderr, flush=True)
+    for (how, shards), runs in found.items():
+        took, longest, moved = zip(*runs, strict=True)
+        base = statistics.median(run[0] for run in found[how, SHARDS[0]])
+        results.append(
+            {
+                "row": f"take-over: {how}, {shards} shards on {NODES} nodes",
+                "shards_moved": round(statistics.mean(moved), 1),
+                "seconds": round(statistics.median(took), 2),
+                "seconds_min": round(min(took), 2),
+                "seconds_max": round(max(took), 2),
+                "longest_wait_s": round(max(longest), 2),
+                "ratio": round(statistics.median(took) / base, 3),
+            }
+        )
+    return results
+
+
+def show(results):
+    if results:
+        print(
+            f"\nuntil every shard of a node that goes is served by another (node lease 4 s; ratio to {SHARDS[0]} shards)\n"
+        )
+        print(
+            f"{'':50}{'moved':>7}{'seconds':>9}{'spread':>16}{'longest wait of a heartbeat':>29}{'ratio':>7}"
+        )
+    for r in results:
+        spread = f"{r['seconds_min']:.2f} to {r['seconds_max']:.2f}"
+        print(
+            f"{r['row']:50}{r['shards_moved']:>7}{r['seconds']:>9.2f}{spread:>16}{r['longest_wait_s']:>29.2f}{r['ratio']:>7.2f}"
+        )
