@@ -141,6 +141,15 @@ async def test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes: Nodes, 
     assert await stream.ping() == []
 
 
+async def test_clients_of_one_node_notice_as_little_of_another(nodes: Nodes) -> None:
+    client = Client(nodes.servers[0].address)
+    try:
+        await test_every_worker_is_reached_wherever_it_lives(nodes, client)
+        await test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes, client)
+    finally:
+        await client.channel.close()
+
+
 async def test_nodes_that_join_are_found(nodes: Nodes, frontend: Frontend, client: Client) -> None:
     joined = await nodes.start()
     await nodes.share()
