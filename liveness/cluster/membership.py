@@ -24,6 +24,7 @@ from liveness.cluster.placement import winner
 from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
 from liveness.frontend.routes import Member, Owner, Routes
 from liveness.shard.node import NEVER_MS, Node
+from liveness.shard.shard import Shard
 from liveness.store.errors import StoreBroken, StoreError
 from liveness.store.nodes import ClusterView, NodeRow, NodeState
 from liveness.v1 import cluster_pb2
@@ -72,6 +73,7 @@ class Membership:
         self._again = asyncio.Event()
         self._looking = asyncio.Lock()
         self._work: set[asyncio.Task[None]] = set()
+        node.on_opened.append(self._on_opened)
         node.on_robbed = self._on_robbed
         node.whereabouts = self._whereabouts
 
@@ -251,8 +253,6 @@ class Membership:
         for start in range(0, len(ids), at_once):
             some = {id: wanted[id] for id in ids[start : start + at_once]}
             taken = await self._node.open(some)
-            for shard in taken:
-                self._routes.learn(shard.id, Owner(self.node_id, self._mine.address, shard.epoch))
             if taken:
                 logger.info("shards taken", shards=len(taken), first=taken[0].id)
                 owned = [
@@ -290,6 +290,10 @@ class Membership:
         """Until what was begun has ended."""
         while self._work:
             await asyncio.gather(*self._work)
+
+    def _on_opened(self, shard: Shard) -> None:
+        """Calls that wait for it need not wait any longer."""
+        self._routes.learn(shard.id, Owner(self.node_id, self._mine.address, shard.epoch))
 
     def _on_robbed(self, shard_ids: Collection[int]) -> None:
         logger.warning("shards are another node's now", shards=len(shard_ids))
