@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreError
+from liveness.store.postgres_hosts import Hosts
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class PostgresDatabase:
             max_overflow=connections_max - kept,
             pool_pre_ping=False,
             connect_args={
+                "async_creator_fn": Hosts().connect,
                 "timeout": CONNECT_SECONDS_MAX,
                 "command_timeout": ANSWER_SECONDS_MAX,
                 "server_settings": {
