@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 from liveness.v1 import service_pb2, worker_pb2
 from tests.end_to_end.audit import audit_workers
 from tests.end_to_end.campaign import Say, acknowledged, check
-from tests.end_to_end.ledger import NAMESPACE, REGISTERED, Beat, Ledger
+from tests.end_to_end.ledger import NAMESPACE, REGISTERED, REPEATED, Beat, Ledger
 from tests.end_to_end.load import Load
 from tests.end_to_end.server_process import ServerProcess
 from tests.envoy.conftest import Behind
@@ -24,6 +24,16 @@ LEASE_MS = 10_000
 LEASES_MS = (10_000, 12_000)
 """Longer than the shards of a killed node, on a busy machine, take to serve again: until then, the answer to a batch
 waits for them, and with it the next heartbeats of all workers in it."""
+
+
+class LedgerOfRepeated(Ledger):
+    """Nodes repeat on behalf of the client what an owner that was lost did not answer: an answer may be that of a repeated
+    heartbeat though the client sent it once."""
+
+    def beat_answered(self, beat: Beat, sent_at: float, result: worker_pb2.HeartbeatResult) -> None:
+        if result.outcome == REPEATED:
+            self.beat_in_doubt(beat, sent_at)
+        super().beat_answered(beat, sent_at, result)
 
 
 def heartbeat(key: str, sequence: int = 1) -> worker_pb2.WorkerHeartbeat:
@@ -87,7 +97,7 @@ async def test_nodes_end_behind_it(behind: Behind, say: Say) -> None:
     """One in good order and one killed: clients repeat what was not answered, and no worker loses its lease."""
     front, nodes = behind.envoy, behind.nodes
     as_server = cast(ServerProcess, front)
-    ledger = Ledger(as_server)
+    ledger = LedgerOfRepeated(as_server)
     async with Load(as_server, ledger, Random(6), mayflies=0, leases_ms=LEASES_MS) as load:
         await acknowledged(ledger, 100)
         assert await nodes[0].end(SIGTERM) == 0, nodes[0].said()
