@@ -49,7 +49,7 @@ async def beat(behind: Behind, key: str, sequence: int = 1) -> worker_pb2.Heartb
 
 async def test_calls_streams_and_errors_pass(behind: Behind) -> None:
     liveness = behind.envoy.liveness
-    watching = liveness.WatchEvents(service_pb2.WatchEventsRequest(namespace=NAMESPACE))
+    watching: Any = liveness.WatchEvents(service_pb2.WatchEventsRequest(namespace=NAMESPACE))
     assert not (await watching.read()).events
 
     # One by one, each to another node, and all at once.
@@ -67,7 +67,7 @@ async def test_calls_streams_and_errors_pass(behind: Behind) -> None:
             registered |= {e.worker_instance_key for e in events if e.type == "WorkerRegistered"}
     watching.cancel()
 
-    stream = liveness.Attach()
+    stream: Any = liveness.Attach()
     for key in ("one-0", "one-1", "many-7"):
         attach = service_pb2.AttachRequest.Attach(
             namespace=NAMESPACE, worker_instance_key=key, session_id=f"session-{key}"
