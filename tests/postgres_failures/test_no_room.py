@@ -68,6 +68,7 @@ async def test_reads_leave_room_for_commits(durable_postgres: PostgresServer) ->
     while await asyncio.to_thread(durable_postgres.execute, asleep) == "0":
         await asyncio.sleep(0.02)
     assert await database.write(lambda c: c.exec_driver_sql("SELECT 1").scalar()) == 1
+    assert not any(task.done() for task in hanging), "it waited for a read"
     for task in hanging:
         task.cancel()
     ends = await asyncio.gather(*hanging, return_exceptions=True)
