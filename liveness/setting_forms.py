@@ -25,15 +25,23 @@ def is_database(url: str) -> bool:
         return path not in ("", ":memory:") and not path.endswith("/") and not set(path) & {"?", "\0"}
     try:
         parts = urlsplit(url)
-        options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+        options = parse_qsl(parts.query, keep_blank_values=True)
+        hosts = [value for name, value in options if name == "host"]
         return (
             url.startswith(_POSTGRES)
             and url != _POSTGRES
             and parts.port != 0
-            and options <= _POSTGRES_OPTIONS
+            and {name for name, _ in options} <= _POSTGRES_OPTIONS
+            and "," not in "".join(hosts)
+            and (len(hosts) < 2 or (parts.hostname is None and all(map(_is_host_of_several, hosts))))
         )
     except ValueError:
         return False
+
+
+def _is_host_of_several(text: str) -> bool:
+    # Brackets of IPv6 addresses are not understood here.
+    return (place := host_port(text)) is not None and place.port > 0 and "[" not in text
 
 
 class HostPort(NamedTuple):

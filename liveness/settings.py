@@ -185,7 +185,8 @@ _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
 RULES: Mapping[str, Rule] = {
     "db": text_that(
         is_database,
-        "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be",
+        "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be; "
+        "several hosts: postgresql://USER:PASSWORD@/DATABASE?host=HOST:PORT&host=HOST:PORT",
     ),
     "listen": text_that(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
     "advertise": text_that(

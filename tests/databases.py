@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,7 @@ from liveness.store.sqlite import SqliteDatabase
 START_ATTEMPTS = 10
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
+STANDBY = "standby"
 SHARD_COUNT = 4
 """Of the stores that tests open."""
 
@@ -55,8 +56,16 @@ class PostgresServer:
     With `fsync=False` it is fast and good for logic tests; with `fsync=True` it is as durable as in production.
     """
 
-    def __init__(self, *, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        fsync: bool = False,
+        settings: Mapping[str, object] | None = None,
+        standby_of: PostgresServer | None = None,
+    ) -> None:
+        """`standby_of`: follow another server, as STANDBY, until `promote`."""
         self.fsync = fsync
+        self.settings = dict(settings or {})
         self.port = 0
         """Chosen at the first start and kept, so that clients find a restarted server again."""
         self._folder = Path(tempfile.mkdtemp(prefix="liveness-postgres-"))
@@ -75,7 +84,10 @@ class PostgresServer:
         self._names = count(1)
         try:
             self._bin = self._find_programs()
-            self._initialise()
+            if standby_of is None:
+                self._initialise()
+            else:
+                self._copy(standby_of)
         except BaseException:
             self.close()
             raise
@@ -109,6 +121,14 @@ class PostgresServer:
     def crash(self) -> None:
         """Immediate end, nothing written out: the next start recovers from the write-ahead log."""
         self._end(signal.SIGQUIT)
+
+    def kill(self) -> None:
+        """`kill -9`. Its children notice, and end."""
+        self._end(signal.SIGKILL)
+
+    def promote(self) -> None:
+        """Return when it takes writes."""
+        self._run("pg_ctl", "promote", "-w", "-D", self._data)
 
     def restart(self) -> None:
         self.stop()
@@ -193,28 +213,28 @@ class PostgresServer:
         return tried.returncode == 0
 
     def _initialise(self) -> None:
-        command: list[str | Path] = [
-            self._bin / "initdb",
-            "-D",
-            self._data,
-            "--username=postgres",
-            "--auth=trust",
-        ]
-        command += ["--encoding=UTF8", "--locale=C"]
-        if not self.fsync:
-            command += ["--no-sync"]
-        made = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False, **self._run_as)
-        if made.returncode:
-            raise PostgresFailed(f"initdb failed:\n{made.stdout}{made.stderr}")
+        options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        self._run("initdb", "-D", self._data, *options, *([] if self.fsync else ["--no-sync"]))
+
+    def _copy(self, primary: PostgresServer) -> None:
+        place = f"{primary.url()}?application_name={STANDBY}"
+        self._run("pg_basebackup", "-D", self._data, "-d", place, "-R", "-C", "-S", STANDBY, "-c", "fast")
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        command = [self._bin / program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False, **self._run_as)
+        if done.returncode:
+            raise PostgresFailed(f"{program} failed:\n{done.stdout}{done.stderr}")
 
     def _try_to_start(self) -> bool:
-        settings = {
+        settings: dict[str, object] = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "unix_socket_directories": "",
             "max_connections": 200,
             "shared_buffers": "64MB",
         }
+        settings |= self.settings
         if not self.fsync:
             # Not what the store asks for, so that tests see whether it asks.
             settings |= {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
@@ -277,7 +297,7 @@ class _Output:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line)
-            if "ready to accept connections" in line:
+            if "ready to accept" in line:  # connections, or read-only connections
                 self._ready = True
                 self._decided.set()
         self._decided.set()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreError
+from liveness.store.postgres_hosts import Hosts
 
 T = TypeVar("T")
 
@@ -22,6 +25,20 @@ ANSWER_SECONDS_MAX = 10.0
 unknown, and its shards are read again."""
 IDLE_MS_MAX = 10_000
 """Unless set otherwise. So long a process may leave the server without a word in the middle of a transaction."""
+
+_SESSION = {
+    "application_name": "liveness",
+    "synchronous_commit": "on",
+    # The server gives up by itself what nobody waits for any more, also when it cannot be told so.
+    "statement_timeout": f"{ANSWER_SECONDS_MAX + 2:.0f}s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+}
+
+_GENERATION = "generation"
+_UNREPLICATED = "unreplicated"
+_FAILURES = (DBAPIError, PoolTimeout, OSError)
 
 
 class PostgresDatabase:
@@ -35,24 +52,43 @@ class PostgresDatabase:
             make_url(url).set(drivername="postgresql+asyncpg"),
             pool_size=kept,
             max_overflow=connections_max - kept,
+            pool_timeout=ANSWER_SECONDS_MAX,
             pool_pre_ping=False,
             connect_args={
+                "async_creator_fn": Hosts().connect,
                 "timeout": CONNECT_SECONDS_MAX,
                 "command_timeout": ANSWER_SECONDS_MAX,
-                "server_settings": {
-                    "synchronous_commit": "on",
-                    "application_name": "liveness",
-                    "idle_in_transaction_session_timeout": str(idle_ms_max),
-                },
+                "server_settings": {**_SESSION, "idle_in_transaction_session_timeout": str(idle_ms_max)},
                 "prepared_statement_cache_size": 512,
             },
         )
+        # However many reads there are, commits find a connection.
+        self._reading = asyncio.Semaphore(max(1, connections_max - 2))
+        self._generation = 0
+        """Rises when a connection went silent: the others of its time are likely to be as dead."""
+        event.listen(self._engine.sync_engine, "connect", self._on_connect)
+        event.listen(self._engine.sync_engine, "checkout", self._on_checkout)
+
+    def _on_connect(self, connection: Any, record: Any) -> None:
+        record.info[_GENERATION] = self._generation
+        record.info[_UNREPLICATED] = False
+
+        def listen(_: object, message: Any) -> None:
+            if message.server_source_function == "SyncRepWaitForLSN":
+                record.info[_UNREPLICATED] = True
+
+        connection.driver_connection.add_log_listener(listen)
+
+    def _on_checkout(self, connection: Any, record: Any, _: object) -> None:
+        if record.info[_GENERATION] != self._generation:
+            connection.driver_connection.terminate()
+            raise DisconnectionError
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         try:
             connection = await self._engine.connect()
-        except (DBAPIError, OSError, TimeoutError) as error:
-            raise CommitRejected(detail=f"no connection: {getattr(error, 'orig', error)}") from error
+        except _FAILURES as error:
+            raise CommitRejected(detail=f"no connection: {_reason(error)}") from error
         try:
             return await self._write(connection, work)
         finally:
@@ -62,25 +98,47 @@ class PostgresDatabase:
         try:
             result = await connection.run_sync(work)
         except StoreError:
-            await connection.rollback()
+            # Closing rolls back, and drops a connection that cannot do even that.
             raise
-        except (DBAPIError, OSError) as error:
+        except _FAILURES as error:
             # Without a COMMIT sent, the server forgets it all.
-            await connection.invalidate()
-            raise CommitRejected(detail=str(getattr(error, "orig", error))) from error
+            await self._drop(connection, error)
+            raise CommitRejected(detail=_reason(error)) from error
         try:
             await connection.commit()
-        except (DBAPIError, OSError) as error:
+        except _FAILURES as error:
+            await self._drop(connection, error)
+            raise CommitUnknown(detail=_reason(error)) from error
+        if (await connection.get_raw_connection()).info[_UNREPLICATED]:
+            # Somebody cancelled the wait. PostgreSQL then answers as if all were well, with a warning beside it.
             await connection.invalidate()
-            raise CommitUnknown(detail=str(getattr(error, "orig", error))) from error
+            raise CommitUnknown(detail="the synchronous standby has not confirmed it")
         return result
+
+    async def _drop(self, connection: AsyncConnection, error: Exception) -> None:
+        if isinstance(error, TimeoutError):
+            self._generation += 1
+            # Not in good order, which would take as long again.
+            raw = await connection.get_raw_connection()
+            driver = raw.driver_connection
+            assert driver is not None
+            driver.terminate()
+        await connection.invalidate()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         try:
-            async with self._engine.connect() as connection:
+            async with self._reading, self._engine.connect() as connection:
                 return await connection.run_sync(work)
-        except (DBAPIError, OSError, TimeoutError) as error:
-            raise ReadFailed(detail=str(getattr(error, "orig", error))) from error
+        except _FAILURES as error:
+            raise ReadFailed(detail=_reason(error)) from error
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, PoolTimeout):
+        return f"all connections were busy for {ANSWER_SECONDS_MAX:.0f} s; raise db_connections"
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"no answer within {ANSWER_SECONDS_MAX:.0f} s"
+    return str(getattr(error, "orig", error))

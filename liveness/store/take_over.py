@@ -17,6 +17,7 @@ from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow, encode_entry
 from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
 
+UNPACKING_SECONDS_MAX = 60
 LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
 
 
@@ -27,6 +28,11 @@ def take_over(
     wall_ms: int,
     seen: Mapping[int, int] | None = None,
 ) -> list[ShardImage]:
+    if connection.dialect.name == "postgresql":
+        # Between the statements below, everything that was read is unpacked.
+        connection.exec_driver_sql(
+            f"SET LOCAL idle_in_transaction_session_timeout = '{UNPACKING_SECONDS_MAX}s'"
+        )
     if seen is not None:
         shard_ids = _unchanged(connection, shard_ids, seen)
         if not shard_ids:

@@ -20,7 +20,8 @@ from liveness.settings import (
 )
 
 DB = (
-    "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be"
+    "sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, the latter with ?ssl=require if need be; "
+    "several hosts: postgresql://USER:PASSWORD@/DATABASE?host=HOST:PORT&host=HOST:PORT"
 )
 NUMBER_OF_SECONDS = "a number above 0 and at most 20"
 QUEUES = (
@@ -131,6 +132,11 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         ("db", "postgresql://h:70000/x", DB),
         ("db", "postgresql://h/x?sslmode=require", DB),
         ("db", "postgres://h/x", DB),
+        ("db", "postgresql://a:1,b:2/x", DB),
+        ("db", "postgresql:///x?host=a:1,b:2", DB),
+        ("db", "postgresql:///x?host=a:1&host=b", DB),
+        ("db", "postgresql:///x?host=a:1&host=b:0", DB),
+        ("db", "postgresql://h/x?host=a:1&host=b:2", DB),
         ("listen", "7400", LISTEN),
         ("listen", ":7400", LISTEN),
         ("listen", "localhost", LISTEN),
@@ -293,6 +299,11 @@ def test_the_file_of_a_sqlite_url() -> None:
     assert Settings(db="sqlite:///x/y.db").sqlite_path == Path("x/y.db")
     assert Settings(db="sqlite:////x/y.db").sqlite_path == Path("/x/y.db")
     assert Settings(db="postgresql://h/x").sqlite_path is None
+
+
+def test_a_database_may_have_several_hosts() -> None:
+    url = "postgresql://u:secret@/x?host=a.example:5432&host=10.0.0.7:5433&target_session_attrs=primary"
+    assert Settings(db=url).db == url
 
 
 def test_the_representation_shows_no_secret() -> None:
