@@ -1,0 +1,189 @@
+"""python -m bench.unit_costs: what single things cost on PostgreSQL, for the model in docs/scaling.md.
+
+Bytes per heartbeat, memory per worker, a look at the registry against shards and nodes, reading shards back against
+shards and workers, and what a cluster costs that does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from bench import load
+from bench.clusters import PostgresProcesses, cluster
+from bench.messages import batch_of
+from liveness.clock import SystemClock
+from liveness.cluster.membership import TAKEN_AT_ONCE
+from liveness.shard.node import Node
+from liveness.store.nodes import SERVER, NodeRow, NodeState
+from liveness.store.postgres import PostgresDatabase
+from liveness.store.sql import SqlStore
+from tasks.timer_runner import TimerRunner
+from tests.databases import PostgresServer
+
+BATCH = 500
+LOOKED_AT = ((16, 3), (64, 3), (256, 3), (1_024, 3), (4_096, 3), (64, 30), (1_024, 30), (4_096, 100))
+"""Shards and nodes."""
+LOOKS = 30
+IDLE_SHARDS = (64, 256, 1_024)
+IDLE_SECONDS = 5
+
+
+def resident_bytes(pid):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1_024
+    raise SystemExit("the system does not tell how much memory a process has")
+
+
+def log_rows(postgres, url):
+    """Of renewals: how many rows, and their bytes without indexes."""
+    query = "SELECT count(*), coalesce(sum(pg_column_size(log.*)), 0) FROM log WHERE kind = 'LeasesRenewed'"
+    rows, size = postgres.execute(query, database_of(url)).split("|")
+    return int(rows), int(size)
+
+
+def database_of(url):
+    return url.rpartition("/")[2]
+
+
+# -- workers: memory and bytes
+
+
+def workers(postgres, count, shards=64):
+    """Register workers, let them all heartbeat, stop, and read everything back."""
+    with cluster("workers", postgres, 1, shards) as made:
+        processes, node = PostgresProcesses(postgres), made.nodes[0]
+        bodies = [batch_of(range(first, first + BATCH)) for first in range(0, count, BATCH)]
+        before, wal = resident_bytes(node.process.pid), processes.wal_bytes()
+        load.run(node.address, "RecordWorkerHeartbeats", bodies, 1, 1)
+        memory = (resident_bytes(node.process.pid) - before) / count
+        registered = (processes.wal_bytes() - wal) / count
+        rows, size = log_rows(postgres, made.url)
+        wal, cpu, db = processes.wal_bytes(), node.cpu_s(), processes.cpu_s()
+        times = 5
+        took = sum(load.run(node.address, "RecordWorkerHeartbeats", bodies, 1, 1) for _ in range(times))
+        beats = times * count
+        after_rows, after_size = log_rows(postgres, made.url)
+        found = {
+            "workers": count,
+            "memory_bytes_per_worker": round(memory),
+            "wal_bytes_per_registration": round(registered),
+            "heartbeats_per_s": round(beats / took),
+            "wal_bytes_per_heartbeat": round((processes.wal_bytes() - wal) / beats, 1),
+            "log_bytes_per_heartbeat": round((after_size - size) / beats, 1),
+            "heartbeats_per_log_row": round(beats / max(1, after_rows - rows), 1),
+            "node_cpu_us_per_heartbeat": round((node.cpu_s() - cpu) / beats * 1e6, 1),
+            "postgres_cpu_us_per_heartbeat": round((processes.cpu_s() - db) / beats * 1e6, 1),
+        }
+        url = made.url
+    found["read_back_s"] = round(asyncio.run(read_back(url, shards)), 3)
+    return found
+
+
+async def read_back(url, shards):
+    """Seconds to take all shards as a node of a cluster does: a few in each transaction."""
+    store = SqlStore(PostgresDatabase(url))
+    await store.open(shards, "bench")
+    node = Node(
+        store, SystemClock(), shard_count=shards, owner="bench", grace_ms=0, deadlines=TimerRunner().fresh_heap,
+        commit_interval_ms=0,
+    )  # fmt: skip
+    heads = (await store.look_at_cluster()).shards
+    start = time.perf_counter()
+    for first in range(0, shards, TAKEN_AT_ONCE):
+        await node.open({head.shard_id: head.epoch for head in heads[first : first + TAKEN_AT_ONCE]})
+    took = time.perf_counter() - start
+    await store.close()
+    return took
+
+
+# -- looks
+
+
+async def look(postgres, shards, nodes):
+    url = postgres.url(postgres.create_database())
+    store = SqlStore(PostgresDatabase(url))
+    await store.open(shards, "bench")
+    registry = [
+        NodeRow(
+            node_id=f"host-{number}:1:00000000", kind=SERVER, address=f"10.0.0.{number}:7400", host=f"host-{number}",
+            process_id=1, version="0", state=NodeState.SERVING, lease_ms=4_000, beat=1, started_wall_ms=0,
+            renewed_wall_ms=0,
+        )
+        for number in range(nodes)
+    ]  # fmt: skip
+    for row in registry:
+        await store.renew_node(row)
+    processes = PostgresProcesses(postgres)
+    took = []
+    own, theirs = time.process_time(), processes.cpu_s()
+    for beat in range(LOOKS):
+        start = time.perf_counter()
+        await store.renew_node(registry[0]._replace(beat=beat + 2))
+        took.append((time.perf_counter() - start) * 1_000)
+    found = {
+        "shards": shards,
+        "nodes": nodes,
+        "ms": round(statistics.median(took), 2),
+        "node_cpu_ms": round((time.process_time() - own) / LOOKS * 1_000, 2),
+        "postgres_cpu_ms": round((processes.cpu_s() - theirs) / LOOKS * 1_000, 2),
+    }
+    await store.close()
+    return found
+
+
+# -- doing nothing
+
+
+def idle(postgres, shards):
+    with cluster("idle", postgres, 1, shards) as made:
+        processes, node = PostgresProcesses(postgres), made.nodes[0]
+        time.sleep(1)  # what the start left to do
+        wal, cpu, db = processes.wal_bytes(), node.cpu_s(), processes.cpu_s()
+        time.sleep(IDLE_SECONDS)
+        return {
+            "shards": shards,
+            "wal_bytes_per_s": round((processes.wal_bytes() - wal) / IDLE_SECONDS),
+            "node_cpu_ms_per_s": round((node.cpu_s() - cpu) / IDLE_SECONDS * 1_000, 1),
+            "postgres_cpu_ms_per_s": round((processes.cpu_s() - db) / IDLE_SECONDS * 1_000, 1),
+        }
+
+
+def table(title, rows):
+    print(f"\n{title}\n")
+    names = list(rows[0])
+    print("".join(f"{name:>{len(name) + 3}}" for name in names))
+    for row in rows:
+        print("".join(f"{row[name]:>{len(name) + 3},}" for name in names))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m bench.unit_costs", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="workers, relative (default 1)")
+    args = parser.parse_args()
+    with PostgresServer(fsync=True) as postgres:
+        counts = [max(BATCH, int(count * args.scale) // BATCH * BATCH) for count in (500, 20_000, 60_000)]
+        found = []
+        for count in dict.fromkeys(counts):
+            found.append(workers(postgres, count))
+            print(f"  {count} workers", file=sys.stderr, flush=True)
+        table("workers on one node, 64 shards, batches of 500, one call at a time", found)
+        few, many = found[0], found[-1]
+        if many["workers"] > few["workers"]:
+            slope = (many["read_back_s"] - few["read_back_s"]) / (many["workers"] - few["workers"])
+            shard = (few["read_back_s"] - slope * few["workers"]) / 64
+            print(f"\nreading back: {shard * 1e3:.2f} ms per shard and {slope * 1e6:.1f} us per worker")
+        table(
+            "one look at the registry",
+            [asyncio.run(look(postgres, shards, nodes)) for shards, nodes in LOOKED_AT],
+        )
+        table("a node that nobody calls", [idle(postgres, shards) for shards in IDLE_SHARDS])
+
+
+if __name__ == "__main__":
+    main()
