@@ -22,9 +22,9 @@ class Costs:
     """Processor time of nodes per heartbeat, by how heartbeats arrive."""
     frontend_us: dict[str, float]
     postgres_row_us: float
-    """Per row of renewals, the update of the shard's head included."""
+    """Per row of renewals, with the update of the shard's head and its part of a commit of 64 rows."""
     wal_bytes_per_row: float
-    """The same."""
+    """The same, with its index entry."""
     wal_bytes_per_beat: float
     """What each further heartbeat adds to a row."""
     memory_bytes: float
@@ -32,23 +32,25 @@ class Costs:
     look_ms: float
     """Of a node's processor, whatever there is to see."""
     look_us_per_shard: float
+    postgres_look_ms: float
     postgres_look_us_per_shard: float
     taken_ms_per_shard: float
     taken_us_per_worker: float
 
 
 MEASURED = Costs(
-    node_us={"unary": 0, "batched": 0, "coalesced": 0},
-    frontend_us={"unary": 0, "batched": 0, "coalesced": 0},
-    postgres_row_us=0,
-    wal_bytes_per_row=0,
-    wal_bytes_per_beat=0,
-    memory_bytes=0,
-    look_ms=0,
-    look_us_per_shard=0,
-    postgres_look_us_per_shard=0,
-    taken_ms_per_shard=0,
-    taken_us_per_worker=0,
+    node_us={"batched": 14, "coalesced": 246, "unary": 312},
+    frontend_us={"batched": 0, "coalesced": 400, "unary": 0},
+    postgres_row_us=40,
+    wal_bytes_per_row=410,
+    wal_bytes_per_beat=14,
+    memory_bytes=5_000,
+    look_ms=1.2,
+    look_us_per_shard=2.5,
+    postgres_look_ms=0.7,
+    postgres_look_us_per_shard=0.5,
+    taken_ms_per_shard=2.0,
+    taken_us_per_worker=40,
 )
 
 
@@ -96,7 +98,9 @@ def plan(workers: int, interval_s: int, how: str, shards: int, costs: Costs = ME
         frontends=ceil(beats * costs.frontend_us[how] / 1e6 / BUSY),
         wal_bytes_per_s=rows * costs.wal_bytes_per_row + beats * costs.wal_bytes_per_beat,
         postgres_processors=rows * costs.postgres_row_us / 1e6
-        + nodes * LOOKS_PER_S * costs.postgres_look_us_per_shard * shards / 1e6,
+        + nodes
+        * LOOKS_PER_S
+        * (costs.postgres_look_ms / 1e3 + costs.postgres_look_us_per_shard * shards / 1e6),
         looks_processors=nodes * LOOKS_PER_S * look_s,
         memory_bytes_per_node=workers * costs.memory_bytes / nodes,
         heartbeats_per_row=beats / rows,

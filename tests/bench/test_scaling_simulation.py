@@ -19,6 +19,7 @@ COSTS = Costs(
     memory_bytes=1_000,
     look_ms=5,
     look_us_per_shard=5,
+    postgres_look_ms=1,
     postgres_look_us_per_shard=2,
     taken_ms_per_shard=5,
     taken_us_per_worker=30,
