@@ -39,8 +39,18 @@ class Costs:
 
 
 MEASURED = Costs(
-    node_us={"batched": 14, "coalesced": 246, "unary": 312},
-    frontend_us={"batched": 0, "coalesced": 400, "unary": 0},
+    node_us={
+        "batches to owners": 14,
+        "batches, frontend": 63,
+        "unary, frontend": 246,
+        "unary to owners": 312,
+    },
+    frontend_us={
+        "batches to owners": 0,
+        "batches, frontend": 52,
+        "unary, frontend": 400,
+        "unary to owners": 0,
+    },
     postgres_row_us=40,
     wal_bytes_per_row=410,
     wal_bytes_per_beat=14,
