@@ -8,6 +8,7 @@ import asyncio
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -46,7 +47,7 @@ class Cluster:
     def workers(self, first, count, address=None):
         """Numbers of workers, those of one node's shards or any."""
         owners = self.routes()
-        found = []
+        found: list[int] = []
         number = first
         while len(found) < count:
             place = owners[shard_of(NAMESPACE, heartbeat(number).worker_instance_key, self.shards)]
@@ -81,7 +82,7 @@ async def _ready(address):
     """Until it knows the nodes, and so can carry a call."""
     until = time.monotonic() + SETTLED_SECONDS_MAX
     async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
+        call: Any = channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
         while True:
             try:
                 await call(unary_request(999_999), timeout=20)

@@ -11,6 +11,7 @@ import signal
 import statistics
 import sys
 import time
+from typing import Any
 
 import grpc
 
@@ -45,7 +46,7 @@ class Watcher:
         self._channel = grpc.aio.insecure_channel(address)
         self._gone, self._shards, self._numbers = gone, shards, numbers
         self.longest_s = 0.0
-        self._call = self._channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
+        self._call: Any = self._channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
         self._routes = ClusterServiceStub(self._channel)
 
     async def measure(self, leave):

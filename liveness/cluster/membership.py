@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from liveness.cluster.lookout import Lookout
+from liveness.cluster.lookout import STEP_MS_MAX, Lookout
 from liveness.cluster.peers import Peers
 from liveness.cluster.placement import winner
 from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
@@ -32,6 +32,8 @@ from liveness.v1 import cluster_pb2
 logger = structlog.get_logger("liveness.cluster")
 
 LOOKS_PER_LEASE = 8
+LOOK_EVERY_MS_MAX = STEP_MS_MAX // 2
+"""Of what passes between two looks a step counts at most, so that a long lease with rare looks would hardly ever end."""
 LOOK_AGAIN_MS_MIN = 50
 """Calls on their way to a node that is gone ask for another look all the time."""
 TAKEN_AT_ONCE = 8
@@ -41,6 +43,10 @@ SURE_OF_LEASE = 0.9
 HAND_OVER_MS_MAX = 5_000
 FORGOTTEN_AFTER_MS = 600_000
 """A lost node is shown for so long."""
+
+
+def look_every_ms(lease_ms: int) -> float:
+    return min(lease_ms / LOOKS_PER_LEASE, LOOK_EVERY_MS_MAX)
 
 
 class Membership:
@@ -112,7 +118,7 @@ class Membership:
     async def run(self) -> None:
         """Keep the lease, and look around."""
         while True:
-            await self._wait(self._mine.lease_ms / LOOKS_PER_LEASE)
+            await self._wait(look_every_ms(self._mine.lease_ms))
             if (early_ms := self._looked_ms + LOOK_AGAIN_MS_MIN - self._clock.monotonic_ms()) > 0:
                 await self._clock.sleep(early_ms)
             try:
