@@ -249,7 +249,7 @@ class Server:
             gateway = None if isinstance(service, ClusterService) else self.gateway
             bind(server, descriptor, service, self.node.settle, admit, gateway)
         membership = self.membership
-        self._health = Health(names, {READINESS: lambda: membership.settled})
+        self._health = Health(names, {READINESS: lambda: membership.ready})
         membership.on_settled = self._health.look_again
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:

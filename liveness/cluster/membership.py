@@ -69,6 +69,9 @@ class Membership:
         """Nodes in the registry whose lease is over."""
         self.settled = False
         """Whether this node serves what belongs to it."""
+        self.ready = False
+        """Whether it has ever served what belongs to it, and is not about to leave. Who takes a dead node's shards serves
+        its own meanwhile, and must not be taken out of service for it."""
         self.on_settled: Callable[[], None] = lambda: None
         """Told when that may have changed."""
         self._sure_until_ms = NEVER_MS
@@ -145,7 +148,7 @@ class Membership:
     async def leave(self) -> None:
         """Hand everything over to the others, if there are any, and wait until it is theirs."""
         self._mine = self._mine._replace(state=NodeState.LEAVING)
-        self.settled = False
+        self.settled = self.ready = False
         try:
             await self.look()
             self._peers.tell_all(_members_changed)
@@ -250,6 +253,7 @@ class Membership:
                     take[head.shard_id] = head.epoch
         before, self.settled = self.settled, settled and self._mine.state is NodeState.SERVING
         if self.settled != before:
+            self.ready = self.ready or self.settled
             self.on_settled()
         return take, give
 

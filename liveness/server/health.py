@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 Status = health_pb2.HealthCheckResponse
 
 READINESS = "liveness.readiness"
-"""Whether this node serves the shards that belong to it."""
+"""Whether this node has come to serve the shards that belong to it, and is not handing them over."""
 
 
 class Health(health_pb2_grpc.HealthServicer):
