@@ -23,10 +23,13 @@ logger = structlog.get_logger("liveness.frontend")
 
 TO = "liveness-to"
 """Metadata: the node that a call is meant for. Who receives it serves the call or refuses it."""
+ALONE = "liveness-alone"
+"""Metadata: the node is asked for its own share only, by one that asks all of them. Who forwards a call for somebody
+else does not say so: the node it goes to has to ask the others."""
 AT_ONCE_MAX = 4
 """Nodes that know nothing certain may send a call in circles."""
 
-_OF_THE_TRANSPORT = frozenset({TO, "user-agent", "content-type", "te", "host", "accept-encoding"})
+_OF_THE_TRANSPORT = frozenset({TO, ALONE, "user-agent", "content-type", "te", "host", "accept-encoding"})
 """What each gRPC client says for itself, as everything that begins with grpc-."""
 
 
@@ -58,6 +61,10 @@ def addressee(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
         if name == TO:
             return value if isinstance(value, str) else value.decode(errors="replace")
     return None
+
+
+def is_asked_alone(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    return any(name == ALONE for name, _ in metadata or ())
 
 
 class Forwarder:

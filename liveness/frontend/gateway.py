@@ -20,7 +20,14 @@ from liveness.frontend import refusals
 from liveness.frontend.batches import HEARTBEATS_PER_CALL_MAX, Batch
 from liveness.frontend.channels import Channels
 from liveness.frontend.coalescing import BYTES_MAX, Coalescer
-from liveness.frontend.forwarding import Answer, Forwarder, addressee, callers_own, for_the_caller
+from liveness.frontend.forwarding import (
+    Answer,
+    Forwarder,
+    addressee,
+    callers_own,
+    for_the_caller,
+    is_asked_alone,
+)
 from liveness.frontend.links import Relay
 from liveness.frontend.patience import Patience
 from liveness.frontend.refusals import Refusal
@@ -122,6 +129,10 @@ class Way:
             return shard_id is not None and gateway.is_mine(shard_id)
         # A batch is looked through when it is carried.
         return self.rule.kind is not Kind.HEARTBEATS
+
+    def is_asked_alone(self, context: Context) -> bool:
+        """Whether only this node's share of the answer is wanted."""
+        return is_asked_alone(context.invocation_metadata())
 
     def may_move(self, context: Context) -> bool:
         """Whether a call that this node no longer serves can be carried to who does."""

@@ -126,12 +126,11 @@ async def _on_its_way(
     way: Way, request: Any, context: grpc.aio.ServicerContext[Any, Any], serve: Any
 ) -> Message | bytes:
     if way.stays(request, context):
-        if not way.may_move(context):
-            only_here.set(True)
+        only_here.set(way.is_asked_alone(context))
         try:
             return await serve(request)  # type: ignore[no-any-return]
         except ShardMoved:
-            if only_here.get():
+            if not way.may_move(context):
                 raise
     return await way.carry(request, context, serve)  # type: ignore[no-any-return]
 

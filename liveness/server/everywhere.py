@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from liveness.cluster.peers import Peers
 from liveness.domain.errors import NodeLost, ShardUnavailable
-from liveness.frontend.forwarding import TO
+from liveness.frontend.forwarding import ALONE, TO
 from liveness.frontend.routes import Routes
 from liveness.statuses import refusal_of
 from liveness.store.api import WorkerRow
@@ -21,7 +21,7 @@ from liveness.v1 import cluster_pb2, worker_pb2
 ANSWER_SECONDS_MAX = 5.0
 
 only_here: ContextVar[bool] = ContextVar("only_here", default=False)
-"""Whether the call being served was asked of this node alone."""
+"""Whether the call being served was asked of this node alone, for its own share of the answer."""
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
@@ -117,7 +117,7 @@ class Everywhere:
             response_deserializer=response.FromString,
         )
         try:
-            answer: ResponseT = await call(request, timeout=timeout_s, metadata=((TO, node_id),))
+            answer: ResponseT = await call(request, timeout=timeout_s, metadata=((TO, node_id), (ALONE, "1")))
         except asyncio.CancelledError:
             if not _node_given_up():
                 raise

@@ -32,10 +32,7 @@ async def test_racing_registrations_reach_the_quota_and_never_exceed_it(
     await standing.nodes[0].admin.UpdateConfig(admin_pb2.UpdateConfigRequest(namespace=namespace, set=limit))
     answers = Counter(
         await asyncio.gather(
-            *(
-                register(standing.nodes[number % 3], namespace, f"worker-{number}")
-                for number in range(RACERS)
-            )
+            *(register(standing.nodes[number % 3], namespace, f"worker-{number}") for number in range(RACERS))
         )
     )
     assert answers[grpc.StatusCode.OK] <= LIMIT
