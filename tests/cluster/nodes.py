@@ -11,10 +11,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from liveness.v1 import admin_pb2, cluster_pb2
-from liveness.v1.admin_pb2_grpc import AdminServiceStub
-from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
-from liveness.v1.service_pb2_grpc import LivenessServiceStub
+from liveness.v1 import admin_pb2, admin_pb2_grpc, service_pb2_grpc
 from tests.end_to_end.server_process import ROUNDING_MS, ServerProcess
 from tests.sdk_end_to_end.site import free_port
 
@@ -26,7 +23,6 @@ LOOK_SECONDS = 0.05
 LEASE_MS = 1_500
 """Of a node, where the default is not what is tested."""
 HASTY = {"LIVENESS_NODE_LEASE_MS": str(LEASE_MS), "LIVENESS_TAKEOVER_GRACE_MS": "2000"}
-SERVING = admin_pb2.NODE_STATE_SERVING
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 T = TypeVar("T")
@@ -60,7 +56,6 @@ class Node(ServerProcess):
 
     async def start(self) -> None:
         await super().start()
-        self.cluster: Any = ClusterServiceStub(self.channel)
         answer = await self.admin.ListNodes(admin_pb2.ListNodesRequest())
         (self.node_id,) = (node.node_id for node in answer.nodes if node.answering)
 
@@ -84,13 +79,6 @@ class Node(ServerProcess):
 
     def has_said(self, what: str) -> bool:
         return any(what in line for line in self.log)
-
-    async def routes(self) -> cluster_pb2.GetRoutesResponse:
-        """Who owns what, as this very process sees it."""
-        answer: cluster_pb2.GetRoutesResponse = await self.cluster.GetRoutes(
-            cluster_pb2.GetRoutesRequest(), timeout=CALL_SECONDS
-        )
-        return answer
 
     async def list_shards(self) -> dict[int, admin_pb2.Shard]:
         answer = await self.admin.ListShards(admin_pb2.ListShardsRequest(), timeout=CALL_SECONDS)
@@ -182,12 +170,12 @@ class Cluster:
         return any(node.running for node in self.nodes)
 
     @property
-    def liveness(self) -> LivenessServiceStub:
-        return cast(LivenessServiceStub, _Anywhere(self, "liveness"))
+    def liveness(self) -> service_pb2_grpc.LivenessServiceAsyncStub:
+        return cast("service_pb2_grpc.LivenessServiceAsyncStub", _Anywhere(self, "liveness"))
 
     @property
-    def admin(self) -> AdminServiceStub:
-        return cast(AdminServiceStub, _Anywhere(self, "admin"))
+    def admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        return cast("admin_pb2_grpc.AdminServiceAsyncStub", _Anywhere(self, "admin"))
 
     def listening_ms(self, since: float, until: float) -> float:
         return (until - since) * 1_000 + ROUNDING_MS
@@ -210,7 +198,7 @@ class _Anywhere:
         self._kind = kind
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, timeout: float = SECONDS_MAX) -> Any:  # noqa: ASYNC109  # a stub's
+        async def call(request: Any, timeout: float = SECONDS_MAX) -> Any:
             stub = getattr(self._cluster.anyone(), self._kind)
             return await getattr(stub, method)(request, timeout=timeout)
 

@@ -168,7 +168,8 @@ async def test_any_node_lists_counts_and_tells_the_history_of_all_workers(
     for node in standing.nodes:
         counted = await node.liveness.CountWorkers(service_pb2.CountWorkersRequest(namespace=namespace))
         assert counted.total == len(keys)
-        listed, page = [], ""
+        listed: list[str] = []
+        page = ""
         while page or not listed:
             answer = await node.liveness.ListWorkers(
                 service_pb2.ListWorkersRequest(namespace=namespace, page_size=7, page_token=page)

@@ -72,17 +72,19 @@ async def test_one_node_stops_for_good(
     cluster = make_cluster(place.url)
     await cluster.start()
     ledger = Ledger(cluster)
-    async with crew_at_work(cluster, tmp_path) as (crew, record):
-        async with Load(cluster, ledger, Random(4), unary=6, mayflies=3, goodbyes=False) as load:
-            await acknowledged(ledger, 50)
-            leaving = cluster.nodes[2]
-            leaving.avoided = True
-            await some_are_finished(crew, record, "before")
-            assert await leaving.end(SIGTERM) == 0, leaving.said()
-            await cluster.all_served(by=cluster.others(leaving))
-            await some_are_finished(crew, record, "after")
-            load.pause()
-            await load.quiet()
+    async with (
+        crew_at_work(cluster, tmp_path) as (crew, record),
+        Load(cluster, ledger, Random(4), unary=6, mayflies=3, goodbyes=False) as load,
+    ):
+        await acknowledged(ledger, 50)
+        leaving = cluster.nodes[2]
+        leaving.avoided = True
+        await some_are_finished(crew, record, "before")
+        assert await leaving.end(SIGTERM) == 0, leaving.said()
+        await cluster.all_served(by=cluster.others(leaving))
+        await some_are_finished(crew, record, "after")
+        load.pause()
+        await load.quiet()
     assert not ledger.in_doubt, "heartbeats failed, though other nodes took them"
     say(await pass_verdict(cluster, place.home, ledger))
 
@@ -91,17 +93,19 @@ async def restart_all(cluster: Cluster, place: Place, folder: Path, say: Say, se
     await cluster.start()
     ledger = Ledger(cluster)
     order = Random(seed).sample(cluster.nodes, len(cluster.nodes))
-    async with crew_at_work(cluster, folder) as (crew, record):
-        async with Load(cluster, ledger, Random(seed), unary=6, mayflies=3, goodbyes=False) as load:
-            for number, node in enumerate(order):
-                await some_are_finished(crew, record, f"part-{number}")
-                node.avoided = True
-                await node.restart()
-                await cluster.all_served()
-                node.avoided = False
-            await some_are_finished(crew, record, "last")
-            load.pause()
-            await load.quiet()
+    async with (
+        crew_at_work(cluster, folder) as (crew, record),
+        Load(cluster, ledger, Random(seed), unary=6, mayflies=3, goodbyes=False) as load,
+    ):
+        for number, node in enumerate(order):
+            await some_are_finished(crew, record, f"part-{number}")
+            node.avoided = True
+            await node.restart()
+            await cluster.all_served()
+            node.avoided = False
+        await some_are_finished(crew, record, "last")
+        load.pause()
+        await load.quiet()
     assert not ledger.in_doubt, "heartbeats failed, though other nodes took them"
     say(await pass_verdict(cluster, place.home, ledger))
 
