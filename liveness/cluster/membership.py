@@ -195,10 +195,17 @@ class Membership:
             self._mine = self._mine._replace(beat=self._mine.beat + 1, renewed_wall_ms=self._clock.wall_ms())
             view = await self._node.store.renew_node(self._mine)
             self._looked_ms = self._clock.monotonic_ms()
-            self._sure_until_ms = began_ms + int(self._mine.lease_ms * SURE_OF_LEASE)
+            if not self._is_overtaken(view):
+                self._sure_until_ms = began_ms + int(self._mine.lease_ms * SURE_OF_LEASE)
             others = [row for row in view.nodes if row.node_id != self.node_id]
             self._note_lost(self._lookout.look(others, began_ms, self._clock.monotonic_ms()))
             return self._conclude(view, [row for row in others if row.node_id not in self.lost])
+
+    def _is_overtaken(self, view: ClusterView) -> bool:
+        """Whether others have taken shards that this node still shows, while it stood still: a lease that is renewed
+        afterwards does not bring them back, and until they are dropped, which a commit does, nothing is sure."""
+        epochs = {head.shard_id: head.epoch for head in view.shards}
+        return any(shard.epoch < epochs.get(shard.id, 0) for shard in self._node.shards())
 
     def _note_lost(self, lost: Collection[str]) -> None:
         for node_id in set(lost) - self.lost:
