@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from random import Random
 from signal import SIGCONT, SIGSTOP, SIGTERM
@@ -11,12 +12,14 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
+from liveness.cluster.placement import winner
 from liveness.v1 import admin_pb2, admin_pb2_grpc, service_pb2_grpc
 from tests.end_to_end.server_process import ROUNDING_MS, ServerProcess
 from tests.sdk_end_to_end.site import free_port
 
 NODES = 3
 SHARDS = 16
+SHARE_MIN = 3
 SECONDS_MAX = 60
 CALL_SECONDS = 8
 """More than a node waits for another that hangs before it answers without it."""
@@ -90,6 +93,15 @@ class Node(ServerProcess):
         return {node.node_id: node for node in answer.nodes}
 
 
+def _addresses() -> list[str]:
+    """Free ones, such that each node has its share: of so few shards, chance may leave one of three with none."""
+    while True:
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
+        shares = Counter(winner(shard_id, frozenset(addresses)) for shard_id in range(SHARDS))
+        if len(shares) == NODES and min(shares.values()) >= SHARE_MIN:
+            return addresses
+
+
 class Cluster:
     """To a ledger and a load it is one server: each call goes to any node that is up."""
 
@@ -107,11 +119,11 @@ class Cluster:
             Node(
                 way,
                 shards=SHARDS,
-                flags=("--listen", f"127.0.0.1:{free_port()}"),
+                flags=("--listen", listen),
                 environ={**environ, "SKEW_MS": str(skew_ms)},
                 module="tests.cluster.skewed_node" if skew_ms else "liveness.cli",
             )
-            for way, skew_ms in zip(ways, skews_ms, strict=True)
+            for way, skew_ms, listen in zip(ways, skews_ms, _addresses(), strict=True)
         ]
         self._random = Random(seed)
 
