@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 logger = structlog.get_logger("liveness.peers")
 
 HINT_SECONDS_MAX = 1.0
-CALL_SECONDS_MAX = 6.0
-"""Calls to other nodes give up sooner."""
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -51,7 +49,6 @@ class Peers:
         self._addresses: tuple[str, ...] = ()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._gathering: dict[str, cluster_pb2.HintRequest] = {}
-        self._closing: set[asyncio.Task[None]] = set()
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     def meet(self, addresses: Collection[str]) -> None:
@@ -60,10 +57,7 @@ class Peers:
         self.watchful.intersection_update(addresses)
         for address in self._channels.keys() - set(addresses):
             channel = self._channels.pop(address)
-            # Not at once: that would cancel calls in flight, and whoever makes them would take itself for cancelled.
-            closing = asyncio.get_running_loop().create_task(channel.close(CALL_SECONDS_MAX))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            asyncio.get_running_loop().create_task(channel.close(None))
 
     def addresses(self) -> tuple[str, ...]:
         return self._addresses
@@ -114,9 +108,7 @@ class Peers:
     async def close(self) -> None:
         for task in tuple(self._sending.values()):
             task.cancel()
-        for closing in tuple(self._closing):
-            closing.cancel()
-        await asyncio.gather(*self._sending.values(), *self._closing, return_exceptions=True)
+        await asyncio.gather(*self._sending.values(), return_exceptions=True)
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
