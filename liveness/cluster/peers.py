@@ -112,3 +112,10 @@ class Peers:
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
+
+
+def node_given_up() -> bool:
+    """Of a call that ended as cancelled: nobody cancelled us, its channel was closed because the node is gone. Passed on
+    as it is, that would end the call that we serve without an answer."""
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()

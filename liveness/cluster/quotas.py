@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import grpc
 import structlog
 
-from liveness.cluster.peers import Peers
+from liveness.cluster.peers import Peers, node_given_up
 from liveness.domain import decider
 from liveness.domain.errors import Unavailable, WorkerQuotaExceeded
 from liveness.domain.policy import Policy
@@ -127,5 +127,8 @@ class Quotas:
                 await self._peers.stub(address).ReturnSlots(request, timeout=CALL_BACK_SECONDS_MAX)
             except grpc.aio.AioRpcError as error:
                 logger.info("room not called back", at=address, why=error.details())
+            except asyncio.CancelledError:
+                if not node_given_up():
+                    raise
 
         await asyncio.gather(*map(ask, self._peers.addresses()))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from liveness.cluster.peers import Peers
+from liveness.cluster.peers import Peers, node_given_up
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import Holder
 from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
@@ -78,7 +78,9 @@ class OtherNodes:
         )
 
         async def ask(address: str) -> list[Glance | None]:
-            response = await self._peers.stub(address).LookAtHolders(request, timeout=ANSWER_SECONDS_MAX)
+            response = await _answer(
+                self._peers.stub(address).LookAtHolders(request, timeout=ANSWER_SECONDS_MAX)
+            )
             return [glance(answer) for answer in response.answers]
 
         return await self._ask(namespace, name, ask, lambda: self._homes.look(questions))
@@ -94,7 +96,9 @@ class OtherNodes:
         )
 
         async def ask(address: str) -> tuple[int, int]:
-            response = await self._peers.stub(address).BindAttempts(request, timeout=ANSWER_SECONDS_MAX)
+            response = await _answer(
+                self._peers.stub(address).BindAttempts(request, timeout=ANSWER_SECONDS_MAX)
+            )
             return response.lease_epoch, response.bound
 
         return await self._ask(*worker_key, ask, lambda: self._homes.bind(worker_key, session_id, activities))
@@ -109,7 +113,9 @@ class OtherNodes:
         )
 
         async def ask(address: str) -> bool:
-            response = await self._peers.stub(address).UnbindAttempt(request, timeout=ANSWER_SECONDS_MAX)
+            response = await _answer(
+                self._peers.stub(address).UnbindAttempt(request, timeout=ANSWER_SECONDS_MAX)
+            )
             return response.unbound
 
         return await self._ask(
@@ -126,7 +132,9 @@ class OtherNodes:
             request = cluster_pb2.FindNotHeldRequest(attempts=[held_message(held) for held in some])
 
             async def ask(address: str) -> list[Held]:
-                response = await self._peers.stub(address).FindNotHeld(request, timeout=ANSWER_SECONDS_MAX)
+                response = await _answer(
+                    self._peers.stub(address).FindNotHeld(request, timeout=ANSWER_SECONDS_MAX)
+                )
                 return [held(message) for message in response.not_held]
 
             try:
@@ -156,7 +164,7 @@ class OtherNodes:
             max_activities=limit,
         )
         try:
-            response = await self._peers.stub(address).HandOut(request, timeout=ANSWER_SECONDS_MAX)
+            response = await _answer(self._peers.stub(address).HandOut(request, timeout=ANSWER_SECONDS_MAX))
         except grpc.aio.AioRpcError as error:
             raise refusal_of(error) from error
         return [held_activity(task, worker_key.instance_key) for task in response.activities]
@@ -174,7 +182,7 @@ class OtherNodes:
                 shard_id=shard_of(key.namespace, key.workflow_id, self._routes.shard_count)
             )
         try:
-            await self._peers.stub(owner.address).TakeBack(request, timeout=ANSWER_SECONDS_MAX)
+            await _answer(self._peers.stub(owner.address).TakeBack(request, timeout=ANSWER_SECONDS_MAX))
         except grpc.aio.AioRpcError as error:
             raise refusal_of(error) from error
 
@@ -213,3 +221,12 @@ class OtherNodes:
     def _learn(self, fields: dict[str, Any]) -> bool:
         owner = Owner(str(fields["node_id"]), str(fields["address"]), int(fields.get("epoch", 0)))
         return self._routes.learn(int(fields["shard_id"]), owner)
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except asyncio.CancelledError:
+        if not node_given_up():
+            raise
+        raise Unavailable from None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from liveness.cluster.peers import Peers
+from liveness.cluster.peers import Peers, node_given_up
 from liveness.domain.errors import NodeLost, ShardUnavailable
 from liveness.frontend.forwarding import ALONE, TO
 from liveness.frontend.routes import Routes
@@ -94,7 +94,7 @@ class Everywhere:
             except grpc.aio.AioRpcError:
                 return ()
             except asyncio.CancelledError:
-                if not _node_given_up():
+                if not node_given_up():
                     raise
                 return ()
             return answer.workers
@@ -119,14 +119,7 @@ class Everywhere:
         try:
             answer: ResponseT = await call(request, timeout=timeout_s, metadata=((TO, node_id), (ALONE, "1")))
         except asyncio.CancelledError:
-            if not _node_given_up():
+            if not node_given_up():
                 raise
             raise NodeLost(node_id=node_id, address=address) from None
         return answer
-
-
-def _node_given_up() -> bool:
-    """Of a call that ended as cancelled: nobody cancelled us, its channel was closed because the node is gone. Passed on
-    as it is, that would end the call that we serve without an answer."""
-    task = asyncio.current_task()
-    return task is None or not task.cancelling()
