@@ -236,7 +236,6 @@ class Membership:
         self._place(frozenset(row.address for row in living.values() if row.state is NodeState.SERVING))
         take: dict[int, int] = {}
         give: list[int] = []
-        settled = True
         for head in view.shards:
             mine = self._places[head.shard_id] == self._mine.address
             if self._node.serves(head.shard_id):
@@ -247,15 +246,21 @@ class Membership:
                 ):
                     give.append(head.shard_id)
             elif mine:
-                settled = False
                 orphaned = head.owner not in living or head.owner == self.node_id
                 if orphaned and head.shard_id not in self._node.busy:
                     take[head.shard_id] = head.epoch
-        before, self.settled = self.settled, settled and self._mine.state is NodeState.SERVING
+        self._settle()
+        return take, give
+
+    def _settle(self) -> None:
+        belongs = [shard_id for shard_id, place in self._places.items() if place == self._mine.address]
+        before, self.settled = (
+            self.settled,
+            self._mine.state is NodeState.SERVING and all(map(self._node.serves, belongs)),
+        )
         if self.settled != before:
             self.ready = self.ready or self.settled
             self.on_settled()
-        return take, give
 
     def _place(self, among: frozenset[str]) -> None:
         if among != self._among or not self._places:
@@ -277,6 +282,7 @@ class Membership:
                     for shard in taken
                 ]
                 self._peers.tell_all(lambda message, owned=owned: message.owned.extend(owned))  # type: ignore[misc]
+        self._settle()
         if ids:
             self.look_soon()
 

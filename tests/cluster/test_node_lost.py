@@ -16,7 +16,7 @@ from liveness.domain.keys import shard_of
 from liveness.frontend.forwarding import TO
 from liveness.v1 import service_pb2, worker_pb2
 from tests.cluster.conftest import MakeCluster, Place
-from tests.cluster.nodes import HASTY, LEASE_MS, SHARDS, Cluster, Node
+from tests.cluster.nodes import HASTY, LEASE_MS, SHARDS, WHOLE_LOG, Cluster, Node
 from tests.cluster.verdict import pass_verdict
 from tests.end_to_end.audit import audit_workers
 from tests.end_to_end.campaign import Say, acknowledged
@@ -31,7 +31,7 @@ LOOKS = 5
 SENT_SECONDS = 0.3
 """After which what was said to a process that stands still lies in its socket."""
 STEADY = ("unary", "batch")
-AT_DEFAULTS = {"LIVENESS_TAKEOVER_GRACE_MS": "2000"}
+AT_DEFAULTS = {**WHOLE_LOG, "LIVENESS_TAKEOVER_GRACE_MS": "2000"}
 """The grace has nothing to do with who takes what, and would only make the end of the test long."""
 
 
