@@ -17,7 +17,7 @@ from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow, encode_entry
 from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
 
-UNPACKING_SECONDS_MAX = 60
+UNPACKING_SECONDS_MAX = 15
 LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
 
 
