@@ -74,6 +74,9 @@ class Membership:
         its own meanwhile, and must not be taken out of service for it."""
         self.on_settled: Callable[[], None] = lambda: None
         """Told when that may have changed."""
+        self._stranded: set[int] = set()
+        """Shards that the last look showed as this node's, which it does not serve and which belong elsewhere: an answer
+        was lost while they were taken. Nobody else takes them from a living owner, so it takes them and lets go."""
         self._sure_until_ms = NEVER_MS
         self._looked_ms = 0
         self._places: dict[int, str | None] = {}
@@ -236,6 +239,7 @@ class Membership:
         self._place(frozenset(row.address for row in living.values() if row.state is NodeState.SERVING))
         take: dict[int, int] = {}
         give: list[int] = []
+        stranded: set[int] = set()
         for head in view.shards:
             mine = self._places[head.shard_id] == self._mine.address
             if self._node.serves(head.shard_id):
@@ -245,10 +249,14 @@ class Membership:
                     and head.shard_id not in self._node.busy
                 ):
                     give.append(head.shard_id)
-            elif mine:
-                orphaned = head.owner not in living or head.owner == self.node_id
-                if orphaned and head.shard_id not in self._node.busy:
+            elif head.shard_id not in self._node.busy:
+                if mine and (head.owner not in living or head.owner == self.node_id):
                     take[head.shard_id] = head.epoch
+                elif head.owner == self.node_id:
+                    stranded.add(head.shard_id)
+                    if head.shard_id in self._stranded:
+                        take[head.shard_id] = head.epoch
+        self._stranded = stranded
         self._settle()
         return take, give
 

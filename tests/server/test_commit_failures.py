@@ -276,6 +276,8 @@ async def test_a_later_session_survives_failed_commits_without_two_owners(
     site: Site, store: FaultyStore
 ) -> None:
     """Trouble after trouble: each acknowledged step is there in the end, under ever higher epochs."""
+    if site.server.gateway is not None:
+        pytest.skip("where nodes carry calls, they wait for the owner, and nobody moves this clock meanwhile")
     epoch = 0
     for turn in range(12):
         store.faults.append(KNOWN_FAULTS[turn % 3])
