@@ -212,7 +212,7 @@ async def cut_off(make_cluster: MakeCluster, place: Place, say: Say, how: str, s
         say(f"{how}: taken after {seconds:.1f} s; {await pass_verdict(cluster, place.home, ledger)}")
 
 
-@pytest.mark.parametrize("how", ["black hole", "closed"])
+@pytest.mark.parametrize("how", [pytest.param("black hole", marks=pytest.mark.crash_long), "closed"])
 async def test_a_node_without_its_database_is_replaced_and_comes_back(
     make_cluster: MakeCluster, place: Place, say: Say, how: str
 ) -> None:
