@@ -170,7 +170,11 @@ class Cluster:
                 and all(view == views[0] for view in views)
             )
 
-        return (await eventually(look, agreed))[0]
+        try:
+            return (await eventually(look, agreed))[0]
+        except AssertionError as error:
+            said = "\n".join(f"-- {node.node_id} said:\n{node.said()}" for node in owners)
+            raise AssertionError(f"{error}\n{said}") from None
 
     async def shards_of(self, node: Node) -> set[int]:
         return {id for id, shard in (await node.list_shards()).items() if shard.node_id == node.node_id}

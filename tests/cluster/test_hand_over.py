@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from signal import SIGTERM
@@ -13,7 +14,7 @@ import pytest
 
 from liveness.v1 import worker_pb2
 from tests.cluster.conftest import MakeCluster, Place
-from tests.cluster.nodes import Cluster
+from tests.cluster.nodes import Cluster, Node
 from tests.cluster.verdict import pass_verdict
 from tests.end_to_end.campaign import Say, acknowledged
 from tests.end_to_end.ledger import Ledger
@@ -21,6 +22,7 @@ from tests.end_to_end.load import Load
 from tests.sdk_end_to_end.notes import Deed
 from tests.sdk_end_to_end.record import Record, names
 from tests.sdk_end_to_end.workers import Crew, until
+from tests.store.next_version import NEXT, VERSION, write_migrations
 
 WORKERS = 3
 LEASE = 6.0
@@ -89,7 +91,16 @@ async def test_one_node_stops_for_good(
     say(await pass_verdict(cluster, place.home, ledger))
 
 
-async def restart_all(cluster: Cluster, place: Place, folder: Path, say: Say, seed: int) -> None:
+async def restart_all(
+    cluster: Cluster,
+    place: Place,
+    folder: Path,
+    say: Say,
+    seed: int,
+    prepare: Callable[[Node], object] = lambda node: None,
+) -> list[set[str]]:
+    """`prepare`: told of each node before it is started anew. Returns which versions served side by side afterwards."""
+    versions = []
     await cluster.start()
     ledger = Ledger(cluster)
     order = Random(seed).sample(cluster.nodes, len(cluster.nodes))
@@ -100,20 +111,36 @@ async def restart_all(cluster: Cluster, place: Place, folder: Path, say: Say, se
         for number, node in enumerate(order):
             await some_are_finished(crew, record, f"part-{number}")
             node.avoided = True
+            prepare(node)
             await node.restart()
             await cluster.all_served()
+            versions.append({seen.version for seen in (await node.list_nodes()).values()})
             node.avoided = False
         await some_are_finished(crew, record, "last")
         load.pause()
         await load.quiet()
     assert not ledger.in_doubt, "heartbeats failed, though other nodes took them"
     say(await pass_verdict(cluster, place.home, ledger))
+    return versions
 
 
-async def test_all_nodes_are_restarted_one_after_the_other(
+async def test_all_nodes_are_replaced_by_newer_ones_one_after_the_other(
     make_cluster: MakeCluster, place: Place, tmp_path: Path, say: Say
 ) -> None:
-    await restart_all(make_cluster(place.url), place, tmp_path, say, seed=5)
+    migrations = write_migrations(tmp_path / "migrations")
+    cluster = make_cluster(place.url)
+
+    def upgrade(node: Node) -> None:
+        node.module = "tests.cluster.newer_node"
+        node.environ = {**node.environ, "MIGRATIONS": str(migrations)}
+
+    today = version("liveness")
+    versions = await restart_all(cluster, place, tmp_path, say, seed=5, prepare=upgrade)
+    assert versions == [{today, VERSION}, {today, VERSION}, {VERSION}]
+    revision = await place.home.run(
+        lambda connection: connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    )
+    assert revision == NEXT
 
 
 @pytest.mark.crash_long

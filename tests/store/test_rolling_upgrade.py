@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,45 +11,18 @@ from sqlalchemy import text
 
 from liveness.store import migrate
 from liveness.store.errors import CommitRejected, ShardsLost, WrittenByNewerVersion
-from liveness.store.migrate import MIGRATIONS, Revisions
 from liveness.store.sql import SqlStore
 from tests.cli.test_doctor import examine
 from tests.databases import SHARD_COUNT, StoreHome
+from tests.store.next_version import NEXT, TODAY, write_migrations
 from tests.store.samples import About, Owner, available, described, image_of, key, reschedule, take
-
-TODAY = Revisions().head
-NEXT = "0999"
-
-# What a version may add without disturbing the one before: a column that has a default, and a table of its own.
-NEXT_MIGRATION = """
-from alembic import op
-
-revision = "{revision}"
-down_revision = "{before}"
-{statement}
-
-
-def upgrade() -> None:
-    connection = op.get_bind()
-    connection.exec_driver_sql("ALTER TABLE activities ADD COLUMN region TEXT NOT NULL DEFAULT ''")
-    connection.exec_driver_sql("CREATE TABLE regions (name TEXT PRIMARY KEY)")
-"""
 
 MakeNext = Callable[[str], Path]
 
 
 @pytest.fixture
 def next_version(tmp_path: Path) -> MakeNext:
-    """The migrations of a version that has one more than ours, and says this about older ones."""
-
-    def make(statement: str) -> Path:
-        folder = tmp_path / "migrations"
-        shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        source = NEXT_MIGRATION.format(revision=NEXT, before=TODAY, statement=statement)
-        (folder / "versions" / f"{NEXT}_regions.py").write_text(source)
-        return folder
-
-    return make
+    return lambda statement: write_migrations(tmp_path / "migrations", statement)
 
 
 async def open_with(home: StoreHome, migrations: Path) -> SqlStore:

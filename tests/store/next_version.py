@@ -1,0 +1,35 @@
+"""The version after today's, made up: its code is ours, its tables have a column and a table more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from liveness.store.migrate import MIGRATIONS, Revisions
+
+TODAY = Revisions().head
+NEXT = "0999"
+VERSION = "999.0"
+
+# What a version may add without disturbing the one before: a column that has a default, and a table of its own.
+_MIGRATION = """
+from alembic import op
+
+revision = "{revision}"
+down_revision = "{before}"
+{statement}
+
+
+def upgrade() -> None:
+    connection = op.get_bind()
+    connection.exec_driver_sql("ALTER TABLE activities ADD COLUMN region TEXT NOT NULL DEFAULT ''")
+    connection.exec_driver_sql("CREATE TABLE regions (name TEXT PRIMARY KEY)")
+"""
+
+
+def write_migrations(folder: Path, statement: str = f'oldest_writer = "{TODAY}"') -> Path:
+    """Ours and one more, which says this about older versions."""
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    source = _MIGRATION.format(revision=NEXT, before=TODAY, statement=statement)
+    (folder / "versions" / f"{NEXT}_regions.py").write_text(source)
+    return folder
