@@ -24,12 +24,16 @@ class Patience:
         self._began_ms = now_ms = clock.monotonic_ms()
         self._call_ms_max = UNARY_MS_MAX + wait_ms_max
         self._deadline_ms: float | None = None
+        self._answered_by_ms: float = now_ms + UNARY_MS_MAX
         self._trying_until_ms: float = now_ms + TRYING_MS_MAX
         if remaining_s is not None:
             left_ms = remaining_s * 1_000
+            margin_ms = min(MARGIN_MS_MAX, left_ms / 10)
             self._deadline_ms = now_ms + left_ms
-            # Early enough for the last refusal to arrive: it says more than a deadline that passed.
-            self._trying_until_ms = self._deadline_ms - min(MARGIN_MS_MAX, left_ms / 10)
+            # Early enough for the last refusal to arrive: it says more than a deadline that passed. And no try begins
+            # that has no time to be answered, because nobody could say what became of it.
+            self._answered_by_ms = self._deadline_ms - margin_ms
+            self._trying_until_ms = self._answered_by_ms - margin_ms
         self._pause_ms: float = PAUSE_MS_MIN
 
     def timeout_s(self) -> float:
@@ -40,7 +44,7 @@ class Patience:
 
     def part_timeout_s(self) -> float:
         """What a try may take that is only a part of the answer: the other parts still have to arrive in time."""
-        return max(0.001, (self._trying_until_ms - self._clock.monotonic_ms()) / 1_000)
+        return max(0.001, (self._answered_by_ms - self._clock.monotonic_ms()) / 1_000)
 
     async def pause(self, routes: Routes) -> bool:
         """Wait until something is known that was not known before, or for a while. False: the time is over."""
@@ -52,4 +56,4 @@ class Patience:
             return False
         await routes.changed(self._clock, min(self._pause_ms, until_ms - now_ms))
         self._pause_ms = min(self._pause_ms * PAUSE_GROWTH, PAUSE_MS_MAX)
-        return True
+        return self._clock.monotonic_ms() < until_ms
