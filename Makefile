@@ -74,7 +74,7 @@ bench: $(VENV)/.ready-dev ## run the benchmarks (ARGS: options of `python -m ben
 	@$(BIN)/python -m bench $(ARGS)
 
 crash: $(VENV)/.ready-dev ## run the long crash campaign (ARGS: options of pytest)
-	@$(BIN)/pytest tests/end_to_end tests/sdk_end_to_end tests/relay tests/postgres_failures -m crash_long --timeout=3600 $(ARGS)
+	@$(BIN)/pytest tests/end_to_end tests/sdk_end_to_end tests/cluster tests/relay tests/postgres_failures -m crash_long --timeout=3600 $(ARGS)
 
 clean: ## remove environments, caches and build products
 	rm -rf $(VENV) $(PROTO_VENV) .venv*.unfinished build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from random import Random
@@ -107,6 +107,7 @@ class Server:
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._self_driven = self_driven
+        self._node_id = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
         self._running: list[asyncio.Task[None]] = []
         self._relay = relay_of(settings, self._clock, self._random)
         self._route = route or first_of(
@@ -134,7 +135,7 @@ class Server:
     async def start(self) -> None:
         settings = self._settings
         try:
-            self.store = await open_store(settings)
+            self.store = await open_store(settings, self._node_id)
             try:
                 await self._start(settings)
             except BaseException:
@@ -151,7 +152,7 @@ class Server:
             self.store,
             self._clock,
             shard_count=settings.shards,
-            owner=f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}",
+            owner=self._node_id,
             grace_ms=settings.takeover_grace_ms,
             # Whoever drives the clock by hand need not move it for a commit.
             commit_interval_ms=settings.commit_interval_ms if self._self_driven else 0,
@@ -201,17 +202,22 @@ class Server:
         self._scheduler = None
         node.start(pulse=self._self_driven)
         if self._self_driven:
-            self._running.append(asyncio.create_task(self.membership.run()))
-            self._running.append(asyncio.create_task(self.queue.run()))
+            self._keep_running(self.membership.run())
+            self._keep_running(self.queue.run())
             if not alone:
-                self._running.append(asyncio.create_task(self._make_rounds()))
+                self._keep_running(self._make_rounds())
             if self._relay is not None:
-                self._running.append(asyncio.create_task(self._relay.run()))
+                self._keep_running(self._relay.run())
             self._scheduler = self.maintenance.schedule(
                 checkpoint_interval_s=settings.checkpoint_interval_s,
                 retention_interval_s=settings.retention_interval_s,
             )
         self._health.serve()
+
+    def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.node.supervise(task)
+        self._running.append(task)
 
     async def _listen(self, settings: Settings) -> None:
         self._grpc = server = grpc.aio.server(
@@ -326,12 +332,16 @@ class Server:
         """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
         await self._health.enter_graceful_shutdown()
         self.feed.close()
+        # Before polls end: a client that is told so by a poll leaves, and would take the end of its stream for a failure.
         if self.gateway is not None:
             self.gateway.close_streams()
+        else:
+            self.streams.close()
         self.matching.close()
         if not self.node.committer.broken:
             await self.membership.leave()
-        self.streams.close()
+        if self.gateway is not None:
+            self.streams.close()
         self.node.stop_listening()
         stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
         if not self.node.committer.broken:
@@ -392,7 +402,7 @@ def relay_of(settings: Settings, clock: Clock, random: Random) -> Relay | None:
     return Relay(broker, settings.relay_queues, settings.shards, events=settings.relay_events)
 
 
-async def open_store(settings: Settings) -> SqlStore:
+async def open_store(settings: Settings, owner: str = "") -> SqlStore:
     database: SqliteDatabase | PostgresDatabase
     if (path := settings.sqlite_path) is not None:
         database = SqliteDatabase(path)
@@ -400,7 +410,7 @@ async def open_store(settings: Settings) -> SqlStore:
         database.name_holder(f"process {os.getpid()}")
     else:
         # Who is silent for longer is lost to the others, and must not stand in their way.
-        database = PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms)
+        database = PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms, owner)
     store = SqlStore(database)
     try:
         await store.open(settings.shards, f"liveness {version('liveness')}")

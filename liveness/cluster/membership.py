@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -25,7 +25,7 @@ from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
 from liveness.frontend.routes import Member, Owner, Routes
 from liveness.shard.node import NEVER_MS, Node
 from liveness.shard.shard import Shard
-from liveness.store.errors import StoreBroken, StoreError
+from liveness.store.errors import CommitUnknown, StoreBroken, StoreError
 from liveness.store.nodes import ClusterView, NodeRow, NodeState
 from liveness.v1 import cluster_pb2
 
@@ -47,6 +47,18 @@ FORGOTTEN_AFTER_MS = 600_000
 
 def look_every_ms(lease_ms: int) -> float:
     return min(lease_ms / LOOKS_PER_LEASE, LOOK_EVERY_MS_MAX)
+
+
+class Plan(NamedTuple):
+    """What follows from a look. Shards come with the epochs that they had."""
+
+    take: dict[int, int]
+    robbed: set[str]
+    """Lost nodes, whose shards they were."""
+    give: list[int]
+    disown: dict[int, int]
+    """Those that this node took and does not serve, and that belong elsewhere meanwhile: the answer was lost, or what
+    came after it failed. Nobody takes them from a living owner."""
 
 
 class Membership:
@@ -74,9 +86,6 @@ class Membership:
         its own meanwhile, and must not be taken out of service for it."""
         self.on_settled: Callable[[], None] = lambda: None
         """Told when that may have changed."""
-        self._stranded: set[int] = set()
-        """Shards that the last look showed as this node's, which it does not serve and which belong elsewhere: an answer
-        was lost while they were taken. Nobody else takes them from a living owner, so it takes them and lets go."""
         self._sure_until_ms = NEVER_MS
         self._looked_ms = 0
         self._places: dict[int, str | None] = {}
@@ -102,9 +111,9 @@ class Membership:
         gone = [row for row in others if self._alone or self._is_gone(row)]
         if gone:
             await self._node.store.remove_nodes([row.node_id for row in gone])
-        take, _ = await self._look()
+        plan = await self._look()
         # Not beside everything else: a node that cannot read what it is to serve must not pretend to have started.
-        await self._take(take)
+        await self._take(plan.take, plan.robbed)
         self._peers.tell_all(_members_changed)
 
     def _is_gone(self, row: NodeRow) -> bool:
@@ -192,17 +201,18 @@ class Membership:
 
     async def look(self) -> None:
         """Renew the lease, see who is there, and begin what follows from it."""
-        take, give = await self._look()
-        if give:
-            self._begin(self._hand_over(give))
-        if take:
-            self._begin(self._take(take))
+        plan = await self._look()
+        if plan.give:
+            self._begin(self._hand_over(plan.give))
+        if plan.take:
+            self._begin(self._take(plan.take, plan.robbed))
+        if plan.disown:
+            self._begin(self._disown(plan.disown))
         forgotten = [id for id in self.lost if self._lookout.silent_ms(id) > FORGOTTEN_AFTER_MS]
         if forgotten:
             await self._node.store.remove_nodes(forgotten)
 
-    async def _look(self) -> tuple[dict[int, int], list[int]]:
-        """Returns which shards to take, with the epochs they have, and which to hand over."""
+    async def _look(self) -> Plan:
         async with self._looking:
             self._again.clear()
             began_ms = self._clock.monotonic_ms()
@@ -228,7 +238,7 @@ class Membership:
             logger.info("node is back, or was forgotten", node=node_id)
         self.lost = frozenset(lost)
 
-    def _conclude(self, view: ClusterView, others: Collection[NodeRow]) -> tuple[dict[int, int], list[int]]:
+    def _conclude(self, view: ClusterView, others: Collection[NodeRow]) -> Plan:
         living = {row.node_id: row for row in (*others, self._mine)}
         self._peers.meet([row.address for row in others])
         self._node.observed_elsewhere = {head.shard_id: head.observed_ms for head in view.shards}
@@ -237,28 +247,23 @@ class Membership:
             {head.shard_id: (head.owner, head.epoch) for head in view.shards},
         )
         self._place(frozenset(row.address for row in living.values() if row.state is NodeState.SERVING))
-        take: dict[int, int] = {}
-        give: list[int] = []
-        stranded: set[int] = set()
+        plan = Plan({}, set(), [], {})
         for head in view.shards:
-            mine = self._places[head.shard_id] == self._mine.address
-            if self._node.serves(head.shard_id):
-                if (
-                    not mine
-                    and self._places[head.shard_id] is not None
-                    and head.shard_id not in self._node.busy
-                ):
-                    give.append(head.shard_id)
-            elif head.shard_id not in self._node.busy:
-                if mine and (head.owner not in living or head.owner == self.node_id):
-                    take[head.shard_id] = head.epoch
-                elif head.owner == self.node_id:
-                    stranded.add(head.shard_id)
-                    if head.shard_id in self._stranded:
-                        take[head.shard_id] = head.epoch
-        self._stranded = stranded
+            shard_id = head.shard_id
+            if shard_id in self._node.busy:
+                continue
+            place = self._places[shard_id]
+            if self._node.serves(shard_id):
+                if place is not None and place != self._mine.address:
+                    plan.give.append(shard_id)
+            elif place == self._mine.address and (head.owner == self.node_id or head.owner not in living):
+                plan.take[shard_id] = head.epoch
+                if head.owner and head.owner not in living:
+                    plan.robbed.add(head.owner)
+            elif head.owner == self.node_id:
+                plan.disown[shard_id] = head.epoch
         self._settle()
-        return take, give
+        return plan
 
     def _settle(self) -> None:
         belongs = [shard_id for shard_id, place in self._places.items() if place == self._mine.address]
@@ -277,7 +282,9 @@ class Membership:
 
     # -- taking and giving
 
-    async def _take(self, wanted: Mapping[int, int]) -> None:
+    async def _take(self, wanted: Mapping[int, int], robbed: Collection[str]) -> None:
+        if robbed:
+            await self._cut_off(robbed)
         ids = sorted(wanted)
         at_once = len(ids) if self._alone else TAKEN_AT_ONCE
         for start in range(0, len(ids), at_once):
@@ -294,6 +301,17 @@ class Membership:
         if ids:
             self.look_soon()
 
+    async def _cut_off(self, owners: Collection[str]) -> None:
+        """A node that stands still in the middle of a transaction holds on to the rows that others need, and there are
+        places in it where no time limit of the database applies."""
+        try:
+            ended = await self._node.store.cut_off(owners)
+        except StoreError as error:
+            logger.warning("cannot end a lost node's database sessions", why=str(error))
+        else:
+            if ended:
+                logger.info("database sessions of lost nodes ended", sessions=ended)
+
     async def _hand_over(self, shard_ids: Collection[int]) -> None:
         released = await self._node.release(shard_ids)
         for shard in released:
@@ -303,9 +321,15 @@ class Membership:
             ids = [shard.id for shard in released]
             self._peers.tell_all(lambda message: message.released.extend(ids))
 
+    async def _disown(self, seen: Mapping[int, int]) -> None:
+        await self._node.store.disown_shards(self.node_id, seen)
+        logger.info("shards let go of that were taken without an answer", shards=len(seen))
+        self._peers.tell_all(lambda message: message.released.extend(seen))
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._work.add(task)
+        self._node.supervise(task)
         task.add_done_callback(self._work.discard)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -316,6 +340,8 @@ class Membership:
             self._node.give_up(error)
         except StoreError as error:
             logger.warning("shards not taken", why=str(error))
+            if isinstance(error, CommitUnknown):
+                self.look_soon()  # which shows whether they were
 
     async def _finished(self) -> None:
         """Until what was begun has ended."""

@@ -346,10 +346,14 @@ class Node:
     def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.supervise(task)
+
+    def supervise(self, task: asyncio.Task[None]) -> None:
+        """A task that the server cannot do without ends it, should it fail."""
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug in the engine room: nothing more can be promised.
             logger.error("engine stopped", exc_info=error)

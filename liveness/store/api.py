@@ -171,6 +171,13 @@ class Store(Protocol):
         """Raise the shards' epochs, which fences every earlier owner, and read them back. `seen`: only those whose
         epoch is still this one, so that of several who want a shard one gets it and the others leave it alone."""
 
+    async def disown_shards(self, owner: str, seen: Mapping[int, int]) -> None:
+        """Let go of shards that this owner took, at the epochs that were seen, and does not serve."""
+
+    async def cut_off(self, owners: Collection[str]) -> int:
+        """End the database sessions of owners that are lost, which may hold rows that others need. Returns how many there
+        were."""
+
     async def renew_node(self, mine: NodeRow) -> ClusterView:
         """Keep this node's place in the registry, and see who else is there and who owns what."""
 

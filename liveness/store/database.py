@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -17,5 +17,9 @@ class Database(Protocol):
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run in a read transaction over what is committed."""
+
+    async def end_sessions(self, owners: Collection[str]) -> int:
+        """Whatever these owners have begun is undone, unless it is committed just now. Returns how many sessions they
+        had."""
 
     async def close(self) -> None: ...

@@ -6,11 +6,11 @@ clock how long it has seen no beat, so that clocks of different machines are nev
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, tuple_, update
 
 from liveness.store.bulk import insert_rows
 from liveness.store.schema import nodes, shards
@@ -73,3 +73,11 @@ def look(connection: Connection) -> ClusterView:
 
 def remove(connection: Connection, node_ids: Collection[str]) -> None:
     connection.execute(delete(nodes).where(nodes.c.node_id.in_(node_ids)))
+
+
+def disown(connection: Connection, owner: str, seen: Mapping[int, int]) -> None:
+    connection.execute(
+        update(shards)
+        .where(shards.c.owner == owner, tuple_(shards.c.shard_id, shards.c.epoch).in_(list(seen.items())))
+        .values(owner="")
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, column, event, func, select, table
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -27,7 +27,6 @@ IDLE_MS_MAX = 10_000
 """Unless set otherwise. So long a process may leave the server without a word in the middle of a transaction."""
 
 _SESSION = {
-    "application_name": "liveness",
     "synchronous_commit": "on",
     # The server gives up by itself what nobody waits for any more, also when it cannot be told so.
     "statement_timeout": f"{ANSWER_SECONDS_MAX + 2:.0f}s",
@@ -43,9 +42,13 @@ _FAILURES = (DBAPIError, PoolTimeout, OSError)
 
 class PostgresDatabase:
     def __init__(
-        self, url: str, connections_max: int = CONNECTIONS_MAX, idle_ms_max: int = IDLE_MS_MAX
+        self,
+        url: str,
+        connections_max: int = CONNECTIONS_MAX,
+        idle_ms_max: int = IDLE_MS_MAX,
+        owner: str = "",
     ) -> None:
-        """`idle_ms_max`: a transaction whose process says nothing for so long is undone. It would hold on to its rows,
+        """`owner`: whose sessions they are, which others may end. `idle_ms_max`: a transaction whose process says nothing for so long is undone. It would hold on to its rows,
         and a process that stands still, or that the network has cut off, would keep others from taking its shards."""
         kept = max(1, connections_max // 2)
         self._engine = create_async_engine(
@@ -58,7 +61,11 @@ class PostgresDatabase:
                 "async_creator_fn": Hosts().connect,
                 "timeout": CONNECT_SECONDS_MAX,
                 "command_timeout": ANSWER_SECONDS_MAX,
-                "server_settings": {**_SESSION, "idle_in_transaction_session_timeout": str(idle_ms_max)},
+                "server_settings": {
+                    **_SESSION,
+                    "application_name": _session_name(owner),
+                    "idle_in_transaction_session_timeout": str(idle_ms_max),
+                },
                 "prepared_statement_cache_size": 512,
             },
         )
@@ -118,11 +125,12 @@ class PostgresDatabase:
     async def _drop(self, connection: AsyncConnection, error: Exception) -> None:
         if isinstance(error, TimeoutError):
             self._generation += 1
-            # Not in good order, which would take as long again.
-            raw = await connection.get_raw_connection()
-            driver = raw.driver_connection
-            assert driver is not None
-            driver.terminate()
+            if not connection.invalidated:
+                # Not in good order, which would take as long again.
+                raw = await connection.get_raw_connection()
+                driver = raw.driver_connection
+                assert driver is not None
+                driver.terminate()
         await connection.invalidate()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -132,8 +140,24 @@ class PostgresDatabase:
         except _FAILURES as error:
             raise ReadFailed(detail=_reason(error)) from error
 
+    async def end_sessions(self, owners: Collection[str]) -> int:
+        query = select(func.count(func.pg_terminate_backend(_sessions.c.pid))).where(
+            _sessions.c.application_name.in_(sorted(map(_session_name, owners))),
+            _sessions.c.datname == func.current_database(),
+        )
+        ended: int = await self.read(lambda connection: connection.execute(query).scalar_one())
+        return ended
+
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+_sessions = table("pg_stat_activity", column("pid"), column("application_name"), column("datname"))
+
+
+def _session_name(owner: str) -> str:
+    """PostgreSQL cuts off names that are longer. Of an owner, the end is what is its own."""
+    return f"liveness {owner}".rstrip() if len(owner) <= 54 else f"liveness {owner[-54:]}"
 
 
 def _reason(error: Exception) -> str:

@@ -34,7 +34,7 @@ from liveness.store.database import Database
 from liveness.store.errors import WrongShardCount
 from liveness.store.history import History, read_history, write_history
 from liveness.store.migrate import MIGRATIONS, Revisions, migrate
-from liveness.store.nodes import ClusterView, NodeRow, look, remove, renew
+from liveness.store.nodes import ClusterView, NodeRow, disown, look, remove, renew
 from liveness.store.schema import (
     RENEWALS_KIND,
     activities,
@@ -96,6 +96,12 @@ class SqlStore:
 
     async def look_at_cluster(self) -> ClusterView:
         return await self._database.read(look)
+
+    async def cut_off(self, owners: Collection[str]) -> int:
+        return await self._database.end_sessions(owners)
+
+    async def disown_shards(self, owner: str, seen: Mapping[int, int]) -> None:
+        await self._database.write(lambda connection: disown(connection, owner, seen))
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None:
         await self._database.write(lambda connection: remove(connection, node_ids))

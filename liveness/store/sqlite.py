@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -149,6 +149,9 @@ class SqliteDatabase:
                 return work(connection)
         except (DBAPIError, sqlite3.Error) as error:
             raise ReadFailed(detail=str(error)) from error
+
+    async def end_sessions(self, owners: Collection[str]) -> int:
+        return 0  # the file belongs to one process
 
     async def close(self) -> None:
         await self._reader.run(self._read_engine.dispose)

@@ -46,7 +46,7 @@ async def load_on(cluster: Cluster, seed: int) -> AsyncIterator[tuple[Ledger, Lo
         unary=10,
         mayflies=6,
         goodbyes=False,
-        leases_ms=(2_500, 4_000),
+        leases_ms=(4_000, 5_000),
         call_seconds_max=0.6,
         pace_s=0.06,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -28,4 +29,23 @@ async def test_a_transaction_whose_process_is_silent_is_undone(place: Place) -> 
     await silent.close()
     after = {head.shard_id: head.epoch for head in (await store.look_at_cluster()).shards}
     assert after == {shard_id: epoch + 10 for shard_id, epoch in before.items()}
+    await place.home.close()
+
+
+async def test_a_session_that_no_limit_of_the_database_reaches_is_ended_by_others(place: Place) -> None:
+    store = await place.home.open()
+    silent = PostgresDatabase(place.url, idle_ms_max=IDLE_MS, owner="a-node")
+    async with silent._engine.connect() as connection:
+        await connection.execute(text("UPDATE shards SET epoch = epoch + 1"))
+        # Between preparing a statement and executing it, a session is neither idle nor busy with a statement.
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.prepare("SELECT epoch + 1 FROM shards")
+        waiting = asyncio.ensure_future(place.home.execute("UPDATE shards SET epoch = epoch + 10"))
+        await asyncio.wait([waiting], timeout=IDLE_MS * 4 / 1_000)
+        assert not waiting.done(), "else there would be nothing to prove"
+        assert await store.cut_off(["another-node"]) == 0
+        assert await store.cut_off(["a-node", "another-node"]) == 1
+        await asyncio.wait_for(waiting, SECONDS_MAX)
+        await connection.invalidate()
+    await silent.close()
     await place.home.close()

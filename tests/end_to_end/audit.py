@@ -179,6 +179,8 @@ def _audit_tasks(tasks: Iterable[Row], activities: Iterable[Row], ledger: Ledger
     found: Counter[tuple[str, int, str]] = Counter()
     available = {row["workflow_id"]: row for row in activities}
     for row in tasks:
+        if row["namespace"] != NAMESPACE:
+            continue  # of workers that the ledger knows nothing of
         name = decode_bound_activity(row["activity"]).workflow_id
         found[row["worker_key"], row["lease_epoch"], name] += 1
         if row["state"] != TaskState.DONE:

@@ -16,7 +16,9 @@ from tests.end_to_end.conftest import EXPOSED, MakeServer
 from tests.postgres_failures.trial import trial
 
 REPLICATES = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'liveness'"
+WAITING = (
+    "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE 'liveness%'"
+)
 
 
 class Pair:

@@ -34,7 +34,7 @@ def end_sessions(postgres: PostgresServer) -> int:
     """Terminate every backend that serves liveness."""
     return int(
         postgres.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'liveness'"
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'liveness%'"
         )
     )
 

@@ -41,6 +41,8 @@ class FaultyStore(SqlStore):
         self.failed: list[frozenset[int]] = []
         """Shards of each commit that failed."""
         self.take_over_faults = 0
+        self.lost_take_overs = 0
+        """Of the next ones: they take place, and their answers are lost."""
         self.commits = 0
         """Tried so far."""
         self.reached = asyncio.Event()
@@ -67,6 +69,9 @@ class FaultyStore(SqlStore):
             fact = ShardTaken(epoch=image.epoch, owner=owner)
             entry = LogEntry(image.last_seq, None, None, None, wall_ms, image.observed_ms, fact)
             self.ledger.took_over(image, entry)
+        if self.lost_take_overs:
+            self.lost_take_overs -= 1
+            raise CommitUnknown(detail="injected")
         return images
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
