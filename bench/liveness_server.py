@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from liveness.app import serve
+from liveness.serving import serve
 from liveness.settings import Settings
 
 

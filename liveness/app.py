@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
-import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from random import Random
@@ -30,7 +28,7 @@ from liveness.cluster.quotas import Quotas
 from liveness.frontend.channels import Channels
 from liveness.frontend.gateway import Gateway
 from liveness.frontend.routes import Routes
-from liveness.logs import configure_logs, log_transitions
+from liveness.logs import log_transitions
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.binding import bind
@@ -73,11 +71,7 @@ from tasks.webhook import route as webhook_route
 
 logger = structlog.get_logger("liveness.app")
 
-EXIT_DISK_BROKEN = 74
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-# The store's thread needs the interpreter lock in short bursts. Snatching it from a busy event loop in mid-stride costs
-# both of them time: with 0.5 ms, batches of heartbeats were a quarter slower. An idle loop gives it up at once anyway.
-SWITCH_INTERVAL_S = 0.01
 ADVANCE_STEP_MS = 250
 ROUNDS_MS = 1_000
 
@@ -418,33 +412,3 @@ async def open_store(settings: Settings, owner: str = "") -> SqlStore:
         await store.close()
         raise
     return store
-
-
-async def serve(
-    settings: Settings, on_ready: Callable[[str], None] | None = None, *, clock: Clock | None = None
-) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code."""
-    configure_logs(settings.log_level, settings.log_format)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    server = Server(settings, clock=clock)
-    await server.start()
-    logger.info("serving", address=server.address, shards=settings.shards)
-    if on_ready is not None:
-        on_ready(server.address)
-    stopping = asyncio.create_task(stop.wait())
-    ends: set[asyncio.Future[Any]] = {stopping, server.node.broken}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if server.node.broken.done():
-        # Nothing can be committed or answered any more; an orderly end would only pretend.
-        logger.critical(
-            "stopping at once: nothing can be promised any more", why=str(server.node.broken.result())
-        )
-        sys.stderr.flush()
-        os._exit(EXIT_DISK_BROKEN)
-    logger.info("stopping")
-    await server.stop()
-    logger.info("stopped")
-    return 0

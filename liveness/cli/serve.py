@@ -76,7 +76,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Loaded here: a wrong flag is told at once, and help needs none of it.
-    from liveness.app import serve as run_server
+    from liveness.serving import serve as run_server
     from liveness.store.errors import StoreError, StoreUnusable
 
     def on_ready(address: str) -> None:

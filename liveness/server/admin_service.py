@@ -193,6 +193,9 @@ class AdminService:
             response.nodes.append(message)
         return response
 
+    async def get_fleet(self, request: object) -> bytes:
+        raise NotImplementedError
+
     async def list_tasks(self, request: admin_pb2.ListTasksRequest) -> admin_pb2.ListTasksResponse:
         namespace = optional_identifier("namespace", request.namespace) or None
         size = page_size(request.page_size)

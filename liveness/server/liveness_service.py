@@ -329,6 +329,9 @@ class LivenessService:
             response.next_page_token = tokens.issue(entries[size - 1].seq, *listing)
         return response
 
+    async def get_death_certificate(self, request: object) -> bytes:
+        raise NotImplementedError
+
     async def watch_events(
         self, request: service_pb2.WatchEventsRequest
     ) -> AsyncIterator[service_pb2.WatchEventsResponse]:

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from liveness.v1 import admin_pb2 as liveness_dot_v1_dot_admin__pb2
+from liveness.v1 import fleet_pb2 as liveness_dot_v1_dot_fleet__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -74,6 +75,11 @@ class AdminServiceStub(object):
                 '/liveness.v1.AdminService/ListNodes',
                 request_serializer=liveness_dot_v1_dot_admin__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.ListNodesResponse.FromString,
+                _registered_method=True)
+        self.GetFleet = channel.unary_unary(
+                '/liveness.v1.AdminService/GetFleet',
+                request_serializer=liveness_dot_v1_dot_fleet__pb2.GetFleetRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_fleet__pb2.GetFleetResponse.FromString,
                 _registered_method=True)
         self.ListTasks = channel.unary_unary(
                 '/liveness.v1.AdminService/ListTasks',
@@ -161,6 +167,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleet(self, request, context):
+        """The fleet at a glance: who is in which state, what was going on lately, what needs attention.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTasks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -238,6 +251,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.ListNodesRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'GetFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleet,
+                    request_deserializer=liveness_dot_v1_dot_fleet__pb2.GetFleetRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_fleet__pb2.GetFleetResponse.SerializeToString,
             ),
             'ListTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTasks,
@@ -482,6 +500,33 @@ class AdminService(object):
             '/liveness.v1.AdminService/ListNodes',
             liveness_dot_v1_dot_admin__pb2.ListNodesRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/GetFleet',
+            liveness_dot_v1_dot_fleet__pb2.GetFleetRequest.SerializeToString,
+            liveness_dot_v1_dot_fleet__pb2.GetFleetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from liveness.v1 import admin_pb2 as _admin_pb2
+from liveness.v1 import fleet_pb2 as _fleet_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -49,6 +50,8 @@ class AdminServiceStub:
     ListShards: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListShardsRequest, _admin_pb2.ListShardsResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
     """The registry of servers: who serves, since when, and what."""
+    GetFleet: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetFleetRequest, _fleet_pb2.GetFleetResponse]
+    """The fleet at a glance: who is in which state, what was going on lately, what needs attention."""
     ListTasks: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTasksRequest, _admin_pb2.ListTasksResponse]
     RetryTask: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RetryTaskRequest, _admin_pb2.RetryTaskResponse]
     """Makes a retrying or dead-lettered task due now."""
@@ -82,6 +85,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListShards: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListShardsRequest, _admin_pb2.ListShardsResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
     """The registry of servers: who serves, since when, and what."""
+    GetFleet: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetFleetRequest, _fleet_pb2.GetFleetResponse]  # type: ignore[assignment]
+    """The fleet at a glance: who is in which state, what was going on lately, what needs attention."""
     ListTasks: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTasksRequest, _admin_pb2.ListTasksResponse]  # type: ignore[assignment]
     RetryTask: _aio.UnaryUnaryMultiCallable[_admin_pb2.RetryTaskRequest, _admin_pb2.RetryTaskResponse]  # type: ignore[assignment]
     """Makes a retrying or dead-lettered task due now."""
@@ -160,6 +165,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListNodesResponse, _abc.Awaitable[_admin_pb2.ListNodesResponse]]:
         """The registry of servers: who serves, since when, and what."""
+
+    @_abc_1.abstractmethod
+    def GetFleet(
+        self,
+        request: _fleet_pb2.GetFleetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetFleetResponse, _abc.Awaitable[_fleet_pb2.GetFleetResponse]]:
+        """The fleet at a glance: who is in which state, what was going on lately, what needs attention."""
 
     @_abc_1.abstractmethod
     def ListTasks(

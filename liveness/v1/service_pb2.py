@@ -22,77 +22,101 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
+from liveness.v1 import death_pb2 as liveness_dot_v1_dot_death__pb2
 from liveness.v1 import event_pb2 as liveness_dot_v1_dot_event__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/service.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\x17liveness/v1/event.proto\x1a\x18liveness/v1/worker.proto\"b\n\x1cRecordWorkerHeartbeatRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"d\n\x1dRecordWorkerHeartbeatsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x30\n\nheartbeats\x18\x02 \x03(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"\xca\x01\n\x1eRecordWorkerHeartbeatsResponse\x12?\n\x05items\x18\x01 \x03(\x0b\x32\x30.liveness.v1.RecordWorkerHeartbeatsResponse.Item\x1ag\n\x04Item\x12.\n\x06result\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.HeartbeatResultH\x00\x12$\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"k\n\x15ShutdownWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"a\n\x16ShutdownWorkerResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x1e\n\x16rescheduled_activities\x18\x02 \x01(\x05\"G\n\x15\x44\x65scribeWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\"=\n\x16\x44\x65scribeWorkerResponse\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.liveness.v1.Worker\"\x85\x01\n\x0cWorkerFilter\x12(\n\x06states\x18\x01 \x03(\x0e\x32\x18.liveness.v1.WorkerState\x12\x12\n\ntask_queue\x18\x02 \x01(\t\x12\x10\n\x08\x62uild_id\x18\x03 \x01(\t\x12\x11\n\thost_name\x18\x04 \x01(\t\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\"y\n\x12ListWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"T\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"S\n\x13\x43ountWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\"\x9f\x01\n\x14\x43ountWorkersResponse\x12\x37\n\x06groups\x18\x01 \x03(\x0b\x32\'.liveness.v1.CountWorkersResponse.Group\x12\r\n\x05total\x18\x02 \x01(\x03\x1a?\n\x05Group\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x86\x01\n\x17GetWorkerHistoryRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cnewest_first\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"W\n\x18GetWorkerHistoryResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"r\n\x12WatchEventsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cresume_token\x18\x03 \x01(\t\x12\x16\n\x0e\x66rom_beginning\x18\x04 \x01(\x08\"O\n\x13WatchEventsResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"\x8b\x03\n\rAttachRequest\x12\x33\n\x06\x61ttach\x18\x01 \x01(\x0b\x32!.liveness.v1.AttachRequest.AttachH\x00\x12\x33\n\x06\x64\x65tach\x18\x02 \x01(\x0b\x32!.liveness.v1.AttachRequest.DetachH\x00\x12/\n\x04ping\x18\x03 \x01(\x0b\x32\x1f.liveness.v1.AttachRequest.PingH\x00\x1a\x81\x01\n\x06\x41ttach\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x33\n\x10\x64isconnect_grace\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x38\n\x06\x44\x65tach\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x1a\x16\n\x04Ping\x12\x0e\n\x06number\x18\x01 \x01(\x04\x42\t\n\x07request\"\xaf\x05\n\x0e\x41ttachResponse\x12\x38\n\x08\x61ttached\x18\x01 \x01(\x0b\x32$.liveness.v1.AttachResponse.AttachedH\x00\x12\x34\n\x06orders\x18\x02 \x01(\x0b\x32\".liveness.v1.AttachResponse.OrdersH\x00\x12\x30\n\x04pong\x18\x03 \x01(\x0b\x32 .liveness.v1.AttachResponse.PongH\x00\x12\x36\n\x07\x63losing\x18\x04 \x01(\x0b\x32#.liveness.v1.AttachResponse.ClosingH\x00\x1a\x93\x01\n\x08\x41ttached\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x33\n\x10\x64isconnect_grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x1a\xfd\x01\n\x06Orders\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12\r\n\x05pause\x18\x05 \x01(\x08\x12\r\n\x05\x64rain\x18\x06 \x01(\x08\x12\x33\n\x11\x63\x61ncel_activities\x18\x07 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\x12\x32\n\x0f\x64rain_remaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x16\n\x04Pong\x12\x0e\n\x06number\x18\x01 \x01(\x04\x1a\t\n\x07\x43losingB\n\n\x08response\")\n\x14GetServerInfoRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"g\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tapi_level\x18\x02 \x01(\x05\x12\x15\n\rapi_level_min\x18\x03 \x01(\x05\x12\x13\n\x0bshard_count\x18\x04 \x01(\x05\x32\x97\x07\n\x0fLivenessService\x12`\n\x15RecordWorkerHeartbeat\x12).liveness.v1.RecordWorkerHeartbeatRequest\x1a\x1c.liveness.v1.HeartbeatResult\x12q\n\x16RecordWorkerHeartbeats\x12*.liveness.v1.RecordWorkerHeartbeatsRequest\x1a+.liveness.v1.RecordWorkerHeartbeatsResponse\x12\x45\n\x06\x41ttach\x12\x1a.liveness.v1.AttachRequest\x1a\x1b.liveness.v1.AttachResponse(\x01\x30\x01\x12Y\n\x0eShutdownWorker\x12\".liveness.v1.ShutdownWorkerRequest\x1a#.liveness.v1.ShutdownWorkerResponse\x12Y\n\x0e\x44\x65scribeWorker\x12\".liveness.v1.DescribeWorkerRequest\x1a#.liveness.v1.DescribeWorkerResponse\x12P\n\x0bListWorkers\x12\x1f.liveness.v1.ListWorkersRequest\x1a .liveness.v1.ListWorkersResponse\x12S\n\x0c\x43ountWorkers\x12 .liveness.v1.CountWorkersRequest\x1a!.liveness.v1.CountWorkersResponse\x12_\n\x10GetWorkerHistory\x12$.liveness.v1.GetWorkerHistoryRequest\x1a%.liveness.v1.GetWorkerHistoryResponse\x12R\n\x0bWatchEvents\x12\x1f.liveness.v1.WatchEventsRequest\x1a .liveness.v1.WatchEventsResponse0\x01\x12V\n\rGetServerInfo\x12!.liveness.v1.GetServerInfoRequest\x1a\".liveness.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/service.proto\x12\x0bliveness.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\x1a\x17liveness/v1/death.proto\x1a\x17liveness/v1/event.proto\x1a\x18liveness/v1/worker.proto\"b\n\x1cRecordWorkerHeartbeatRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"d\n\x1dRecordWorkerHeartbeatsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x30\n\nheartbeats\x18\x02 \x03(\x0b\x32\x1c.liveness.v1.WorkerHeartbeat\"\xca\x01\n\x1eRecordWorkerHeartbeatsResponse\x12?\n\x05items\x18\x01 \x03(\x0b\x32\x30.liveness.v1.RecordWorkerHeartbeatsResponse.Item\x1ag\n\x04Item\x12.\n\x06result\x18\x01 \x01(\x0b\x32\x1c.liveness.v1.HeartbeatResultH\x00\x12$\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"k\n\x15ShutdownWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"a\n\x16ShutdownWorkerResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x1e\n\x16rescheduled_activities\x18\x02 \x01(\x05\"G\n\x15\x44\x65scribeWorkerRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\"=\n\x16\x44\x65scribeWorkerResponse\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.liveness.v1.Worker\"\x85\x01\n\x0cWorkerFilter\x12(\n\x06states\x18\x01 \x03(\x0e\x32\x18.liveness.v1.WorkerState\x12\x12\n\ntask_queue\x18\x02 \x01(\t\x12\x10\n\x08\x62uild_id\x18\x03 \x01(\t\x12\x11\n\thost_name\x18\x04 \x01(\t\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\"y\n\x12ListWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"T\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"S\n\x13\x43ountWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x19.liveness.v1.WorkerFilter\"\x9f\x01\n\x14\x43ountWorkersResponse\x12\x37\n\x06groups\x18\x01 \x03(\x0b\x32\'.liveness.v1.CountWorkersResponse.Group\x12\r\n\x05total\x18\x02 \x01(\x03\x1a?\n\x05Group\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x86\x01\n\x17GetWorkerHistoryRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cnewest_first\x18\x03 \x01(\x08\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"W\n\x18GetWorkerHistoryResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"a\n\x1aGetDeathCertificateRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\"r\n\x12WatchEventsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x14\n\x0cresume_token\x18\x03 \x01(\t\x12\x16\n\x0e\x66rom_beginning\x18\x04 \x01(\x08\"O\n\x13WatchEventsResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Event\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\"\x8b\x03\n\rAttachRequest\x12\x33\n\x06\x61ttach\x18\x01 \x01(\x0b\x32!.liveness.v1.AttachRequest.AttachH\x00\x12\x33\n\x06\x64\x65tach\x18\x02 \x01(\x0b\x32!.liveness.v1.AttachRequest.DetachH\x00\x12/\n\x04ping\x18\x03 \x01(\x0b\x32\x1f.liveness.v1.AttachRequest.PingH\x00\x1a\x81\x01\n\x06\x41ttach\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x33\n\x10\x64isconnect_grace\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x38\n\x06\x44\x65tach\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x1a\x16\n\x04Ping\x12\x0e\n\x06number\x18\x01 \x01(\x04\x42\t\n\x07request\"\xaf\x05\n\x0e\x41ttachResponse\x12\x38\n\x08\x61ttached\x18\x01 \x01(\x0b\x32$.liveness.v1.AttachResponse.AttachedH\x00\x12\x34\n\x06orders\x18\x02 \x01(\x0b\x32\".liveness.v1.AttachResponse.OrdersH\x00\x12\x30\n\x04pong\x18\x03 \x01(\x0b\x32 .liveness.v1.AttachResponse.PongH\x00\x12\x36\n\x07\x63losing\x18\x04 \x01(\x0b\x32#.liveness.v1.AttachResponse.ClosingH\x00\x1a\x93\x01\n\x08\x41ttached\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x33\n\x10\x64isconnect_grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\"\n\x06status\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x1a\xfd\x01\n\x06Orders\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x04 \x01(\x04\x12\r\n\x05pause\x18\x05 \x01(\x08\x12\r\n\x05\x64rain\x18\x06 \x01(\x08\x12\x33\n\x11\x63\x61ncel_activities\x18\x07 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\x12\x32\n\x0f\x64rain_remaining\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x16\n\x04Pong\x12\x0e\n\x06number\x18\x01 \x01(\x04\x1a\t\n\x07\x43losingB\n\n\x08response\")\n\x14GetServerInfoRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"g\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tapi_level\x18\x02 \x01(\x05\x12\x15\n\rapi_level_min\x18\x03 \x01(\x05\x12\x13\n\x0bshard_count\x18\x04 \x01(\x05\x32\xbf\x0e\n\x0fLivenessService\x12\xf5\x01\n\x15RecordWorkerHeartbeat\x12).liveness.v1.RecordWorkerHeartbeatRequest\x1a\x1c.liveness.v1.HeartbeatResult\"\x92\x01\x82\xd3\xe4\x93\x02\x8b\x01\"L/v1/namespaces/{namespace}/workers/{heartbeat.worker_instance_key}/heartbeat:\theartbeatZ0\"+/v1/namespaces/{namespace}/worker/heartbeat:\x01*\x12\xa3\x01\n\x16RecordWorkerHeartbeats\x12*.liveness.v1.RecordWorkerHeartbeatsRequest\x1a+.liveness.v1.RecordWorkerHeartbeatsResponse\"0\x82\xd3\xe4\x93\x02*\"%/v1/namespaces/{namespace}/heartbeats:\x01*\x12\x45\n\x06\x41ttach\x12\x1a.liveness.v1.AttachRequest\x1a\x1b.liveness.v1.AttachResponse(\x01\x30\x01\x12\xd8\x01\n\x0eShutdownWorker\x12\".liveness.v1.ShutdownWorkerRequest\x1a#.liveness.v1.ShutdownWorkerResponse\"}\x82\xd3\xe4\x93\x02w\"A/v1/namespaces/{namespace}/workers/{worker_instance_key}/shutdown:\x01*Z/\"*/v1/namespaces/{namespace}/worker/shutdown:\x01*\x12\xc0\x01\n\x0e\x44\x65scribeWorker\x12\".liveness.v1.DescribeWorkerRequest\x1a#.liveness.v1.DescribeWorkerResponse\"e\x82\xd3\xe4\x93\x02_\x12\x38/v1/namespaces/{namespace}/workers/{worker_instance_key}Z#\x12!/v1/namespaces/{namespace}/worker\x12|\n\x0bListWorkers\x12\x1f.liveness.v1.ListWorkersRequest\x1a .liveness.v1.ListWorkersResponse\"*\x82\xd3\xe4\x93\x02$\x12\"/v1/namespaces/{namespace}/workers\x12\x84\x01\n\x0c\x43ountWorkers\x12 .liveness.v1.CountWorkersRequest\x1a!.liveness.v1.CountWorkersResponse\"/\x82\xd3\xe4\x93\x02)\x12\'/v1/namespaces/{namespace}/worker-count\x12\xd6\x01\n\x10GetWorkerHistory\x12$.liveness.v1.GetWorkerHistoryRequest\x1a%.liveness.v1.GetWorkerHistoryResponse\"u\x82\xd3\xe4\x93\x02o\x12@/v1/namespaces/{namespace}/workers/{worker_instance_key}/historyZ+\x12)/v1/namespaces/{namespace}/worker/history\x12\xd0\x01\n\x13GetDeathCertificate\x12\'.liveness.v1.GetDeathCertificateRequest\x1a\x1d.liveness.v1.DeathCertificate\"q\x82\xd3\xe4\x93\x02k\x12>/v1/namespaces/{namespace}/workers/{worker_instance_key}/deathZ)\x12\'/v1/namespaces/{namespace}/worker/death\x12\x8b\x01\n\x0bWatchEvents\x12\x1f.liveness.v1.WatchEventsRequest\x1a .liveness.v1.WatchEventsResponse\"7\x82\xd3\xe4\x93\x02\x31\x12!/v1/namespaces/{namespace}/eventsZ\x0c\x12\n/v1/events0\x01\x12j\n\rGetServerInfo\x12!.liveness.v1.GetServerInfoRequest\x1a\".liveness.v1.GetServerInfoResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/serverb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liveness.v1.service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_start=150
-  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_end=248
-  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_start=250
-  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_end=350
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_start=353
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_end=555
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_start=452
-  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_end=555
-  _globals['_SHUTDOWNWORKERREQUEST']._serialized_start=557
-  _globals['_SHUTDOWNWORKERREQUEST']._serialized_end=664
-  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_start=666
-  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_end=763
-  _globals['_DESCRIBEWORKERREQUEST']._serialized_start=765
-  _globals['_DESCRIBEWORKERREQUEST']._serialized_end=836
-  _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=838
-  _globals['_DESCRIBEWORKERRESPONSE']._serialized_end=899
-  _globals['_WORKERFILTER']._serialized_start=902
-  _globals['_WORKERFILTER']._serialized_end=1035
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1037
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1158
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1160
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1244
-  _globals['_COUNTWORKERSREQUEST']._serialized_start=1246
-  _globals['_COUNTWORKERSREQUEST']._serialized_end=1329
-  _globals['_COUNTWORKERSRESPONSE']._serialized_start=1332
-  _globals['_COUNTWORKERSRESPONSE']._serialized_end=1491
-  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_start=1428
-  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_end=1491
-  _globals['_GETWORKERHISTORYREQUEST']._serialized_start=1494
-  _globals['_GETWORKERHISTORYREQUEST']._serialized_end=1628
-  _globals['_GETWORKERHISTORYRESPONSE']._serialized_start=1630
-  _globals['_GETWORKERHISTORYRESPONSE']._serialized_end=1717
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1719
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1833
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1835
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1914
-  _globals['_ATTACHREQUEST']._serialized_start=1917
-  _globals['_ATTACHREQUEST']._serialized_end=2312
-  _globals['_ATTACHREQUEST_ATTACH']._serialized_start=2090
-  _globals['_ATTACHREQUEST_ATTACH']._serialized_end=2219
-  _globals['_ATTACHREQUEST_DETACH']._serialized_start=2221
-  _globals['_ATTACHREQUEST_DETACH']._serialized_end=2277
-  _globals['_ATTACHREQUEST_PING']._serialized_start=2279
-  _globals['_ATTACHREQUEST_PING']._serialized_end=2301
-  _globals['_ATTACHRESPONSE']._serialized_start=2315
-  _globals['_ATTACHRESPONSE']._serialized_end=3002
-  _globals['_ATTACHRESPONSE_ATTACHED']._serialized_start=2552
-  _globals['_ATTACHRESPONSE_ATTACHED']._serialized_end=2699
-  _globals['_ATTACHRESPONSE_ORDERS']._serialized_start=2702
-  _globals['_ATTACHRESPONSE_ORDERS']._serialized_end=2955
-  _globals['_ATTACHRESPONSE_PONG']._serialized_start=2957
-  _globals['_ATTACHRESPONSE_PONG']._serialized_end=2979
-  _globals['_ATTACHRESPONSE_CLOSING']._serialized_start=2981
-  _globals['_ATTACHRESPONSE_CLOSING']._serialized_end=2990
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=3004
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=3045
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=3047
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=3150
-  _globals['_LIVENESSSERVICE']._serialized_start=3153
-  _globals['_LIVENESSSERVICE']._serialized_end=4072
+  _globals['_LIVENESSSERVICE'].methods_by_name['RecordWorkerHeartbeat']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['RecordWorkerHeartbeat']._serialized_options = b'\202\323\344\223\002\213\001\"L/v1/namespaces/{namespace}/workers/{heartbeat.worker_instance_key}/heartbeat:\theartbeatZ0\"+/v1/namespaces/{namespace}/worker/heartbeat:\001*'
+  _globals['_LIVENESSSERVICE'].methods_by_name['RecordWorkerHeartbeats']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['RecordWorkerHeartbeats']._serialized_options = b'\202\323\344\223\002*\"%/v1/namespaces/{namespace}/heartbeats:\001*'
+  _globals['_LIVENESSSERVICE'].methods_by_name['ShutdownWorker']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['ShutdownWorker']._serialized_options = b'\202\323\344\223\002w\"A/v1/namespaces/{namespace}/workers/{worker_instance_key}/shutdown:\001*Z/\"*/v1/namespaces/{namespace}/worker/shutdown:\001*'
+  _globals['_LIVENESSSERVICE'].methods_by_name['DescribeWorker']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['DescribeWorker']._serialized_options = b'\202\323\344\223\002_\0228/v1/namespaces/{namespace}/workers/{worker_instance_key}Z#\022!/v1/namespaces/{namespace}/worker'
+  _globals['_LIVENESSSERVICE'].methods_by_name['ListWorkers']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['ListWorkers']._serialized_options = b'\202\323\344\223\002$\022\"/v1/namespaces/{namespace}/workers'
+  _globals['_LIVENESSSERVICE'].methods_by_name['CountWorkers']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['CountWorkers']._serialized_options = b'\202\323\344\223\002)\022\'/v1/namespaces/{namespace}/worker-count'
+  _globals['_LIVENESSSERVICE'].methods_by_name['GetWorkerHistory']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['GetWorkerHistory']._serialized_options = b'\202\323\344\223\002o\022@/v1/namespaces/{namespace}/workers/{worker_instance_key}/historyZ+\022)/v1/namespaces/{namespace}/worker/history'
+  _globals['_LIVENESSSERVICE'].methods_by_name['GetDeathCertificate']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['GetDeathCertificate']._serialized_options = b'\202\323\344\223\002k\022>/v1/namespaces/{namespace}/workers/{worker_instance_key}/deathZ)\022\'/v1/namespaces/{namespace}/worker/death'
+  _globals['_LIVENESSSERVICE'].methods_by_name['WatchEvents']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['WatchEvents']._serialized_options = b'\202\323\344\223\0021\022!/v1/namespaces/{namespace}/eventsZ\014\022\n/v1/events'
+  _globals['_LIVENESSSERVICE'].methods_by_name['GetServerInfo']._loaded_options = None
+  _globals['_LIVENESSSERVICE'].methods_by_name['GetServerInfo']._serialized_options = b'\202\323\344\223\002\014\022\n/v1/server'
+  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_start=205
+  _globals['_RECORDWORKERHEARTBEATREQUEST']._serialized_end=303
+  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_start=305
+  _globals['_RECORDWORKERHEARTBEATSREQUEST']._serialized_end=405
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_start=408
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE']._serialized_end=610
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_start=507
+  _globals['_RECORDWORKERHEARTBEATSRESPONSE_ITEM']._serialized_end=610
+  _globals['_SHUTDOWNWORKERREQUEST']._serialized_start=612
+  _globals['_SHUTDOWNWORKERREQUEST']._serialized_end=719
+  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_start=721
+  _globals['_SHUTDOWNWORKERRESPONSE']._serialized_end=818
+  _globals['_DESCRIBEWORKERREQUEST']._serialized_start=820
+  _globals['_DESCRIBEWORKERREQUEST']._serialized_end=891
+  _globals['_DESCRIBEWORKERRESPONSE']._serialized_start=893
+  _globals['_DESCRIBEWORKERRESPONSE']._serialized_end=954
+  _globals['_WORKERFILTER']._serialized_start=957
+  _globals['_WORKERFILTER']._serialized_end=1090
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1092
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1213
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1215
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1299
+  _globals['_COUNTWORKERSREQUEST']._serialized_start=1301
+  _globals['_COUNTWORKERSREQUEST']._serialized_end=1384
+  _globals['_COUNTWORKERSRESPONSE']._serialized_start=1387
+  _globals['_COUNTWORKERSRESPONSE']._serialized_end=1546
+  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_start=1483
+  _globals['_COUNTWORKERSRESPONSE_GROUP']._serialized_end=1546
+  _globals['_GETWORKERHISTORYREQUEST']._serialized_start=1549
+  _globals['_GETWORKERHISTORYREQUEST']._serialized_end=1683
+  _globals['_GETWORKERHISTORYRESPONSE']._serialized_start=1685
+  _globals['_GETWORKERHISTORYRESPONSE']._serialized_end=1772
+  _globals['_GETDEATHCERTIFICATEREQUEST']._serialized_start=1774
+  _globals['_GETDEATHCERTIFICATEREQUEST']._serialized_end=1871
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1873
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1987
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1989
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2068
+  _globals['_ATTACHREQUEST']._serialized_start=2071
+  _globals['_ATTACHREQUEST']._serialized_end=2466
+  _globals['_ATTACHREQUEST_ATTACH']._serialized_start=2244
+  _globals['_ATTACHREQUEST_ATTACH']._serialized_end=2373
+  _globals['_ATTACHREQUEST_DETACH']._serialized_start=2375
+  _globals['_ATTACHREQUEST_DETACH']._serialized_end=2431
+  _globals['_ATTACHREQUEST_PING']._serialized_start=2433
+  _globals['_ATTACHREQUEST_PING']._serialized_end=2455
+  _globals['_ATTACHRESPONSE']._serialized_start=2469
+  _globals['_ATTACHRESPONSE']._serialized_end=3156
+  _globals['_ATTACHRESPONSE_ATTACHED']._serialized_start=2706
+  _globals['_ATTACHRESPONSE_ATTACHED']._serialized_end=2853
+  _globals['_ATTACHRESPONSE_ORDERS']._serialized_start=2856
+  _globals['_ATTACHRESPONSE_ORDERS']._serialized_end=3109
+  _globals['_ATTACHRESPONSE_PONG']._serialized_start=3111
+  _globals['_ATTACHRESPONSE_PONG']._serialized_end=3133
+  _globals['_ATTACHRESPONSE_CLOSING']._serialized_start=3135
+  _globals['_ATTACHRESPONSE_CLOSING']._serialized_end=3144
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=3158
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=3199
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=3201
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=3304
+  _globals['_LIVENESSSERVICE']._serialized_start=3307
+  _globals['_LIVENESSSERVICE']._serialized_end=5162
 # @@protoc_insertion_point(module_scope)

@@ -422,6 +422,32 @@ class GetWorkerHistoryResponse(_message.Message):
 Global___GetWorkerHistoryResponse: _TypeAlias = GetWorkerHistoryResponse  # noqa: Y015
 
 @_typing.final
+class GetDeathCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    lease_epoch: _builtins.int
+    """Of the lease that ended. 0: the last one that ended so."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        worker_instance_key: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDeathCertificateRequest: _TypeAlias = GetDeathCertificateRequest  # noqa: Y015
+
+@_typing.final
 class WatchEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from liveness.v1 import death_pb2 as liveness_dot_v1_dot_death__pb2
 from liveness.v1 import service_pb2 as liveness_dot_v1_dot_service__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
@@ -34,7 +35,7 @@ class LivenessServiceStub(object):
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
+    NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
     UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
     changed
     """
@@ -85,6 +86,11 @@ class LivenessServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_service__pb2.GetWorkerHistoryRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_service__pb2.GetWorkerHistoryResponse.FromString,
                 _registered_method=True)
+        self.GetDeathCertificate = channel.unary_unary(
+                '/liveness.v1.LivenessService/GetDeathCertificate',
+                request_serializer=liveness_dot_v1_dot_service__pb2.GetDeathCertificateRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_death__pb2.DeathCertificate.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/liveness.v1.LivenessService/WatchEvents',
                 request_serializer=liveness_dot_v1_dot_service__pb2.WatchEventsRequest.SerializeToString,
@@ -105,7 +111,7 @@ class LivenessServiceServicer(object):
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
+    NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
     UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
     changed
     """
@@ -162,6 +168,14 @@ class LivenessServiceServicer(object):
 
     def GetWorkerHistory(self, request, context):
         """Every event of one worker but plain lease renewals.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDeathCertificate(self, request, context):
+        """Why a lease ended for silence or a broken stream, and what became of it.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -225,6 +239,11 @@ def add_LivenessServiceServicer_to_server(servicer, server):
                     request_deserializer=liveness_dot_v1_dot_service__pb2.GetWorkerHistoryRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_service__pb2.GetWorkerHistoryResponse.SerializeToString,
             ),
+            'GetDeathCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDeathCertificate,
+                    request_deserializer=liveness_dot_v1_dot_service__pb2.GetDeathCertificateRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_death__pb2.DeathCertificate.SerializeToString,
+            ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
                     request_deserializer=liveness_dot_v1_dot_service__pb2.WatchEventsRequest.FromString,
@@ -251,7 +270,7 @@ class LivenessService(object):
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
     WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-    NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
+    NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
     UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
     changed
     """
@@ -462,6 +481,33 @@ class LivenessService(object):
             '/liveness.v1.LivenessService/GetWorkerHistory',
             liveness_dot_v1_dot_service__pb2.GetWorkerHistoryRequest.SerializeToString,
             liveness_dot_v1_dot_service__pb2.GetWorkerHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDeathCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.LivenessService/GetDeathCertificate',
+            liveness_dot_v1_dot_service__pb2.GetDeathCertificateRequest.SerializeToString,
+            liveness_dot_v1_dot_death__pb2.DeathCertificate.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from liveness.v1 import death_pb2 as _death_pb2
 from liveness.v1 import service_pb2 as _service_pb2
 from liveness.v1 import worker_pb2 as _worker_pb2
 import abc as _abc_1
@@ -35,7 +36,7 @@ class LivenessServiceStub:
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
+      NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
       UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
                            changed
     """
@@ -63,6 +64,10 @@ class LivenessServiceStub:
     CountWorkers: _grpc.UnaryUnaryMultiCallable[_service_pb2.CountWorkersRequest, _service_pb2.CountWorkersResponse]
     GetWorkerHistory: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetWorkerHistoryRequest, _service_pb2.GetWorkerHistoryResponse]
     """Every event of one worker but plain lease renewals."""
+    GetDeathCertificate: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetDeathCertificateRequest, _death_pb2.DeathCertificate]
+    """Why a lease ended for silence or a broken stream, and what became of it.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+    """
     WatchEvents: _grpc.UnaryStreamMultiCallable[_service_pb2.WatchEventsRequest, _service_pb2.WatchEventsResponse]
     """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
     not among them: they are folded into checkpoints and not kept one by one.
@@ -79,7 +84,7 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
+      NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
       UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
                            changed
     """
@@ -104,6 +109,10 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
     CountWorkers: _aio.UnaryUnaryMultiCallable[_service_pb2.CountWorkersRequest, _service_pb2.CountWorkersResponse]  # type: ignore[assignment]
     GetWorkerHistory: _aio.UnaryUnaryMultiCallable[_service_pb2.GetWorkerHistoryRequest, _service_pb2.GetWorkerHistoryResponse]  # type: ignore[assignment]
     """Every event of one worker but plain lease renewals."""
+    GetDeathCertificate: _aio.UnaryUnaryMultiCallable[_service_pb2.GetDeathCertificateRequest, _death_pb2.DeathCertificate]  # type: ignore[assignment]
+    """Why a lease ended for silence or a broken stream, and what became of it.
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+    """
     WatchEvents: _aio.UnaryStreamMultiCallable[_service_pb2.WatchEventsRequest, _service_pb2.WatchEventsResponse]  # type: ignore[assignment]
     """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
     not among them: they are folded into checkpoints and not kept one by one.
@@ -119,7 +128,7 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
                            WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
-      NOT_FOUND            WORKER_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
+      NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
       UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
                            changed
     """
@@ -190,6 +199,16 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.GetWorkerHistoryResponse, _abc.Awaitable[_service_pb2.GetWorkerHistoryResponse]]:
         """Every event of one worker but plain lease renewals."""
+
+    @_abc_1.abstractmethod
+    def GetDeathCertificate(
+        self,
+        request: _service_pb2.GetDeathCertificateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_death_pb2.DeathCertificate, _abc.Awaitable[_death_pb2.DeathCertificate]]:
+        """Why a lease ended for silence or a broken stream, and what became of it.
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
+        """
 
     @_abc_1.abstractmethod
     def WatchEvents(

@@ -62,6 +62,7 @@ BELOW: dict[str, set[str]] = {
 }
 BELOW["liveness.restoring"] = {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"}
 BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk", "liveness.restoring"}
+BELOW["liveness.serving"] = {"liveness.app", "liveness.clock", "liveness.logs", "liveness.settings"}
 BELOW["liveness.frontend_app"] = {
     "liveness.clock",
     "liveness.cluster",

@@ -9,10 +9,10 @@ import asyncio
 import os
 import sys
 
-from liveness.app import serve
 from liveness.cli.serve import serve as serve_command
 from liveness.cli.serve import settings_from
 from liveness.clock import SystemClock
+from liveness.serving import serve
 
 
 class SkewedClock(SystemClock):
