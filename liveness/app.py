@@ -59,6 +59,7 @@ from liveness.store.nodes import SERVER, NodeRow, NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
+from liveness.telemetry.exposition import Exposition
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 from tasks.activity_reschedule import ActivityReschedule
@@ -167,6 +168,7 @@ class Server:
         self.vigil = Vigil(node, self.custody, elsewhere)
         timers.attach(node, self.vigil)
         self.telemetry = telemetry = Telemetry(node)
+        self._exposition = Exposition(telemetry)
         node.on_committed.append(log_transitions)
         self.matching = Matching(node, self.custody, elsewhere, self.news.activities_wait)
         self.feed = Feed(node)
@@ -331,6 +333,10 @@ class Server:
             self.node.pulse()
             await self.node.barrier().wait()
         await self.queue.work_off()
+
+    def metrics(self, accept: str = "") -> tuple[bytes, str]:
+        """For Prometheus: the text, and its content type. `accept`: what the reader would like."""
+        return self._exposition.show(accept)
 
     async def take_sample(self) -> None:
         """For a server that is not self-driven: look at the queues, and keep how everything is now."""
