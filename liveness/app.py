@@ -208,7 +208,7 @@ class Server:
         if self._self_driven:
             self._keep_running(self.membership.run())
             self._keep_running(self.queue.run())
-            self._keep_running(telemetry.queues.run())
+            self._keep_running(telemetry.run())
             if not alone:
                 self._keep_running(self._make_rounds())
             if self._relay is not None:
@@ -339,8 +339,8 @@ class Server:
         return self._exposition.show(accept)
 
     async def take_sample(self) -> None:
-        """For a server that is not self-driven: look at the queues, and keep how everything is now."""
-        await self.telemetry.queues.look()
+        """For a server that is not self-driven: look at the store, and keep how everything is now."""
+        await self.telemetry.look()
         self.telemetry.take_sample()
 
     async def stop(self) -> None:

@@ -156,5 +156,10 @@ class ClusterService:
     async def return_slots(self, request: pb.ReturnSlotsRequest) -> pb.ReturnSlotsResponse:
         return pb.ReturnSlotsResponse(returned=await self._quotas.give_back(request.namespace))
 
+    async def count_deaths(self, request: pb.CountDeathsRequest) -> pb.CountDeathsResponse:
+        key = WorkerKey(request.namespace, request.worker_instance_key)
+        found = self._node.obituaries.around(key, request.host_name, request.build_id, request.wall_ms)
+        return pb.CountDeathsResponse(**found._asdict())
+
     async def get_fleet_share(self, request: pb.GetFleetShareRequest) -> pb.GetFleetShareResponse:
         return self._fleet.share(request)

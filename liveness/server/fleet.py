@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from liveness.domain.verdict import NO_VERDICT
 from liveness.domain.worker import WorkerState
 from liveness.server import wire
 from liveness.server.alerts import alerts
@@ -79,7 +80,7 @@ class Fleet:
                 inactive=census[name, WorkerState.INACTIVE],
                 cleaned_up=census[name, WorkerState.CLEANED_UP],
                 suspects=suspects[name],
-                deaths_last_minute=telemetry.deaths_last_minute(name),
+                deaths_last_minute=self._node.obituaries.last_minute(name),
                 quarantined_activities=quarantined[name],
                 dead_lettered_tasks=dead[name],
             )
@@ -106,6 +107,8 @@ class Fleet:
         namespaces = _added_up(shares)
         for message in namespaces:
             message.paused = bool(self._node.policies.of(message.namespace).paused)
+            verdicts = self._telemetry.verdicts.get(message.namespace, NO_VERDICT)
+            message.deaths, message.false_deaths = verdicts.deaths, verdicts.refuted
         return fleet_pb2.GetFleetResponse(
             time=wire.timestamp(self._node.clock.wall_ms()),
             interval=wire.duration(INTERVAL_MS),

@@ -23,6 +23,7 @@ from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, sha
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
 from liveness.server import tokens, wire
+from liveness.server.death_desk import DeathDesk
 from liveness.server.everywhere import Everywhere
 from liveness.server.feed import Feed, Selection
 from liveness.server.limits import RateLimits
@@ -33,7 +34,7 @@ from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
 from liveness.store.api import WorkerRow
 from liveness.telemetry.telemetry import Telemetry
-from liveness.v1 import cluster_pb2, service_pb2, worker_pb2
+from liveness.v1 import cluster_pb2, death_pb2, service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
 API_LEVEL = 2
@@ -63,6 +64,7 @@ class LivenessService:
         self._streams = streams
         self._replies = Replies(random), Replies(random, paused=True)
         self._item_replies = ItemReplies(random), ItemReplies(random, paused=True)
+        self._deaths = DeathDesk(node, everywhere)
         self._limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
@@ -343,8 +345,10 @@ class LivenessService:
             response.next_page_token = tokens.issue(entries[size - 1].seq, *listing)
         return response
 
-    async def get_death_certificate(self, request: object) -> bytes:
-        raise NotImplementedError
+    async def get_death_certificate(
+        self, request: service_pb2.GetDeathCertificateRequest
+    ) -> death_pb2.DeathCertificate:
+        return await self._deaths.certificate(request)
 
     async def watch_events(
         self, request: service_pb2.WatchEventsRequest

@@ -15,19 +15,16 @@ Rank = tuple[str, WorkerState]
 class Census:
     """Of one shard and, while the shard serves, of its part in the whole node's."""
 
-    __slots__ = ("_whole", "counts")
+    __slots__ = ("_whole", "counts", "population")
 
     def __init__(self, workers: Iterable[Rank]) -> None:
         self.counts = Counter(workers)
-        self._whole: Counter[Rank] | None = None
-
-    def population(self) -> Counter[str]:
+        self.population: Counter[str] = Counter()
         """ACTIVE and INACTIVE workers per namespace."""
-        population: Counter[str] = Counter()
         for (namespace, state), count in self.counts.items():
             if state < WorkerState.CLEANED_UP:
-                population[namespace] += count
-        return population
+                self.population[namespace] += count
+        self._whole: Counter[Rank] | None = None
 
     def join(self, whole: Counter[Rank]) -> None:
         self._whole = whole
@@ -49,6 +46,8 @@ class Census:
 
     def _add(self, rank: Rank, count: int) -> None:
         _add(self.counts, rank, count)
+        if rank[1] < WorkerState.CLEANED_UP:
+            self.population[rank[0]] += count
         if self._whole is not None:
             _add(self._whole, rank, count)
 

@@ -18,6 +18,8 @@ from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.policies import Policies
 from liveness.shard.shard import HandedOver, Shard
+from liveness.shard.stalls import STALL_MS
+from liveness.shard.witness import Surroundings
 from liveness.store.api import Store
 from liveness.store.errors import StoreBroken, StoreError
 
@@ -26,8 +28,6 @@ logger = structlog.get_logger("liveness.node")
 PULSE_MS = 50
 CLOCK_WRITTEN_EVERY_MS = 500
 """Half of what the observed clock may run ahead, so that a slow commit does not freeze it."""
-STALL_MS = 500
-"""A pulse this late means that the process stood still, and that heartbeats may lie unread in its sockets."""
 REOPEN_BACKOFF_MS = (50, 200, 1_000, 2_000, 5_000)
 NEVER_MS = 2**63
 RELEASED_AT_ONCE = 16
@@ -85,10 +85,13 @@ class Node:
         self.census: Counter[Rank] = Counter()
         """Of all shards that serve here."""
         self.listening = ListeningTime(clock)
+        self._surroundings = Surroundings(clock, shard_count)
+        self.obituaries, self.stalls = self._surroundings.obituaries, self._surroundings.stalls
         self.committer = Committer(
             store,
             clock,
             self.listening,
+            self.stalls,
             interval_ms=commit_interval_ms,
             on_lost=self._on_lost,
             on_committed=self._after_commit,
@@ -238,8 +241,10 @@ class Node:
     def pulse(self) -> None:
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_pulse_ms > STALL_MS:
+            # Heartbeats may lie unread in its sockets.
             stall_ms = now_ms - self._last_pulse_ms
             logger.warning("stood still", ms=stall_ms)
+            self.stalls.add(self.clock.wall_ms(), stall_ms)
             self._expiries_held_until_ms = now_ms + STALL_MS
             for note in self.on_stall:
                 note(stall_ms)
@@ -311,6 +316,7 @@ class Node:
                 grace_ms=self._grace_ms,
                 deadlines=self._deadlines(image.shard_id),
                 on_dirty=self._touch,
+                surroundings=self._surroundings,
             )
             self._shards[image.shard_id] = shard
             shard.census.join(self.census)

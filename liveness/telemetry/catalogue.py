@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import NamedTuple
 
-from liveness.domain.worker import WorkerState
+from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.telemetry.histogram import Histogram
 from liveness.telemetry.tallies import Tally
 from liveness.telemetry.telemetry import Telemetry
@@ -82,6 +82,14 @@ def _by_namespace(read: Callable[[Telemetry], Counter[str]]) -> Callable[[Teleme
             yield (namespace,), count
 
     return values
+
+
+def _endings(telemetry: Telemetry) -> Values:
+    for namespace, tally in telemetry.tallies.items():
+        for (
+            reason
+        ) in InactiveReason:  # those that did not happen yet, too: a rate needs a number to start from
+            yield (namespace, reason.name), tally.endings[reason.name]
 
 
 def _workers(telemetry: Telemetry) -> Values:
@@ -168,13 +176,19 @@ CATALOGUE: tuple[Metric, ...] = (
         "Workers that left ACTIVE, by reason. LEASE_EXPIRED and DISCONNECTED are deaths; SHUTDOWN, FORCED and "
         "DRAINED are not.",
         ("namespace", "reason"),
-        _each_by(lambda tally: tally.endings),
+        _endings,
     ),
     Count(
         "liveness_resurrections_total",
         "INACTIVE workers that came back.",
         ("namespace",),
         _each(lambda tally: tally.resurrections),
+    ),
+    Count(
+        "liveness_false_deaths_total",
+        "Deaths that were none: the worker came back with the session that it had.",
+        ("namespace",),
+        _each(lambda tally: tally.false_deaths),
     ),
     Count(
         "liveness_cleanups_total",

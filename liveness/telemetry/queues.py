@@ -6,18 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import structlog
-
-from liveness.clock import stopwatch
 from liveness.shard.node import Node
 from liveness.store.api import QueueCount, TaskState
-from liveness.store.errors import StoreError
-
-logger = structlog.get_logger("liveness.telemetry")
-
-LOOK_EVERY_MS = 5_000
-REST_FACTOR = 20
-"""A look that takes long is taken less often: it may use so small a part of the time."""
 
 
 class Depth(NamedTuple):
@@ -36,15 +26,6 @@ class Queues:
         self._counts: list[QueueCount] = []
         self.depth = 0
         """Unfinished tasks, dead letters left out."""
-
-    async def run(self) -> None:
-        while True:
-            seconds = stopwatch()
-            try:
-                await self.look()
-            except StoreError as error:
-                logger.info("cannot look at the queues", why=str(error))
-            await self._node.clock.sleep(max(LOOK_EVERY_MS, seconds() * 1_000 * REST_FACTOR))
 
     async def look(self) -> None:
         owned = [shard.id for shard in self._node.shards()]

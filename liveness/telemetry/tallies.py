@@ -14,7 +14,7 @@ class Tally:
     """Of one namespace."""
 
     __slots__ = (
-        "cleanups", "endings", "heartbeats", "outcomes", "refused", "registrations", "replacements", "reschedules",
+        "cleanups", "endings", "false_deaths", "heartbeats", "outcomes", "refused", "registrations", "replacements", "reschedules",
         "resurrections",
     )  # fmt: skip
 
@@ -28,6 +28,8 @@ class Tally:
         self.endings: Counter[str] = Counter()
         """Workers that left ACTIVE, by reason."""
         self.resurrections = 0
+        self.false_deaths = 0
+        """Of those who died, whose very session came back."""
         self.cleanups = 0
         self.reschedules = 0
         """Activities taken from workers."""

@@ -3,25 +3,33 @@ smallest things that are counted one by one."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
+import structlog
+
+from liveness.clock import stopwatch
 from liveness.domain.errors import LivenessError
-from liveness.domain.storm import WINDOW_MS
+from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import WorkerState
 from liveness.shard.changes import Transition
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.codec import Renewals
+from liveness.store.errors import StoreError
 from liveness.telemetry.histogram import LATENCY_S, LATENESS_S, SIZES, WAITING_S, Histogram
 from liveness.telemetry.queues import Queues
 from liveness.telemetry.samples import HAPPENINGS, INTERVAL_MS, STATES, Ring, sample_ms
 from liveness.telemetry.tallies import Tallies, Tally
 
-STALLS_KEPT = 100
+logger = structlog.get_logger("liveness.telemetry")
+
 STALL_REMEMBERED_MS = 60_000
+LOOK_EVERY_MS = 5_000
+REST_FACTOR = 20
+"""A look at the store that takes long is taken less often: it may use so small a part of the time."""
 
 _REGISTERED = "WorkerRegistered"
 
@@ -40,6 +48,8 @@ class Telemetry:
         self.node = node
         self.tallies = Tallies()
         self.queues = Queues(node)
+        self.verdicts: dict[str, Verdicts] = {}
+        """Per namespace, over all nodes and times."""
         self.heartbeat_s = Histogram(LATENCY_S)
         self.lateness_s = Histogram(LATENESS_S)
         self.reschedule_s = Histogram(WAITING_S)
@@ -57,7 +67,6 @@ class Telemetry:
         self.polls: Callable[[], int] = lambda: 0
         self.relay_trouble: Callable[[], str] = lambda: ""
         """Why the broker takes nothing from this node; empty if it does, or none is used."""
-        self._recent_stalls: deque[tuple[int, int]] = deque(maxlen=STALLS_KEPT)
         self._ring = Ring(len(STATES) + 1, len(STATES) + 1 + len(HAPPENINGS) + len(self.heartbeat_s.counts))
         self._rings: dict[str, Ring] = {}
         self._counted: dict[str, tuple[int, ...]] = {}
@@ -103,6 +112,8 @@ class Telemetry:
                     renewals += len(entry.event.numbers)
             for change in part.transitions:
                 self._note(change, part.shard)
+            for namespace, verdicts in part.commit.verdicts.items():
+                self.tallies.of(namespace).false_deaths += verdicts.refuted
         self.commit_s.observe(self.node.committer.took_s)
         self.commit_events.observe(events)
         self.commit_renewals.observe(renewals)
@@ -138,7 +149,6 @@ class Telemetry:
     def _on_stall(self, ms: int) -> None:
         self.stalls += 1
         self.stalled_s += ms / 1_000
-        self._recent_stalls.append((self.node.clock.monotonic_ms(), ms))
 
     # -- what is the case
 
@@ -158,18 +168,24 @@ class Telemetry:
         return found
 
     def recent_stalls(self) -> list[int]:
-        """Milliseconds of each within the last minute."""
-        since_ms = self.node.clock.monotonic_ms() - STALL_REMEMBERED_MS
-        return [ms for at_ms, ms in self._recent_stalls if at_ms > since_ms]
+        """Milliseconds of each within the last minute: the process stood still, or a commit hung."""
+        since_ms = self.node.clock.wall_ms() - STALL_REMEMBERED_MS
+        return [stall.duration_ms or 0 for stall in self.node.stalls.since(since_ms)]
 
-    def deaths_last_minute(self, namespace: str) -> int:
-        """Leases that ended for silence or a broken stream."""
-        if (ring := self._rings.get(namespace)) is None:
-            return 0
-        place = len(STATES) + HAPPENINGS.index("expiries")
-        unsampled = _happenings(self.tallies.of(namespace))[HAPPENINGS.index("expiries")]
-        deaths = unsampled - self._counted[namespace][HAPPENINGS.index("expiries")]
-        return deaths + sum(row[place] for _, row in self._rows(ring, WINDOW_MS))
+    # -- what only the store knows
+
+    async def run(self) -> None:
+        while True:
+            seconds = stopwatch()
+            try:
+                await self.look()
+            except StoreError as error:
+                logger.info("cannot look at the store", why=str(error))
+            await self.node.clock.sleep(max(LOOK_EVERY_MS, seconds() * 1_000 * REST_FACTOR))
+
+    async def look(self) -> None:
+        await self.queues.look()
+        self.verdicts = await self.node.store.verdicts()
 
     # -- samples
 

@@ -820,6 +820,63 @@ class ReturnSlotsResponse(_message.Message):
 Global___ReturnSlotsResponse: _TypeAlias = ReturnSlotsResponse  # noqa: Y015
 
 @_typing.final
+class CountDeathsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    HOST_NAME_FIELD_NUMBER: _builtins.int
+    BUILD_ID_FIELD_NUMBER: _builtins.int
+    WALL_MS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    """Not counted itself."""
+    host_name: _builtins.str
+    build_id: _builtins.str
+    wall_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        worker_instance_key: _builtins.str = ...,
+        host_name: _builtins.str = ...,
+        build_id: _builtins.str = ...,
+        wall_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build_id", b"build_id", "host_name", b"host_name", "namespace", b"namespace", "wall_ms", b"wall_ms", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountDeathsRequest: _TypeAlias = CountDeathsRequest  # noqa: Y015
+
+@_typing.final
+class CountDeathsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAME_HOST_FIELD_NUMBER: _builtins.int
+    SAME_BUILD_FIELD_NUMBER: _builtins.int
+    SAME_NAMESPACE_FIELD_NUMBER: _builtins.int
+    same_host: _builtins.int
+    same_build: _builtins.int
+    same_namespace: _builtins.int
+    def __init__(
+        self,
+        *,
+        same_host: _builtins.int = ...,
+        same_build: _builtins.int = ...,
+        same_namespace: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["same_build", b"same_build", "same_host", b"same_host", "same_namespace", b"same_namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountDeathsResponse: _TypeAlias = CountDeathsResponse  # noqa: Y015
+
+@_typing.final
 class GetFleetShareRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
