@@ -240,7 +240,9 @@ class Server:
         workers = LivenessService(
             self.node, self.feed, self.streams, self._random, self.quotas, self.everywhere, self.telemetry
         )
-        fleet = Fleet(self.node, self.telemetry, self.everywhere, lambda: len(self.routes.members()))
+        self.fleet = fleet = Fleet(
+            self.node, self.telemetry, self.everywhere, lambda: len(self.routes.members())
+        )
         services = {
             service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: workers,
             activity_pb2.DESCRIPTOR.services_by_name["ActivityService"]: ActivityService(

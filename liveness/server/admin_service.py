@@ -170,7 +170,7 @@ class AdminService:
 
     def _shards_here(self) -> Iterator[admin_pb2.Shard]:
         for shard in self._node.shards():
-            states = Counter(worker.state for worker in shard.workers.values())
+            states = shard.census.states()
             yield admin_pb2.Shard(
                 shard_id=shard.id,
                 serving=True,

@@ -26,6 +26,9 @@ class Census:
                 self.population[namespace] += count
         self._whole: Counter[Rank] | None = None
 
+    def states(self) -> Counter[WorkerState]:
+        return by_state(self.counts)
+
     def join(self, whole: Counter[Rank]) -> None:
         self._whole = whole
         whole.update(self.counts)
@@ -56,3 +59,11 @@ def _add(counts: Counter[Rank], rank: Rank, count: int) -> None:
     counts[rank] += count
     if not counts[rank]:
         del counts[rank]  # namespaces come and go
+
+
+def by_state(counts: Counter[Rank]) -> Counter[WorkerState]:
+    """Over all namespaces."""
+    found: Counter[WorkerState] = Counter()
+    for (_, state), count in counts.items():
+        found[state] += count
+    return found

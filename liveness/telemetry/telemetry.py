@@ -13,6 +13,7 @@ from liveness.clock import stopwatch
 from liveness.domain.errors import LivenessError
 from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import WorkerState
+from liveness.shard.census import by_state
 from liveness.shard.changes import Transition
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
@@ -72,7 +73,7 @@ class Telemetry:
         self._counted: dict[str, tuple[int, ...]] = {}
         """What happened in each namespace until the last sample."""
         self._latencies = list(self.heartbeat_s.counts)
-        self._sampled_ms = 0
+        self._sampled_ms = sample_ms(node.clock.wall_ms())
         node.on_committed.append(self._on_committed)
         node.on_opened.append(self._on_opened)
         node.on_closed.append(self._on_closed)
@@ -207,9 +208,7 @@ class Telemetry:
                 states = [census[namespace, state] for state in WorkerState]
                 ring = self._rings.setdefault(namespace, Ring(len(STATES), len(STATES) + len(HAPPENINGS)))
                 ring.put(at_ms, [*states, suspects[namespace], *happened])
-        whole: Counter[WorkerState] = Counter()
-        for (_, state), count in census.items():
-            whole[state] += count
+        whole = by_state(census)
         latencies = [now - then for now, then in zip(self.heartbeat_s.counts, self._latencies, strict=True)]
         self._latencies = list(self.heartbeat_s.counts)
         states = [whole[state] for state in WorkerState]
