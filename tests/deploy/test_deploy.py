@@ -182,12 +182,23 @@ def test_ports_are_those_that_are_listened_on(name: str) -> None:
     listen = own["args"][own["args"].index("--listen") + 1]
     port = int(listen.rpartition(":")[2])
     assert listen.startswith("0.0.0.0:")
-    assert own["ports"] == [{"name": "grpc", "containerPort": port}]
+    assert own["ports"][0] == {"name": "grpc", "containerPort": port}
     probes = [own[probe]["grpc"] for probe in ("readinessProbe", "livenessProbe")]
     assert {probe["port"] for probe in probes} == {port}
     for service in of_kind("Service"):
         if selected(service["spec"]["selector"]) == [pods()[name]]:
             assert [each["targetPort"] for each in service["spec"]["ports"]] == ["grpc"]
+
+
+def test_prometheus_is_led_to_the_port_where_a_server_shows_its_numbers() -> None:
+    pod = pods()["liveness"]
+    own, annotations = container(pod), pod["metadata"]["annotations"]
+    listen = own["args"][own["args"].index("--http") + 1]
+    assert listen.startswith("0.0.0.0:"), "who scrapes comes by the pod's address"
+    assert own["ports"][1:] == [{"name": "http", "containerPort": int(listen.rpartition(":")[2])}]
+    assert annotations["prometheus.io/port"] == listen.rpartition(":")[2]
+    assert annotations["prometheus.io/scrape"] == "true"
+    assert annotations["prometheus.io/path"] == "/metrics"
 
 
 def test_a_server_is_ready_when_it_holds_its_shards_and_alive_when_it_answers() -> None:
