@@ -162,4 +162,4 @@ class ClusterService:
         return pb.CountDeathsResponse(**found._asdict())
 
     async def get_fleet_share(self, request: pb.GetFleetShareRequest) -> pb.GetFleetShareResponse:
-        return self._fleet.share(request)
+        return await self._fleet.share(request)

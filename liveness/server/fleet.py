@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from liveness.domain.verdict import NO_VERDICT
@@ -19,6 +20,8 @@ from liveness.v1 import cluster_pb2, fleet_pb2
 Share = cluster_pb2.GetFleetShareResponse
 
 NAMESPACES_MAX = 1_000
+SAMPLES_AT_ONCE = 100
+"""Then heartbeats have their turn."""
 _SUMMED = (*STATES, *HAPPENINGS, "queue_depth")
 _COUNTED = (
     "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
@@ -48,9 +51,9 @@ class Fleet:
             others = await self._everywhere.ask_others(
                 "ClusterService/GetFleetShare", asked, Share, patient=True
             )
-        return self._whole([self.share(asked), *others])
+        return await self._whole([await self.share(asked), *others])
 
-    def share(self, request: cluster_pb2.GetFleetShareRequest) -> Share:
+    async def share(self, request: cluster_pb2.GetFleetShareRequest) -> Share:
         """What this node alone has to say."""
         telemetry = self._telemetry
         share = Share(
@@ -61,11 +64,13 @@ class Fleet:
             stalls_ms=telemetry.recent_stalls(),
             relay_trouble=telemetry.relay_trouble(),
         )
-        for sample in telemetry.samples(request.namespace, request.range_ms):
+        for number, sample in enumerate(telemetry.samples(request.namespace, request.range_ms), 1):
             share.samples.add(
                 time=wire.timestamp(sample.at_ms), queue_depth=sample.queue_depth, **sample.values
             )
             share.latencies.add(counts=sample.latencies)
+            if number % SAMPLES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         return share
 
     def _namespaces(self, namespace: str) -> list[fleet_pb2.NamespaceFleet]:
@@ -102,7 +107,7 @@ class Fleet:
             found.append(message)
         return found
 
-    def _whole(self, shares: Sequence[Share]) -> fleet_pb2.GetFleetResponse:
+    async def _whole(self, shares: Sequence[Share]) -> fleet_pb2.GetFleetResponse:
         serving = {shard_id for share in shares for shard_id in share.serving_shards}
         namespaces = _added_up(shares)
         for message in namespaces:
@@ -112,7 +117,7 @@ class Fleet:
         return fleet_pb2.GetFleetResponse(
             time=wire.timestamp(self._node.clock.wall_ms()),
             interval=wire.duration(INTERVAL_MS),
-            samples=_samples(shares),
+            samples=await _samples(shares),
             namespaces=namespaces,
             queues=sorted(
                 (queue for share in shares for queue in share.queues), key=lambda queue: queue.shard_id
@@ -134,13 +139,14 @@ def _added_up(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
     return [by_name[name] for name in sorted(by_name)][:NAMESPACES_MAX]
 
 
-def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
+async def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
     """Added up by time. One that counts latencies in other buckets, being of another version, says nothing of them."""
     bounds = list(shares[0].latency_bounds_seconds)
     samples: dict[int, fleet_pb2.FleetSample] = {}
     latencies: dict[int, list[int]] = {}
     for share in shares:
         comparable = list(share.latency_bounds_seconds) == bounds
+        await asyncio.sleep(0)
         for sample, latency in zip(share.samples, share.latencies, strict=True):
             at_s = sample.time.seconds
             known = samples.setdefault(at_s, sample)
@@ -150,7 +156,9 @@ def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
             if comparable:
                 before = latencies.get(at_s, [0] * (len(bounds) + 1))
                 latencies[at_s] = [a + b for a, b in zip(before, latency.counts, strict=True)]
-    for at_s, counts in latencies.items():
+    for number, (at_s, counts) in enumerate(latencies.items(), 1):
+        if number % SAMPLES_AT_ONCE == 0:
+            await asyncio.sleep(0)
         samples[at_s].latency_p50_ms = quantile(bounds, counts, 0.5) * 1_000
         samples[at_s].latency_p99_ms = quantile(bounds, counts, 0.99) * 1_000
     return [samples[at_s] for at_s in sorted(samples)]

@@ -49,9 +49,8 @@ def workers_of(site: Site, count: int) -> list[str]:
     return list(islice(mine, count))
 
 
-def share(site: Site) -> cluster_pb2.GetFleetShareResponse:
-    service = site.server.fleet
-    return service.share(cluster_pb2.GetFleetShareRequest(range_ms=60_000))
+async def share(site: Site) -> cluster_pb2.GetFleetShareResponse:
+    return await site.server.fleet.share(cluster_pb2.GetFleetShareRequest(range_ms=60_000))
 
 
 async def test_both_nodes_give_the_same_answer_about_all_workers(pair: tuple[Site, Site]) -> None:
@@ -63,7 +62,8 @@ async def test_both_nodes_give_the_same_answer_about_all_workers(pair: tuple[Sit
     await second.beat("w", namespace="other", lease_ms=60_000)
     await pass_time(first, second, ms=2_000)
     for site, count in ((first, 25), (second, 15)):
-        assert [found.active for found in share(site).namespaces if found.namespace == NAMESPACE] == [count]
+        own = {found.namespace: found.active for found in (await share(site)).namespaces}
+        assert own[NAMESPACE] == count
     answers = [await fleet(site) for site in pair]
     for answer in answers:
         assert (answer.nodes, answer.shards, answer.serving_shards) == (2, SHARDS, SHARDS)
@@ -98,7 +98,7 @@ async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[Site, Site]) -> 
     await first.batch(*(heartbeat(name, lease_ms=1_000) for name in names))
     await pass_time(first, second, ms=2_000)
     for each in pair:
-        assert [found.deaths_last_minute for found in share(each).namespaces] == [12]
+        assert [found.deaths_last_minute for found in (await share(each)).namespaces] == [12]
         [alert] = (await fleet(each)).alerts
         assert (alert.kind, alert.namespace, alert.count) == (fleet_pb2.ALERT_KIND_STORM, NAMESPACE, 24)
 
