@@ -104,17 +104,17 @@ class Telemetry:
 
     def _on_committed(self, handed: Sequence[HandedOver]) -> None:
         events = renewals = 0
-        for part in handed:
-            entries = part.commit.entries
-            events += len(entries)
-            for entry in entries:
+        for shard, commit, _, _, transitions, _ in handed:
+            for entry in commit.entries:
                 if type(entry.event) is Renewals:
-                    events -= 1
                     renewals += len(entry.event.numbers)
-            for change in part.transitions:
-                self._note(change, part.shard)
-            for namespace, verdicts in part.commit.verdicts.items():
-                self.tallies.of(namespace).false_deaths += verdicts.refuted
+                else:
+                    events += 1
+            if transitions:  # most commits renew leases and do nothing else
+                for change in transitions:
+                    self._note(change, shard)
+                for namespace, verdicts in commit.verdicts.items():
+                    self.tallies.of(namespace).false_deaths += verdicts.refuted
         self.commit_s.observe(self.node.committer.took_s)
         self.commit_events.observe(events)
         self.commit_renewals.observe(renewals)
