@@ -1,4 +1,4 @@
-"""Requests from path, query and body, and answers as JSON, by protobuf's own mapping.
+"""Requests from path, query and body, by protobuf's own mapping of JSON.
 
 Names are those of the contract; what comes in may have lowerCamelCase, too. What is not known is refused by name: a
 misspelt filter that is ignored would choose everything.
@@ -156,15 +156,3 @@ def _fault_of(message: Message, value: Any) -> str:
 def _short(text: str) -> str:
     text = text.encode(errors="replace").decode()
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
-
-
-def plain(message: Message) -> Any:
-    """As our command line prints it: names of the contract, and every field that has no presence."""
-    return json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-
-
-def json_of(value: Any) -> bytes:
-    """On one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
