@@ -85,8 +85,10 @@ def _no_constant(name: str) -> Any:
 
 def _checked(message: Descriptor, value: Any, where: str) -> Any:
     """The same with short names of enum values made whole, and nothing in it that is not known."""
-    if not isinstance(value, dict) or not message.full_name.startswith("liveness."):
+    if not message.full_name.startswith("liveness.") or (value is None and where):
         return value
+    if not isinstance(value, dict):
+        raise UnfitBody(type=message.name, detail=f"{where.rstrip('.') or 'it'} must be an object")
     checked = {}
     for name, part in value.items():
         field = field_named(message, name)
@@ -102,7 +104,10 @@ def _checked_field(field: FieldDescriptor, value: Any, where: str) -> Any:
         return [_checked_field(field, part, where) for part in value]
     if field.enum_type is not None:
         return enum_value(field.enum_type, value)
-    return value if field.message_type is None else _checked(field.message_type, value, where)
+    inside = field.message_type
+    if inside is None or inside.GetOptions().map_entry:
+        return value
+    return _checked(inside, value, where)
 
 
 def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
