@@ -71,7 +71,7 @@ def document() -> dict[str, Any]:
     for binding in bindings:
         seen[binding.method.name] = count = seen.get(binding.method.name, 0) + 1
         name = binding.method.name if count == 1 else f"{binding.method.name}_{count}"
-        paths.setdefault(binding.template, {})[binding.verb.lower()] = _operation(binding, name, schemas)
+        paths.setdefault(_template(binding), {})[binding.verb.lower()] = _operation(binding, name, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "liveness", "version": version("liveness"), "description": DESCRIPTION},
@@ -85,6 +85,16 @@ def document() -> dict[str, Any]:
 def document_file() -> File:
     content = json_of(document())
     return File(content, "application/json", f'"{sha256(content).hexdigest()[:32]}"')
+
+
+def _template(binding: Binding) -> str:
+    """With short names of variables: many tools do not expect dots there."""
+    names = [path.leaf.name for path in binding.variables]
+    assert len(set(names)) == len(names), f"{binding.template} has two variables of the same name"
+    return "/" + "/".join(
+        f"{{{segment.leaf.name}}}" if isinstance(segment, FieldPath) else segment
+        for segment in binding.segments
+    )
 
 
 def _operation(binding: Binding, name: str, schemas: Schemas) -> dict[str, Any]:
@@ -151,14 +161,17 @@ def _leaves(message: Descriptor, above: tuple[FieldDescriptor, ...]) -> Iterator
     for field in message.fields:
         if is_text(field):
             yield FieldPath((*above, field))
-        elif (inside := field.message_type) is not None and not field.is_repeated:
-            if all(each.containing_type is not inside for each in above):
-                yield from _leaves(inside, (*above, field))
+            continue
+        inside = field.message_type
+        if field.is_repeated or inside is None or any(each.containing_type is inside for each in above):
+            continue
+        yield from _leaves(inside, (*above, field))
 
 
 def _parameter(place: str, path: FieldPath, schemas: Schemas, *, required: bool = False) -> dict[str, Any]:
     schema = schemas.of_field(path.leaf)
-    parameter: dict[str, Any] = {"name": str(path), "in": place, "schema": schema}
+    name = path.leaf.name if place == "path" else str(path)
+    parameter: dict[str, Any] = {"name": name, "in": place, "schema": schema}
     if required:
         parameter["required"] = True
         if schema.get("type") == "string":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from tests.http.client import Client, ServerEvent
 from tests.http.house import House
@@ -172,7 +173,8 @@ async def test_a_client_that_does_not_read_holds_up_nobody(house: House) -> None
 
 def is_stuck(house: House) -> bool:
     """Whether somebody does not read, and all that lies in between is full."""
-    return any(connection.flow.write_paused for connection in house.face._http.server_state.connections)
+    connections: Any = house.face._http.server_state.connections
+    return any(connection.flow.write_paused for connection in connections)
 
 
 async def test_a_stream_ends_when_the_time_that_was_asked_for_is_over(house: House) -> None:

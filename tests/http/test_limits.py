@@ -61,13 +61,14 @@ async def test_a_connection_serves_one_request_after_the_other(client: Client) -
 async def test_large_messages_are_read_and_written_beside_the_event_loop(house: House) -> None:
     """A heartbeat does not wait until a long list has become JSON."""
     threads: list[str] = []
-    run = house.face._reception._thread.submit
+    thread: Any = house.face._reception._thread
+    submit = thread.submit
 
-    def submit(*work: Any) -> Any:
+    def noted(*work: Any) -> Any:
         threads.append("used")
-        return run(*work)
+        return submit(*work)
 
-    house.face._reception._thread.submit = submit  # type: ignore[method-assign]
+    thread.submit = noted
     beats = [{"worker_instance_key": f"w-{n}", "last_error": "x" * 100} for n in range(1_000)]
     await house.client.post("/v1/namespaces/orders/heartbeats", {"heartbeats": beats})
     assert len(threads) == 2, "the request, and the answer"

@@ -140,7 +140,7 @@ class Node(grpc.GenericRpcHandler):
         self.waits = False
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        async def refuse(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        async def refuse(request: bytes, context: Any) -> None:
             self.metadata = dict(details.invocation_metadata)
             self.time_s = context.time_remaining()
             if self.waits:
@@ -151,9 +151,7 @@ class Node(grpc.GenericRpcHandler):
             if isinstance(self.error, LivenessError):
                 trailers = ((DETAILS_KEY, status_of(self.error).SerializeToString()),)
                 await context.abort(code_of(self.error), str(self.error), trailers)
-            else:
-                await context.abort(self.error, "so it is")
-            return b""
+            await context.abort(self.error, "so it is")
 
         return grpc.unary_unary_rpc_method_handler(refuse)
 

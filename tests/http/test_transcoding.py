@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.domain.errors import InvalidRequest
@@ -81,6 +81,7 @@ def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_answers_are_printed_as_protobuf_says(name: str, data: st.DataObject) -> None:
     kind = next(each.method.output_type for each in BINDINGS if each.method.output_type.full_name == name)
@@ -120,6 +121,7 @@ def request_for(binding: Binding, message: Message) -> tuple[str, str, bytes]:
 
 
 @pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: f"{binding.verb} {binding.template}")
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_request_says_what_its_message_says(binding: Binding, data: st.DataObject) -> None:
     message = data.draw(messages(binding.method.input_type))
