@@ -130,6 +130,7 @@ def banner(settings: Settings, address: str, url: str = "", program: str = "live
         "Try next, in another terminal:",
         f"  {program} workers list{option}",
         f"  {program} config get{option}",
+        *([f"  curl {url}v1/namespaces/default/workers"] if url else []),
     ]
     if settings.reflection:
         heartbeat = '{"namespace": "default", "heartbeat": {"worker_instance_key": "worker-1"}}'

@@ -52,8 +52,13 @@ class Calls:
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=GetMessageClass(method.output_type).FromString,
             )
-        metadata = tuple((name, headers[name]) for name in PASSED_ON if name in headers)
+        metadata = tuple((name, headers[name]) for name in PASSED_ON if _is_ascii(headers.get(name)))
         return call(request, timeout=timeout_s, metadata=metadata)
+
+
+def _is_ascii(value: str | None) -> bool:
+    """gRPC carries nothing else in plain metadata."""
+    return value is not None and value.isascii() and value.isprintable()
 
 
 def timeout_of(headers: Headers) -> float | None:

@@ -18,22 +18,24 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 
 from liveness.clock import Clock
+from liveness.domain.errors import ShuttingDown
 from liveness.http.calls import gone
+from liveness.http.printing import json_of, plain
 from liveness.http.refusals import Refusal, of_call, refusal
-from liveness.http.transcoding import json_of, plain
 
 KEEP_ALIVE_MS = 15_000
 RETRY_MS = 1_000
 BEGIN_S = 30.0
+STREAMS_MAX = 256
 RESUME = "resume_token"
 """The field of requests and answers that says where a stream goes on."""
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # a proxy would gather what must go out at once
-}
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy would gather what must go out at once
+]
 
 
 def resume(request: Any, headers: Headers) -> None:
@@ -52,10 +54,7 @@ class EventStreams:
 
     def admit(self) -> None:
         if self._closing.is_set():
-            raise refusal(
-                503, grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", "The server is shutting down; try again.",
-                retry_after_s=1,
-            )  # fmt: skip
+            raise ShuttingDown
         if len(self._open) >= self._streams_max:
             raise refusal(
                 503,
@@ -71,15 +70,15 @@ class EventStreams:
         for call in self._open:
             call.cancel()
 
-    async def carry(self, call: Any, receive: Receive, send: Send, begin: Any) -> None:
-        """`begin` starts the answer, once it is certain that there is a stream."""
+    async def carry(self, call: Any, receive: Receive, send: Send) -> None:
+        """Answers begin once it is certain that there is a stream."""
         self._open.add(call)
         leaving = asyncio.create_task(gone(receive))
         try:
             first = await self._first(call, leaving)
             if first is None:
                 return
-            await begin()
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await _write(send, f"retry: {RETRY_MS}\n".encode() + _event(first))
             await self._go_on(call, leaving, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -101,8 +100,12 @@ class EventStreams:
             first = reading.result()
         except grpc.aio.AioRpcError as error:
             raise of_call(error) from error
+        except asyncio.CancelledError:
+            if reading.cancelled():  # and not we ourselves
+                raise ShuttingDown from None
+            raise
         if first is grpc.aio.EOF:
-            raise refusal(503, grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", "The stream has ended.")
+            raise ShuttingDown
         return first  # type: ignore[no-any-return]
 
     async def _go_on(self, call: Any, leaving: asyncio.Task[None], send: Send) -> None:
@@ -113,7 +116,7 @@ class EventStreams:
             while True:
                 ends: set[asyncio.Task[Any]] = {leaving, closing, reading, silence}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done() or closing.done():
+                if leaving.done() or closing.done() or reading.cancelled():
                     return
                 if reading.done():
                     answer = reading.result()
@@ -128,9 +131,6 @@ class EventStreams:
         except grpc.aio.AioRpcError as error:
             if error.code() not in _TRANSIENT:
                 await _write(send, _last_word(of_call(error)))
-        except asyncio.CancelledError:
-            if not call.cancelled() or not self._closing.is_set():
-                raise
         finally:
             for task in (closing, reading, silence):
                 task.cancel()

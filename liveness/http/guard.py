@@ -8,6 +8,7 @@ request that another site's page makes, and a change that a plain HTML form coul
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -99,10 +100,8 @@ def check_content_type(headers: Headers) -> None:
 
 
 def _name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
+    match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", host.lower())
+    return match and (match[1] or match[2])
 
 
 def _is_ip(name: str) -> bool:

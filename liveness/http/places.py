@@ -23,7 +23,10 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (socket.gethostname(), socket.getfqdn()) if self.is_everywhere else (self.host,)
+        if not self.is_everywhere:
+            return (self.host,)
+        name = socket.gethostname()
+        return (name, name.partition(".")[0])
 
     @property
     def url(self) -> str:

@@ -11,7 +11,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from liveness.domain.errors import LivenessError
-from liveness.http.transcoding import plain
+from liveness.http.printing import plain
 from liveness.statuses import DETAILS_KEY, DOMAIN, status_of
 
 HTTP_CODES: Mapping[grpc.StatusCode, int] = {

@@ -1,4 +1,4 @@
-"""Requests from path, query and body, and answers as JSON, by protobuf's own mapping.
+"""Requests from path, query and body, by protobuf's own mapping of JSON.
 
 Names are those of the contract; what comes in may have lowerCamelCase, too. What is not known is refused by name: a
 misspelt filter that is ignored would choose everything.
@@ -85,8 +85,10 @@ def _no_constant(name: str) -> Any:
 
 def _checked(message: Descriptor, value: Any, where: str) -> Any:
     """The same with short names of enum values made whole, and nothing in it that is not known."""
-    if not isinstance(value, dict) or not message.full_name.startswith("liveness."):
+    if not message.full_name.startswith("liveness.") or (value is None and where):
         return value
+    if not isinstance(value, dict):
+        raise UnfitBody(type=message.name, detail=f"{where.rstrip('.') or 'it'} must be an object")
     checked = {}
     for name, part in value.items():
         field = field_named(message, name)
@@ -102,7 +104,10 @@ def _checked_field(field: FieldDescriptor, value: Any, where: str) -> Any:
         return [_checked_field(field, part, where) for part in value]
     if field.enum_type is not None:
         return enum_value(field.enum_type, value)
-    return value if field.message_type is None else _checked(field.message_type, value, where)
+    inside = field.message_type
+    if inside is None or inside.GetOptions().map_entry:
+        return value
+    return _checked(inside, value, where)
 
 
 def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
@@ -156,15 +161,3 @@ def _fault_of(message: Message, value: Any) -> str:
 def _short(text: str) -> str:
     text = text.encode(errors="replace").decode()
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
-
-
-def plain(message: Message) -> Any:
-    """As our command line prints it: names of the contract, and every field that has no presence."""
-    return json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-
-
-def json_of(value: Any) -> bytes:
-    """On one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
