@@ -92,7 +92,7 @@ async def test_what_a_version_says_about_older_ones_replaces_what_was_said_befor
     home: StoreHome, next_version: MakeNext
 ) -> None:
     await home.open()
-    await home.execute("INSERT INTO meta VALUES ('oldest_writer', '0001')")
+    await home.execute("UPDATE meta SET value = '0001' WHERE name = 'oldest_writer'")
     await open_with(home, next_version(""))
     with pytest.raises(WrittenByNewerVersion):
         await home.open()
