@@ -130,7 +130,7 @@ class Shard:
         self._grace_until_ms = image.observed_ms + grace_ms
         self._forms: dict[int, int] = {}
         self._changed = recovered.changed
-        self._witness = Witness(surroundings, image.observed_ms)
+        self._witness = Witness(surroundings, image)
         self._pending = Pending(image.last_seq, self._witness.rhythms)
         self._handed_seq = image.last_seq
         self._dirty = False

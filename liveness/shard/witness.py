@@ -12,6 +12,7 @@ from liveness.domain.worker import Worker
 from liveness.shard.obituaries import Obituaries
 from liveness.shard.rhythms import Rhythms
 from liveness.shard.stalls import Stalls
+from liveness.store.api import ShardImage
 
 RHYTHMS_MAX = 100_000
 """Per node: workers whose last heartbeats are kept, about 160 bytes each."""
@@ -36,31 +37,37 @@ class WallTimes:
 
     __slots__ = ("_anchors", "_offset_ms")
 
-    def __init__(self, observed_ms: int, wall_ms: int) -> None:
-        self._offset_ms = wall_ms - observed_ms
-        self._anchors = deque([(observed_ms, self._offset_ms)], ANCHORS_KEPT)
+    def __init__(self) -> None:
+        self._offset_ms = 0
+        self._anchors: deque[tuple[int, int]] = deque(maxlen=ANCHORS_KEPT)
+        """Since when, on the observed clock, how far it is behind."""
 
     def note(self, observed_ms: int, wall_ms: int) -> None:
-        """Both are now."""
+        """Both are the same moment, and none is earlier than those noted before."""
         offset_ms = wall_ms - observed_ms
         if abs(offset_ms - self._offset_ms) > DRIFT_MS:
             self._offset_ms = offset_ms
             self._anchors.append((observed_ms, offset_ms))
 
     def of(self, observed_ms: int) -> int:
+        """What was before the first that was noted is taken to have passed without a break."""
         for since_ms, offset_ms in reversed(self._anchors):
             if since_ms <= observed_ms:
                 return observed_ms + offset_ms
-        return observed_ms + self._anchors[0][1]
+        return observed_ms + (self._anchors[0][1] if self._anchors else 0)
 
 
 class Witness:
     __slots__ = ("rhythms", "surroundings", "wall")
 
-    def __init__(self, surroundings: Surroundings, observed_ms: int) -> None:
+    def __init__(self, surroundings: Surroundings, image: ShardImage) -> None:
         self.surroundings = surroundings
         self.rhythms = Rhythms(surroundings.rhythms_max)
-        self.wall = WallTimes(observed_ms, surroundings.clock.wall_ms())
+        self.wall = WallTimes()
+        if image.tail:
+            # Before the take-over, at a time that only the log knows.
+            self.wall.note(image.tail[-1].observed_ms, image.tail[-1].wall_ms)
+        self.wall.note(image.observed_ms, surroundings.clock.wall_ms())
 
     def enter(self, key: WorkerKey, worker: Worker) -> None:
         """A worker is about to be declared dead."""
