@@ -2,31 +2,33 @@
 import { useCell } from './cell.js';
 import { html, useEffect, useLayoutEffect, useRef, useState } from './html.js';
 import { theme } from './theme.js';
+import { MINUTE, showClock } from './time.js';
 import { brief } from './words.js';
 import uPlot from './vendor/uplot.js';
 
 const HEIGHT = 176;
 const FONT = '11px system-ui, sans-serif';
+/** Steps between lines where there are no halves of what is counted. */
+const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
 const together = uPlot.sync('fleet');
 
 /**
  * series: [{label, tone, of(sample), area, bars}]; tone names a colour of the style sheet.
- * Where samples are missing, because the server was away, the line is interrupted.
+ * whole: values are counts. Where samples are missing, because the server was away, the line is interrupted.
  */
-export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief }) {
+export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, whole = true }) {
   const place = useRef();
   const values = useRef([]);
   const plot = useRef(null);
   const [off, setOff] = useState(() => new Set());
   const name = useCell(theme);
-  const times = samples.map((sample) => sample.time);
   const data = withGaps(samples, series, intervalMs);
 
   useLayoutEffect(() => {
     const colours = getComputedStyle(document.documentElement);
     const width = place.current.clientWidth;
     const told = (u) => write(values.current, u, series, show);
-    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs), hooks: { setCursor: [told], setData: [told] } }, null, place.current);
+    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs, whole), hooks: { setCursor: [told], setData: [told] } }, null, place.current);
     const sized = new ResizeObserver(() => plot.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
     sized.observe(place.current);
     return () => {
@@ -40,9 +42,11 @@ export function Chart({ title, note, samples, intervalMs, rangeMs, series, show 
   }, [off, name, intervalMs]);
 
   useEffect(() => {
-    const to = (times.at(-1) ?? Date.now()) / 1_000;
+    // Of a server that has just started there is less than was asked for.
+    const to = samples.at(-1)?.time ?? Date.now();
+    const from = Math.min(to - MINUTE, Math.max(to - rangeMs, samples[0]?.time ?? 0));
     plot.current.setData(data, false);
-    plot.current.setScale('x', { min: to - rangeMs / 1_000, max: to });
+    plot.current.setScale('x', { min: from / 1_000, max: to / 1_000 });
   }, [samples, rangeMs, name, intervalMs]);
 
   const flip = (label) => setOff((was) => new Set(was.has(label) ? [...was].filter((one) => one !== label) : [...was, label]));
@@ -83,7 +87,7 @@ function write(nodes, u, series, show) {
   });
 }
 
-function options(series, colours, show, width, intervalMs) {
+function options(series, colours, show, width, intervalMs, whole) {
   const colour = (tone) => colours.getPropertyValue(`--${tone}`).trim();
   const axis = { font: FONT, stroke: colour('mute'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
   return {
@@ -94,8 +98,8 @@ function options(series, colours, show, width, intervalMs) {
     cursor: { sync: { key: together.key }, drag: { x: false, y: false }, points: { size: 7 } },
     scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(1, (max ?? 0) * 1.1)] } },
     axes: [
-      { ...axis, size: 24, gap: 2, space: 70 },
-      { ...axis, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(show) },
+      { ...axis, size: 24, gap: 4, space: 74, values: (u, splits, at, space, step) => splits.map((time) => showClock(time * 1_000, step < 60)) },
+      { ...axis, size: 46, gap: 4, space: 34, incrs: whole ? WHOLE : undefined, values: (u, splits) => splits.map(show) },
     ],
     series: [
       {},

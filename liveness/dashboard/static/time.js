@@ -51,8 +51,11 @@ export function showAgo(ms) {
 }
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
+const clockShort = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
 const day = new Intl.DateTimeFormat(undefined, { month: 'short', day: 'numeric' });
 const whole = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'long' });
+
+export const showClock = (ms, withSeconds) => (withSeconds ? clock : clockShort).format(ms);
 
 /** Of today: the time alone. */
 export function showTime(ms) {

@@ -9,7 +9,8 @@ const LANE = 34;
 const BAR = 20;
 const AXIS = 26;
 const LANES = ['lease', 'session', 'orders', 'holds', 'heartbeats'];
-const HEIGHT = LANES.length * LANE + AXIS;
+/** Lanes that are not there when there is nothing on them. */
+const OPTIONAL = { orders: (life) => life.orders.length > 0, holds: (life) => life.held.some(({ count }) => count > 0) };
 const MARK = { birth: '●', session: '◆', return: '▲', end: '✕', closed: '■' };
 const LEAST_MS = SECOND;
 const TICKS_MS = [
@@ -24,6 +25,9 @@ export function Timeline({ life, beats, silences }) {
   const [now, setNow] = useState(serverNow);
   useBeat(() => setNow((was) => (serverNow() - was > SECOND ? serverNow() : was)), []);
   const [tip, setTip] = useState(null);
+  const lanes = LANES.filter((lane) => OPTIONAL[lane]?.(life) ?? true);
+  const height = lanes.length * LANE + AXIS;
+  const y = (lane) => lanes.indexOf(lane) * LANE;
   const whole = wholeRange(life, now);
   const range = zoom === null ? whole : zoom.last ? { from: Math.max(whole.from, now - zoom.last), to: whole.to } : zoom;
   const x = (time) => LABELS + ((Math.min(Math.max(time, range.from), range.to) - range.from) / (range.to - range.from)) * (width - LABELS - 8);
@@ -32,33 +36,33 @@ export function Timeline({ life, beats, silences }) {
   const inside = (from, to) => to >= range.from && from <= range.to;
 
   return html`<div class="timeline">
-    <div class="segments" role="group" aria-label="Part of its life">
+    <div class="timeline-head"><h2>Its life</h2><div class="segments" role="group" aria-label="Part of its life">
       <button type="button" aria-pressed=${zoom === null} onClick=${() => setZoom(null)}>whole life</button>
       ${[[HOUR, 'last hour'], [10 * MINUTE, 'last 10 min'], [MINUTE, 'last minute']].filter(([ms]) => ms < whole.to - whole.from).map(
         ([last, label]) => html`<button key=${label} type="button" aria-pressed=${zoom?.last === last} onClick=${() => setZoom({ last })}>${label}</button>`,
       )}
       ${zoom && !zoom.last && html`<button type="button" aria-pressed="true">${showDuration(range.to - range.from)}</button>`}
-    </div>
+    </div></div>
     <div class="timeline-box" ref=${box} ...${drag.handlers}>
-      <svg class="timeline-picture" width=${width} height=${HEIGHT} role="img" aria-label=${summary(life, now)} onPointerLeave=${() => setTip(null)}>
+      <svg class="timeline-picture" width=${width} height=${height} role="img" aria-label=${summary(life, now)} onPointerLeave=${() => setTip(null)}>
         <defs>
           <pattern id="absent" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="t-hatch" width="2.5" height="7" /></pattern>
         </defs>
-        ${LANES.map((lane, at) => html`<g key=${lane}><line class="t-line" x1=${LABELS} x2=${width - 8} y1=${at * LANE + LANE / 2} y2=${at * LANE + LANE / 2} /><text class="t-label" x="0" y=${at * LANE + LANE / 2 + 4}>${lane}</text></g>`)}
-        <${Axis} range=${range} x=${x} width=${width} />
-        ${shapes.bars.filter((bar) => inside(bar.from, bar.to)).map((bar) => html`<${Bar} key=${bar.key} bar=${bar} x=${x} onTip=${setTip} />`)}
-        ${shapes.steps && html`<path class="t-held" d=${heldPath(shapes.steps, x, range)} onPointerMove=${(event) => setTip(at(event, `holds ${counted(heldAt(shapes.steps, timeAt(event, box, width, range)), 'activity', 'activities')}`))} />`}
-        ${shapes.ticks.filter((time) => inside(time, time)).map((time) => html`<line key=${time} class="t-beat" x1=${x(time)} x2=${x(time)} y1=${4 * LANE + 9} y2=${4 * LANE + 25} />`)}
+        ${lanes.map((lane) => html`<g key=${lane} transform=${`translate(0 ${y(lane) + LANE / 2})`}><line class="t-line" x1=${LABELS} x2=${width - 8} /><text class="t-label" y="4">${lane}</text></g>`)}
+        <${Axis} range=${range} x=${x} width=${width} height=${height} />
+        ${shapes.bars.filter((bar) => inside(bar.from, bar.to)).map((bar) => html`<${Bar} key=${bar.key} bar=${bar} x=${x} top=${y(bar.lane) + (LANE - BAR) / 2} onTip=${setTip} />`)}
+        ${shapes.steps && html`<path class="t-held" d=${heldPath(shapes.steps, x, range, y('holds') + LANE - 6)} onPointerMove=${(event) => setTip(at(event, `holds ${counted(heldAt(shapes.steps, timeAt(event, box, width, range)), 'activity', 'activities')}`))} />`}
+        ${shapes.ticks.filter((time) => inside(time, time)).map((time) => html`<line key=${time} class="t-beat" x1=${x(time)} x2=${x(time)} y1=${y('heartbeats') + 9} y2=${y('heartbeats') + 25} />`)}
         ${shapes.marks.filter(({ time }) => inside(time, time)).map(
           (mark) => html`<text key=${mark.key} class=${`t-mark ${mark.kind} ${mark.bad ? 'bad' : ''}`} x=${x(mark.time)} y=${LANE / 2 + 5} text-anchor="middle"
             onPointerMove=${(event) => setTip(at(event, `${showTime(mark.time)}  ${mark.text}`))}>${MARK[mark.kind]}</text>`,
         )}
-        ${drag.band && html`<rect class="t-band" x=${drag.band.x} y="0" width=${drag.band.width} height=${HEIGHT - AXIS} />`}
+        ${drag.band && html`<rect class="t-band" x=${drag.band.x} y="0" width=${drag.band.width} height=${height - AXIS} />`}
       </svg>
       ${tip && html`<div class="tip" style=${{ left: `${tip.x}px`, top: `${tip.y}px` }}><bdi>${tip.text}</bdi></div>`}
     </div>
     <p class="timeline-key">${[['birth', 'registered'], ['session', 'new session'], ['return', 'came back'], ['end', 'left'], ['closed', 'cleaned up']].map(
-      ([kind, label]) => html`<span key=${kind}><i class=${`key-mark ${kind}`}>${MARK[kind]}</i> ${label}</span>`)} <span class="mute">drag to look closer</span></p>
+      ([kind, label]) => html`<span key=${kind}><i class=${`key-mark ${kind}`}>${MARK[kind]}</i> ${label}</span>`)} <span class="timeline-hint">drag to look closer</span></p>
   </div>`;
 }
 
@@ -76,23 +80,22 @@ function shapesOf(life, beats, silences, now) {
     bars.push({ key: `${lane} ${tone} ${span.from}`, lane, tone, from: span.from, to: span.to ?? now, label, text });
   for (const lease of life.leases) {
     const ending = lease.to === null ? 'goes on' : `ended: ${lease.reason}`;
-    add(0, 'lease', lease, `lease ${lease.epoch}`, `lease ${lease.epoch}, ${showDuration((lease.to ?? now) - lease.from)}, ${ending}`);
+    add('lease', 'lease', lease, `lease ${lease.epoch}`, `lease ${lease.epoch}, ${showDuration((lease.to ?? now) - lease.from)}, ${ending}`);
   }
   for (const gap of life.absences) {
-    add(0, 'absent', gap, gap.reason, `inactive for ${showDuration((gap.to ?? life.closed ?? now) - gap.from)}: ${gap.reason}`);
+    add('lease', 'absent', gap, gap.reason, `inactive for ${showDuration((gap.to ?? life.closed ?? now) - gap.from)}: ${gap.reason}`);
   }
-  life.sessions.forEach((one, at) => add(1, at % 2 ? 'session odd' : 'session', one, one.id, `session ${one.id || 'without a name'}`));
-  for (const order of life.orders) add(2, order.kind, order, order.kind, `${order.kind}${order.reason ? `: ${order.reason}` : ''}`);
-  for (const one of silences) add(4, 'silence', one, 'silence', `nothing was heard for ${showDuration(one.to - one.from)}`);
+  life.sessions.forEach((one, at) => add('session', at % 2 ? 'session odd' : 'session', one, one.id, `session ${one.id || 'without a name'}`));
+  for (const order of life.orders) add('orders', order.kind, order, order.kind, `${order.kind}${order.reason ? `: ${order.reason}` : ''}`);
+  for (const one of silences) add('heartbeats', 'silence', one, 'silence', `nothing was heard for ${showDuration(one.to - one.from)}`);
   const marks = life.marks.map((mark, at) => ({ ...mark, key: `${mark.time} ${at}` }));
   const steps = life.held.some(({ count }) => count > 0) ? [...life.held, { time: life.closed ?? now, count: life.held.at(-1).count }] : null;
   return { bars, marks, steps, ticks: beats };
 }
 
-function Bar({ bar, x, onTip }) {
+function Bar({ bar, x, top, onTip }) {
   const left = x(bar.from);
   const wide = Math.max(2, x(bar.to) - left);
-  const top = bar.lane * LANE + (LANE - BAR) / 2;
   const room = Math.floor((wide - 22) / 6.6);
   const label = bar.label.length > room ? (room > 4 ? `${bar.label.slice(0, room - 1)}…` : '') : bar.label;
   return html`<g class=${`t-bar ${bar.tone}`} onPointerMove=${(event) => onTip(at(event, `${showTime(bar.from)}  ${bar.text}`))}>
@@ -101,7 +104,7 @@ function Bar({ bar, x, onTip }) {
   </g>`;
 }
 
-function Axis({ range, x, width }) {
+function Axis({ range, x, width, height }) {
   const wanted = (range.to - range.from) / Math.max(2, (width - LABELS) / 110);
   const step = TICKS_MS.find((ms) => ms >= wanted) ?? TICKS_MS.at(-1);
   const zone = new Date(range.from).getTimezoneOffset() * MINUTE;
@@ -110,14 +113,13 @@ function Axis({ range, x, width }) {
   for (let time = first; time <= range.to && ticks.length < 50; time += step) ticks.push(time);
   return html`<g class="t-axis">
     ${ticks.map(
-      (time) => html`<g key=${time}><line x1=${x(time)} x2=${x(time)} y1="0" y2=${HEIGHT - AXIS} /><text x=${x(time)} y=${HEIGHT - 8} text-anchor="middle">${showTime(time)}</text></g>`,
+      (time) => html`<g key=${time}><line x1=${x(time)} x2=${x(time)} y1="0" y2=${height - AXIS} /><text x=${x(time)} y=${height - 8} text-anchor="middle">${showTime(time)}</text></g>`,
     )}
   </g>`;
 }
 
 /** A line of steps: how many activities it held. */
-function heldPath(steps, x, range) {
-  const base = 4 * LANE - 6;
+function heldPath(steps, x, range, base) {
   const most = Math.max(...steps.map(({ count }) => count));
   const y = (count) => base - (count / most) * (LANE - 12);
   const seen = steps.filter(({ time }, at) => time >= range.from || steps[at + 1]?.time >= range.from);

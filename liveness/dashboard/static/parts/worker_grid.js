@@ -21,6 +21,7 @@ const COLUMNS = [
 const narrow = matchMedia('(max-width: 760px)');
 /** As in the style sheet. */
 const ROW_HEIGHT = { wide: 40, narrow: 92 };
+const HEAD_HEIGHT = 36;
 const SPARE_ROWS = 8;
 
 /** Where each table was left, by its address: who comes back finds it so. */
@@ -53,11 +54,11 @@ export function WorkerGrid({ ns, rows, sort, onSort, onVisible, nothing }) {
   };
 
   return html`<div class="grid card">
-    <div class="grid-head" role="presentation">
-      ${COLUMNS.map(([name, label]) => html`<${Heading} key=${name} name=${name} label=${label} sort=${sort} onSort=${onSort} />`)}
-    </div>
-    <div class="grid-body" ref=${box} role="grid" tabindex="0" aria-label="Workers" aria-rowcount=${rows.length}
+    <div class="grid-body" ref=${box} role="grid" tabindex="0" aria-label="Workers" aria-rowcount=${rows.length + 1}
       aria-activedescendant=${rows[at] ? `worker-${at}` : undefined} onKeyDown=${pressed}>
+      <div class="grid-head" role="row" aria-rowindex="1">
+        ${COLUMNS.map(([name, label]) => html`<${Heading} key=${name} name=${name} label=${label} sort=${sort} onSort=${onSort} />`)}
+      </div>
       <div class="grid-space" role="presentation" style=${{ height: `${rows.length * view.rowHeight}px` }}>
         ${seen.map((row, offset) => {
           const index = from + offset;
@@ -72,15 +73,16 @@ export function WorkerGrid({ ns, rows, sort, onSort, onVisible, nothing }) {
 function Heading({ name, label, sort, onSort }) {
   const on = sort.replace(/^-/, '') === name;
   const down = on && sort.startsWith('-');
-  return html`<button type="button" class=${`grid-heading col-${name}`} aria-pressed=${on} onClick=${() => onSort(on && !down ? `-${name}` : name)}
-    aria-label=${`Sort by ${label}${on ? (down ? ', now descending' : ', now ascending') : ''}`}>
-    ${label}${on && html`<${Icon} name=${down ? 'down' : 'up'} />`}
-  </button>`;
+  return html`<div role="columnheader" class=${`col-${name}`} aria-sort=${on ? (down ? 'descending' : 'ascending') : undefined}>
+    <button type="button" class=${`grid-heading ${on ? 'on' : ''}`} title=${`Sort by ${label}`} onClick=${() => onSort(on && !down ? `-${name}` : name)}>
+      ${label}${on && html`<${Icon} name=${down ? 'down' : 'up'} />`}
+    </button>
+  </div>`;
 }
 
 function Row({ ns, row, index, top, active, onPick }) {
   const marks = marksOf(row);
-  return html`<div id=${`worker-${index}`} class=${`grid-row ${active ? 'on' : ''}`} role="row" aria-rowindex=${index + 1} aria-selected=${active}
+  return html`<div id=${`worker-${index}`} class=${`grid-row ${active ? 'on' : ''}`} role="row" aria-rowindex=${index + 2} aria-selected=${active}
     style=${{ transform: `translateY(${top}px)` }} onPointerDown=${() => onPick(index)}>
     <div role="gridcell" class="col-key"><a class="link" tabindex="-1" href=${workerHref(ns, row.key)}><${Name}>${row.key}<//></a></div>
     <div role="gridcell" class="col-state"><${Badge} word=${row.state} title=${row.reason} />${marks.map((mark) => html`<${Badge} key=${mark} word=${mark} />`)}</div>
@@ -124,7 +126,7 @@ function useView(box) {
   const [view, setView] = useState({ top: 0, height: 600, rowHeight: ROW_HEIGHT.wide });
   useLayoutEffect(() => {
     const look = () =>
-      setView({ top: box.current.scrollTop, height: box.current.clientHeight, rowHeight: narrow.matches ? ROW_HEIGHT.narrow : ROW_HEIGHT.wide });
+      setView({ top: box.current.scrollTop, height: box.current.clientHeight - HEAD_HEIGHT, rowHeight: narrow.matches ? ROW_HEIGHT.narrow : ROW_HEIGHT.wide });
     const sized = new ResizeObserver(look);
     sized.observe(box.current);
     box.current.addEventListener('scroll', look, { passive: true });

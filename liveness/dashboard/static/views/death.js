@@ -61,13 +61,12 @@ function Certificate({ ns, death }) {
   const cause = inactiveReason(death.cause);
   return html`<div class="stack">
     <${VerdictOf} death=${death} />
-    <p class="certificate-sentence">
-      Lease ${death.lease_epoch} ended <b><${Time} ms=${parseTime(death.time)} /></b>: ${cause}. Nothing was heard for
+    <p class="certificate-sentence" title=${death.detail}>
+      Lease ${death.lease_epoch} ended at <b><${Time} ms=${parseTime(death.time)} /></b>: ${cause}. Nothing was heard for
       <b> ${showDuration(silence)}</b>, and ${showDuration(granted)} had been granted.
-      ${death.detail && html` <bdi class="mute">${death.detail}</bdi>`}
     </p>
-    <${Heartbeats} beats=${death.heartbeats} silence=${silence} granted=${granted} />
-    <div class="columns">
+    <div class="certificate-parts">
+      <${Heartbeats} beats=${death.heartbeats} silence=${silence} granted=${granted} />
       <div>
         <h3>Was it the server?</h3>
         ${death.stalls.length === 0

@@ -2,7 +2,7 @@
 import { get } from '../api.js';
 import { useCell } from '../cell.js';
 import { wholeFleet } from '../fleet.js';
-import { html, useMemo, useState } from '../html.js';
+import { html, useMemo, useRef, useState } from '../html.js';
 import { Badge } from '../parts/badge.js';
 import { Failure, Loading } from '../parts/notice.js';
 import { Name, Time } from '../parts/text.js';
@@ -14,25 +14,31 @@ const ASK_EVERY_MS = 3 * SECOND;
 
 export function Nodes() {
   const [state, setState] = useState({ nodes: null, shards: [], relay: null, error: null });
+  const relaying = useRef(true);
   usePolling(async (signal) => {
     try {
       const [{ nodes }, { shards }, relay] = await Promise.all([
         get('/v1/nodes', {}, { signal }),
         get('/v1/shards', {}, { signal }),
-        get('/v1/relay', {}, { signal }).catch(() => null), // as a rule there is none
+        relaying.current ? get('/v1/relay', {}, { signal }).catch(refused) : null,
       ]);
       setState({ nodes, shards, relay, error: null });
     } catch (error) {
       if (!signal.aborted) setState((was) => ({ ...was, error }));
     }
   }, ASK_EVERY_MS, []);
+  /** As a rule there is none, and it is not asked for again. */
+  const refused = (error) => {
+    if (error.reason === 'RELAY_NOT_CONFIGURED') relaying.current = false;
+    return null;
+  };
   const { nodes, shards, relay, error } = state;
   if (!nodes) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   return html`<div class="stack">
     <header class="view-head"><h1 tabindex="-1">Nodes and shards</h1></header>
     ${error && html`<${Failure} error=${error} />`}
     <section class="card flush"><div class="scroll-x"><table class="table cards">
-      <thead><tr><th>node</th><th>state</th><th>address</th><th>host</th><th class="num">process</th><th>version</th><th class="num">shards</th><th>running</th><th>last renewal</th></tr></thead>
+      <thead><tr><th>node</th><th>state</th><th>address</th><th>host</th><th class="num">process</th><th>version</th><th class="num">shards</th><th>started</th><th>last renewal</th></tr></thead>
       <tbody>${nodes.map(
         (node) => html`<tr key=${node.node_id}>
           <td><${Name}>${node.node_id}<//> ${node.answering && html`<small class="mute">answers this page</small>`}</td>
@@ -42,7 +48,7 @@ export function Nodes() {
           <td data-label="process" class="num">${node.process_id}</td>
           <td data-label="version">${node.version}</td>
           <td data-label="shards" class="num">${node.shards}</td>
-          <td data-label="running since"><${Time} ms=${parseTime(node.start_time)} ago /></td>
+          <td data-label="started"><${Time} ms=${parseTime(node.start_time)} ago /></td>
           <td data-label="renewed"><${Time} ms=${parseTime(node.renew_time)} ago /></td>
         </tr>`,
       )}</tbody>
@@ -67,7 +73,7 @@ function Shards({ shards, nodes }) {
         const owner = nodes.length > 1 ? `, on ${shard.node_id || 'no node'}` : '';
         return html`<li key=${shard.shard_id} class=${`shard ${shard.serving ? '' : 'unserved'}`}
           title=${`shard ${shard.shard_id}${owner}: epoch ${shard.epoch}, ${count(shard.active_workers)} active, ${count(shard.inactive_workers)} inactive, log at ${count(shard.last_sequence)}`}>
-          <i style=${{ opacity: 0.12 + (0.75 * Number(shard.active_workers)) / fullest }}></i>
+          <i style=${{ opacity: 0.08 + (0.3 * Number(shard.active_workers)) / fullest }}></i>
           <span>${shard.shard_id}</span><b>${shard.serving ? count(shard.active_workers) : '–'}</b>
           ${waiting > 0 && html`<em>${count(waiting)} queued</em>`}
         </li>`;

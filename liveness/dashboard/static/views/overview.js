@@ -35,11 +35,11 @@ export function Overview({ ns, params }) {
     </header>
     <${Alerts} alerts=${told.alerts} />
     <${Tiles} told=${told} samples=${samples} minutes=${minutes} ns=${ns} />
-    <${Charts} told=${told} samples=${samples} rangeMs=${minutes * MINUTE} />
-    <div class="columns">
+    <div class="charts">
+      <${Charts} told=${told} samples=${samples} rangeMs=${minutes * MINUTE} />
       <${Queues} queues=${told.queues} />
-      <${Namespaces} namespaces=${told.namespaces} refresh=${() => fleet.ask().catch(() => {})} />
     </div>
+    <${Namespaces} namespaces=${told.namespaces} refresh=${() => fleet.ask().catch(() => {})} />
   </div>`;
 }
 
@@ -86,7 +86,7 @@ function Tiles({ told, samples, minutes, ns }) {
   const expiries = sum((sample) => sample.expiries);
   return html`<div class="tiles">
     <${Tile} label="Active" value=${brief(now.active)} tone="good" note=${now.suspects ? counted(now.suspects, 'suspect') : 'none suspect'} href=${href('workers', { ns, state: 'active' })} />
-    <${Tile} label="Inactive" value=${brief(now.inactive)} tone=${now.inactive ? 'bad' : 'mute'} note="may still come back" href=${href('workers', { ns, state: 'inactive' })} />
+    <${Tile} label="Inactive" value=${brief(now.inactive)} tone=${now.inactive ? 'bad' : 'mute'} note="may come back" href=${href('workers', { ns, state: 'inactive' })} />
     <${Tile} label="Heartbeats" value=${brief(rate)} unit="/s" note=${slowest ? `p99 ${slowest.toFixed(1)} ms` : 'none lately'} />
     <${Tile} label="Expiries" value=${brief(expiries)} tone=${expiries ? 'bad' : 'mute'} note=${`in ${minutes} min`} />
     <${Tile} label="Reschedules" value=${brief(sum((sample) => sample.reschedules))} note=${`in ${minutes} min`} />
@@ -131,13 +131,11 @@ function Charts({ told, samples, rangeMs }) {
   ], [seconds]); // prettier-ignore
   const given = { samples, rangeMs, intervalMs: told.intervalMs };
   const each = `every ${showDuration(told.intervalMs)}`;
-  return html`<div class="charts">
-    <${Chart} ...${given} title="Workers by state" series=${STATES} />
-    <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} show=${(value) => (value < 10 ? String(Math.round(value * 10) / 10) : brief(value))} />
-    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms" series=${LATENCY} show=${(value) => (value < 10 ? value.toFixed(1) : brief(value))} />
+  return html`<${Chart} ...${given} title="Workers by state" series=${STATES} />
+    <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} whole=${false} show=${(value) => (value < 10 ? String(Math.round(value * 10) / 10) : brief(value))} />
+    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms" series=${LATENCY} whole=${false} show=${(value) => (value < 10 ? value.toFixed(1) : brief(value))} />
     <${Chart} ...${given} title="Leases" note=${each} series=${CHANGES} />
-    <${Chart} ...${given} title="Reschedules and queue" note=${each} series=${WORK} />
-  </div>`;
+    <${Chart} ...${given} title="Reschedules and queue" note=${each} series=${WORK} />`;
 }
 
 const LONGEST_LIST = 64;

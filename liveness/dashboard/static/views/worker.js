@@ -39,15 +39,16 @@ export function Worker({ ns, params }) {
     <${Back} ns=${ns} />
     <${Head} ns=${ns} worker=${worker} refresh=${ask} />
     <section class="card" aria-label="Timeline">
-      <h2>Life</h2>
       ${history.events.length ? html`<${Timeline} life=${life} beats=${allBeats} silences=${signs.silences} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
     </section>
-    <${Deaths} ns=${ns} certificates=${certificates} />
-    <div class="columns wide-right">
+    <div class="worker-columns">
+      <div class="stack">
+        <${Deaths} ns=${ns} certificates=${certificates} />
+        <${Held} ns=${ns} worker=${worker} />
+        <${Events} history=${history} />
+      </div>
       <${Facts} worker=${worker} />
-      <${Held} ns=${ns} worker=${worker} />
     </div>
-    <${Events} history=${history} />
   </div>`;
 }
 
@@ -87,7 +88,7 @@ function Head({ ns, worker, refresh }) {
         ${worker.paused && html`<${Badge} word="paused" />`}
         ${worker.draining && html`<${Badge} word="draining" />`}
         ${worker.attached && html`<${Badge} word="attached" tone="good" title="A stream of this worker is open" />`}
-        ${state !== 'active' && html`<span class="mute">${inactiveReason(worker.inactive_reason)} <bdi>${worker.inactive_detail}</bdi></span>`}
+        ${state !== 'active' && html`<bdi class="mute">${[inactiveReason(worker.inactive_reason), worker.inactive_detail].filter(Boolean).join(': ')}</bdi>`}
       </div>
       ${state === 'active' && html`<div class="head-lease"><${LeaseBar} deadline=${parseTime(worker.lease_deadline)} leaseMs=${parseDuration(worker.granted_lease_duration)} suspect=${worker.suspect} /></div>`}
     </div>
