@@ -10,9 +10,17 @@ import subprocess
 import sys
 import threading
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import grpc
+from google.protobuf.json_format import ParseDict
+
+from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+from liveness.v1.worker_pb2 import ActivityRef, WorkerHeartbeat
 
 READY_WITHIN_S = 30
 BATCH = 1_000
@@ -21,10 +29,11 @@ BATCH = 1_000
 class ServerProcess:
     """`liveness serve` on an SQLite file. Comes back at the same addresses when it is started again."""
 
-    def __init__(self, folder: Path, *options: str, shards: int = 16) -> None:
+    def __init__(self, folder: Path, *options: str, **settings: str) -> None:
+        """`settings`: those that have no flag, by their names in the environment without LIVENESS_."""
         self._folder = folder
         self._options = options
-        self._shards = shards
+        self._settings = {f"LIVENESS_{name}": value for name, value in settings.items()}
         self._places = ("127.0.0.1:0", "127.0.0.1:0")
         self._log = folder / "server.log"
         self.address = ""
@@ -35,11 +44,11 @@ class ServerProcess:
         command = [
             sys.executable, "-P", "-m", "liveness.cli", "serve",
             "--db", f"sqlite:///{self._folder / 'liveness.db'}", "--listen", grpc, "--http", http,
-            "--shards", str(self._shards), "--log-format", "json", *self._options,
+            "--shards", "16", "--log-format", "json", *self._options,
         ]  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment | self._settings
         )
         self.url = ""
         told = threading.Event()
@@ -55,7 +64,7 @@ class ServerProcess:
     def _read(self, told: threading.Event) -> None:
         """Whether it is ready, or will never be."""
         assert self._process.stdout is not None
-        with self._log.open("a") as log:
+        with self._process.stdout, self._log.open("a") as log:
             for line in self._process.stdout:
                 log.write(line)
                 log.flush()
@@ -77,6 +86,33 @@ class ServerProcess:
             self._process.send_signal(how)
         self._process.wait(timeout=30)
         self._reader.join(timeout=30)
+
+
+class Receiver:
+    """Another engine, which takes reschedules or not."""
+
+    def __init__(self) -> None:
+        receiver = self
+        self.takes = False
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200 if receiver.takes else 503)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=30)
 
 
 class Refused(Exception):
@@ -117,22 +153,25 @@ class Api:
         return self.post("worker/heartbeat", {"heartbeat": {"worker_instance_key": key, **fields}})
 
     def beats(self, heartbeats: list[dict[str, Any]]) -> None:
-        for start in range(0, len(heartbeats), BATCH):
-            answer = self.post("heartbeats", {"heartbeats": heartbeats[start : start + BATCH]})
-            refused = [item for item in answer["items"] if "status" in item]
-            assert not refused, refused[0]
+        answer = self.post("heartbeats", {"heartbeats": heartbeats})
+        refused = [item for item in answer["items"] if "status" in item]
+        assert not refused, refused[0]
 
     def schedule(self, workflow: str, **fields: Any) -> Any:
-        id = {"workflow_id": workflow, "run_id": "r1", "activity_id": "a1"}
-        return self.post("activities", {"id": id, "activity_type": "resize", "task_queue": "photos", **fields})
-
-    def poll(self, key: str, number: int = 1) -> list[Any]:
-        answer = self.post(
-            "activities/poll",
-            {"worker_instance_key": key, "task_queue": "photos", "max_activities": number, "wait": "2s"},
+        return self.post(
+            "activities",
+            {"id": activity(workflow), "activity_type": "resize", "task_queue": "photos", **fields},
         )
-        found: list[Any] = answer["activities"]
+
+    def poll(self, key: str, number: int = 1, task_queue: str = "photos") -> list[Any]:
+        request = {
+            "worker_instance_key": key, "task_queue": task_queue, "max_activities": number, "wait": "5s",
+        }  # fmt: skip
+        found: list[Any] = self.post("activities/poll", request)["activities"]
         return found
+
+    def expire(self, key: str) -> None:
+        self.post("worker/expire", {"worker_instance_key": key})
 
     def worker(self, key: str) -> Any:
         return self.get(f"/v1/namespaces/{self.namespace}/worker?worker_instance_key={quote(key, safe='')}")[
@@ -140,54 +179,74 @@ class Api:
         ]
 
 
-class Troupe:
-    """Workers that send their heartbeats, all in one call, from a thread."""
+def activity(workflow: str) -> dict[str, str]:
+    return {"workflow_id": workflow, "run_id": "r1", "activity_id": "a1"}
 
-    def __init__(self, url: str, heartbeats: list[dict[str, Any]], every_s: float, namespace: str = "default") -> None:
-        self._url = url
+
+class Troupe:
+    """Workers that send their heartbeats from a thread, a thousand in a call."""
+
+    def __init__(
+        self, address: str, heartbeats: list[dict[str, Any]], every_s: float, namespace: str = "default"
+    ) -> None:
+        self._address = address
         self._namespace = namespace
         self._every_s = every_s
         self._lock = threading.Lock()
-        self._alive = {beat["worker_instance_key"]: {"sequence": 0, **beat} for beat in heartbeats}
+        self._alive: dict[str, WorkerHeartbeat] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self.join(*heartbeats)
 
     def start(self) -> Troupe:
         self.beat_once()
         self._thread.start()
         return self
 
-    def fall_silent(self, *keys: str) -> None:
+    @property
+    def keys(self) -> list[str]:
+        return list(self._alive)
+
+    def fall_silent(self, key: str) -> WorkerHeartbeat:
         with self._lock:
-            for key in keys:
-                self._alive.pop(key)
+            return self._alive.pop(key)
 
     def join(self, *heartbeats: dict[str, Any]) -> None:
+        for fields in heartbeats:
+            self.join_again(ParseDict(fields, WorkerHeartbeat()))
+
+    def join_again(self, heartbeat: WorkerHeartbeat) -> None:
         with self._lock:
-            for beat in heartbeats:
-                self._alive[beat["worker_instance_key"]] = {"sequence": 0, **beat}
+            self._alive[heartbeat.worker_instance_key] = heartbeat
 
     def take_up(self, key: str, tasks: list[Any]) -> None:
         """Confirm with the next heartbeats what a poll handed out."""
         with self._lock:
-            self._alive[key]["bound_activities"] = [{**task["id"], "attempt": task["attempt"]} for task in tasks]
+            bound = self._alive[key].bound_activities
+            bound.extend(ActivityRef(**task["id"], attempt=task["attempt"]) for task in tasks)
 
     def beat_once(self) -> None:
         with self._lock:
             for beat in self._alive.values():
-                beat["sequence"] += 1
+                beat.sequence += 1
             beats = list(self._alive.values())
-        api = Api(self._url, self._namespace)
-        try:
-            api.beats(beats)
-        finally:
-            api.close()
+            requests = [
+                RecordWorkerHeartbeatsRequest(
+                    namespace=self._namespace, heartbeats=beats[start : start + BATCH]
+                )
+                for start in range(0, len(beats), BATCH)
+            ]
+        with grpc.insecure_channel(self._address) as channel:
+            stub = LivenessServiceStub(channel)
+            for request in requests:
+                for item in stub.RecordWorkerHeartbeats(request, timeout=60).items:
+                    assert item.HasField("result"), item
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
             try:
                 self.beat_once()
-            except OSError:
+            except grpc.RpcError:
                 continue  # the server is away
 
     def stop(self) -> None:

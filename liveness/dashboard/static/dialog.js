@@ -31,8 +31,12 @@ export function Modal({ label, onClose, children }) {
   const box = useRef();
   useLayoutEffect(() => {
     const before = document.activeElement;
-    box.current.showModal();
-    return () => before?.focus?.();
+    const dialog = box.current;
+    dialog.showModal();
+    return () => {
+      dialog.close(); // while it is open, nothing behind it can be focused
+      before?.focus?.();
+    };
   }, []);
   return html`<dialog ref=${box} class="dialog" aria-label=${label} onClose=${onClose} onClick=${(event) => event.target === box.current && box.current.close()}>
     <div class="dialog-body">${children}</div>
@@ -43,7 +47,7 @@ function Question({ question }) {
   const [values, setValues] = useState(() => Object.fromEntries((question.fields ?? []).map((field) => [field.name, field.value ?? ''])));
   const [refusal, setRefusal] = useState(null);
   const [busy, setBusy] = useState(false);
-  const close = () => asked.set(null);
+  const close = () => asked.value === question && asked.set(null);
   const submit = async (event) => {
     event.preventDefault();
     setBusy(true);

@@ -28,7 +28,7 @@ export function Workers({ ns, params }) {
 
   const version = useCell(roster.version);
   const progress = useCell(roster.progress);
-  const [text, setText] = useTextInAddress(params.q ?? '');
+  const [text, setText, write] = useTextInAddress(params.q ?? '');
   const chosen = listOf(params.state, STATES);
   const sort = params.sort ?? 'key';
   const rows = useMemo(
@@ -49,7 +49,7 @@ export function Workers({ ns, params }) {
     <div class="tools">
       <label class="search"><${Icon} name="search" /><span class="visually-hidden">Filter workers</span>
         <input type="search" value=${text} placeholder="key, host, build, queue … or host:db-3" autocomplete="off" spellcheck=${false}
-          onInput=${(event) => setText(event.target.value)} onKeyDown=${intoTable} />
+          onInput=${(event) => setText(event.target.value)} onKeyDown=${intoTable} onBlur=${write} />
         <kbd>/</kbd>
       </label>
       <${Chips} label="States" choices=${STATES} chosen=${chosen} counts=${counts} onChange=${(next) => adjust({ state: next.join(',') })} />
@@ -60,7 +60,7 @@ export function Workers({ ns, params }) {
   </div>`;
 }
 
-/** What is typed counts at once; the address follows when the typing rests. */
+/** What is typed counts at once; the address follows when the typing rests or the field is left. */
 function useTextInAddress(initial) {
   const [text, setText] = useState(initial);
   const own = useRef(initial);
@@ -71,15 +71,16 @@ function useTextInAddress(initial) {
       setText(initial);
     }
   }, [initial]);
+  const write = () => {
+    if (own.current === text) return;
+    own.current = text;
+    adjust({ q: text });
+  };
   useEffect(() => {
-    const timer = setTimeout(() => {
-      if (own.current === text) return;
-      own.current = text;
-      adjust({ q: text });
-    }, ADDRESS_AFTER_MS);
+    const timer = setTimeout(write, ADDRESS_AFTER_MS);
     return () => clearTimeout(timer);
   }, [text]);
-  return [text, setText];
+  return [text, setText, write];
 }
 
 function intoTable(event) {
