@@ -36,7 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 async def chromium() -> AsyncIterator[Browser]:
     if CHROMIUM is None:
-        pytest.skip("no chromium here to look at the dashboard with; install it, e.g. apt-get install chromium")
+        pytest.skip(
+            "no chromium here to look at the dashboard with; install it, e.g. apt-get install chromium"
+        )
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield browser
@@ -70,10 +72,8 @@ def namespace(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def api(server: ServerProcess, namespace: str) -> Iterator[Api]:
-    api = Api(server.url, namespace)
-    yield api
-    api.close()
+def api(server: ServerProcess, namespace: str) -> Api:
+    return Api(server.url, namespace)
 
 
 @pytest.fixture

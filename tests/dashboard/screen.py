@@ -18,6 +18,15 @@ _NOTE_VIOLATIONS = """
     window.violations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));
 """
 
+_STICKING_OUT = """() => {
+  const main = document.querySelector('main');
+  const fits = (box) => box.scrollWidth <= box.clientWidth;
+  if (fits(document.documentElement) && fits(main)) return [];
+  const edge = main.getBoundingClientRect().right;
+  const wide = [...main.querySelectorAll('*')].filter((node) => node.getBoundingClientRect().right > edge + 1);
+  return ['page', ...wide.slice(0, 5).map((node) => `${node.tagName}.${node.className}`)];
+}"""
+
 
 class Screen:
     def __init__(self, page: Page, url: str, namespace: str) -> None:
@@ -95,9 +104,7 @@ class Screen:
         async with asyncio.timeout(PATIENCE_S):
             await self.page.evaluate(look)
 
-    async def fits(self) -> bool:
-        """Nothing sticks out of the page sideways."""
-        fits: bool = await self.page.evaluate(
-            "document.documentElement.scrollWidth <= innerWidth && document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
-        )
-        return fits
+    async def sticking_out(self) -> list[str]:
+        """What is wider than the page and hidden by nothing."""
+        found: list[str] = await self.page.evaluate(_STICKING_OUT)
+        return found

@@ -33,7 +33,9 @@ async def test_the_life_of_a_worker_is_drawn(screen: Screen, api: Api) -> None:
     await expect(picture.locator(".t-bar.paused")).to_have_count(1)
     await expect(picture.locator(".t-mark")).to_have_text(["●", "✕", "▲", "◆"])
     await expect(picture.locator(".t-held")).to_have_count(1)
-    await expect(picture).to_have_attribute("aria-label", re.compile("3 leases, 2 sessions, 1 absence, 0 deaths"))
+    await expect(picture).to_have_attribute(
+        "aria-label", re.compile("3 leases, 2 sessions, 1 absence, 0 deaths")
+    )
     events = screen.page.locator(".event")
     await expect(events.first).to_contain_text("started over in a new session with lease 3")
     await expect(events.last).to_contain_text("registered with lease 1 for 1 min, holding 2 activities")
@@ -54,16 +56,16 @@ async def test_what_happens_shows_up_on_the_page_by_itself(screen: Screen, api: 
 
 async def test_a_death_certificate_says_why_and_where_its_work_went(screen: Screen, api: Api) -> None:
     api.schedule("photo-1")
-    api.beat("w", lease_duration="1s", session_id="s", sequence=1, host_name="atlas", task_queue="photos")
-    [task] = api.poll("w")
-    held = [{**task["id"], "attempt": task["attempt"]}]
-    api.beat("w", lease_duration="1s", session_id="s", sequence=2, bound_activities=held)
+    api.die_with_work("w", host_name="atlas")
     api.beat("heir", lease_duration="60s")
     await screen.open_worker("w")
     certificate = screen.page.get_by_role("region", name="Death certificate")
     await expect(certificate).to_contain_text("Lease 1 ended at")
     await expect(certificate).to_contain_text("Verdict: stands")
-    await expect(certificate).to_contain_text("No. It was listening all the time.")
+    # A busy machine may well have let it stand still; that is told, too.
+    await expect(certificate).to_contain_text(
+        re.compile("It was listening all the time|none of that counted")
+    )
     await expect(certificate).to_contain_text("on the same host atlas")
     await expect(certificate.locator(".gap:not(.silence)")).to_have_count(2)
     await expect(screen.page.locator(".t-bar.silence")).to_have_count(1)
@@ -156,4 +158,4 @@ async def test_the_page_is_readable_on_a_phone(screen: Screen, api: Api) -> None
     api.expire("w-" + 60 * "x")
     await screen.open_worker("w-" + 60 * "x")
     await expect(screen.page.locator(".t-bar.absent")).to_have_count(1)
-    assert await screen.fits()
+    assert not await screen.sticking_out()

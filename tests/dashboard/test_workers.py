@@ -79,7 +79,9 @@ async def test_filter_and_order_are_in_the_address(screen: Screen, api: Api) -> 
     await expect(screen.page).to_have_url(re.compile(r"sort=-build.*q=build|q=build.*sort=-build"))
     await screen.page.reload()
     await expect(keys).to_have_text(["a"])
-    await expect(screen.page.get_by_role("columnheader", name="build")).to_have_attribute("aria-sort", "descending")
+    await expect(screen.page.get_by_role("columnheader", name="build")).to_have_attribute(
+        "aria-sort", "descending"
+    )
 
 
 async def test_states_are_chosen_with_their_counts(screen: Screen, api: Api) -> None:
@@ -119,7 +121,9 @@ async def test_a_suspect_worker_is_marked(screen: Screen, api: Api, server: Any)
 async def _attach_and_break(address: str, namespace: str, key: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         stream = LivenessServiceStub(channel).Attach()
-        attach = service_pb2.AttachRequest.Attach(namespace=namespace, worker_instance_key=key, session_id="s")
+        attach = service_pb2.AttachRequest.Attach(
+            namespace=namespace, worker_instance_key=key, session_id="s"
+        )
         attach.disconnect_grace.seconds = 50
         await stream.write(service_pb2.AttachRequest(attach=attach))
         await stream.read()

@@ -36,13 +36,7 @@ export function Timeline({ life, beats, silences }) {
   const inside = (from, to) => to >= range.from && from <= range.to;
 
   return html`<div class="timeline">
-    <div class="timeline-head"><h2>Its life</h2><div class="segments" role="group" aria-label="Part of its life">
-      <button type="button" aria-pressed=${zoom === null} onClick=${() => setZoom(null)}>whole life</button>
-      ${[[HOUR, 'last hour'], [10 * MINUTE, 'last 10 min'], [MINUTE, 'last minute']].filter(([ms]) => ms < whole.to - whole.from).map(
-        ([last, label]) => html`<button key=${label} type="button" aria-pressed=${zoom?.last === last} onClick=${() => setZoom({ last })}>${label}</button>`,
-      )}
-      ${zoom && !zoom.last && html`<button type="button" aria-pressed="true">${showDuration(range.to - range.from)}</button>`}
-    </div></div>
+    <div class="timeline-head"><h2>Its life</h2><${Zoom} zoom=${zoom} onZoom=${setZoom} range=${range} whole=${whole} /></div>
     <div class="timeline-box" ref=${box} ...${drag.handlers}>
       <svg class="timeline-picture" width=${width} height=${height} role="img" aria-label=${summary(life, now)} onPointerLeave=${() => setTip(null)}>
         <defs>
@@ -63,6 +57,22 @@ export function Timeline({ life, beats, silences }) {
     </div>
     <p class="timeline-key">${[['birth', 'registered'], ['session', 'new session'], ['return', 'came back'], ['end', 'left'], ['closed', 'cleaned up']].map(
       ([kind, label]) => html`<span key=${kind}><i class=${`key-mark ${kind}`}>${MARK[kind]}</i> ${label}</span>`)} <span class="timeline-hint">drag to look closer</span></p>
+  </div>`;
+}
+
+const LASTS = [
+  [HOUR, 'last hour'],
+  [10 * MINUTE, 'last 10 min'],
+  [MINUTE, 'last minute'],
+];
+
+function Zoom({ zoom, onZoom, range, whole }) {
+  const lasts = LASTS.filter(([ms]) => ms < whole.to - whole.from);
+  if (!lasts.length && !zoom) return null;
+  return html`<div class="segments" role="group" aria-label="Part of its life">
+    <button type="button" aria-pressed=${zoom === null} onClick=${() => onZoom(null)}>whole life</button>
+    ${lasts.map(([last, label]) => html`<button key=${label} type="button" aria-pressed=${zoom?.last === last} onClick=${() => onZoom({ last })}>${label}</button>`)}
+    ${zoom && !zoom.last && html`<button type="button" aria-pressed="true">${showDuration(range.to - range.from)}</button>`}
   </div>`;
 }
 

@@ -67,7 +67,7 @@ function Certificate({ ns, death }) {
     </p>
     <div class="certificate-parts">
       <${Heartbeats} beats=${death.heartbeats} silence=${silence} granted=${granted} />
-      <div>
+      <div class="stack"><div>
         <h3>Was it the server?</h3>
         ${death.stalls.length === 0
           ? html`<p class="mute">No. It was listening all the time.</p>`
@@ -75,7 +75,7 @@ function Certificate({ ns, death }) {
               (stall) => html`<li key=${stall.time}><b><${Time} ms=${parseTime(stall.time)} /></b> ${stall.take_over ? 'another server took over' : 'it stood still'}${parseDuration(stall.duration) !== null ? ` for ${showDuration(parseDuration(stall.duration))}` : ''}; none of that counted.</li>`,
             )}</ul>`}
       </div>
-      <${Company} death=${death} />
+      <${Company} death=${death} /></div>
     </div>
     <${Moved} ns=${ns} death=${death} />
   </div>`;
