@@ -170,9 +170,9 @@ class Api:
             {"id": activity(workflow), "activity_type": "resize", "task_queue": "photos", **fields},
         )
 
-    def poll(self, key: str, number: int = 1, task_queue: str = "photos") -> list[Any]:
+    def poll(self, key: str, number: int = 1, wait_s: float = 5.0) -> list[Any]:
         request = {
-            "worker_instance_key": key, "task_queue": task_queue, "max_activities": number, "wait": "5s",
+            "worker_instance_key": key, "task_queue": "photos", "max_activities": number, "wait": f"{wait_s}s",
         }  # fmt: skip
         found: list[Any] = self.post("activities/poll", request)["activities"]
         return found

@@ -10,17 +10,19 @@ const HEIGHT = 176;
 const FONT = '11px system-ui, sans-serif';
 /** Steps between lines where there are no halves of what is counted. */
 const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
+const TENTHS = [0.1, 0.2, 0.5, ...WHOLE];
 const together = uPlot.sync('fleet');
 
 /**
- * series: [{label, tone, of(sample), area, bars}]; tone names a colour of the style sheet.
+ * series: [{label, tone, of(sample), area, bars, quiet}]; tone names a colour of the style sheet, and what is quiet is
+ * only drawn when somebody asks for it.
  * whole: values are counts. Where samples are missing, because the server was away, the line is interrupted.
  */
 export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, whole = true }) {
   const place = useRef();
   const values = useRef([]);
   const plot = useRef(null);
-  const [off, setOff] = useState(() => new Set());
+  const [off, setOff] = useState(() => new Set(series.filter((one) => one.quiet).map((one) => one.label)));
   const name = useCell(theme);
   const data = withGaps(samples, series, intervalMs);
 
@@ -93,13 +95,13 @@ function options(series, colours, show, width, intervalMs, whole) {
   return {
     width,
     height: HEIGHT,
-    padding: [8, 8, 0, 0],
+    padding: [8, 22, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: together.key }, drag: { x: false, y: false }, points: { size: 7 } },
     scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(1, (max ?? 0) * 1.1)] } },
     axes: [
       { ...axis, size: 24, gap: 4, space: 74, values: (u, splits, at, space, step) => splits.map((time) => showClock(time * 1_000, step < 60)) },
-      { ...axis, size: 46, gap: 4, space: 34, incrs: whole ? WHOLE : undefined, values: (u, splits) => splits.map(show) },
+      { ...axis, size: 46, gap: 4, space: 34, incrs: whole ? WHOLE : TENTHS, values: (u, splits) => splits.map(show) },
     ],
     series: [
       {},
@@ -108,7 +110,8 @@ function options(series, colours, show, width, intervalMs, whole) {
         stroke: colour(one.tone),
         width: 1.5,
         fill: one.area || one.bars ? `${colour(one.tone)}${one.bars ? 'b0' : '26'}` : undefined,
-        points: { show: false },
+        // A line needs two points; of a server that has just started there may be one.
+        points: { show: (u) => u.data[0].length < 3, size: 5 },
         paths: one.bars ? barsOf(intervalMs) : uPlot.paths.linear(),
       })),
     ],

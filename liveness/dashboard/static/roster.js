@@ -9,10 +9,10 @@ import { workerState, inactiveReason } from './words.js';
 
 const PAGE_SIZE = 1_000;
 export const WORKERS_MAX = 100_000;
-/** Between two rounds through all pages, and between pages of a round that only looks again. */
-const ROUND_PAUSE_MS = 5 * SECOND;
-/** So much of the time at most is spent on reading pages again: a large fleet must not cost the server much. */
-const PAUSE_PER_PAGE = 4;
+/** Between two rounds through all pages. */
+const ROUND_PAUSE_MS = 1.5 * SECOND;
+/** After a page, so many times as long as it took: a large fleet must not cost the server more than a tenth of its time. */
+const PAUSE_PER_PAGE = 9;
 const TELL_EVERY_MS = 250;
 const LOOK_EVERY_MS = SECOND;
 const LOOKS_AT_ONCE = 4;
@@ -24,13 +24,15 @@ export class Roster {
   constructor(namespace) {
     this.namespace = namespace;
     this.rows = new Map();
-    /** Rises with every change; `told` does so at most a few times a second. */
+    /** Rises when anything has changed, a few times a second at most. */
     this.version = cell(0);
     /** {loading, complete, error} of the first round. */
     this.progress = cell({ loading: true, complete: false, error: null });
     this.visible = [];
     this.ended = new AbortController();
     this.telling = null;
+    /** How long the last page took. */
+    this.pageMs = 0;
     this.looking = new Set();
   }
 
@@ -69,7 +71,7 @@ export class Roster {
         if (signal.aborted) return;
         this.progress.set({ loading: false, complete: this.progress.value.complete, error });
       }
-      await this.pause(ROUND_PAUSE_MS);
+      await this.pause(Math.max(ROUND_PAUSE_MS, PAUSE_PER_PAGE * this.pageMs));
       while (document.hidden && !signal.aborted) await this.pause(SECOND);
     }
   }
@@ -88,7 +90,8 @@ export class Roster {
       }
       this.changed();
       token = answer.next_page_token;
-      if (token && !first) await this.pause(PAUSE_PER_PAGE * (performance.now() - asked));
+      this.pageMs = performance.now() - asked;
+      if (token && !first) await this.pause(PAUSE_PER_PAGE * this.pageMs);
     } while (token && seen.size < WORKERS_MAX && !signal.aborted);
     if (token || signal.aborted) return;
     // What was on no page is gone, unless an event has told of it since.

@@ -87,14 +87,16 @@ function Tiles({ told, samples, minutes, ns }) {
   return html`<div class="tiles">
     <${Tile} label="Active" value=${brief(now.active)} tone="good" note=${now.suspects ? counted(now.suspects, 'suspect') : 'none suspect'} href=${href('workers', { ns, state: 'active' })} />
     <${Tile} label="Inactive" value=${brief(now.inactive)} tone=${now.inactive ? 'bad' : 'mute'} note="may come back" href=${href('workers', { ns, state: 'inactive' })} />
-    <${Tile} label="Heartbeats" value=${brief(rate)} unit="/s" note=${slowest ? `p99 ${slowest.toFixed(1)} ms` : 'none lately'} />
+    <${Tile} label="Heartbeats" value=${tenths(rate)} unit="/s" note=${slowest ? `p99 ${tenths(slowest)} ms` : 'none lately'} />
     <${Tile} label="Expiries" value=${brief(expiries)} tone=${expiries ? 'bad' : 'mute'} note=${`in ${minutes} min`} />
     <${Tile} label="Reschedules" value=${brief(sum((sample) => sample.reschedules))} note=${`in ${minutes} min`} />
     <${Tile} label="Queue" value=${brief(depth)} tone=${depth ? 'warn' : 'mute'} note="unfinished tasks" href=${href('tasks', { ns })} />
-    <${Tile} label="False deaths" value=${percent(now.falseDeaths, now.deaths)} note=${`of ${counted(now.deaths, 'death')} ever`} />
+    <${Tile} label="False deaths" value=${percent(now.falseDeaths, now.deaths)} note=${`of ${counted(now.deaths, 'death')}`} />
     <${Tile} label="Shards" value=${`${told.servingShards}/${told.shards}`} tone=${told.servingShards < told.shards ? 'bad' : 'mute'} note=${`on ${counted(told.nodes, 'node')}`} href=${href('nodes', { ns })} />
   </div>`;
 }
+
+const tenths = (value) => (value < 10 ? String(Math.round(value * 10) / 10) : brief(value));
 
 function Tile({ label, value, unit, note, tone = 'mute', href: to }) {
   const inner = html`<span class="tile-label">${label}</span>
@@ -107,7 +109,7 @@ const STATES = [
   { label: 'active', tone: 'good', of: (sample) => sample.active, area: true },
   { label: 'inactive', tone: 'bad', of: (sample) => sample.inactive, area: true },
   { label: 'suspect', tone: 'warn', of: (sample) => sample.suspects },
-  { label: 'cleaned up', tone: 'mute', of: (sample) => sample.cleanedUp },
+  { label: 'cleaned up', tone: 'mute', of: (sample) => sample.cleanedUp, quiet: true },
 ];
 const LATENCY = [
   { label: 'p50', tone: 'info', of: (sample) => sample.p50 },
@@ -115,7 +117,7 @@ const LATENCY = [
 ];
 const CHANGES = [
   { label: 'expired', tone: 'bad', of: (sample) => sample.expiries, bars: true },
-  { label: 'registered', tone: 'good', of: (sample) => sample.registrations },
+  { label: 'registered', tone: 'good', of: (sample) => sample.registrations, quiet: true },
   { label: 'came back', tone: 'info', of: (sample) => sample.resurrections },
 ];
 const WORK = [
@@ -132,8 +134,8 @@ function Charts({ told, samples, rangeMs }) {
   const given = { samples, rangeMs, intervalMs: told.intervalMs };
   const each = `every ${showDuration(told.intervalMs)}`;
   return html`<${Chart} ...${given} title="Workers by state" series=${STATES} />
-    <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} whole=${false} show=${(value) => (value < 10 ? String(Math.round(value * 10) / 10) : brief(value))} />
-    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms" series=${LATENCY} whole=${false} show=${(value) => (value < 10 ? value.toFixed(1) : brief(value))} />
+    <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} whole=${false} show=${tenths} />
+    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms" series=${LATENCY} whole=${false} show=${tenths} />
     <${Chart} ...${given} title="Leases" note=${each} series=${CHANGES} />
     <${Chart} ...${given} title="Reschedules and queue" note=${each} series=${WORK} />`;
 }

@@ -31,6 +31,9 @@ export function Worker({ ns, params }) {
   const life = useMemo(() => lifeOf([...history.events].reverse()), [history.events]);
   const certificates = useCertificates(ns, key, life.deaths);
   const signs = useMemo(() => lastSigns(certificates), [certificates]);
+  useEffect(() => {
+    if (history.events.length) ask();
+  }, [history.events]);
   const allBeats = useMemo(() => [...new Set([...signs.beats, ...beats])], [signs, beats]);
 
   if (error && !worker) return html`<div class="stack"><${Back} ns=${ns} /><${Failure} error=${error} /></div>`;
