@@ -69,7 +69,12 @@ async def serve(
     # Before anything is opened: nobody takes up shards only to find that another one sits in this place.
     place = _take(settings)
     server = Server(settings, clock=clock)
-    await server.start()
+    try:
+        await server.start()
+    except BaseException:
+        if place is not None:
+            place.socket.close()
+        raise
     face = None if place is None else await _show_face(server, place, settings, clock or SystemClock())
     url = "" if face is None else face.url
     logger.info("serving", address=server.address, http=url, shards=settings.shards)
