@@ -8,17 +8,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from liveness.app import Server
 from liveness.clock import Clock, SystemClock
-from liveness.http.face import Face
 from liveness.http.places import Place, loopback, take
 from liveness.logs import configure_logs
 from liveness.settings import HTTP_OFF, Settings, host_port
 from liveness.store.errors import StoreUnusable
+
+if TYPE_CHECKING:
+    from liveness.http.face import Face
 
 logger = structlog.get_logger("liveness.app")
 
@@ -44,6 +46,9 @@ def _take(settings: Settings) -> Place | None:
 
 
 async def _show_face(server: Server, place: Place, settings: Settings, clock: Clock) -> Face:
+    # Loaded here: who turns it off need not wait for it.
+    from liveness.http.face import Face
+
     face = Face(loopback(server.address), place, clock, hosts=settings.http_hosts)
     try:
         await face.start()
