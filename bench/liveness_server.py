@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 from liveness.serving import serve
 from liveness.settings import Settings
 
 
 def main(listen, db, *shards):
-    wanted = {"shards": int(*shards)} if shards else {}
+    wanted: dict[str, Any] = {"shards": int(*shards)} if shards else {}
     settings = Settings(db=db, listen=listen, **wanted, log_level="error", log_format="json")
     asyncio.run(serve(settings, on_ready=lambda address: print(address.rpartition(":")[2], flush=True)))
 

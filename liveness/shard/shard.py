@@ -18,7 +18,6 @@ from liveness.domain.activity_decider import Events
 from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
-    Activation,
     ConfigChanged,
     LeaseRenewed,
     SessionReplaced,
@@ -32,7 +31,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
-from liveness.domain.verdict import NO_VERDICT, verdict_on
+from liveness.domain.verdict import verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
 from liveness.shard.changes import LAZY, Transition, due, listed, ordered
@@ -416,12 +415,8 @@ class Shard:
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
-        if isinstance(event, Activation) and after is not None:
-            self._witness.rhythms.begin(after.number, event.at_ms)
-        elif before is not None:
-            self._witness.rhythms.forget(before.number)
-        if (verdict := verdict_on(before, event)) is not NO_VERDICT:
-            self._pending.add_verdict(key.namespace, verdict)
+        self._pending.add_verdict(key.namespace, verdict_on(before, event))
+        self._witness.saw(before, event, after)
         counted = (after is not None and after.state < WorkerState.CLEANED_UP) - (
             before is not None and before.state < WorkerState.CLEANED_UP
         )

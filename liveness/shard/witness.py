@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from liveness.clock import Clock
 from liveness.domain.death import Circumstances, Stall
+from liveness.domain.events import Activation, WorkerEvent
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker
 from liveness.shard.obituaries import Obituaries
@@ -15,7 +16,7 @@ from liveness.shard.stalls import Stalls
 from liveness.store.api import ShardImage
 
 RHYTHMS_MAX = 100_000
-"""Per node: workers whose last heartbeats are kept, about 160 bytes each."""
+"""Per node: workers whose last heartbeats are kept, about 100 bytes each."""
 DRIFT_MS = 100
 ANCHORS_KEPT = 64
 
@@ -76,6 +77,13 @@ class Witness:
             # Before the take-over, at a time that only the log knows.
             self.wall.note(image.tail[-1].observed_ms, image.tail[-1].wall_ms)
         self.wall.note(image.observed_ms, surroundings.clock.wall_ms())
+
+    def saw(self, before: Worker | None, event: WorkerEvent, after: Worker | None) -> None:
+        """A lease began, or ended."""
+        if isinstance(event, Activation) and after is not None:
+            self.rhythms.begin(after.number, event.at_ms)
+        elif before is not None:
+            self.rhythms.forget(before.number)
 
     def enter(self, key: WorkerKey, worker: Worker) -> None:
         """A worker is about to be declared dead."""
