@@ -153,6 +153,20 @@ async def test_a_server_that_stood_still_says_so_and_places_the_last_heartbeat_b
     assert death.silence.ToMilliseconds() < LEASE_MS + 1_000, "what nobody could hear does not count"
 
 
+async def test_a_heartbeat_after_a_stall_is_told_by_the_time_at_which_it_came(site: Site) -> None:
+    first = await live(site, sequence=1)
+    await site.advance(1_000)
+    site.clock.move(60_000)
+    site.server.node.pulse()
+    last = await live(site, sequence=2)
+    await site.advance(LEASE_MS)
+    death = await certificate(site)
+    assert moments(death.heartbeats, first) == [0, 61_000]
+    assert death.heartbeats[1].gap == duration(61_000)
+    assert (death.last_heartbeat_time.ToMilliseconds(), len(death.stalls)) == (last, 0)
+    assert death.time.ToMilliseconds() == last + LEASE_MS
+
+
 async def test_commits_that_hung_are_told(place: Site) -> None:
     site = await place.start(takeover_grace_ms=0, faulty=True)
     assert site.store is not None
