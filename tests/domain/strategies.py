@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from liveness.domain import events
 from liveness.domain.activity import REMEMBERED_RELEASES_MAX, Activity, ActivityState, End, Release
-from liveness.domain.death import HEARTBEATS_MAX, STALLS_MAX, Certificate, Company, Heard, Stall
+from liveness.domain.death import HEARTBEATS_MAX, STALLS_MAX, Certificate, Company, Stall
 from liveness.domain.decider import ActivationT
 from liveness.domain.events import LeaseRenewed, Retry
 from liveness.domain.fold import freeze
@@ -110,7 +110,7 @@ certificates = st.builds(
     silence_ms=st.none() | durations,
     granted_ms=durations,
     activities=st.none() | numbers,
-    heartbeats=st.lists(st.builds(Heard, times, times), max_size=HEARTBEATS_MAX).map(tuple),
+    heartbeats=st.lists(times, max_size=HEARTBEATS_MAX).map(tuple),
     stalls=st.lists(st.builds(Stall, times, st.none() | durations), max_size=STALLS_MAX).map(tuple),
     company=companies,
     host_name=text,

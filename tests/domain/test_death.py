@@ -10,7 +10,6 @@ from liveness.domain.death import (
     Certificate,
     Circumstances,
     Company,
-    Heard,
     Stall,
     certify,
     certify_afterwards,
@@ -24,7 +23,7 @@ from tests.domain.story import POLICY, Story, activity, registered
 
 PROFILE = Profile(host_name="db-3", build_id="b7", task_queue="mail")
 KNOWN = Circumstances(
-    heartbeats=(Heard(0, 1_000), Heard(500, 1_500)),
+    heartbeats=(1_000, 1_500),
     stalls=(Stall(1_600, 700), Stall(2_400)),
     company=Company(same_host=41, same_build=2, same_namespace=60),
 )
@@ -88,7 +87,7 @@ def test_state_never_depends_on_a_certificate() -> None:
 
 
 def test_of_many_heartbeats_and_stalls_the_last_are_kept() -> None:
-    heard = tuple(Heard(n, n) for n in range(100))
+    heard = tuple(range(100))
     stalls = tuple(Stall(n, n) for n in range(100))
     found = certify(silent(), 30_500, Circumstances(heard, stalls))
     assert found.heartbeats == heard[-HEARTBEATS_MAX:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from liveness.domain.death import Certificate, Company, Heard, Stall
+from liveness.domain.death import Certificate, Company, Stall
 from liveness.domain.events import WorkerDeactivated
 from liveness.domain.verdict import is_death
 from liveness.store.codec import LogEntry
@@ -32,7 +32,7 @@ CERTIFICATE = Certificate(
     silence_ms=2_000,
     granted_ms=30_000,
     activities=1,
-    heartbeats=(Heard(1_500, WALL_MS + 1_500), Heard(2_000, WALL_MS + 2_000)),
+    heartbeats=(WALL_MS + 1_500, WALL_MS + 2_000),
     stalls=(Stall(WALL_MS + 2_100, 700), Stall(WALL_MS + 2_900)),
     company=Company(same_host=41, same_build=3, same_namespace=60),
     host_name="db-3 🖥",

@@ -126,7 +126,7 @@ async def test_every_row_is_there_as_it_was(old: StoreHome) -> None:
         ("shard_count", "8"),
         ("oldest_writer", "0003"),
     }
-    assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0004", 1, 1, 1)]
+    assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0005", 1, 1, 1)]
     new = await rows_of(old, "activities", "state, worker_key, finished_wall_ms, 1")
     assert new == [(1, "", None, 1), (2, "", None, 1), (3, "", None, 1)], "held by nobody, and not finished"
 
