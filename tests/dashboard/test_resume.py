@@ -96,4 +96,5 @@ async def test_a_server_with_other_data_is_looked_at_anew(away: Screen, own_serv
     own_server.start()
     api.beat("fresh", lease_duration="3600s")
     await expect(away.page.locator(".grid-row .col-key")).to_have_text(["fresh"])
+    await expect(away.page.locator(".line")).to_have_text("live")
     assert not await away.complaints()

@@ -6,7 +6,8 @@ import { readEvents } from './sse.js';
 import { SECOND, MINUTE } from './time.js';
 
 const RETRY_MS = [300, 1_000, 2_000, 4_000];
-/** The server sends a sign of life more often than that. */
+/** A stream begins with an answer at once, and the server sends a sign of life more often than that. */
+const BEGIN_MS = 10 * SECOND;
 const SILENCE_MS = 45 * SECOND;
 /** A page that nobody looks at gives its connection up after a while: browsers allow six of them per server. */
 const HIDDEN_MS = MINUTE;
@@ -101,7 +102,7 @@ class Watching {
     const headers = { Accept: 'text/event-stream' };
     if (this.token) headers['Last-Event-ID'] = this.token;
     const path = this.namespace ? inNamespace(this.namespace, 'events') : '/v1/events';
-    let silence = setTimeout(() => this.abort.abort(), SILENCE_MS);
+    let silence = setTimeout(() => this.abort.abort(), BEGIN_MS);
     const onSign = () => {
       clearTimeout(silence);
       silence = setTimeout(() => this.abort.abort(), SILENCE_MS);
