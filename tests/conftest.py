@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,22 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # A shared machine may stall for longer than any deadline that would mean something.
 settings.register_profile("liveness", deadline=None, print_blob=True)
 settings.load_profile("liveness")
+
+
+BROWSER_TESTS = re.compile(r"tests/dashboard/(?!test_files)")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests with a browser go to one process, so that there is one browser at a time. The marks that xdist has for this
+    do not reach it: it looks for them in a place that pytest has given up."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class OneBrowser(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "browser" if BROWSER_TESTS.match(nodeid) else super()._split_scope(nodeid)
+
+    return OneBrowser(config, log)
 
 
 @pytest.fixture(scope="session")

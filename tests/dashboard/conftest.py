@@ -25,14 +25,6 @@ ARGUMENTS = (
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One browser at a time: all these tests go to the same process."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.xdist_group("browser"))
-
-
 @pytest.fixture(scope="session")
 async def chromium() -> AsyncIterator[Browser]:
     if CHROMIUM is None:
