@@ -10,8 +10,10 @@ from liveness.settings import Settings
 
 
 def main(listen, db, shards=Settings.shards):
-    settings = Settings(db=db, listen=listen, shards=int(shards), log_level="error", log_format="json")
-    asyncio.run(serve(settings, on_ready=lambda address: print(address.rpartition(":")[2], flush=True)))
+    settings = Settings(
+        db=db, listen=listen, shards=int(shards), log_level="error", log_format="json", http="off"
+    )
+    asyncio.run(serve(settings, on_ready=lambda address, _: print(address.rpartition(":")[2], flush=True)))
 
 
 if __name__ == "__main__":

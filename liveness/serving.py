@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -12,9 +13,12 @@ from typing import Any
 import structlog
 
 from liveness.app import Server
-from liveness.clock import Clock
+from liveness.clock import Clock, SystemClock
+from liveness.http.face import Face
+from liveness.http.places import Place, loopback, take
 from liveness.logs import configure_logs
-from liveness.settings import Settings
+from liveness.settings import HTTP_OFF, Settings, host_port
+from liveness.store.errors import StoreUnusable
 
 logger = structlog.get_logger("liveness.app")
 
@@ -24,20 +28,53 @@ EXIT_DISK_BROKEN = 74
 SWITCH_INTERVAL_S = 0.01
 
 
+class HttpListenFailed(StoreUnusable):
+    """Cannot listen for HTTP on {http}: {why}; choose another place with --http, or --http off."""
+
+
+def _take(settings: Settings) -> Place | None:
+    if settings.http == HTTP_OFF:
+        return None
+    where = host_port(settings.http)
+    assert where is not None, settings.http
+    try:
+        return take(*where)
+    except OSError as error:
+        raise HttpListenFailed(http=settings.http, why=_why(error)) from error
+
+
+async def _show_face(server: Server, place: Place, settings: Settings, clock: Clock) -> Face:
+    face = Face(loopback(server.address), place, clock, hosts=settings.http_hosts)
+    try:
+        await face.start()
+    except OSError as error:
+        await server.stop()
+        raise HttpListenFailed(http=settings.http, why=_why(error)) from error
+    return face
+
+
+def _why(error: OSError) -> str:
+    return "it is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+
+
 async def serve(
-    settings: Settings, on_ready: Callable[[str], None] | None = None, *, clock: Clock | None = None
+    settings: Settings, on_ready: Callable[[str, str], None] | None = None, *, clock: Clock | None = None
 ) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code."""
+    """Run until SIGTERM or SIGINT. Returns the exit code. `on_ready`: is told the addresses of gRPC and of HTTP."""
     configure_logs(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    # Before anything is opened: nobody takes up shards only to find that another one sits in this place.
+    place = _take(settings)
     server = Server(settings, clock=clock)
     await server.start()
-    logger.info("serving", address=server.address, shards=settings.shards)
+    face = None if place is None else await _show_face(server, place, settings, clock or SystemClock())
+    url = "" if face is None else face.url
+    logger.info("serving", address=server.address, http=url, shards=settings.shards)
     if on_ready is not None:
-        on_ready(server.address)
+        on_ready(server.address, url)
     stopping = asyncio.create_task(stop.wait())
     ends: set[asyncio.Future[Any]] = {stopping, server.node.broken}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -49,6 +86,10 @@ async def serve(
         sys.stderr.flush()
         os._exit(EXIT_DISK_BROKEN)
     logger.info("stopping")
+    if face is not None:
+        face.close_doors()
     await server.stop()
+    if face is not None:
+        await face.stop()
     logger.info("stopped")
     return 0

@@ -66,6 +66,10 @@ def is_address(text: str) -> bool:
     return place is not None and place.port > 0
 
 
+def is_host_name(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*", text) is not None and len(text) <= 253
+
+
 def is_name(text: str) -> bool:
     """Of a namespace or a task queue, as the server accepts them from its clients."""
     return (

@@ -20,6 +20,7 @@ from liveness.setting_forms import (
     SECRET_CHARS_MIN,
     is_address,
     is_database,
+    is_host_name,
     is_name,
     is_queue_pattern,
     is_secret,
@@ -49,6 +50,7 @@ TEST_PREFIX = "LIVENESS_TEST_"
 CONFIG_VARIABLE = "LIVENESS_CONFIG"
 OF_FRONTENDS = ("nodes",)
 """Settings that only `liveness.frontend_settings` has."""
+HTTP_OFF = "off"
 DAY_S = 86_400
 
 
@@ -59,6 +61,10 @@ class SettingsError(Exception):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     db: str = "sqlite:///liveness.db"
     listen: str = "127.0.0.1:7400"
+    http: str = "127.0.0.1:7480"
+    """Where to listen for HTTP: the API as JSON, and the dashboard. `off`: nowhere."""
+    http_hosts: tuple[str, ...] = ()
+    """More names under which HTTP is reached, for instance through a reverse proxy."""
     advertise: str = ""
     """Where other nodes and frontends reach this one; empty: where it listens."""
     node_lease_ms: int = 4_000
@@ -189,6 +195,13 @@ RULES: Mapping[str, Rule] = {
         "several hosts: postgresql://USER:PASSWORD@/DATABASE?host=HOST:PORT&host=HOST:PORT",
     ),
     "listen": text_that(lambda text: host_port(text) is not None, f"{_HOST_PORT}; port 0 takes any free one"),
+    "http": text_that(
+        lambda text: text == HTTP_OFF or host_port(text) is not None,
+        "HOST:PORT, for example 127.0.0.1:7480 or 0.0.0.0:7480, where port 0 takes any free one, or off",
+    ),
+    "http_hosts": list_of(
+        is_host_name, "names of hosts with commas between them, without ports", may_be_empty=True
+    ),
     "advertise": text_that(
         lambda text: text == "" or is_address(text),
         "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:7400",

@@ -11,6 +11,7 @@ runtimes load; the Makefile targets `proto`, `proto-release` and `check` call it
 
 import argparse
 import filecmp
+import json
 import re
 import shutil
 import subprocess
@@ -18,11 +19,15 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_ROOT = ROOT / "proto"
 GENERATED = Path("liveness/v1")
-GENERATED_PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
+COMMENTS = "comments.json"
+GENERATED_PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi", COMMENTS)
 
 
 def proto_files() -> list[Path]:
@@ -51,6 +56,40 @@ def generate_into(out: Path) -> None:
     protos = proto_files()
     protoc([*plugins, f"--python_out={out}", f"--mypy_out=quiet:{out}"], protos)
     protoc([*plugins, f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}"], with_services(protos))
+    write_comments(out / GENERATED / COMMENTS)
+
+
+def write_comments(target: Path) -> None:
+    """What proto/ says about each thing, by full name: generated code has none of it, and the OpenAPI document wants it."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.binpb"
+        write_descriptors(whole, with_comments=True)
+        files = descriptor_pb2.FileDescriptorSet.FromString(whole.read_bytes()).file
+    found: dict[str, str] = {}
+    for file in files:
+        if file.package == "liveness.v1":
+            for place in file.source_code_info.location:
+                text = "\n".join(
+                    line.strip() for line in place.leading_comments.splitlines() if "buf:lint" not in line
+                ).strip()
+                if text and (name := full_name(file, list(place.path))):
+                    found[name] = text
+    target.write_text(
+        json.dumps(found, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
+
+
+def full_name(file: descriptor_pb2.FileDescriptorProto, path: list[int]) -> str:
+    """Of the thing at a path as descriptor.proto describes it: pairs of a field's number and a place in it."""
+    thing: Any = file
+    names = [file.package]
+    for number, index in zip(path[::2], path[1::2], strict=False):
+        field = thing.DESCRIPTOR.fields_by_number.get(number)
+        if field is None or field.message_type is None or not field.is_repeated:
+            return ""
+        thing = getattr(thing, field.name)[index]
+        names.append(thing.name)
+    return "" if len(path) % 2 or not path else ".".join(names)
 
 
 def generated_files(root: Path) -> set[str]:

@@ -26,6 +26,10 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 )
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7400]")
 @click.option(
+    "--http", metavar="HOST:PORT", help="Where to listen for HTTP, or off.  [default: 127.0.0.1:7480]"
+)
+@click.option("--http-hosts", metavar="A,B", help="More names under which HTTP is reached.  [default: none]")
+@click.option(
     "--advertise", metavar="HOST:PORT", help="Where other nodes reach this one.  [default: --listen]"
 )
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
@@ -79,10 +83,10 @@ def serve(*, config: str | None, **flags: Any) -> None:
     from liveness.serving import serve as run_server
     from liveness.store.errors import StoreError, StoreUnusable
 
-    def on_ready(address: str) -> None:
+    def on_ready(address: str, url: str) -> None:
         # Who asks for JSON reads it with a program; the log tells that one where the server is.
         if settings.log_format != "json":
-            click.echo(banner(settings, address, own_name()))
+            click.echo(banner(settings, address, url, own_name()))
 
     try:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
@@ -110,7 +114,7 @@ def own_name() -> str:
     return os.path.relpath(program) if program.name == "liveness" else "liveness"
 
 
-def banner(settings: Settings, address: str, program: str = "liveness") -> str:
+def banner(settings: Settings, address: str, url: str = "", program: str = "liveness") -> str:
     place = host_port(address)
     assert place is not None, address
     reached_at = address
@@ -120,11 +124,13 @@ def banner(settings: Settings, address: str, program: str = "liveness") -> str:
     lines = [
         f"liveness {version('liveness')} is ready",
         f"  listening on  {address}",
+        *([f"  dashboard     {url}"] if url else []),
         f"  database      {settings.db_for_people}",
         "",
         "Try next, in another terminal:",
         f"  {program} workers list{option}",
         f"  {program} config get{option}",
+        *([f"  curl {url}v1/namespaces/default/workers"] if url else []),
     ]
     if settings.reflection:
         heartbeat = '{"namespace": "default", "heartbeat": {"worker_instance_key": "worker-1"}}'

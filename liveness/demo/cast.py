@@ -62,6 +62,7 @@ class Cast:
         server = self._server = self._start(
             "server",
             *("liveness.cli", "serve", "--db", database, "--listen", "127.0.0.1:0", "--shards", "4"),
+            *("--http", "off"),
             *("--log-level", "warning", "--log-format", "console"),
         )
         until_ms = self._clock.monotonic_ms() + START_SECONDS * 1_000

@@ -60,9 +60,23 @@ BELOW: dict[str, set[str]] = {
     "liveness.fencing": set(),
     "liveness.sdk": {"liveness.v1", "liveness.clock"},
 }
+BELOW["liveness.http"] = {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"}
+BELOW["liveness.dashboard"] = set()
 BELOW["liveness.restoring"] = {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"}
-BELOW["liveness.app"] = set(BELOW) - {"liveness.sdk", "liveness.restoring"}
-BELOW["liveness.serving"] = {"liveness.app", "liveness.clock", "liveness.logs", "liveness.settings"}
+BELOW["liveness.app"] = set(BELOW) - {
+    "liveness.sdk",
+    "liveness.restoring",
+    "liveness.http",
+    "liveness.dashboard",
+}
+BELOW["liveness.serving"] = {
+    "liveness.app",
+    "liveness.clock",
+    "liveness.http",
+    "liveness.logs",
+    "liveness.settings",
+    "liveness.store",
+}
 BELOW["liveness.frontend_app"] = {
     "liveness.clock",
     "liveness.cluster",

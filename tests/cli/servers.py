@@ -46,9 +46,9 @@ asyncio.run(main())
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without what a developer may have set for liveness."""
+    """This process's, without what a developer may have set for liveness. All servers would have the same HTTP port."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
-    return {**inherited, **variables}
+    return {**inherited, "LIVENESS_HTTP": "off", **variables}
 
 
 def liveness_command(*args: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the README and the operations guide tell people to type is understood."""
+"""What the README and the guides tell people to type is understood."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liveness.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     line
-    for page in ("README.md", "docs/operations.md")
+    for page in ("README.md", "docs/operations.md", "docs/http.md")
     for line in re.findall(
         r"^(?:\.venv/bin/)?liveness (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -102,6 +102,8 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         shutdown_timeout_s = 0
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
+        http = "off"
+        http_hosts = ["liveness.example"]
         webhook_secret_file = "SECRET_FILE"
         webhook_queues = ["orders/*"]
         webhook_timeout_s = 20

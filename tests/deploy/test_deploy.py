@@ -182,12 +182,18 @@ def test_ports_are_those_that_are_listened_on(name: str) -> None:
     listen = own["args"][own["args"].index("--listen") + 1]
     port = int(listen.rpartition(":")[2])
     assert listen.startswith("0.0.0.0:")
-    assert own["ports"] == [{"name": "grpc", "containerPort": port}]
+    ports = {"grpc": port}
+    if "--http" in own["args"]:
+        http = own["args"][own["args"].index("--http") + 1]
+        assert http.startswith("0.0.0.0:")
+        ports["http"] = int(http.rpartition(":")[2])
+    assert {each["name"]: each["containerPort"] for each in own["ports"]} == ports
     probes = [own[probe]["grpc"] for probe in ("readinessProbe", "livenessProbe")]
     assert {probe["port"] for probe in probes} == {port}
     for service in of_kind("Service"):
         if selected(service["spec"]["selector"]) == [pods()[name]]:
-            assert [each["targetPort"] for each in service["spec"]["ports"]] == ["grpc"]
+            assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
+            assert {each["name"] for each in service["spec"]["ports"]} <= set(ports)
 
 
 def test_a_server_is_ready_when_it_holds_its_shards_and_alive_when_it_answers() -> None:

@@ -71,9 +71,9 @@ def command(*arguments: str, module: str = "liveness.cli") -> list[str]:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours, without settings that happen to be set for a server of the developer's."""
+    """Ours, without settings that happen to be set for a server of the developer's. All would have the same HTTP port."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
-    return {**clean, "PYTHONUNBUFFERED": "1", **(extra or {})}
+    return {**clean, "PYTHONUNBUFFERED": "1", "LIVENESS_HTTP": "off", **(extra or {})}
 
 
 async def run_to_end(*arguments: str, environ: Mapping[str, str] | None = None) -> Ended:

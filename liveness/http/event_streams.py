@@ -1,0 +1,151 @@
+"""Streams as server-sent events: one for each answer, whose id is where to resume.
+
+    retry: 1000                       how long a browser waits before it comes again
+    id: WyJ…                          the answer's resume_token, sent back as Last-Event-ID
+    data: {"events": […], …}
+
+A line that begins with a colon comes every 15 s, so that nobody in between takes the silence for the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from starlette.datastructures import Headers
+from starlette.types import Receive, Send
+
+from liveness.clock import Clock
+from liveness.domain.errors import ShuttingDown
+from liveness.http.calls import gone
+from liveness.http.printing import json_of, plain
+from liveness.http.refusals import Refusal, of_call, refusal
+
+KEEP_ALIVE_MS = 15_000
+RETRY_MS = 1_000
+BEGIN_S = 30.0
+STREAMS_MAX = 256
+RESUME = "resume_token"
+"""The field of requests and answers that says where a stream goes on."""
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy would gather what must go out at once
+]
+
+
+def resume(request: Any, headers: Headers) -> None:
+    """A browser that comes back asks for the same address and says how far it was."""
+    last = headers.get("last-event-id")
+    if last and RESUME in request.DESCRIPTOR.fields_by_name:
+        setattr(request, RESUME, last)
+
+
+class EventStreams:
+    def __init__(self, clock: Clock, streams_max: int) -> None:
+        self._clock = clock
+        self._streams_max = streams_max
+        self._open: set[Any] = set()
+        self._closing = asyncio.Event()
+
+    def admit(self) -> None:
+        if self._closing.is_set():
+            raise ShuttingDown
+        if len(self._open) >= self._streams_max:
+            raise refusal(
+                503,
+                grpc.StatusCode.UNAVAILABLE,
+                "TOO_MANY_STREAMS",
+                f"This server has its {self._streams_max} event streams; close some, or use another node.",
+                retry_after_s=10,
+            )
+
+    def close(self) -> None:
+        """End all, those too whose clients do not read."""
+        self._closing.set()
+        for call in self._open:
+            call.cancel()
+
+    async def carry(self, call: Any, receive: Receive, send: Send) -> None:
+        """Answers begin once it is certain that there is a stream."""
+        self._open.add(call)
+        leaving = asyncio.create_task(gone(receive))
+        try:
+            first = await self._first(call, leaving)
+            if first is None:
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await _write(send, f"retry: {RETRY_MS}\n".encode() + _event(first))
+            await self._go_on(call, leaving, send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._open.discard(call)
+            call.cancel()
+            leaving.cancel()
+
+    async def _first(self, call: Any, leaving: asyncio.Task[None]) -> Message | None:
+        """Refusals come before the first answer. None: nobody waits for it any more."""
+        reading = asyncio.create_task(call.read())
+        done, _ = await asyncio.wait({reading, leaving}, timeout=BEGIN_S, return_when=asyncio.FIRST_COMPLETED)
+        if reading not in done:
+            reading.cancel()
+            if leaving in done:
+                return None
+            raise refusal(504, grpc.StatusCode.DEADLINE_EXCEEDED, "", "The stream did not begin in time.")
+        try:
+            first = reading.result()
+        except grpc.aio.AioRpcError as error:
+            raise of_call(error) from error
+        except asyncio.CancelledError:
+            if reading.cancelled():  # and not we ourselves
+                raise ShuttingDown from None
+            raise
+        if first is grpc.aio.EOF:
+            raise ShuttingDown
+        return first  # type: ignore[no-any-return]
+
+    async def _go_on(self, call: Any, leaving: asyncio.Task[None], send: Send) -> None:
+        closing = asyncio.create_task(self._closing.wait())
+        reading = asyncio.create_task(call.read())
+        silence = asyncio.create_task(self._clock.sleep(KEEP_ALIVE_MS))
+        try:
+            while True:
+                ends: set[asyncio.Task[Any]] = {leaving, closing, reading, silence}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done() or closing.done() or reading.cancelled():
+                    return
+                if reading.done():
+                    answer = reading.result()
+                    if answer is grpc.aio.EOF:
+                        return
+                    await _write(send, _event(answer))
+                    reading = asyncio.create_task(call.read())
+                elif silence.done():
+                    await _write(send, b":\n\n")
+                if silence.done():
+                    silence = asyncio.create_task(self._clock.sleep(KEEP_ALIVE_MS))
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _TRANSIENT:
+                await _write(send, _last_word(of_call(error)))
+        finally:
+            for task in (closing, reading, silence):
+                task.cancel()
+
+
+async def _write(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _event(answer: Message) -> bytes:
+    token: str = getattr(answer, RESUME, "")
+    begin = f"id: {token}\n".encode() if token else b""
+    return begin + b"data: " + json_of(plain(answer)) + b"\n\n"
+
+
+def _last_word(why: Refusal) -> bytes:
+    """For what a new try will not mend."""
+    return b"event: refusal\ndata: " + json_of(why.as_json()) + b"\n\n"

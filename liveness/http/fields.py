@@ -1,0 +1,88 @@
+"""Fields of messages by their names, and values for them written as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from liveness.domain.errors import InvalidField
+
+WELL_KNOWN = frozenset({"google.protobuf.Duration", "google.protobuf.Timestamp"})
+"""Messages that JSON writes as one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPath:
+    """A field, maybe inside another: filter.states."""
+
+    fields: tuple[FieldDescriptor, ...]
+
+    @property
+    def leaf(self) -> FieldDescriptor:
+        return self.fields[-1]
+
+    def __str__(self) -> str:
+        return ".".join(field.name for field in self.fields)
+
+    def holding(self, value: Any) -> dict[str, Any]:
+        """The JSON of a message in which only this field is set."""
+        for field in reversed(self.fields):
+            value = {field.name: value}
+        return value  # type: ignore[no-any-return]
+
+    def value_in(self, message: Any) -> Any:
+        """None if it is not set."""
+        for field in self.fields:
+            if field.has_presence and not message.HasField(field.name):
+                return None
+            message = getattr(message, field.name)
+        return message if self.leaf.has_presence or message != self.leaf.default_value else None
+
+
+def field_named(message: Descriptor, name: str) -> FieldDescriptor | None:
+    """By its name in the contract, or by the one that JSON usually has."""
+    return message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
+
+
+def field_path(message: Descriptor, dotted: str) -> FieldPath | None:
+    fields: list[FieldDescriptor] = []
+    inside: Descriptor | None = message
+    for name in dotted.split("."):
+        field = None if inside is None else field_named(inside, name)
+        if field is None or (fields and fields[-1].is_repeated):
+            return None
+        fields.append(field)
+        inside = None if field.message_type is not None and is_text(field) else field.message_type
+    return FieldPath(tuple(fields))
+
+
+def is_text(field: FieldDescriptor) -> bool:
+    """Whether one text says the whole value, or each of several."""
+    return field.message_type is None or field.message_type.full_name in WELL_KNOWN
+
+
+def from_text(path: FieldPath, text: str) -> Any:
+    """What JSON would have for a value that stands in a path or a query."""
+    if path.leaf.type == FieldDescriptor.TYPE_BOOL:
+        if text not in ("true", "false"):
+            raise InvalidField(field=str(path), rule=f"must be true or false, not {text!r}")
+        return text == "true"
+    if path.leaf.enum_type is not None:
+        return enum_value(path.leaf.enum_type, text)
+    return text
+
+
+def enum_value(enum: EnumDescriptor, value: Any) -> Any:
+    """The full name for a short one: ACTIVE is WORKER_STATE_ACTIVE."""
+    if isinstance(value, str) and value not in enum.values_by_name:
+        full = f"{_upper_snake(enum.name)}_{value}"
+        if full in enum.values_by_name:
+            return full
+    return value
+
+
+def _upper_snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()

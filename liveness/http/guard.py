@@ -1,0 +1,116 @@
+"""Who may talk to us from a browser: pages of this very site, and nobody else's.
+
+The server has no passwords; it trusts whoever reaches it. A browser reaches it on behalf of any page that it shows, so
+three things are refused: a name that is not ours (a page whose name was pointed at this machine: DNS rebinding), a
+request that another site's page makes, and a change that a plain HTML form could have made.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import grpc
+from starlette.datastructures import Headers
+
+from liveness.http.refusals import Refusal, refusal
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Of every answer."""
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_SAFE = ("GET", "HEAD")
+
+
+class Guard:
+    def __init__(
+        self, names: Collection[str], *, proxied: Collection[str] = (), any_ip: bool = False
+    ) -> None:
+        """`names`: ours besides those of loopback. `proxied`: more of them, at any port, since a proxy may change what it
+        passes on. `any_ip`: where we listen everywhere; an address, unlike a name, cannot be pointed elsewhere."""
+        self._proxied = frozenset(map(str.lower, proxied))
+        self._names = _LOOPBACK | self._proxied | frozenset(map(str.lower, names))
+        self._any_ip = any_ip
+
+    def check_host(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        name = _name(host)
+        if name is None or not (name in self._names or (self._any_ip and _is_ip(name))):
+            raise refusal(
+                421,
+                grpc.StatusCode.PERMISSION_DENIED,
+                "HOST_NOT_ALLOWED",
+                f"This server is not {host[:200]!r}; if it is meant to be reached by that name, start it with "
+                "--http-hosts.",
+                host=host[:200],
+            )
+
+    def check_origin(self, method: str, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if origin is not None and not self._is_own(origin, headers.get("host", "")):
+            raise _foreign(f"Pages of {origin[:200]!r} may not use this server.")
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            # Following a link to a page of ours is fine.
+            opens_a_page = (
+                headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            )
+            if not (method in _SAFE and opens_a_page):
+                raise _foreign("Pages of other sites may not use this server.")
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        try:
+            parts = urlsplit(origin)
+            name = parts.hostname
+        except ValueError:
+            return False
+        if parts.scheme not in ("http", "https") or name is None:
+            return False
+        return parts.netloc.lower() == host.lower() or name in self._proxied
+
+
+def check_content_type(headers: Headers) -> None:
+    """What an HTML form can send, any page can send without asking; JSON is nothing of that."""
+    kind, _, parameters = headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if kind.strip().lower() != "application/json" or charset not in ("", "utf-8"):
+        raise refusal(
+            415,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "CONTENT_TYPE_NOT_JSON",
+            "A request that changes something must have the header Content-Type: application/json.",
+        )
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise refusal(
+            415,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "CONTENT_ENCODED",
+            "A body must be plain, without a Content-Encoding.",
+        )
+
+
+def _name(host: str) -> str | None:
+    match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", host.lower())
+    return match and (match[1] or match[2])
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _foreign(message: str) -> Refusal:
+    return refusal(403, grpc.StatusCode.PERMISSION_DENIED, "ORIGIN_NOT_ALLOWED", message)

@@ -1,0 +1,181 @@
+"""The OpenAPI document, made from the contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from importlib.metadata import version
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
+
+from liveness.http.bindings import WHOLE, Binding, bindings_of
+from liveness.http.fields import FieldPath, is_text
+from liveness.http.files import File
+from liveness.http.printing import json_of
+from liveness.http.schemas import Schema, Schemas, comment
+from liveness.v1 import activity_pb2, admin_pb2, service_pb2
+
+SERVICES: tuple[ServiceDescriptor, ...] = (
+    service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
+    activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+)
+"""What is offered over HTTP."""
+
+DESCRIPTION = """\
+The calls of liveness.v1 as JSON. Fields have the names of the contract; what comes in may have lowerCamelCase, too. \
+64-bit numbers are strings, durations such as "30s", bytes base64. What is not known is refused.
+
+A request that changes something needs the header Content-Type: application/json. \
+X-Timeout (500ms, 5s, 2m) says how long a call may take.
+
+An error is {"error": {"code", "status", "message", "reason", "details"}}: code is that of HTTP, status that of gRPC, \
+reason is for machines, and details are messages of google.rpc."""
+
+ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "code": {"type": "integer", "description": "Of HTTP."},
+                "status": {"type": "string", "description": "Of gRPC, by name."},
+                "message": {"type": "string", "description": "For people."},
+                "reason": {"type": "string", "description": "For machines. Empty if there is none."},
+                "details": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"@type": {"type": "string"}},
+                        "required": ["@type"],
+                    },
+                },
+            },
+            "required": ["code", "status", "message", "reason", "details"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["error"],
+    "additionalProperties": False,
+}
+_ERROR_NAME = "Error"
+
+
+def document() -> dict[str, Any]:
+    bindings = list(bindings_of(SERVICES))
+    schemas = Schemas(binding.method.input_type for binding in bindings)
+    paths: dict[str, Any] = {}
+    seen: dict[str, int] = {}
+    for binding in bindings:
+        seen[binding.method.name] = count = seen.get(binding.method.name, 0) + 1
+        name = binding.method.name if count == 1 else f"{binding.method.name}_{count}"
+        paths.setdefault(_template(binding), {})[binding.verb.lower()] = _operation(binding, name, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "liveness", "version": version("liveness"), "description": DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": service.name, "description": comment(service.full_name)} for service in SERVICES],
+        "paths": paths,
+        "components": {"schemas": {_ERROR_NAME: ERROR, **dict(sorted(schemas.found.items()))}},
+    }
+
+
+def document_file() -> File:
+    content = json_of(document())
+    return File(content, "application/json", f'"{sha256(content).hexdigest()[:32]}"')
+
+
+def _template(binding: Binding) -> str:
+    """With short names of variables: many tools do not expect dots there."""
+    names = [path.leaf.name for path in binding.variables]
+    assert len(set(names)) == len(names), f"{binding.template} has two variables of the same name"
+    return "/" + "/".join(
+        f"{{{segment.leaf.name}}}" if isinstance(segment, FieldPath) else segment
+        for segment in binding.segments
+    )
+
+
+def _operation(binding: Binding, name: str, schemas: Schemas) -> dict[str, Any]:
+    method = binding.method
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "summary": re.sub(r"(?<!^)(?=[A-Z])", " ", method.name).capitalize(),
+        "tags": [method.containing_service.name],
+    }
+    if text := comment(method.full_name):
+        operation["description"] = text
+    parameters = [_parameter("path", path, schemas, required=True) for path in binding.variables] + [
+        _parameter("query", path, schemas) for path in parameters_of(binding)
+    ]
+    if parameters:
+        operation["parameters"] = parameters
+    if binding.body:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _body_schema(binding, schemas)}},
+        }
+    operation["responses"] = {
+        "200": _answer(binding, schemas),
+        "default": {
+            "description": "Refused, or it did not work.",
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_ERROR_NAME}"}}},
+        },
+    }
+    return operation
+
+
+def _answer(binding: Binding, schemas: Schemas) -> dict[str, Any]:
+    schema = schemas.of_message(binding.method.output_type)
+    if not binding.method.server_streaming:
+        return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
+    return {
+        "description": "Server-sent events. The data of each is JSON of the schema x-data; its id is where to resume, "
+        "sent back in the header Last-Event-ID.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}, "x-data": schema}},
+    }
+
+
+def _body_schema(binding: Binding, schemas: Schemas) -> Schema:
+    request = binding.method.input_type
+    if binding.body != WHOLE:
+        return schemas.of_field(request.fields_by_name[binding.body])
+    in_path = {path.fields[0].name for path in binding.variables}
+    if not in_path:
+        return schemas.of_message(request)
+    return schemas.of_fields(request, (field for field in request.fields if field.name not in in_path))
+
+
+def parameters_of(binding: Binding) -> Iterator[FieldPath]:
+    """What neither the path nor the body says is a parameter of the query."""
+    if binding.body == WHOLE:
+        return
+    said = {str(path) for path in binding.variables} | {binding.body}
+    for path in _leaves(binding.method.input_type, ()):
+        if str(path) not in said and path.fields[0].name != binding.body:
+            yield path
+
+
+def _leaves(message: Descriptor, above: tuple[FieldDescriptor, ...]) -> Iterator[FieldPath]:
+    for field in message.fields:
+        if is_text(field):
+            yield FieldPath((*above, field))
+            continue
+        inside = field.message_type
+        if field.is_repeated or inside is None or any(each.containing_type is inside for each in above):
+            continue
+        yield from _leaves(inside, (*above, field))
+
+
+def _parameter(place: str, path: FieldPath, schemas: Schemas, *, required: bool = False) -> dict[str, Any]:
+    schema = schemas.of_field(path.leaf)
+    name = path.leaf.name if place == "path" else str(path)
+    parameter: dict[str, Any] = {"name": name, "in": place, "schema": schema}
+    if required:
+        parameter["required"] = True
+        if schema.get("type") == "string":
+            schema["minLength"] = 1
+    if text := schema.pop("description", ""):
+        parameter["description"] = text
+    return parameter

@@ -1,0 +1,131 @@
+"""JSON schemas of messages, as they are printed and read here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+import liveness.v1
+
+Schema = dict[str, Any]
+
+_SCALARS: dict[int, Schema] = {
+    FieldDescriptor.TYPE_STRING: {"type": "string"},
+    FieldDescriptor.TYPE_BYTES: {"type": "string", "contentEncoding": "base64"},
+    FieldDescriptor.TYPE_BOOL: {"type": "boolean"},
+    FieldDescriptor.TYPE_DOUBLE: {"type": "number", "format": "double"},
+    FieldDescriptor.TYPE_INT32: {"type": "integer", "format": "int32", "minimum": -(2**31), "maximum": 2**31 - 1},
+    FieldDescriptor.TYPE_INT64: {"type": "string", "format": "int64", "pattern": "^-?[0-9]{1,19}$"},
+    FieldDescriptor.TYPE_UINT64: {"type": "string", "format": "uint64", "pattern": "^[0-9]{1,20}$"},
+}  # fmt: skip
+_WELL_KNOWN: dict[str, Schema] = {
+    "google.protobuf.Duration": {
+        "type": "string",
+        "pattern": r"^-?[0-9]{1,12}(\.[0-9]{1,9})?s$",
+        "examples": ["30s", "0.25s"],
+    },
+    "google.protobuf.Timestamp": {"type": "string", "format": "date-time"},
+    "google.protobuf.Any": {
+        "type": "object",
+        "properties": {"@type": {"type": "string"}},
+        "required": ["@type"],
+    },
+}
+
+
+@cache
+def _comments() -> dict[str, str]:
+    """Of the contract. They are not in generated code."""
+    file = Path(liveness.v1.__file__).parent / "comments.json"
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def comment(name: str) -> str:
+    return _comments().get(name, "")
+
+
+class Schemas:
+    """Those that were referred to, to be listed once."""
+
+    def __init__(self, read: Iterable[Descriptor]) -> None:
+        """`read`: what clients send. They may leave out any field; we print all that have no presence."""
+        self.found: dict[str, Schema] = {}
+        self._read: set[str] = set()
+        for message in read:
+            self._reach(message)
+
+    def _reach(self, message: Descriptor) -> None:
+        if message.full_name not in self._read:
+            self._read.add(message.full_name)
+            for field in message.fields:
+                if field.message_type is not None:
+                    self._reach(field.message_type)
+
+    def of_message(self, message: Descriptor) -> Schema:
+        if message.full_name in _WELL_KNOWN:
+            return dict(_WELL_KNOWN[message.full_name])
+        name = _name(message)
+        if name not in self.found:
+            self.found[name] = {}  # a message may hold itself
+            self.found[name] = self.of_fields(message, message.fields)
+        return {"$ref": f"#/components/schemas/{name}"}
+
+    def of_fields(self, message: Descriptor, fields: Iterable[FieldDescriptor]) -> Schema:
+        """A message with these of its fields only."""
+        kept = list(fields)
+        schema: Schema = {
+            "type": "object",
+            "properties": {field.name: self.of_field(field) for field in kept},
+            "additionalProperties": False,
+        }
+        always = [field.name for field in kept if not field.has_presence]
+        if always and message.full_name not in self._read:
+            schema["required"] = always
+        return _described(schema, message.full_name)
+
+    def of_field(self, field: FieldDescriptor) -> Schema:
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            values = self._of_value(entry.fields_by_name["value"])
+            return _described({"type": "object", "additionalProperties": values}, field.full_name)
+        value = self._of_value(field)
+        if field.is_repeated:
+            value = {"type": "array", "items": value}
+        return _described(value, field.full_name)
+
+    def _of_value(self, field: FieldDescriptor) -> Schema:
+        if field.message_type is not None:
+            return self.of_message(field.message_type)
+        if field.enum_type is not None:
+            return self._of_enum(field.enum_type)
+        return dict(_SCALARS[field.type])
+
+    def _of_enum(self, enum: EnumDescriptor) -> Schema:
+        name = _name(enum)
+        if name not in self.found:
+            says = [comment(enum.full_name)]
+            says += [
+                f"{value.name}: {text}"
+                for value in enum.values
+                if (text := comment(f"{enum.full_name}.{value.name}"))
+            ]
+            schema: Schema = {"type": "string", "enum": [value.name for value in enum.values]}
+            if any(says):
+                schema["description"] = "\n\n".join(filter(None, says))
+            self.found[name] = schema
+        return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _described(schema: Schema, name: str) -> Schema:
+    text = comment(name)
+    return {**schema, "description": text} if text else schema
+
+
+def _name(thing: Descriptor | EnumDescriptor) -> str:
+    """Without the package, where it is ours; a message inside another keeps both names."""
+    return thing.full_name.removeprefix("liveness.v1.")

@@ -1,0 +1,52 @@
+"""Several nodes: each one's face answers for all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from liveness.domain.keys import shard_of
+from tests.databases import PostgresServer
+from tests.http.house import House
+from tests.http.test_event_streams import watching
+from tests.membership.test_two_nodes import owned, settled
+from tests.server.site import SHARDS
+
+
+@pytest.fixture
+async def houses(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[tuple[House, House]]:
+    first, second = (House(postgres.url(postgres_database)) for _ in range(2))
+    await first.open()
+    await second.open()
+    await settled(first.site, second.site)
+    yield first, second
+    await second.close()
+    await first.close()
+
+
+def worker_on(house: House) -> str:
+    mine = owned(house.site)
+    return next(key for key in map("w-{}".format, range(1_000)) if shard_of("orders", key, SHARDS) in mine)
+
+
+async def test_a_call_about_another_nodes_worker_is_answered(houses: tuple[House, House]) -> None:
+    here, there = houses
+    key = worker_on(there)
+    place = f"/v1/namespaces/orders/workers/{key}"
+    made = await here.client.post(f"{place}/heartbeat", {"session_id": "s", "sequence": 2})
+    assert made["outcome"] == "HEARTBEAT_OUTCOME_REGISTERED"
+    assert (await here.client.get(place)) == (await there.client.get(place))
+    code, reason, _ = await here.client.refused(
+        "POST", f"{place}/heartbeat", {"session_id": "s", "sequence": 1}
+    )
+    assert (code, reason) == (400, "STALE_HEARTBEAT")
+    assert len((await here.client.get("/v1/nodes"))["nodes"]) == 2
+
+
+async def test_a_watcher_here_sees_what_happens_there(houses: tuple[House, House]) -> None:
+    here, there = houses
+    key = worker_on(there)
+    async with watching(here.client) as source:
+        await there.client.post(f"/v1/namespaces/orders/workers/{key}/heartbeat", {})
+        assert await source.until(1) == [(key, "WorkerRegistered")]
