@@ -44,7 +44,7 @@ def _take(settings: Settings) -> Place | None:
 
 
 async def _show_face(server: Server, place: Place, settings: Settings, clock: Clock) -> Face:
-    face = Face(loopback(server.address), place, clock, hosts=settings.http_hosts)
+    face = Face(loopback(server.address), place, clock, hosts=settings.http_hosts, metrics=server.metrics)
     try:
         await face.start()
     except OSError as error:

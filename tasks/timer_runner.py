@@ -50,6 +50,7 @@ class TimerRunner:
         node.on_pulse.append(lambda: self.fire_due(node))
 
     def fire_due(self, node: Node) -> None:
+        dying: list[tuple[Shard, WorkerKey]] = []
         for shard in node.shards():
             heap = self._heaps[shard.id]
             now_ms = shard.now_ms()
@@ -59,10 +60,18 @@ class TimerRunner:
                     break
                 if isinstance(key, ActivityKey):
                     outcome = self._fire_activity(shard, key)
+                elif shard.foresee_death(key):
+                    dying.append((shard, key))
+                    continue
                 else:
                     outcome = self._fire(shard, key, node)
                 if isinstance(outcome, NotYet):
                     heap.arm(key, outcome.due_ms)
+        # Together, so that each one's certificate tells how many others died with it.
+        for shard, key in dying:
+            outcome = self._fire(shard, key, node)
+            if isinstance(outcome, NotYet):
+                self._heaps[shard.id].arm(key, outcome.due_ms)
 
     def _fire(self, shard: Shard, key: WorkerKey, node: Node) -> TimerOutcome:
         worker = shard.workers.get(key)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.death import NOTHING_KNOWN, Certificate, Circumstances, certify
 from liveness.domain.errors import (
     BindingQuotaExceeded,
     InvalidField,
@@ -242,15 +243,20 @@ def deactivate(
     return (_deactivated(command.reason, command.detail, command.policy, at_ms),)
 
 
-def expire_lease(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactivated, ...]:
+def expire_lease(
+    worker: Worker, policy: Policy, at_ms: int, known: Circumstances = NOTHING_KNOWN
+) -> tuple[WorkerDeactivated, ...]:
     """The lease ran out, unless it did not: the only place that ends a lease for silence."""
     if worker.state is not ACTIVE or at_ms < worker.deadline_ms:
         return ()
     detail = f"no heartbeat for {at_ms - worker.renewed_ms} ms of a {worker.granted_ms} ms lease"
-    return (_deactivated(InactiveReason.LEASE_EXPIRED, detail, policy, at_ms),)
+    certificate = certify(worker, at_ms, known)
+    return (_deactivated(InactiveReason.LEASE_EXPIRED, detail, policy, at_ms, certificate),)
 
 
-def disconnect(worker: Worker, policy: Policy, at_ms: int, broken_ms: int) -> tuple[WorkerDeactivated, ...]:
+def disconnect(
+    worker: Worker, policy: Policy, at_ms: int, broken_ms: int, known: Circumstances = NOTHING_KNOWN
+) -> tuple[WorkerDeactivated, ...]:
     """The worker's stream broke at `broken_ms` and the grace it had asked for is over."""
     grace_ms = worker.standing.grace_ms
     if worker.state is not ACTIVE or not grace_ms or at_ms < broken_ms + grace_ms:
@@ -258,7 +264,8 @@ def disconnect(worker: Worker, policy: Policy, at_ms: int, broken_ms: int) -> tu
     detail = (
         f"its stream broke and nothing was heard of it for {at_ms - broken_ms} ms of a {grace_ms} ms grace"
     )
-    return (_deactivated(InactiveReason.DISCONNECTED, detail, policy, at_ms),)
+    certificate = certify(worker, at_ms, known)
+    return (_deactivated(InactiveReason.DISCONNECTED, detail, policy, at_ms, certificate),)
 
 
 def end_drain(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactivated, ...]:
@@ -270,9 +277,15 @@ def end_drain(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactiv
     return (_deactivated(InactiveReason.DRAINED, detail, policy, at_ms),)
 
 
-def _deactivated(reason: InactiveReason, detail: str, policy: Policy, at_ms: int) -> WorkerDeactivated:
+def _deactivated(
+    reason: InactiveReason, detail: str, policy: Policy, at_ms: int, certificate: Certificate | None = None
+) -> WorkerDeactivated:
     return WorkerDeactivated(
-        reason=reason, detail=detail, at_ms=at_ms, cleanup_delay_ms=policy.cleanup_delay_ms
+        reason=reason,
+        detail=detail,
+        at_ms=at_ms,
+        cleanup_delay_ms=policy.cleanup_delay_ms,
+        certificate=certificate,
     )
 
 

@@ -31,6 +31,7 @@ LivenessError
 │   └── RateLimited
 ├── NotFound
 │   ├── WorkerNotFound
+│   ├── DeathNotFound
 │   ├── ActivityNotFound
 │   ├── NamespaceNotFound
 │   └── TaskNotFound
@@ -186,6 +187,10 @@ class NotFound(LivenessError):
 
 class WorkerNotFound(NotFound):
     """There is no worker {worker} in namespace {namespace}."""
+
+
+class DeathNotFound(NotFound):
+    """Worker {worker} has not died{when}, as far as its history is kept; it is {state}."""
 
 
 class ActivityNotFound(NotFound):

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
 from random import Random
 
+from liveness.clock import stopwatch
 from liveness.cluster.quotas import Quotas, RoomNeeded
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import (
@@ -22,6 +23,7 @@ from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, sha
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
 from liveness.server import tokens, wire
+from liveness.server.death_desk import DeathDesk
 from liveness.server.everywhere import Everywhere
 from liveness.server.feed import Feed, Selection
 from liveness.server.limits import RateLimits
@@ -31,7 +33,8 @@ from liveness.server.validation import identifier, optional_identifier, page_siz
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
 from liveness.store.api import WorkerRow
-from liveness.v1 import cluster_pb2, service_pb2, worker_pb2
+from liveness.telemetry.telemetry import Telemetry
+from liveness.v1 import cluster_pb2, death_pb2, service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
 API_LEVEL = 2
@@ -51,22 +54,28 @@ class LivenessService:
         random: Random,
         quotas: Quotas | None = None,
         everywhere: Everywhere | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._node = node
+        self._telemetry = telemetry or Telemetry(node)
         self._everywhere = everywhere
         self._quotas = quotas or Quotas(node)
         self._feed = feed
         self._streams = streams
         self._replies = Replies(random), Replies(random, paused=True)
         self._item_replies = ItemReplies(random), ItemReplies(random, paused=True)
+        self._deaths = DeathDesk(node, everywhere)
         self._limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
         """A serialized HeartbeatResult."""
         if not request.HasField("heartbeat"):
             raise InvalidField(field="heartbeat", rule="must be set")
+        seconds = stopwatch()
         [answer] = await self._record(request.namespace, (request.heartbeat,), self._replies)
+        self._telemetry.answered(request.namespace, 1, seconds())
         if isinstance(answer, LivenessError):
+            self._telemetry.refused(request.namespace, (answer,))
             raise answer
         return answer
 
@@ -74,10 +83,17 @@ class LivenessService:
         """A serialized RecordWorkerHeartbeatsResponse."""
         if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
             raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
+        seconds = stopwatch()
         answers = await self._record(request.namespace, request.heartbeats, self._item_replies)
-        return b"".join(
-            refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
-        )
+        self._telemetry.answered(request.namespace, len(answers), seconds())
+        try:
+            return b"".join(answers)  # type: ignore[arg-type]
+        except TypeError:  # some were refused
+            errors = [answer for answer in answers if isinstance(answer, LivenessError)]
+            self._telemetry.refused(request.namespace, errors)
+            return b"".join(
+                refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
+            )
 
     async def _record(
         self,
@@ -329,8 +345,10 @@ class LivenessService:
             response.next_page_token = tokens.issue(entries[size - 1].seq, *listing)
         return response
 
-    async def get_death_certificate(self, request: object) -> bytes:
-        raise NotImplementedError
+    async def get_death_certificate(
+        self, request: service_pb2.GetDeathCertificateRequest
+    ) -> death_pb2.DeathCertificate:
+        return await self._deaths.certificate(request)
 
     async def watch_events(
         self, request: service_pb2.WatchEventsRequest

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from liveness.clock import Clock
+from liveness.clock import Clock, stopwatch
 from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.shard import HandedOver, Shard
+from liveness.shard.stalls import STALL_MS, Stalls
 from liveness.store.api import Store
 from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreBroken
 
@@ -83,6 +84,7 @@ class Committer:
         store: Store,
         clock: Clock,
         listening: ListeningTime,
+        stalls: Stalls,
         *,
         interval_ms: float,
         on_lost: Callable[[Sequence[Shard], bool], None],
@@ -92,6 +94,7 @@ class Committer:
         self._store = store
         self._clock = clock
         self._listening = listening
+        self._stalls = stalls
         self._interval_ms = interval_ms
         self._on_lost = on_lost
         self._on_committed = on_committed
@@ -103,6 +106,8 @@ class Committer:
         self._open = Group()
         self._in_flight: Group | None = None
         self._last_start_ms = clock.monotonic_ms()
+        self.took_s = 0.0
+        """How long the last commit that succeeded took."""
         self.broken = False
 
     def touch(self, shard: Shard) -> None:
@@ -170,6 +175,8 @@ class Committer:
             raise
         finally:
             self._listening.commit_ended()
+            if (took_ms := self._clock.monotonic_ms() - self._last_start_ms) > STALL_MS:
+                self._stalls.add(self._clock.wall_ms(), took_ms)
             self._in_flight = None
             if not self.broken:
                 group.finish()
@@ -178,6 +185,7 @@ class Committer:
 
     async def _commit(self, handed: list[HandedOver]) -> None:
         while handed:
+            seconds = stopwatch()
             try:
                 await self._store.commit([part.commit for part in handed])
             except ShardsLost as error:
@@ -193,6 +201,7 @@ class Committer:
                 self._on_broken(error)
                 return
             else:
+                self.took_s = seconds()
                 for part in handed:
                     part.shard.committed(part)
                 self._on_committed(handed)

@@ -12,11 +12,14 @@ from liveness.clock import Clock
 from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
 from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
+from liveness.shard.census import Rank
 from liveness.shard.committer import Committer, Group
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.policies import Policies
 from liveness.shard.shard import HandedOver, Shard
+from liveness.shard.stalls import STALL_MS
+from liveness.shard.witness import Surroundings
 from liveness.store.api import Store
 from liveness.store.errors import StoreBroken, StoreError
 
@@ -25,8 +28,6 @@ logger = structlog.get_logger("liveness.node")
 PULSE_MS = 50
 CLOCK_WRITTEN_EVERY_MS = 500
 """Half of what the observed clock may run ahead, so that a slow commit does not freeze it."""
-STALL_MS = 500
-"""A pulse this late means that the process stood still, and that heartbeats may lie unread in its sockets."""
 REOPEN_BACKOFF_MS = (50, 200, 1_000, 2_000, 5_000)
 NEVER_MS = 2**63
 RELEASED_AT_ONCE = 16
@@ -53,6 +54,10 @@ class Node:
         self.broken: asyncio.Future[StoreBroken] = asyncio.get_running_loop().create_future()
         """Done when durability can no longer be promised: the process must end."""
         self.on_pulse: list[Callable[[], None]] = []
+        self.on_lag: list[Callable[[int], None]] = []
+        """Told with each pulse by how many milliseconds it was late: so long had everybody else to wait, too."""
+        self.on_stall: list[Callable[[int], None]] = []
+        """Told for how many milliseconds the process stood still."""
         self.on_committed: list[Callable[[Sequence[HandedOver]], None]] = []
         self.on_opened: list[Callable[[Shard], None]] = []
         self.on_closed: list[Callable[[Shard], None]] = []
@@ -77,11 +82,16 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_pulse_ms = clock.monotonic_ms()
         self._expiries_held_until_ms = 0
+        self.census: Counter[Rank] = Counter()
+        """Of all shards that serve here."""
         self.listening = ListeningTime(clock)
+        self._surroundings = Surroundings(clock, shard_count)
+        self.obituaries, self.stalls = self._surroundings.obituaries, self._surroundings.stalls
         self.committer = Committer(
             store,
             clock,
             self.listening,
+            self.stalls,
             interval_ms=commit_interval_ms,
             on_lost=self._on_lost,
             on_committed=self._after_commit,
@@ -221,14 +231,23 @@ class Node:
 
     async def _run_pulse(self) -> None:
         while True:
+            due_ms = self.clock.monotonic_ms() + PULSE_MS
             await self.clock.sleep(PULSE_MS)
+            lag_ms = max(0, self.clock.monotonic_ms() - due_ms)
+            for measure in self.on_lag:
+                measure(lag_ms)
             self.pulse()
 
     def pulse(self) -> None:
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_pulse_ms > STALL_MS:
-            logger.warning("stood still", ms=now_ms - self._last_pulse_ms)
+            # Heartbeats may lie unread in its sockets.
+            stall_ms = now_ms - self._last_pulse_ms
+            logger.warning("stood still", ms=stall_ms)
+            self.stalls.add(self.clock.wall_ms(), stall_ms)
             self._expiries_held_until_ms = now_ms + STALL_MS
+            for note in self.on_stall:
+                note(stall_ms)
         self._last_pulse_ms = now_ms
         if now_ms >= self._expiries_held_until_ms:
             for look in self.on_pulse:
@@ -279,6 +298,7 @@ class Node:
 
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
+        shard.census.leave()
         for closed in self.on_closed:
             closed(shard)
 
@@ -296,8 +316,10 @@ class Node:
                 grace_ms=self._grace_ms,
                 deadlines=self._deadlines(image.shard_id),
                 on_dirty=self._touch,
+                surroundings=self._surroundings,
             )
             self._shards[image.shard_id] = shard
+            shard.census.join(self.census)
             self._dropped_population.pop(image.shard_id, None)
             taken.append(shard)
             for opened in self.on_opened:

@@ -8,7 +8,9 @@ from liveness.clock import Clock
 from liveness.domain.activity import Activity
 from liveness.domain.events import Event, LeaseRenewed
 from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.verdict import NO_VERDICT, Verdicts
 from liveness.domain.worker import Worker
+from liveness.shard.rhythms import Rhythms
 from liveness.store.api import NewTask, ShardCommit, TaskUpdate
 from liveness.store.codec import LogEntry, Renewals
 
@@ -19,11 +21,13 @@ class Pending:
     commit of nothing but renewals is one row."""
 
     __slots__ = (
-        "activities", "config", "entries", "last_seq", "new_tasks", "notable_seq", "renewals", "task_updates", "workers",
+        "activities", "config", "entries", "last_seq", "new_tasks", "notable_seq", "renewals", "rhythms", "task_updates",
+        "verdicts", "workers",
     )  # fmt: skip
 
-    def __init__(self, last_seq: int) -> None:
+    def __init__(self, last_seq: int, rhythms: Rhythms) -> None:
         self.last_seq = last_seq
+        self.rhythms = rhythms
         self.notable_seq = 0
         """Of the newest entry that is not plain renewals; 0 if there is none."""
         self.entries: list[LogEntry] = []
@@ -33,6 +37,10 @@ class Pending:
         self.new_tasks: list[NewTask] = []
         self.task_updates: dict[int, TaskUpdate] = {}
         self.config: dict[str, Mapping[str, float]] = {}
+        self.verdicts: dict[str, Verdicts] = {}
+
+    def add_verdict(self, namespace: str, verdict: Verdicts) -> None:
+        self.verdicts[namespace] = self.verdicts.get(namespace, NO_VERDICT) + verdict
 
     def add_renewal(self, number: int, event: LeaseRenewed, clock: Clock) -> None:
         earlier = self.renewals.get(number)
@@ -62,6 +70,7 @@ class Pending:
             renewals = Renewals(list(self.renewals), list(self.renewals.values()))
             observed_ms = renewals.renewals[-1].at_ms
             self.entries.append(LogEntry(self.last_seq, None, None, None, wall_ms, observed_ms, renewals))
+            self.rhythms.heard(renewals.numbers, observed_ms)
             self.renewals = {}
 
     def commit(
@@ -82,4 +91,5 @@ class Pending:
             new_tasks=self.new_tasks,
             task_updates=self.task_updates,
             config=self.config,
+            verdicts=self.verdicts,
         )

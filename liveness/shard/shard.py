@@ -18,6 +18,7 @@ from liveness.domain.activity_decider import Events
 from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
+    Activation,
     ConfigChanged,
     LeaseRenewed,
     SessionReplaced,
@@ -31,13 +32,17 @@ from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
+from liveness.domain.verdict import NO_VERDICT, verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
+from liveness.shard.census import Census
 from liveness.shard.changes import LAZY, Transition, due, listed, ordered
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
+from liveness.shard.suspects import Suspects
+from liveness.shard.witness import Surroundings, Witness
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
@@ -90,6 +95,7 @@ class Shard:
         grace_ms: int,
         deadlines: Deadlines,
         on_dirty: Callable[[Shard], None],
+        surroundings: Surroundings,
     ) -> None:
         self.id = image.shard_id
         self.epoch = image.epoch
@@ -101,15 +107,14 @@ class Shard:
         self.transitions: list[Transition] = []
         """Since the last commit was handed over, as are `orders`."""
         self.orders: set[WorkerKey] = set()
-        self.suspects: dict[WorkerKey, int] = {}
+        self.suspects = Suspects()
         """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
         nothing."""
         recovered = Recovered(image)
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(image.activities), deadlines)
-        self.population = Counter(
-            key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP
-        )
+        self.census = Census((key.namespace, worker.state) for key, worker in self.workers.items())
+        self.population = self.census.population
         """ACTIVE and INACTIVE workers per namespace."""
         self.slots = Counter(image.slots)
         """How many it may have, where several nodes share a namespace's quota."""
@@ -125,7 +130,8 @@ class Shard:
         self._grace_until_ms = image.observed_ms + grace_ms
         self._forms: dict[int, int] = {}
         self._changed = recovered.changed
-        self._pending = Pending(image.last_seq)
+        self._witness = Witness(surroundings, image.observed_ms)
+        self._pending = Pending(image.last_seq, self._witness.rhythms)
         self._handed_seq = image.last_seq
         self._dirty = False
         for key, worker in self.workers.items():
@@ -153,11 +159,15 @@ class Shard:
 
     def ending_ms(self, key: WorkerKey, worker: Worker) -> int:
         """When an ACTIVE worker's lease ends by whichever of its terms comes first, if nothing happens."""
-        due_ms = self.expiry_ms(worker)
-        standing = worker.standing
-        if standing.grace_ms and key in self.suspects:
-            due_ms = min(due_ms, max(self.suspects[key] + standing.grace_ms, self._grace_until_ms))
-        return min(due_ms, standing.drain_deadline_ms) if standing.drain_deadline_ms else due_ms
+        due_ms, drain_ms = self._silence_ends_ms(key, worker), worker.standing.drain_deadline_ms
+        return min(due_ms, drain_ms) if drain_ms else due_ms
+
+    def _silence_ends_ms(self, key: WorkerKey, worker: Worker) -> int:
+        """When the worker is declared dead."""
+        due_ms, grace_ms = self.expiry_ms(worker), worker.standing.grace_ms
+        if grace_ms and key in self.suspects:
+            return min(due_ms, max(self.suspects[key] + grace_ms, self._grace_until_ms))
+        return due_ms
 
     # -- commands
 
@@ -175,7 +185,7 @@ class Shard:
         event, after = renewal
         self._keep_renewal(key, event, after)
         if self.suspects:
-            self.suspects.pop(key, None)  # type: ignore[call-overload]
+            self.suspects.pop(key, None)
         return after
 
     def remember_form(self, worker: Worker, form: int | None) -> None:
@@ -215,18 +225,35 @@ class Shard:
         assert after is not None
         return after, len(worker.bindings)
 
+    def foresee_death(self, key: WorkerKey) -> bool:
+        """Whether a worker's lease is over because nothing was heard of it. Told of all of them before any is ended,
+        their certificates know of each other."""
+        worker = self.workers.get(key)
+        if worker is None or worker.state is not WorkerState.ACTIVE:
+            return False
+        dies = self.now_ms() >= self._silence_ends_ms(key, worker)
+        if dies:
+            self._witness.enter(key, worker)
+        return dies
+
     def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
         """End a lease that is over by any of its terms."""
         worker = self.workers[key]
-        now_ms = self.now_ms()
-        if now_ms < self.ending_ms(key, worker):
+        now_ms, due_ms = self.now_ms(), self.ending_ms(key, worker)
+        if now_ms < due_ms:
             return False
         events: tuple[WorkerEvent, ...] = ()
-        if now_ms >= self.expiry_ms(worker):
-            events = decider.expire_lease(worker, policy, now_ms)
-        if not events and key in self.suspects:
-            events = decider.disconnect(worker, policy, now_ms, self.suspects[key])
-        return self._apply_if_any(key, worker, events or decider.end_drain(worker, policy, now_ms), now_ms)
+        if self.foresee_death(key):
+            known = self._witness.circumstances(key, worker, now_ms, self._takeovers)
+            if now_ms >= self.expiry_ms(worker):
+                events = decider.expire_lease(worker, policy, now_ms, known)
+            if not events and key in self.suspects:
+                events = decider.disconnect(worker, policy, now_ms, self.suspects[key], known)
+        events = events or decider.end_drain(worker, policy, now_ms)
+        ended = self._apply_if_any(key, worker, events, now_ms)
+        if ended:
+            self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
+        return ended
 
     def suspect(self, key: WorkerKey) -> None:
         """The worker's stream broke, and not because of us."""
@@ -302,6 +329,7 @@ class Shard:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
+        self._witness.wall.note(now_ms, wall_ms)
         commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, wall_ms)
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
@@ -311,7 +339,7 @@ class Shard:
             self._changed = set()
         commit.release = release
         self._handed_seq = commit.last_seq
-        self._pending = Pending(commit.last_seq)
+        self._pending = Pending(commit.last_seq, pending.rhythms)
         self._dirty = False
         self.transitions, orders, self.orders = [], self.orders, set()
         return HandedOver(self, commit, pending.notable_seq, listening_ms, transitions, orders)
@@ -391,10 +419,13 @@ class Shard:
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
-        counted = (after is not None and after.state < WorkerState.CLEANED_UP) - (
-            before is not None and before.state < WorkerState.CLEANED_UP
-        )
-        self.population[key.namespace] += counted
+        if isinstance(event, Activation) and after is not None:
+            self._witness.rhythms.begin(after.number, event.at_ms)
+        elif before is not None:
+            self._witness.rhythms.forget(before.number)
+        if (verdict := verdict_on(before, event)) is not NO_VERDICT:
+            self._pending.add_verdict(key.namespace, verdict)
+        self.census.move(key.namespace, before and before.state, after and after.state)
         reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
         self.transitions.append(
             Transition(

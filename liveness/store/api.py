@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.codec import LogEntry, Pulse
 from liveness.store.history import History
@@ -60,6 +61,16 @@ class StoredTask(NamedTuple):
     finished_wall_ms: int | None
 
 
+class QueueCount(NamedTuple):
+    """Tasks of one shard, namespace and state."""
+
+    shard_id: int
+    namespace: str
+    state: TaskState
+    tasks: int
+    oldest_wall_ms: int
+
+
 @dataclass(slots=True)
 class ShardCommit:
     """Everything one shard adds in one transaction. All of it becomes durable, or none."""
@@ -78,6 +89,8 @@ class ShardCommit:
     new_tasks: list[NewTask] = field(default_factory=list)
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    verdicts: dict[str, Verdicts] = field(default_factory=dict)
+    """What is to be added to each namespace's counts."""
     checkpoint: tuple[int, list[Pulse]] | None = None
     release: bool = False
     """The owner lets go of the shard with this commit: it is its last."""
@@ -204,8 +217,19 @@ class Store(Protocol):
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]: ...
 
     async def worker_history(
-        self, key: WorkerKey, shard_id: int, *, newest_first: bool, beyond_seq: int | None, limit: int
-    ) -> list[LogEntry]: ...
+        self,
+        key: WorkerKey,
+        shard_id: int,
+        *,
+        newest_first: bool,
+        beyond_seq: int | None,
+        limit: int,
+        kinds: Collection[str] = (),
+    ) -> list[LogEntry]:
+        """`kinds`: only events of these; empty for all."""
+
+    async def verdicts(self) -> dict[str, Verdicts]:
+        """How many were declared dead in each namespace that had any, and how many of them proved to be alive."""
 
     async def read_log(
         self,
@@ -229,6 +253,9 @@ class Store(Protocol):
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         """Of the open tasks due after that; parked ones are due at no time."""
+
+    async def count_tasks(self, shard_ids: Collection[int]) -> list[QueueCount]:
+        """Those that are not finished, dead letters included."""
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int

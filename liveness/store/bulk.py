@@ -25,11 +25,12 @@ def insert_rows(
     columns: tuple[str, ...] | None = None,
     *,
     replace_on: tuple[str, ...] = (),
+    add: bool = False,
 ) -> None:
-    """INSERT rows given in column order; with `replace_on`, a row that exists is replaced."""
+    """INSERT rows given in column order; with `replace_on`, a row that exists is replaced or, with `add`, added to."""
     names = columns or tuple(column.name for column in table.columns)
     for chunk in _chunks(list(rows)):
-        statement = _insert_text(table.name, names, len(chunk), replace_on, _style(connection))
+        statement = _insert_text(table.name, names, len(chunk), replace_on, _style(connection), add=add)
         _execute(connection, statement, tuple(chain.from_iterable(chunk)))
 
 
@@ -71,11 +72,15 @@ def _style(connection: Connection) -> str:
 
 @cache
 def _insert_text(
-    table: str, names: tuple[str, ...], count: int, replace_on: tuple[str, ...], style: str
+    table: str, names: tuple[str, ...], count: int, replace_on: tuple[str, ...], style: str, *, add: bool
 ) -> str:
     text = f"INSERT INTO {table} ({', '.join(names)}) VALUES {_values(count, ('',) * len(names), style)}"
     if replace_on:
-        kept = ", ".join(f"{name} = excluded.{name}" for name in names if name not in replace_on)
+        kept = ", ".join(
+            f"{name} = {f'{table}.{name} + ' if add else ''}excluded.{name}"
+            for name in names
+            if name not in replace_on
+        )
         text += f" ON CONFLICT ({', '.join(replace_on)}) DO UPDATE SET {kept}"
     return text
 

@@ -13,7 +13,7 @@ from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, TaskS
 from liveness.store.bulk import insert_rows, update_rows
 from liveness.store.codec import LogRow, encode_entry
 from liveness.store.errors import ShardsLost
-from liveness.store.schema import activities, checkpoints, config, log, shards, tasks, workers
+from liveness.store.schema import activities, checkpoints, config, log, shards, tasks, verdicts, workers
 
 _NEW_TASK_COLUMNS = tuple(column.name for column in tasks.columns if column.name != "task_id")
 _BIGINTS = ("BIGINT",) * 5
@@ -47,6 +47,12 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
     for commit in commits:
         if commit.task_updates:
             _update_tasks(connection, commit)
+    if counts := [
+        (namespace, commit.shard_id, *added)
+        for commit in commits
+        for namespace, added in commit.verdicts.items()
+    ]:
+        insert_rows(connection, verdicts, counts, replace_on=("namespace", "shard_id"), add=True)
     _write_checkpoints(connection, commits)
     if released := [commit.shard_id for commit in commits if commit.release]:
         connection.execute(update(shards).where(shards.c.shard_id.in_(released)).values(owner=""))

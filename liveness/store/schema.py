@@ -10,6 +10,7 @@ config      projection: settings per namespace
 nodes       who serves: each server with its own short lease
 slots       how many workers of a namespace each shard may have; together never more than the namespace's quota
 relays      how far each shard's log was published to a broker
+verdicts    projection: how many were declared dead in each namespace, and how many of them proved to be alive
 meta        what the store was created with
 """
 
@@ -158,7 +159,9 @@ activities = Table(
     sqlite_with_rowid=False,
 )
 
-_OPEN = text("state IN (1, 2)")
+OPEN = "state IN (1, 2)"
+DEAD = "state = 3"
+_OPEN, _DEAD = text(OPEN), text(DEAD)
 
 tasks = Table(
     "tasks",
@@ -181,6 +184,7 @@ tasks = Table(
     CheckConstraint("(state IN (4, 5)) = (finished_wall_ms IS NOT NULL)", name="tasks_finish"),
     CheckConstraint("died IN (0, 1)", name="tasks_died"),
     Index("tasks_due", "shard_id", "due_ms", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    Index("tasks_dead", "shard_id", sqlite_where=_DEAD, postgresql_where=_DEAD),
     sqlite_strict=True,
     sqlite_autoincrement=True,
 )
@@ -232,6 +236,19 @@ relays = Table(
     Column("shard_id", Integer, primary_key=True),
     Column("seq", Int64, nullable=False),  # everything up to here was acknowledged by the broker
     CheckConstraint("seq >= 0", name="relays_place"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("namespace", Key, primary_key=True),
+    Column("shard_id", Integer, primary_key=True),
+    Column("deaths", Int64, nullable=False),
+    # May be more: a node of the version before this table does not count deaths.
+    Column("refuted", Int64, nullable=False),
+    CheckConstraint("deaths >= 0 AND refuted >= 0", name="verdicts_counts"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

@@ -11,13 +11,15 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, inser
 from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import WorkerState
-from liveness.store import codec, relaying, retention
+from liveness.store import codec, counting, relaying, retention
 from liveness.store.api import (
     OPEN_TASK_STATES,
     PARKED_MS,
     ActivityFilter,
     ActivityRow,
+    QueueCount,
     RelayBacklog,
     ShardCommit,
     ShardImage,
@@ -43,6 +45,7 @@ from liveness.store.schema import (
     meta,
     shards,
     tasks,
+    verdicts,
     workers,
 )
 from liveness.store.slots import grant_slots, return_slots
@@ -150,7 +153,14 @@ class SqlStore:
         return {WorkerState(state): count for state, count in await self._all(query)}
 
     async def worker_history(
-        self, key: WorkerKey, shard_id: int, *, newest_first: bool, beyond_seq: int | None, limit: int
+        self,
+        key: WorkerKey,
+        shard_id: int,
+        *,
+        newest_first: bool,
+        beyond_seq: int | None,
+        limit: int,
+        kinds: Collection[str] = (),
     ) -> list[LogEntry]:
         query = (
             select(*LOG_COLUMNS)
@@ -164,7 +174,14 @@ class SqlStore:
         )
         if beyond_seq is not None:
             query = query.where(log.c.seq < beyond_seq if newest_first else log.c.seq > beyond_seq)
+        if kinds:
+            query = query.where(log.c.kind.in_(kinds))
         return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
+
+    async def verdicts(self) -> dict[str, Verdicts]:
+        deaths, refuted = func.sum(verdicts.c.deaths), func.sum(verdicts.c.refuted)
+        query = select(verdicts.c.namespace, deaths, refuted).group_by(verdicts.c.namespace)
+        return {namespace: Verdicts(*map(int, counts)) for namespace, *counts in await self._all(query)}
 
     async def read_log(
         self,
@@ -226,6 +243,9 @@ class SqlStore:
         )
         [(due_ms,)] = await self._all(query)
         return due_ms  # type: ignore[no-any-return]
+
+    async def count_tasks(self, shard_ids: Collection[int]) -> list[QueueCount]:
+        return await self._database.read(lambda connection: counting.count_tasks(connection, shard_ids))
 
     async def list_tasks(
         self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int

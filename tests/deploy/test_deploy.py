@@ -196,6 +196,17 @@ def test_ports_are_those_that_are_listened_on(name: str) -> None:
             assert {each["name"] for each in service["spec"]["ports"]} <= set(ports)
 
 
+def test_prometheus_is_led_to_the_port_where_a_server_shows_its_numbers() -> None:
+    pod = pods()["liveness"]
+    own, annotations = container(pod), pod["metadata"]["annotations"]
+    listen = own["args"][own["args"].index("--http") + 1]
+    assert listen.startswith("0.0.0.0:"), "who scrapes comes by the pod's address"
+    assert own["ports"][1:] == [{"name": "http", "containerPort": int(listen.rpartition(":")[2])}]
+    assert annotations["prometheus.io/port"] == listen.rpartition(":")[2]
+    assert annotations["prometheus.io/scrape"] == "true"
+    assert annotations["prometheus.io/path"] == "/metrics"
+
+
 def test_a_server_is_ready_when_it_holds_its_shards_and_alive_when_it_answers() -> None:
     own = container(pods()["liveness"])
     assert own["readinessProbe"]["grpc"]["service"] == READINESS

@@ -386,6 +386,8 @@ class Machine(RuleBasedStateMachine):
         assert in_memory.keys() == self.model.workers.keys()
         for key, worker in in_memory.items():
             _same(worker, self.model.workers[key])
+        census = Counter((key.namespace, worker.state) for key, worker in in_memory.items())
+        assert self.engine.node.census == census, "counted in passing as counted anew"
         for namespace in NAMESPACES:
             living = sum(key[0] == namespace and worker.state < 3 for key, worker in in_memory.items())
             assert self.engine.node.occupancy(namespace) == living

@@ -1,0 +1,139 @@
+"""The death certificate: what was known when a lease ended because nothing was heard of its worker.
+
+It is a part of the event that ended the lease. State never depends on it. What is known only later, whether the worker
+had been alive and where its activities went, is derived when somebody asks (`liveness.domain.verdict`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker
+
+HEARTBEATS_MAX = 8
+STALLS_MAX = 8
+COMPANY_MS = 60_000
+"""Deaths that are not further apart may have one cause."""
+
+DEADLY = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
+"""Reasons that are a verdict on the worker, and may be a false one. The others are somebody's decision."""
+
+
+class Heard(NamedTuple):
+    """A heartbeat."""
+
+    at_ms: int
+    wall_ms: int
+    """An estimate, for people."""
+
+
+class Stall(NamedTuple):
+    """A time in which the server may not have heard what workers said."""
+
+    wall_ms: int
+    duration_ms: int | None = None
+    """None for a take-over: how long nobody had served the shard is not known."""
+
+
+class Company(NamedTuple):
+    """How many other workers of the namespace died in the same minute."""
+
+    same_host: int = 0
+    same_build: int = 0
+    same_namespace: int = 0
+
+    def or_more(self, other: Company) -> Company:
+        """Both are counts of which some may be missing."""
+        return Company(*map(max, self, other))
+
+    def and_also(self, other: Company) -> Company:
+        return Company(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+ALONE = Company()
+
+
+class Circumstances(NamedTuple):
+    """What the server knows besides the worker itself, oldest first."""
+
+    heartbeats: tuple[Heard, ...] = ()
+    """Of this lease, the last one included."""
+    stalls: tuple[Stall, ...] = ()
+    """Since the last heartbeat."""
+    company: Company = ALONE
+
+
+NOTHING_KNOWN = Circumstances()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Of bounded size: a few short lists, and names that were bounded when they came in."""
+
+    epoch: int
+    session_id: str
+    silence_ms: int | None
+    """Since the last heartbeat, as far as the server was listening; None if that is not known."""
+    granted_ms: int
+    activities: int | None
+    """How many it held; None if that is not known."""
+    heartbeats: tuple[Heard, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    company: Company = ALONE
+    host_name: str = ""
+    build_id: str = ""
+    task_queue: str = ""
+
+
+def certify(worker: Worker, at_ms: int, known: Circumstances) -> Certificate:
+    """For a worker whose lease ends now."""
+    profile = worker.profile
+    return Certificate(
+        epoch=worker.epoch,
+        session_id=worker.session_id,
+        silence_ms=at_ms - worker.renewed_ms,
+        granted_ms=worker.granted_ms,
+        activities=len(worker.bindings),
+        heartbeats=known.heartbeats[-HEARTBEATS_MAX:],
+        stalls=known.stalls[-STALLS_MAX:],
+        company=known.company,
+        host_name=profile.host_name,
+        build_id=profile.build_id,
+        task_queue=profile.task_queue,
+    )
+
+
+_TOLD = re.compile(r"no heartbeat for (\d+) ms of a (\d+) ms lease")
+
+
+def certify_afterwards(
+    detail: str,
+    at_ms: int,
+    worker: Worker | None,
+    *,
+    epoch: int,
+    session_id: str,
+    granted_ms: int,
+    profile: Profile,
+) -> Certificate:
+    """For an event from before there were certificates: what can still be told. `worker`: as it is now, if its lease
+    was not followed by another; the rest as the lease began."""
+    told = _TOLD.fullmatch(detail)
+    silence_ms = int(told[1]) if told else None
+    if told:
+        granted_ms = int(told[2])
+    if worker is not None:
+        silence_ms, granted_ms = at_ms - worker.renewed_ms, worker.granted_ms
+        profile = profile if worker.profile == NO_PROFILE else worker.profile
+    return Certificate(
+        epoch=epoch,
+        session_id=session_id,
+        silence_ms=silence_ms,
+        granted_ms=granted_ms,
+        activities=None,
+        host_name=profile.host_name,
+        build_id=profile.build_id,
+        task_queue=profile.task_queue,
+    )

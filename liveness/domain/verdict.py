@@ -1,0 +1,48 @@
+"""Whether those who were declared dead were dead, as far as the log can tell.
+
+A worker that comes back with the session it had when its lease ended had been alive: the verdict was false. Nothing of
+this is recorded as an event, because the events say it already.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liveness.domain.death import DEADLY
+from liveness.domain.events import Event, WorkerDeactivated, WorkerResurrected
+from liveness.domain.worker import Worker
+
+
+class Verdicts(NamedTuple):
+    """Counts of a namespace."""
+
+    deaths: int = 0
+    refuted: int = 0
+
+    def __add__(self, other: tuple[int, ...]) -> Verdicts:  # type: ignore[override]  # tuples add otherwise
+        deaths, refuted = other
+        return Verdicts(self.deaths + deaths, self.refuted + refuted)
+
+
+NO_VERDICT = Verdicts()
+_DEATH = Verdicts(deaths=1)
+_REFUTED = Verdicts(refuted=1)
+
+
+def is_death(event: object) -> bool:
+    return isinstance(event, WorkerDeactivated) and event.reason in DEADLY
+
+
+def refutes(event: object, session_id: str) -> bool:
+    """Whether the first activation after a death shows that it was none: who died with this session came back. Without
+    a session, who comes back cannot be told from who is new."""
+    return isinstance(event, WorkerResurrected) and session_id != "" and event.session_id == session_id
+
+
+def verdict_on(before: Worker | None, event: Event) -> Verdicts:
+    """What an event adds to the counts. `before`: the worker as the event found it."""
+    if is_death(event):
+        return _DEATH
+    if before is not None and before.inactive_reason in DEADLY and refutes(event, before.session_id):
+        return _REFUTED
+    return NO_VERDICT

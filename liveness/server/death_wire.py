@@ -1,0 +1,116 @@
+"""The only mapping between death certificates and their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from liveness.domain.activity import Activity
+from liveness.domain.death import Certificate, Company, Heard, Stall
+from liveness.domain.events import WorkerDeactivated
+from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.worker import BoundActivity
+from liveness.server.activity_wire import state_number
+from liveness.server.wire import activity_ref, duration, timestamp
+from liveness.v1 import cluster_pb2, death_pb2
+
+
+class Death(NamedTuple):
+    """What the log says about it."""
+
+    wall_ms: int
+    event: WorkerDeactivated
+    certificate: Certificate
+    refuted_wall_ms: int | None
+    """When its session came back."""
+
+
+class Lost(NamedTuple):
+    """What the worker held."""
+
+    shown: Sequence[BoundActivity]
+    total: int
+    now: Mapping[ActivityKey, Activity]
+    """Where they are; those that are not kept any more are missing."""
+
+
+def certificate_message(
+    key: WorkerKey, death: Death, company: Company, lost: Lost
+) -> death_pb2.DeathCertificate:
+    event, known = death.event, death.certificate
+    message = death_pb2.DeathCertificate(
+        namespace=key.namespace,
+        worker_instance_key=key.instance_key,
+        lease_epoch=known.epoch,
+        session_id=known.session_id,
+        cause=event.reason,  # type: ignore[arg-type]
+        detail=event.detail,
+        time=timestamp(death.wall_ms),
+        granted_lease_duration=duration(known.granted_ms),
+        heartbeats=_heartbeats(known.heartbeats),
+        stalls=map(_stall, known.stalls),
+        company=death_pb2.DeathCertificate.Company(**company._asdict()),
+        host_name=known.host_name,
+        build_id=known.build_id,
+        task_queue=known.task_queue,
+        activities=[_moved(key.namespace, activity, lost.now) for activity in lost.shown],
+        activity_count=lost.total,
+        verdict=death_pb2.VERDICT_STANDS,
+    )
+    if known.silence_ms is not None:
+        message.silence.CopyFrom(duration(known.silence_ms))
+        heard = known.heartbeats
+        last_wall_ms = heard[-1].wall_ms if heard else death.wall_ms - known.silence_ms
+        message.last_heartbeat_time.CopyFrom(timestamp(last_wall_ms))
+    if death.refuted_wall_ms is not None:
+        message.verdict = death_pb2.VERDICT_FALSE
+        message.refuted_time.CopyFrom(timestamp(death.refuted_wall_ms))
+    return message
+
+
+def _heartbeats(heard: Sequence[Heard]) -> Iterable[death_pb2.DeathCertificate.Heartbeat]:
+    before: Heard | None = None
+    for beat in heard:
+        message = death_pb2.DeathCertificate.Heartbeat(time=timestamp(beat.wall_ms))
+        if before is not None:
+            message.gap.CopyFrom(duration(beat.at_ms - before.at_ms))
+        before = beat
+        yield message
+
+
+def _stall(stall: Stall) -> death_pb2.DeathCertificate.Stall:
+    message = death_pb2.DeathCertificate.Stall(
+        time=timestamp(stall.wall_ms), take_over=stall.duration_ms is None
+    )
+    if stall.duration_ms is not None:
+        message.duration.CopyFrom(duration(stall.duration_ms))
+    return message
+
+
+def _moved(
+    namespace: str, activity: BoundActivity, now: Mapping[ActivityKey, Activity]
+) -> death_pb2.DeathCertificate.Moved:
+    message = death_pb2.DeathCertificate.Moved(activity=activity_ref(activity))
+    known = now.get(ActivityKey(namespace, *activity.id))
+    if known is not None:
+        message.state = state_number(known)
+        message.attempt = known.attempt
+        message.worker_instance_key = known.worker
+    return message
+
+
+# -- between nodes
+
+
+def count_request(key: WorkerKey, known: Certificate, wall_ms: int) -> cluster_pb2.CountDeathsRequest:
+    return cluster_pb2.CountDeathsRequest(
+        namespace=key.namespace,
+        worker_instance_key=key.instance_key,
+        host_name=known.host_name,
+        build_id=known.build_id,
+        wall_ms=wall_ms,
+    )
+
+
+def company(message: cluster_pb2.CountDeathsResponse) -> Company:
+    return Company(message.same_host, message.same_build, message.same_namespace)
