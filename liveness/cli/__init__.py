@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": Entry("serve", "Start a server."),
     "frontend": Entry("frontend", "Start a process that only carries calls to nodes."),
     "demo": Entry("demo", "See workers die and their work move on."),
+    "watch": Entry("watch", "Tell what happens, as it happens."),
     "workers": Entry("workers", "See workers, pause, drain and force them out."),
     "activities": Entry("activities", "See, schedule, cancel and retry activities."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
