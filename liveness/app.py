@@ -36,6 +36,7 @@ from liveness.server.cluster_service import ClusterService
 from liveness.server.elsewhere import OtherNodes
 from liveness.server.everywhere import Everywhere
 from liveness.server.feed import Feed
+from liveness.server.fleet import Fleet
 from liveness.server.health import READINESS, Health
 from liveness.server.liveness_service import LivenessService
 from liveness.server.streams import Streams
@@ -58,6 +59,7 @@ from liveness.store.nodes import SERVER, NodeRow, NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
+from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 from tasks.activity_reschedule import ActivityReschedule
 from tasks.broker import Broker, ClientMissing, Place
@@ -164,6 +166,7 @@ class Server:
         self.custody = Custody(node, elsewhere)
         self.vigil = Vigil(node, self.custody, elsewhere)
         timers.attach(node, self.vigil)
+        self.telemetry = telemetry = Telemetry(node)
         node.on_committed.append(log_transitions)
         self.matching = Matching(node, self.custody, elsewhere, self.news.activities_wait)
         self.feed = Feed(node)
@@ -186,6 +189,11 @@ class Server:
             published_as=self._relay.published_as if self._relay is not None else None,
         )
         self.queue.wake_elsewhere = self.news.tasks_left
+        self.queue.on_tried = telemetry.task_tried
+        telemetry.streams, telemetry.attached = self.streams.open_count, self.streams.attached_count
+        telemetry.polls = self.matching.waiting_count
+        if self._relay is not None:
+            telemetry.relay_trouble = self._relay.broker.trouble
         await self._listen(settings)
         try:
             with _collector_at_rest():
@@ -198,6 +206,7 @@ class Server:
         if self._self_driven:
             self._keep_running(self.membership.run())
             self._keep_running(self.queue.run())
+            self._keep_running(telemetry.queues.run())
             if not alone:
                 self._keep_running(self._make_rounds())
             if self._relay is not None:
@@ -227,19 +236,20 @@ class Server:
         self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
         self.membership = self._member(settings)
         workers = LivenessService(
-            self.node, self.feed, self.streams, self._random, self.quotas, self.everywhere
+            self.node, self.feed, self.streams, self._random, self.quotas, self.everywhere, self.telemetry
         )
+        fleet = Fleet(self.node, self.telemetry, self.everywhere, lambda: len(self.routes.members()))
         services = {
             service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: workers,
             activity_pb2.DESCRIPTOR.services_by_name["ActivityService"]: ActivityService(
                 self.node, self.custody, self.matching
             ),
             admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(
-                self.node, self.everywhere, self.membership, self.peers, self._relay
+                self.node, self.everywhere, self.membership, self.peers, self._relay, fleet
             ),
             cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]: ClusterService(
                 self.node, self.routes, self.peers, self.membership, self.custody, self.homes,
-                self.matching, self.queue, self.feed, self.quotas, workers,
+                self.matching, self.queue, self.feed, self.quotas, workers, fleet,
             ),
         }  # fmt: skip
         names = [descriptor.full_name for descriptor in services]
@@ -321,6 +331,11 @@ class Server:
             self.node.pulse()
             await self.node.barrier().wait()
         await self.queue.work_off()
+
+    async def take_sample(self) -> None:
+        """For a server that is not self-driven: look at the queues, and keep how everything is now."""
+        await self.telemetry.queues.look()
+        self.telemetry.take_sample()
 
     async def stop(self) -> None:
         """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""

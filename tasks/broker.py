@@ -106,6 +106,10 @@ class Broker:
     def is_away(self) -> bool:
         return self.state is State.AWAY
 
+    def trouble(self) -> str:
+        """Why it takes nothing; empty if it does."""
+        return self.last_error or "it is away" if self.is_away else ""
+
     # -- publishing
 
     async def publish(self, subject: str, message_id: str, payload: bytes) -> bool:

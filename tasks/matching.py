@@ -198,6 +198,9 @@ class Matching:
 
     # -- who waits
 
+    def waiting_count(self) -> int:
+        return sum(map(len, self._polls.values()))
+
     async def poll(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
     ) -> list[Activity]:

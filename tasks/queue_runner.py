@@ -75,6 +75,8 @@ class QueueRunner:
         self._wake = asyncio.Event()
         self.wake_elsewhere: Callable[[set[int]], None] = lambda shard_ids: None
         """Told of queues of other nodes' shards that were given tasks."""
+        self.on_tried: Callable[[StoredTask, TaskUpdate, str], None] = lambda stored, update, via: None
+        """Told of each try whose outcome is durable, and who was to take the activity: `matching` or a `sink`."""
         node.on_opened.append(self._on_opened)
         node.on_committed.append(self._on_committed)
         node.on_pulse.append(self._on_pulse)
@@ -194,10 +196,14 @@ class QueueRunner:
                 leaving.append((stored, activity))
             else:
                 outcomes[stored.task_id] = Done()
+        tried = []
         for stored in batch:
             if (outcome := outcomes.get(stored.task_id)) is not None:
-                shard.update_task(self._record(stored, outcome, shard.now_ms()))
+                tried.append((stored, update := self._record(stored, outcome, shard.now_ms())))
+                shard.update_task(update)
         await self._node.durable(shard)
+        for stored, update in tried:
+            self.on_tried(stored, update, "matching")
         for stored, activity in leaving:
             self._on_their_way[shard.id].add(stored.task_id)
             delivery = asyncio.create_task(self._deliver(stored, activity))
@@ -213,8 +219,10 @@ class QueueRunner:
             shard = self._node.shard_by_id(stored.shard_id)
             if isinstance(outcome, Done):
                 self._reschedule.handed_on(stored.task, shard)
-            shard.update_task(self._record(stored, outcome, shard.now_ms()))
+            update = self._record(stored, outcome, shard.now_ms())
+            shard.update_task(update)
             await self._node.durable(shard)
+            self.on_tried(stored, update, "sink")
         except (Unavailable, StoreError) as error:
             logger.info("delivery not recorded; it is repeated", task=stored.task_id, why=str(error))
         finally:

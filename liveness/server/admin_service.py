@@ -18,13 +18,15 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.server import tokens, wire
 from liveness.server.everywhere import ANSWER_SECONDS_MAX, Everywhere, ResponseT, only_here
+from liveness.server.fleet import Fleet
 from liveness.server.orders_desk import OrdersDesk
 from liveness.server.relay_desk import Relay, RelayDesk
 from liveness.server.validation import optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
-from liveness.v1 import admin_pb2, cluster_pb2
+from liveness.telemetry.telemetry import Telemetry
+from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2
 
 _UNFINISHED = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
@@ -39,6 +41,7 @@ class AdminService:
         membership: Membership | None = None,
         peers: Peers | None = None,
         relay: Relay | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         """The others are there where there may be other nodes."""
         self._node = node
@@ -48,6 +51,7 @@ class AdminService:
         self._relay = RelayDesk(relay, node.clock)
         self._config_lock = asyncio.Lock()
         self._orders = OrdersDesk(node)
+        self._fleet = fleet or Fleet(node, Telemetry(node))
 
     async def expire_worker(self, request: admin_pb2.ExpireWorkerRequest) -> admin_pb2.ExpireWorkerResponse:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
@@ -193,8 +197,8 @@ class AdminService:
             response.nodes.append(message)
         return response
 
-    async def get_fleet(self, request: object) -> bytes:
-        raise NotImplementedError
+    async def get_fleet(self, request: fleet_pb2.GetFleetRequest) -> fleet_pb2.GetFleetResponse:
+        return await self._fleet.get(request)
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest) -> admin_pb2.ListTasksResponse:
         namespace = optional_identifier("namespace", request.namespace) or None

@@ -15,6 +15,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.frontend.routes import Owner, Routes
 from liveness.server import activity_wire, cluster_wire
 from liveness.server.feed import Feed
+from liveness.server.fleet import Fleet
 from liveness.server.liveness_service import LivenessService
 from liveness.shard.custody import Custody
 from liveness.shard.homes import Homes
@@ -50,6 +51,7 @@ class ClusterService:
         feed: Feed,
         quotas: Quotas,
         workers: LivenessService,
+        fleet: Fleet,
     ) -> None:
         self._node = node
         self._routes = routes
@@ -62,6 +64,7 @@ class ClusterService:
         self._feed = feed
         self._quotas = quotas
         self._workers = workers
+        self._fleet = fleet
 
     async def get_routes(self, request: pb.GetRoutesRequest) -> pb.GetRoutesResponse:
         routes = self._routes
@@ -152,3 +155,6 @@ class ClusterService:
 
     async def return_slots(self, request: pb.ReturnSlotsRequest) -> pb.ReturnSlotsResponse:
         return pb.ReturnSlotsResponse(returned=await self._quotas.give_back(request.namespace))
+
+    async def get_fleet_share(self, request: pb.GetFleetShareRequest) -> pb.GetFleetShareResponse:
+        return self._fleet.share(request)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
 from random import Random
 
+from liveness.clock import stopwatch
 from liveness.cluster.quotas import Quotas, RoomNeeded
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import (
@@ -31,6 +32,7 @@ from liveness.server.validation import identifier, optional_identifier, page_siz
 from liveness.shard.node import Node
 from liveness.shard.shard import Outcome, Shard
 from liveness.store.api import WorkerRow
+from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import cluster_pb2, service_pb2, worker_pb2
 
 HEARTBEATS_PER_CALL_MAX = 1_000
@@ -51,8 +53,10 @@ class LivenessService:
         random: Random,
         quotas: Quotas | None = None,
         everywhere: Everywhere | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._node = node
+        self._telemetry = telemetry or Telemetry(node)
         self._everywhere = everywhere
         self._quotas = quotas or Quotas(node)
         self._feed = feed
@@ -65,8 +69,11 @@ class LivenessService:
         """A serialized HeartbeatResult."""
         if not request.HasField("heartbeat"):
             raise InvalidField(field="heartbeat", rule="must be set")
+        seconds = stopwatch()
         [answer] = await self._record(request.namespace, (request.heartbeat,), self._replies)
+        self._telemetry.answered(request.namespace, 1, seconds())
         if isinstance(answer, LivenessError):
+            self._telemetry.refused(request.namespace, (answer,))
             raise answer
         return answer
 
@@ -74,10 +81,17 @@ class LivenessService:
         """A serialized RecordWorkerHeartbeatsResponse."""
         if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
             raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
+        seconds = stopwatch()
         answers = await self._record(request.namespace, request.heartbeats, self._item_replies)
-        return b"".join(
-            refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
-        )
+        self._telemetry.answered(request.namespace, len(answers), seconds())
+        try:
+            return b"".join(answers)  # type: ignore[arg-type]
+        except TypeError:  # some were refused
+            errors = [answer for answer in answers if isinstance(answer, LivenessError)]
+            self._telemetry.refused(request.namespace, errors)
+            return b"".join(
+                refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
+            )
 
     async def _record(
         self,

@@ -52,6 +52,13 @@ class Streams:
         stream = self._by_worker.get(key)
         return stream is not None and stream.sessions.get(key) == session_id
 
+    def attached_count(self) -> int:
+        return len(self._by_worker)
+
+    def open_count(self) -> int:
+        """Of clients that are connected here, and of nodes and frontends that relay those of others."""
+        return len(self._open) + len(self._relays)
+
     def close(self) -> None:
         """We end the streams; that they break now counts for nothing."""
         self._closed = True

@@ -6,9 +6,10 @@ holds the work at hand and not its history.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from liveness.domain.activity import FINISHED, Activity, evolve, timer_of
+from liveness.domain.activity import FINISHED, Activity, ActivityState, evolve, timer_of
 from liveness.domain.activity_decider import Events
 from liveness.domain.errors import ActivityNotFound
 from liveness.domain.keys import ActivityKey
@@ -24,8 +25,12 @@ class ActivityBook:
         """In memory though finished, with the sequence of the event that finished it."""
         self.evictions = 0
         """Rises when something leaves memory: what was read from the store before may be older than what left."""
+        self.quarantined: Counter[str] = Counter()
+        """How many, per namespace."""
         for key, activity in activities.items():
             self._arm(key, activity)
+            if activity.state is ActivityState.QUARANTINED:
+                self.quarantined[key.namespace] += 1
 
     def get(self, key: ActivityKey) -> Activity | None:
         return self._activities.get(key)
@@ -51,7 +56,7 @@ class ActivityBook:
     def apply(
         self, key: ActivityKey, events: Events, pending: Pending, wall_ms: int, now_ms: int
     ) -> Activity | None:
-        activity = self._activities.get(key)
+        activity = before = self._activities.get(key)
         for event in events:
             pending.add(
                 event, number=None, namespace=key.namespace, worker=None, workflow_id=key.workflow_id,
@@ -61,11 +66,18 @@ class ActivityBook:
         if events and activity is not None:
             self._activities[key] = pending.activities[key] = activity
             self._arm(key, activity)
+            self._count(key.namespace, before, activity)
             if activity.state in FINISHED:
                 self._finished[key] = pending.last_seq
             else:
                 self._finished.pop(key, None)
         return activity
+
+    def _count(self, namespace: str, before: Activity | None, after: Activity) -> None:
+        was = before is not None and before.state is ActivityState.QUARANTINED
+        change = (after.state is ActivityState.QUARANTINED) - was
+        if change:
+            self.quarantined[namespace] += change
 
     def recall(self, key: ActivityKey, activity: Activity) -> None:
         """Back into memory, as the store has it."""

@@ -33,7 +33,7 @@ LAZY = (
 
 
 class Transition(NamedTuple):
-    """A change of a worker's state, for the structured log."""
+    """A change of a worker's state, for the structured log and the numbers."""
 
     key: WorkerKey
     before: WorkerState | None
@@ -41,6 +41,8 @@ class Transition(NamedTuple):
     reason: str
     activities: int
     """How many were taken from it."""
+    due_ms: int | None = None
+    """When it was due, on the shard's clock, if it was a matter of time."""
 
 
 def due(worker: Worker) -> int:

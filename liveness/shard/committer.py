@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from liveness.clock import Clock
+from liveness.clock import Clock, stopwatch
 from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.shard import HandedOver, Shard
 from liveness.store.api import Store
@@ -103,6 +103,8 @@ class Committer:
         self._open = Group()
         self._in_flight: Group | None = None
         self._last_start_ms = clock.monotonic_ms()
+        self.took_s = 0.0
+        """How long the last commit that succeeded took."""
         self.broken = False
 
     def touch(self, shard: Shard) -> None:
@@ -178,6 +180,7 @@ class Committer:
 
     async def _commit(self, handed: list[HandedOver]) -> None:
         while handed:
+            seconds = stopwatch()
             try:
                 await self._store.commit([part.commit for part in handed])
             except ShardsLost as error:
@@ -193,6 +196,7 @@ class Committer:
                 self._on_broken(error)
                 return
             else:
+                self.took_s = seconds()
                 for part in handed:
                     part.shard.committed(part)
                 self._on_committed(handed)

@@ -12,6 +12,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
 from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
+from liveness.shard.census import Rank
 from liveness.shard.committer import Committer, Group
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime
@@ -53,6 +54,10 @@ class Node:
         self.broken: asyncio.Future[StoreBroken] = asyncio.get_running_loop().create_future()
         """Done when durability can no longer be promised: the process must end."""
         self.on_pulse: list[Callable[[], None]] = []
+        self.on_lag: list[Callable[[int], None]] = []
+        """Told with each pulse by how many milliseconds it was late: so long had everybody else to wait, too."""
+        self.on_stall: list[Callable[[int], None]] = []
+        """Told for how many milliseconds the process stood still."""
         self.on_committed: list[Callable[[Sequence[HandedOver]], None]] = []
         self.on_opened: list[Callable[[Shard], None]] = []
         self.on_closed: list[Callable[[Shard], None]] = []
@@ -77,6 +82,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_pulse_ms = clock.monotonic_ms()
         self._expiries_held_until_ms = 0
+        self.census: Counter[Rank] = Counter()
+        """Of all shards that serve here."""
         self.listening = ListeningTime(clock)
         self.committer = Committer(
             store,
@@ -221,14 +228,21 @@ class Node:
 
     async def _run_pulse(self) -> None:
         while True:
+            due_ms = self.clock.monotonic_ms() + PULSE_MS
             await self.clock.sleep(PULSE_MS)
+            lag_ms = max(0, self.clock.monotonic_ms() - due_ms)
+            for measure in self.on_lag:
+                measure(lag_ms)
             self.pulse()
 
     def pulse(self) -> None:
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_pulse_ms > STALL_MS:
-            logger.warning("stood still", ms=now_ms - self._last_pulse_ms)
+            stall_ms = now_ms - self._last_pulse_ms
+            logger.warning("stood still", ms=stall_ms)
             self._expiries_held_until_ms = now_ms + STALL_MS
+            for note in self.on_stall:
+                note(stall_ms)
         self._last_pulse_ms = now_ms
         if now_ms >= self._expiries_held_until_ms:
             for look in self.on_pulse:
@@ -279,6 +293,7 @@ class Node:
 
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
+        shard.census.leave()
         for closed in self.on_closed:
             closed(shard)
 
@@ -298,6 +313,7 @@ class Node:
                 on_dirty=self._touch,
             )
             self._shards[image.shard_id] = shard
+            shard.census.join(self.census)
             self._dropped_population.pop(image.shard_id, None)
             taken.append(shard)
             for opened in self.on_opened:

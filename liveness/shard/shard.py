@@ -33,11 +33,13 @@ from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
+from liveness.shard.census import Census
 from liveness.shard.changes import LAZY, Transition, due, listed, ordered
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
+from liveness.shard.suspects import Suspects
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
@@ -101,15 +103,14 @@ class Shard:
         self.transitions: list[Transition] = []
         """Since the last commit was handed over, as are `orders`."""
         self.orders: set[WorkerKey] = set()
-        self.suspects: dict[WorkerKey, int] = {}
+        self.suspects = Suspects()
         """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
         nothing."""
         recovered = Recovered(image)
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(image.activities), deadlines)
-        self.population = Counter(
-            key.namespace for key, w in self.workers.items() if w.state < WorkerState.CLEANED_UP
-        )
+        self.census = Census((key.namespace, worker.state) for key, worker in self.workers.items())
+        self.population = self.census.population()
         """ACTIVE and INACTIVE workers per namespace."""
         self.slots = Counter(image.slots)
         """How many it may have, where several nodes share a namespace's quota."""
@@ -175,7 +176,7 @@ class Shard:
         event, after = renewal
         self._keep_renewal(key, event, after)
         if self.suspects:
-            self.suspects.pop(key, None)  # type: ignore[call-overload]
+            self.suspects.pop(key, None)
         return after
 
     def remember_form(self, worker: Worker, form: int | None) -> None:
@@ -218,15 +219,19 @@ class Shard:
     def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
         """End a lease that is over by any of its terms."""
         worker = self.workers[key]
-        now_ms = self.now_ms()
-        if now_ms < self.ending_ms(key, worker):
+        now_ms, due_ms = self.now_ms(), self.ending_ms(key, worker)
+        if now_ms < due_ms:
             return False
         events: tuple[WorkerEvent, ...] = ()
         if now_ms >= self.expiry_ms(worker):
             events = decider.expire_lease(worker, policy, now_ms)
         if not events and key in self.suspects:
             events = decider.disconnect(worker, policy, now_ms, self.suspects[key])
-        return self._apply_if_any(key, worker, events or decider.end_drain(worker, policy, now_ms), now_ms)
+        events = events or decider.end_drain(worker, policy, now_ms)
+        ended = self._apply_if_any(key, worker, events, now_ms)
+        if ended:
+            self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
+        return ended
 
     def suspect(self, key: WorkerKey) -> None:
         """The worker's stream broke, and not because of us."""
@@ -395,6 +400,7 @@ class Shard:
             before is not None and before.state < WorkerState.CLEANED_UP
         )
         self.population[key.namespace] += counted
+        self.census.move(key.namespace, before and before.state, after and after.state)
         reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
         self.transitions.append(
             Transition(

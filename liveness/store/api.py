@@ -60,6 +60,16 @@ class StoredTask(NamedTuple):
     finished_wall_ms: int | None
 
 
+class QueueCount(NamedTuple):
+    """Tasks of one shard, namespace and state."""
+
+    shard_id: int
+    namespace: str
+    state: TaskState
+    tasks: int
+    oldest_wall_ms: int
+
+
 @dataclass(slots=True)
 class ShardCommit:
     """Everything one shard adds in one transaction. All of it becomes durable, or none."""
@@ -229,6 +239,9 @@ class Store(Protocol):
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         """Of the open tasks due after that; parked ones are due at no time."""
+
+    async def count_tasks(self, shard_ids: Collection[int]) -> list[QueueCount]:
+        """Those that are not finished, dead letters included."""
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int

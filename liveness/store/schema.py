@@ -158,7 +158,9 @@ activities = Table(
     sqlite_with_rowid=False,
 )
 
-_OPEN = text("state IN (1, 2)")
+OPEN = "state IN (1, 2)"
+DEAD = "state = 3"
+_OPEN = text(OPEN)
 
 tasks = Table(
     "tasks",

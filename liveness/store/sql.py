@@ -12,12 +12,13 @@ from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import WorkerState
-from liveness.store import codec, relaying, retention
+from liveness.store import codec, counting, relaying, retention
 from liveness.store.api import (
     OPEN_TASK_STATES,
     PARKED_MS,
     ActivityFilter,
     ActivityRow,
+    QueueCount,
     RelayBacklog,
     ShardCommit,
     ShardImage,
@@ -226,6 +227,9 @@ class SqlStore:
         )
         [(due_ms,)] = await self._all(query)
         return due_ms  # type: ignore[no-any-return]
+
+    async def count_tasks(self, shard_ids: Collection[int]) -> list[QueueCount]:
+        return await self._database.read(lambda connection: counting.count_tasks(connection, shard_ids))
 
     async def list_tasks(
         self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int

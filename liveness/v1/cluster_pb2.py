@@ -23,79 +23,86 @@ _sym_db = _symbol_database.Default()
 
 
 from liveness.v1 import activity_pb2 as liveness_dot_v1_dot_activity__pb2
+from liveness.v1 import fleet_pb2 as liveness_dot_v1_dot_fleet__pb2
 from liveness.v1 import service_pb2 as liveness_dot_v1_dot_service__pb2
 from liveness.v1 import worker_pb2 as liveness_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/cluster.proto\x12\x0bliveness.v1\x1a\x1aliveness/v1/activity.proto\x1a\x19liveness/v1/service.proto\x1a\x18liveness/v1/worker.proto\"\x12\n\x10GetRoutesRequest\"\x87\x01\n\x11GetRoutesResponse\x12\x13\n\x0bshard_count\x18\x01 \x01(\x05\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.liveness.v1.Member\x12\'\n\x06shards\x18\x03 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08revision\x18\x04 \x01(\x04\";\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\">\n\nShardRoute\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x8f\x02\n\x0bHintRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bwake_shards\x18\x03 \x03(\x05\x12&\n\x05owned\x18\x04 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08released\x18\x05 \x03(\x05\x12\x16\n\x0e\x63onfig_changed\x18\x06 \x01(\x08\x12\x17\n\x0fmembers_changed\x18\x07 \x01(\x08\x12\'\n\x06offers\x18\x08 \x03(\x0b\x32\x17.liveness.v1.QueueOffer\x12#\n\x05heads\x18\t \x03(\x0b\x32\x14.liveness.v1.LogHead\x12\x10\n\x08watching\x18\n \x01(\x08\"3\n\nQueueOffer\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\ntask_queue\x18\x02 \x01(\t\"-\n\x07LogHead\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x0e\n\x0cHintResponse\"v\n\x0cRelayRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.liveness.v1.AttachRequestH\x00\x12\x0f\n\x05\x62roke\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04over\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"\xb9\x02\n\rRelayResponse\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1b.liveness.v1.AttachResponseH\x00\x12\x31\n\x05moved\x18\x03 \x01(\x0b\x32 .liveness.v1.RelayResponse.MovedH\x00\x12\x37\n\x08replaced\x18\x04 \x01(\x0b\x32#.liveness.v1.RelayResponse.ReplacedH\x00\x1a\x37\n\x05Moved\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x1a:\n\x08Replaced\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\tB\x06\n\x04what\"G\n\x14LookUpWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1c\n\x14worker_instance_keys\x18\x02 \x03(\t\"=\n\x15LookUpWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\"\xb6\x01\n\x14LookAtHoldersRequest\x12=\n\tquestions\x18\x01 \x03(\x0b\x32*.liveness.v1.LookAtHoldersRequest.Question\x1a_\n\x08Question\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\"\x97\x02\n\x15LookAtHoldersResponse\x12:\n\x07\x61nswers\x18\x01 \x03(\x0b\x32).liveness.v1.LookAtHoldersResponse.Answer\x1a\xc1\x01\n\x06\x41nswer\x12\r\n\x05known\x18\x01 \x01(\x08\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x17\n\x0finactive_detail\x18\x04 \x01(\t\x12\x15\n\rbound_attempt\x18\x05 \x01(\x05\x12\x13\n\x0bunconfirmed\x18\x06 \x01(\x08\x12\x11\n\tsilent_ms\x18\x07 \x01(\x03\x12\x12\n\ntask_queue\x18\x08 \x01(\t\"\x87\x01\n\x13\x42indAttemptsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\":\n\x14\x42indAttemptsResponse\x12\x13\n\x0blease_epoch\x18\x01 \x01(\x04\x12\r\n\x05\x62ound\x18\x02 \x01(\x05\"\x8b\x01\n\x14UnbindAttemptRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\r\n\x05taken\x18\x05 \x01(\x08\"(\n\x15UnbindAttemptResponse\x12\x0f\n\x07unbound\x18\x01 \x01(\x08\"s\n\x0bHeldAttempt\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\"@\n\x12\x46indNotHeldRequest\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"A\n\x13\x46indNotHeldResponse\x12*\n\x08not_held\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"\x80\x01\n\x0eHandOutRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x12\n\ntask_queue\x18\x04 \x01(\t\x12\x16\n\x0emax_activities\x18\x05 \x01(\x05\"@\n\x0fHandOutResponse\x12-\n\nactivities\x18\x01 \x03(\x0b\x32\x19.liveness.v1.ActivityTask\"\x84\x01\n\x0fTakeBackRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\"\x12\n\x10TakeBackResponse\"\'\n\x12ReturnSlotsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"\'\n\x13ReturnSlotsResponse\x12\x10\n\x08returned\x18\x01 \x01(\x03\x32\xed\x06\n\x0e\x43lusterService\x12J\n\tGetRoutes\x12\x1d.liveness.v1.GetRoutesRequest\x1a\x1e.liveness.v1.GetRoutesResponse\x12;\n\x04Hint\x12\x18.liveness.v1.HintRequest\x1a\x19.liveness.v1.HintResponse\x12\x42\n\x05Relay\x12\x19.liveness.v1.RelayRequest\x1a\x1a.liveness.v1.RelayResponse(\x01\x30\x01\x12V\n\rLookUpWorkers\x12!.liveness.v1.LookUpWorkersRequest\x1a\".liveness.v1.LookUpWorkersResponse\x12V\n\rLookAtHolders\x12!.liveness.v1.LookAtHoldersRequest\x1a\".liveness.v1.LookAtHoldersResponse\x12S\n\x0c\x42indAttempts\x12 .liveness.v1.BindAttemptsRequest\x1a!.liveness.v1.BindAttemptsResponse\x12V\n\rUnbindAttempt\x12!.liveness.v1.UnbindAttemptRequest\x1a\".liveness.v1.UnbindAttemptResponse\x12P\n\x0b\x46indNotHeld\x12\x1f.liveness.v1.FindNotHeldRequest\x1a .liveness.v1.FindNotHeldResponse\x12\x44\n\x07HandOut\x12\x1b.liveness.v1.HandOutRequest\x1a\x1c.liveness.v1.HandOutResponse\x12G\n\x08TakeBack\x12\x1c.liveness.v1.TakeBackRequest\x1a\x1d.liveness.v1.TakeBackResponse\x12P\n\x0bReturnSlots\x12\x1f.liveness.v1.ReturnSlotsRequest\x1a .liveness.v1.ReturnSlotsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19liveness/v1/cluster.proto\x12\x0bliveness.v1\x1a\x1aliveness/v1/activity.proto\x1a\x17liveness/v1/fleet.proto\x1a\x19liveness/v1/service.proto\x1a\x18liveness/v1/worker.proto\"\x12\n\x10GetRoutesRequest\"\x87\x01\n\x11GetRoutesResponse\x12\x13\n\x0bshard_count\x18\x01 \x01(\x05\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.liveness.v1.Member\x12\'\n\x06shards\x18\x03 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08revision\x18\x04 \x01(\x04\";\n\x06Member\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\">\n\nShardRoute\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x8f\x02\n\x0bHintRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bwake_shards\x18\x03 \x03(\x05\x12&\n\x05owned\x18\x04 \x03(\x0b\x32\x17.liveness.v1.ShardRoute\x12\x10\n\x08released\x18\x05 \x03(\x05\x12\x16\n\x0e\x63onfig_changed\x18\x06 \x01(\x08\x12\x17\n\x0fmembers_changed\x18\x07 \x01(\x08\x12\'\n\x06offers\x18\x08 \x03(\x0b\x32\x17.liveness.v1.QueueOffer\x12#\n\x05heads\x18\t \x03(\x0b\x32\x14.liveness.v1.LogHead\x12\x10\n\x08watching\x18\n \x01(\x08\"3\n\nQueueOffer\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\ntask_queue\x18\x02 \x01(\t\"-\n\x07LogHead\x12\x10\n\x08shard_id\x18\x01 \x01(\x05\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x0e\n\x0cHintResponse\"v\n\x0cRelayRequest\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.liveness.v1.AttachRequestH\x00\x12\x0f\n\x05\x62roke\x18\x03 \x01(\x08H\x00\x12\x0e\n\x04over\x18\x04 \x01(\x08H\x00\x42\x06\n\x04what\"\xb9\x02\n\rRelayResponse\x12\x0e\n\x06stream\x18\x01 \x01(\x04\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1b.liveness.v1.AttachResponseH\x00\x12\x31\n\x05moved\x18\x03 \x01(\x0b\x32 .liveness.v1.RelayResponse.MovedH\x00\x12\x37\n\x08replaced\x18\x04 \x01(\x0b\x32#.liveness.v1.RelayResponse.ReplacedH\x00\x1a\x37\n\x05Moved\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x1a:\n\x08Replaced\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\tB\x06\n\x04what\"G\n\x14LookUpWorkersRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1c\n\x14worker_instance_keys\x18\x02 \x03(\t\"=\n\x15LookUpWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.liveness.v1.Worker\"\xb6\x01\n\x14LookAtHoldersRequest\x12=\n\tquestions\x18\x01 \x03(\x0b\x32*.liveness.v1.LookAtHoldersRequest.Question\x1a_\n\x08Question\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\"\x97\x02\n\x15LookAtHoldersResponse\x12:\n\x07\x61nswers\x18\x01 \x03(\x0b\x32).liveness.v1.LookAtHoldersResponse.Answer\x1a\xc1\x01\n\x06\x41nswer\x12\r\n\x05known\x18\x01 \x01(\x08\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.liveness.v1.WorkerState\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x17\n\x0finactive_detail\x18\x04 \x01(\t\x12\x15\n\rbound_attempt\x18\x05 \x01(\x05\x12\x13\n\x0bunconfirmed\x18\x06 \x01(\x08\x12\x11\n\tsilent_ms\x18\x07 \x01(\x03\x12\x12\n\ntask_queue\x18\x08 \x01(\t\"\x87\x01\n\x13\x42indAttemptsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\":\n\x14\x42indAttemptsResponse\x12\x13\n\x0blease_epoch\x18\x01 \x01(\x04\x12\r\n\x05\x62ound\x18\x02 \x01(\x05\"\x8b\x01\n\x14UnbindAttemptRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\r\n\x05taken\x18\x05 \x01(\x08\"(\n\x15UnbindAttemptResponse\x12\x0f\n\x07unbound\x18\x01 \x01(\x08\"s\n\x0bHeldAttempt\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12#\n\x02id\x18\x03 \x01(\x0b\x32\x17.liveness.v1.ActivityId\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\"@\n\x12\x46indNotHeldRequest\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"A\n\x13\x46indNotHeldResponse\x12*\n\x08not_held\x18\x01 \x03(\x0b\x32\x18.liveness.v1.HeldAttempt\"\x80\x01\n\x0eHandOutRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x12\n\ntask_queue\x18\x04 \x01(\t\x12\x16\n\x0emax_activities\x18\x05 \x01(\x05\"@\n\x0fHandOutResponse\x12-\n\nactivities\x18\x01 \x03(\x0b\x32\x19.liveness.v1.ActivityTask\"\x84\x01\n\x0fTakeBackRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12,\n\nactivities\x18\x04 \x03(\x0b\x32\x18.liveness.v1.ActivityRef\"\x12\n\x10TakeBackResponse\"\'\n\x12ReturnSlotsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"\'\n\x13ReturnSlotsResponse\x12\x10\n\x08returned\x18\x01 \x01(\x03\";\n\x14GetFleetShareRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x08range_ms\x18\x02 \x01(\x03\"\xad\x02\n\x15GetFleetShareResponse\x12)\n\x07samples\x18\x01 \x03(\x0b\x32\x18.liveness.v1.FleetSample\x12-\n\tlatencies\x18\x02 \x03(\x0b\x32\x1a.liveness.v1.LatencyCounts\x12\x1e\n\x16latency_bounds_seconds\x18\x03 \x03(\x01\x12/\n\nnamespaces\x18\x04 \x03(\x0b\x32\x1b.liveness.v1.NamespaceFleet\x12\'\n\x06queues\x18\x05 \x03(\x0b\x32\x17.liveness.v1.QueueDepth\x12\x16\n\x0eserving_shards\x18\x06 \x03(\x05\x12\x11\n\tstalls_ms\x18\x07 \x03(\x03\x12\x15\n\rrelay_trouble\x18\x08 \x01(\t\"\x1f\n\rLatencyCounts\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x03\x32\xc5\x07\n\x0e\x43lusterService\x12J\n\tGetRoutes\x12\x1d.liveness.v1.GetRoutesRequest\x1a\x1e.liveness.v1.GetRoutesResponse\x12;\n\x04Hint\x12\x18.liveness.v1.HintRequest\x1a\x19.liveness.v1.HintResponse\x12\x42\n\x05Relay\x12\x19.liveness.v1.RelayRequest\x1a\x1a.liveness.v1.RelayResponse(\x01\x30\x01\x12V\n\rLookUpWorkers\x12!.liveness.v1.LookUpWorkersRequest\x1a\".liveness.v1.LookUpWorkersResponse\x12V\n\rLookAtHolders\x12!.liveness.v1.LookAtHoldersRequest\x1a\".liveness.v1.LookAtHoldersResponse\x12S\n\x0c\x42indAttempts\x12 .liveness.v1.BindAttemptsRequest\x1a!.liveness.v1.BindAttemptsResponse\x12V\n\rUnbindAttempt\x12!.liveness.v1.UnbindAttemptRequest\x1a\".liveness.v1.UnbindAttemptResponse\x12P\n\x0b\x46indNotHeld\x12\x1f.liveness.v1.FindNotHeldRequest\x1a .liveness.v1.FindNotHeldResponse\x12\x44\n\x07HandOut\x12\x1b.liveness.v1.HandOutRequest\x1a\x1c.liveness.v1.HandOutResponse\x12G\n\x08TakeBack\x12\x1c.liveness.v1.TakeBackRequest\x1a\x1d.liveness.v1.TakeBackResponse\x12P\n\x0bReturnSlots\x12\x1f.liveness.v1.ReturnSlotsRequest\x1a .liveness.v1.ReturnSlotsResponse\x12V\n\rGetFleetShare\x12!.liveness.v1.GetFleetShareRequest\x1a\".liveness.v1.GetFleetShareResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liveness.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETROUTESREQUEST']._serialized_start=123
-  _globals['_GETROUTESREQUEST']._serialized_end=141
-  _globals['_GETROUTESRESPONSE']._serialized_start=144
-  _globals['_GETROUTESRESPONSE']._serialized_end=279
-  _globals['_MEMBER']._serialized_start=281
-  _globals['_MEMBER']._serialized_end=340
-  _globals['_SHARDROUTE']._serialized_start=342
-  _globals['_SHARDROUTE']._serialized_end=404
-  _globals['_HINTREQUEST']._serialized_start=407
-  _globals['_HINTREQUEST']._serialized_end=678
-  _globals['_QUEUEOFFER']._serialized_start=680
-  _globals['_QUEUEOFFER']._serialized_end=731
-  _globals['_LOGHEAD']._serialized_start=733
-  _globals['_LOGHEAD']._serialized_end=778
-  _globals['_HINTRESPONSE']._serialized_start=780
-  _globals['_HINTRESPONSE']._serialized_end=794
-  _globals['_RELAYREQUEST']._serialized_start=796
-  _globals['_RELAYREQUEST']._serialized_end=914
-  _globals['_RELAYRESPONSE']._serialized_start=917
-  _globals['_RELAYRESPONSE']._serialized_end=1230
-  _globals['_RELAYRESPONSE_MOVED']._serialized_start=1107
-  _globals['_RELAYRESPONSE_MOVED']._serialized_end=1162
-  _globals['_RELAYRESPONSE_REPLACED']._serialized_start=1164
-  _globals['_RELAYRESPONSE_REPLACED']._serialized_end=1222
-  _globals['_LOOKUPWORKERSREQUEST']._serialized_start=1232
-  _globals['_LOOKUPWORKERSREQUEST']._serialized_end=1303
-  _globals['_LOOKUPWORKERSRESPONSE']._serialized_start=1305
-  _globals['_LOOKUPWORKERSRESPONSE']._serialized_end=1366
-  _globals['_LOOKATHOLDERSREQUEST']._serialized_start=1369
-  _globals['_LOOKATHOLDERSREQUEST']._serialized_end=1551
-  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_start=1456
-  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_end=1551
-  _globals['_LOOKATHOLDERSRESPONSE']._serialized_start=1554
-  _globals['_LOOKATHOLDERSRESPONSE']._serialized_end=1833
-  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_start=1640
-  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_end=1833
-  _globals['_BINDATTEMPTSREQUEST']._serialized_start=1836
-  _globals['_BINDATTEMPTSREQUEST']._serialized_end=1971
-  _globals['_BINDATTEMPTSRESPONSE']._serialized_start=1973
-  _globals['_BINDATTEMPTSRESPONSE']._serialized_end=2031
-  _globals['_UNBINDATTEMPTREQUEST']._serialized_start=2034
-  _globals['_UNBINDATTEMPTREQUEST']._serialized_end=2173
-  _globals['_UNBINDATTEMPTRESPONSE']._serialized_start=2175
-  _globals['_UNBINDATTEMPTRESPONSE']._serialized_end=2215
-  _globals['_HELDATTEMPT']._serialized_start=2217
-  _globals['_HELDATTEMPT']._serialized_end=2332
-  _globals['_FINDNOTHELDREQUEST']._serialized_start=2334
-  _globals['_FINDNOTHELDREQUEST']._serialized_end=2398
-  _globals['_FINDNOTHELDRESPONSE']._serialized_start=2400
-  _globals['_FINDNOTHELDRESPONSE']._serialized_end=2465
-  _globals['_HANDOUTREQUEST']._serialized_start=2468
-  _globals['_HANDOUTREQUEST']._serialized_end=2596
-  _globals['_HANDOUTRESPONSE']._serialized_start=2598
-  _globals['_HANDOUTRESPONSE']._serialized_end=2662
-  _globals['_TAKEBACKREQUEST']._serialized_start=2665
-  _globals['_TAKEBACKREQUEST']._serialized_end=2797
-  _globals['_TAKEBACKRESPONSE']._serialized_start=2799
-  _globals['_TAKEBACKRESPONSE']._serialized_end=2817
-  _globals['_RETURNSLOTSREQUEST']._serialized_start=2819
-  _globals['_RETURNSLOTSREQUEST']._serialized_end=2858
-  _globals['_RETURNSLOTSRESPONSE']._serialized_start=2860
-  _globals['_RETURNSLOTSRESPONSE']._serialized_end=2899
-  _globals['_CLUSTERSERVICE']._serialized_start=2902
-  _globals['_CLUSTERSERVICE']._serialized_end=3779
+  _globals['_GETROUTESREQUEST']._serialized_start=148
+  _globals['_GETROUTESREQUEST']._serialized_end=166
+  _globals['_GETROUTESRESPONSE']._serialized_start=169
+  _globals['_GETROUTESRESPONSE']._serialized_end=304
+  _globals['_MEMBER']._serialized_start=306
+  _globals['_MEMBER']._serialized_end=365
+  _globals['_SHARDROUTE']._serialized_start=367
+  _globals['_SHARDROUTE']._serialized_end=429
+  _globals['_HINTREQUEST']._serialized_start=432
+  _globals['_HINTREQUEST']._serialized_end=703
+  _globals['_QUEUEOFFER']._serialized_start=705
+  _globals['_QUEUEOFFER']._serialized_end=756
+  _globals['_LOGHEAD']._serialized_start=758
+  _globals['_LOGHEAD']._serialized_end=803
+  _globals['_HINTRESPONSE']._serialized_start=805
+  _globals['_HINTRESPONSE']._serialized_end=819
+  _globals['_RELAYREQUEST']._serialized_start=821
+  _globals['_RELAYREQUEST']._serialized_end=939
+  _globals['_RELAYRESPONSE']._serialized_start=942
+  _globals['_RELAYRESPONSE']._serialized_end=1255
+  _globals['_RELAYRESPONSE_MOVED']._serialized_start=1132
+  _globals['_RELAYRESPONSE_MOVED']._serialized_end=1187
+  _globals['_RELAYRESPONSE_REPLACED']._serialized_start=1189
+  _globals['_RELAYRESPONSE_REPLACED']._serialized_end=1247
+  _globals['_LOOKUPWORKERSREQUEST']._serialized_start=1257
+  _globals['_LOOKUPWORKERSREQUEST']._serialized_end=1328
+  _globals['_LOOKUPWORKERSRESPONSE']._serialized_start=1330
+  _globals['_LOOKUPWORKERSRESPONSE']._serialized_end=1391
+  _globals['_LOOKATHOLDERSREQUEST']._serialized_start=1394
+  _globals['_LOOKATHOLDERSREQUEST']._serialized_end=1576
+  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_start=1481
+  _globals['_LOOKATHOLDERSREQUEST_QUESTION']._serialized_end=1576
+  _globals['_LOOKATHOLDERSRESPONSE']._serialized_start=1579
+  _globals['_LOOKATHOLDERSRESPONSE']._serialized_end=1858
+  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_start=1665
+  _globals['_LOOKATHOLDERSRESPONSE_ANSWER']._serialized_end=1858
+  _globals['_BINDATTEMPTSREQUEST']._serialized_start=1861
+  _globals['_BINDATTEMPTSREQUEST']._serialized_end=1996
+  _globals['_BINDATTEMPTSRESPONSE']._serialized_start=1998
+  _globals['_BINDATTEMPTSRESPONSE']._serialized_end=2056
+  _globals['_UNBINDATTEMPTREQUEST']._serialized_start=2059
+  _globals['_UNBINDATTEMPTREQUEST']._serialized_end=2198
+  _globals['_UNBINDATTEMPTRESPONSE']._serialized_start=2200
+  _globals['_UNBINDATTEMPTRESPONSE']._serialized_end=2240
+  _globals['_HELDATTEMPT']._serialized_start=2242
+  _globals['_HELDATTEMPT']._serialized_end=2357
+  _globals['_FINDNOTHELDREQUEST']._serialized_start=2359
+  _globals['_FINDNOTHELDREQUEST']._serialized_end=2423
+  _globals['_FINDNOTHELDRESPONSE']._serialized_start=2425
+  _globals['_FINDNOTHELDRESPONSE']._serialized_end=2490
+  _globals['_HANDOUTREQUEST']._serialized_start=2493
+  _globals['_HANDOUTREQUEST']._serialized_end=2621
+  _globals['_HANDOUTRESPONSE']._serialized_start=2623
+  _globals['_HANDOUTRESPONSE']._serialized_end=2687
+  _globals['_TAKEBACKREQUEST']._serialized_start=2690
+  _globals['_TAKEBACKREQUEST']._serialized_end=2822
+  _globals['_TAKEBACKRESPONSE']._serialized_start=2824
+  _globals['_TAKEBACKRESPONSE']._serialized_end=2842
+  _globals['_RETURNSLOTSREQUEST']._serialized_start=2844
+  _globals['_RETURNSLOTSREQUEST']._serialized_end=2883
+  _globals['_RETURNSLOTSRESPONSE']._serialized_start=2885
+  _globals['_RETURNSLOTSRESPONSE']._serialized_end=2924
+  _globals['_GETFLEETSHAREREQUEST']._serialized_start=2926
+  _globals['_GETFLEETSHAREREQUEST']._serialized_end=2985
+  _globals['_GETFLEETSHARERESPONSE']._serialized_start=2988
+  _globals['_GETFLEETSHARERESPONSE']._serialized_end=3289
+  _globals['_LATENCYCOUNTS']._serialized_start=3291
+  _globals['_LATENCYCOUNTS']._serialized_end=3322
+  _globals['_CLUSTERSERVICE']._serialized_start=3325
+  _globals['_CLUSTERSERVICE']._serialized_end=4290
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from liveness.v1 import activity_pb2 as _activity_pb2
+from liveness.v1 import fleet_pb2 as _fleet_pb2
 from liveness.v1 import service_pb2 as _service_pb2
 from liveness.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -817,3 +818,109 @@ class ReturnSlotsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReturnSlotsResponse: _TypeAlias = ReturnSlotsResponse  # noqa: Y015
+
+@_typing.final
+class GetFleetShareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RANGE_MS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Empty: all namespaces together."""
+    range_ms: _builtins.int
+    """How far to look back."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        range_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "range_ms", b"range_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFleetShareRequest: _TypeAlias = GetFleetShareRequest  # noqa: Y015
+
+@_typing.final
+class GetFleetShareResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
+    LATENCY_BOUNDS_SECONDS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    SERVING_SHARDS_FIELD_NUMBER: _builtins.int
+    STALLS_MS_FIELD_NUMBER: _builtins.int
+    RELAY_TROUBLE_FIELD_NUMBER: _builtins.int
+    relay_trouble: _builtins.str
+    """Why the message broker takes nothing from it; empty if it does."""
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.FleetSample]:
+        """Oldest first, without latencies."""
+
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyCounts]:
+        """In step with the samples."""
+
+    @_builtins.property
+    def latency_bounds_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the buckets in which they are counted; after the last one there is one for the rest."""
+
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.NamespaceFleet]:
+        """Without what every node knows of all."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.QueueDepth]: ...
+    @_builtins.property
+    def serving_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that this node serves."""
+
+    @_builtins.property
+    def stalls_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For how long it stood still, each time within the last minute."""
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[_fleet_pb2.FleetSample] | None = ...,
+        latencies: _abc.Iterable[Global___LatencyCounts] | None = ...,
+        latency_bounds_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        namespaces: _abc.Iterable[_fleet_pb2.NamespaceFleet] | None = ...,
+        queues: _abc.Iterable[_fleet_pb2.QueueDepth] | None = ...,
+        serving_shards: _abc.Iterable[_builtins.int] | None = ...,
+        stalls_ms: _abc.Iterable[_builtins.int] | None = ...,
+        relay_trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFleetShareResponse: _TypeAlias = GetFleetShareResponse  # noqa: Y015
+
+@_typing.final
+class LatencyCounts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Calls with heartbeats whose answer took as long as the bucket says."""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyCounts: _TypeAlias = LatencyCounts  # noqa: Y015

@@ -94,6 +94,11 @@ class ClusterServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_cluster__pb2.ReturnSlotsRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_cluster__pb2.ReturnSlotsResponse.FromString,
                 _registered_method=True)
+        self.GetFleetShare = channel.unary_unary(
+                '/liveness.v1.ClusterService/GetFleetShare',
+                request_serializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -182,6 +187,13 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleetShare(self, request, context):
+        """This node's part of what AdminService.GetFleet answers, in a form that can be added up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -239,6 +251,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.ReturnSlots,
                     request_deserializer=liveness_dot_v1_dot_cluster__pb2.ReturnSlotsRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_cluster__pb2.ReturnSlotsResponse.SerializeToString,
+            ),
+            'GetFleetShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleetShare,
+                    request_deserializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -543,6 +560,33 @@ class ClusterService(object):
             '/liveness.v1.ClusterService/ReturnSlots',
             liveness_dot_v1_dot_cluster__pb2.ReturnSlotsRequest.SerializeToString,
             liveness_dot_v1_dot_cluster__pb2.ReturnSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleetShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ClusterService/GetFleetShare',
+            liveness_dot_v1_dot_cluster__pb2.GetFleetShareRequest.SerializeToString,
+            liveness_dot_v1_dot_cluster__pb2.GetFleetShareResponse.FromString,
             options,
             channel_credentials,
             insecure,

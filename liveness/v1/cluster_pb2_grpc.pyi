@@ -62,6 +62,8 @@ class ClusterServiceStub:
     """Takes back what was handed to a worker that will not hear of it."""
     ReturnSlots: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ReturnSlotsRequest, _cluster_pb2.ReturnSlotsResponse]
     """Gives back room for workers of a namespace that this node's shards were granted and do not use."""
+    GetFleetShare: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetFleetShareRequest, _cluster_pb2.GetFleetShareResponse]
+    """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -97,6 +99,8 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """Takes back what was handed to a worker that will not hear of it."""
     ReturnSlots: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ReturnSlotsRequest, _cluster_pb2.ReturnSlotsResponse]  # type: ignore[assignment]
     """Gives back room for workers of a namespace that this node's shards were granted and do not use."""
+    GetFleetShare: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetFleetShareRequest, _cluster_pb2.GetFleetShareResponse]  # type: ignore[assignment]
+    """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     """What nodes, and the frontends before them, say to each other. Clients have no business here.
@@ -195,5 +199,13 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.ReturnSlotsResponse, _abc.Awaitable[_cluster_pb2.ReturnSlotsResponse]]:
         """Gives back room for workers of a namespace that this node's shards were granted and do not use."""
+
+    @_abc_1.abstractmethod
+    def GetFleetShare(
+        self,
+        request: _cluster_pb2.GetFleetShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.GetFleetShareResponse, _abc.Awaitable[_cluster_pb2.GetFleetShareResponse]]:
+        """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

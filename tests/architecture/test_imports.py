@@ -28,6 +28,7 @@ BELOW: dict[str, set[str]] = {
     "liveness.domain": set(),
     "liveness.store": {"liveness.domain"},
     "liveness.shard": {"liveness.domain", "liveness.store", "liveness.clock"},
+    "liveness.telemetry": {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"},
     "liveness.statuses": {"liveness.domain"},
     "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"},
     "liveness.cluster": {
@@ -55,6 +56,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.frontend",
         "liveness.clock",
         "liveness.statuses",
+        "liveness.telemetry",
         "liveness.v1",
     },
     "liveness.fencing": set(),

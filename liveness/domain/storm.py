@@ -1,0 +1,13 @@
+"""When so many workers of a namespace die at once that the cause is hardly with the workers."""
+
+from __future__ import annotations
+
+WINDOW_MS = 60_000
+DEATHS_MIN = 20
+SHARE = 0.3
+"""Of the workers that were ACTIVE, those who died since included."""
+
+
+def is_storm(deaths: int, active: int) -> bool:
+    """`deaths`: leases that ended within the window for silence or a broken stream. `active`: workers that are left."""
+    return deaths >= DEATHS_MIN and deaths > SHARE * (active + deaths)

@@ -1,0 +1,89 @@
+"""What an operator should look at now, in one sentence each, the most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from liveness.domain.storm import WINDOW_MS, is_storm
+from liveness.v1 import cluster_pb2, fleet_pb2
+
+ALERTS_MAX = 100
+_URGENCY = (
+    fleet_pb2.ALERT_KIND_UNSERVED_SHARDS,
+    fleet_pb2.ALERT_KIND_STORM,
+    fleet_pb2.ALERT_KIND_STALL,
+    fleet_pb2.ALERT_KIND_RELAY,
+    fleet_pb2.ALERT_KIND_DEAD_LETTERS,
+    fleet_pb2.ALERT_KIND_QUARANTINE,
+)
+
+
+def alerts(
+    shares: Sequence[cluster_pb2.GetFleetShareResponse],
+    namespaces: Sequence[fleet_pb2.NamespaceFleet],
+    shards: int,
+    serving: int,
+) -> list[fleet_pb2.Alert]:
+    found = [*_of_servers(shares, shards, serving)]
+    for namespace in namespaces:
+        found += _of_namespace(namespace)
+    return sorted(found, key=lambda alert: (_URGENCY.index(alert.kind), -alert.count))[:ALERTS_MAX]
+
+
+def _of_servers(
+    shares: Sequence[cluster_pb2.GetFleetShareResponse], shards: int, serving: int
+) -> Iterator[fleet_pb2.Alert]:
+    if unserved := shards - serving:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_UNSERVED_SHARDS,
+            message=f"{unserved} of {shards} shards are served by nobody, or by a server that does not answer.",
+            count=unserved,
+        )
+    stalls = [ms for share in shares for ms in share.stalls_ms]
+    if stalls:
+        times = "once" if len(stalls) == 1 else f"{len(stalls)} times"
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_STALL,
+            message=f"Servers stood still {times} within the last minute, for {max(stalls) / 1_000:.1f} s at most; "
+            "no lease ended meanwhile.",
+            count=len(stalls),
+        )
+    troubles = [share.relay_trouble for share in shares if share.relay_trouble]
+    if troubles:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_RELAY,
+            message=f"The message broker takes nothing from {_count(len(troubles), 'server')}: {troubles[0]}.",
+            count=len(troubles),
+        )
+
+
+def _of_namespace(fleet: fleet_pb2.NamespaceFleet) -> Iterator[fleet_pb2.Alert]:
+    name, deaths = fleet.namespace, fleet.deaths_last_minute
+    if is_storm(deaths, fleet.active):
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_STORM,
+            namespace=name,
+            message=f"{_count(deaths, 'worker')} of {name} died within {WINDOW_MS // 1_000} s and {fleet.active} are "
+            "left: look at what they have in common before anything else.",
+            count=deaths,
+        )
+    if count := fleet.quarantined_activities:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_QUARANTINE,
+            namespace=name,
+            message=f"{_count(count, 'activity')} of {name} killed their workers too often and wait to be retried "
+            "or cancelled.",
+            count=count,
+        )
+    if count := fleet.dead_lettered_tasks:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_DEAD_LETTERS,
+            namespace=name,
+            message=f"{_count(count, 'task')} of {name} failed too often and wait to be retried or discarded.",
+            count=count,
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

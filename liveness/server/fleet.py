@@ -1,0 +1,153 @@
+"""GetFleet: how all workers, queues and servers are. Each node answers for its own shards; whoever was called adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from liveness.domain.worker import WorkerState
+from liveness.server import wire
+from liveness.server.alerts import alerts
+from liveness.server.everywhere import Everywhere
+from liveness.server.validation import duration_ms, optional_identifier
+from liveness.shard.node import Node
+from liveness.telemetry.histogram import quantile
+from liveness.telemetry.samples import HAPPENINGS, INTERVAL_MS, KEPT_MS, STATES
+from liveness.telemetry.telemetry import Telemetry
+from liveness.v1 import cluster_pb2, fleet_pb2
+
+Share = cluster_pb2.GetFleetShareResponse
+
+NAMESPACES_MAX = 1_000
+_SUMMED = (*STATES, *HAPPENINGS, "queue_depth")
+_COUNTED = (
+    "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
+    "dead_lettered_tasks",
+)  # fmt: skip
+
+
+class Fleet:
+    def __init__(
+        self,
+        node: Node,
+        telemetry: Telemetry,
+        everywhere: Everywhere | None = None,
+        node_count: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._node = node
+        self._telemetry = telemetry
+        self._everywhere = everywhere
+        self._node_count = node_count
+
+    async def get(self, request: fleet_pb2.GetFleetRequest) -> fleet_pb2.GetFleetResponse:
+        namespace = optional_identifier("namespace", request.namespace)
+        range_ms = duration_ms("range", request.range) if request.HasField("range") else KEPT_MS
+        asked = cluster_pb2.GetFleetShareRequest(namespace=namespace, range_ms=min(range_ms, KEPT_MS))
+        others: list[Share] = []
+        if self._everywhere is not None:
+            others = await self._everywhere.ask_others(
+                "ClusterService/GetFleetShare", asked, Share, patient=True
+            )
+        return self._whole([self.share(asked), *others])
+
+    def share(self, request: cluster_pb2.GetFleetShareRequest) -> Share:
+        """What this node alone has to say."""
+        telemetry = self._telemetry
+        share = Share(
+            latency_bounds_seconds=telemetry.heartbeat_s.bounds,
+            namespaces=self._namespaces(request.namespace),
+            queues=self._queues(request.namespace),
+            serving_shards=[shard.id for shard in self._node.shards()],
+            stalls_ms=telemetry.recent_stalls(),
+            relay_trouble=telemetry.relay_trouble(),
+        )
+        for sample in telemetry.samples(request.namespace, request.range_ms):
+            share.samples.add(
+                time=wire.timestamp(sample.at_ms), queue_depth=sample.queue_depth, **sample.values
+            )
+            share.latencies.add(counts=sample.latencies)
+        return share
+
+    def _namespaces(self, namespace: str) -> list[fleet_pb2.NamespaceFleet]:
+        telemetry, census = self._telemetry, self._node.census
+        quarantined, dead = telemetry.quarantined(), telemetry.queues.dead_lettered()
+        names = {name for name, _ in census} | quarantined.keys() | dead.keys()
+        suspects = telemetry.suspects()
+        return [
+            fleet_pb2.NamespaceFleet(
+                namespace=name,
+                active=census[name, WorkerState.ACTIVE],
+                inactive=census[name, WorkerState.INACTIVE],
+                cleaned_up=census[name, WorkerState.CLEANED_UP],
+                suspects=suspects[name],
+                deaths_last_minute=telemetry.deaths_last_minute(name),
+                quarantined_activities=quarantined[name],
+                dead_lettered_tasks=dead[name],
+            )
+            for name in ([namespace] if namespace else sorted(names)[:NAMESPACES_MAX])
+        ]
+
+    def _queues(self, namespace: str) -> list[fleet_pb2.QueueDepth]:
+        wall_ms = self._node.clock.wall_ms()
+        found = []
+        for shard_id, depth in self._telemetry.queues.depths(namespace).items():
+            message = fleet_pb2.QueueDepth(
+                shard_id=shard_id,
+                pending=depth.pending,
+                retrying=depth.retrying,
+                dead_lettered=depth.dead_lettered,
+            )
+            if depth.oldest_wall_ms is not None:
+                message.oldest.CopyFrom(wire.duration(max(0, wall_ms - depth.oldest_wall_ms)))
+            found.append(message)
+        return found
+
+    def _whole(self, shares: Sequence[Share]) -> fleet_pb2.GetFleetResponse:
+        serving = {shard_id for share in shares for shard_id in share.serving_shards}
+        namespaces = _added_up(shares)
+        for message in namespaces:
+            message.paused = bool(self._node.policies.of(message.namespace).paused)
+        return fleet_pb2.GetFleetResponse(
+            time=wire.timestamp(self._node.clock.wall_ms()),
+            interval=wire.duration(INTERVAL_MS),
+            samples=_samples(shares),
+            namespaces=namespaces,
+            queues=sorted(
+                (queue for share in shares for queue in share.queues), key=lambda queue: queue.shard_id
+            ),
+            alerts=alerts(shares, namespaces, self._node.shard_count, len(serving)),
+            nodes=self._node_count(),
+            shards=self._node.shard_count,
+            serving_shards=len(serving),
+        )
+
+
+def _added_up(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
+    by_name: dict[str, fleet_pb2.NamespaceFleet] = {}
+    for message in (message for share in shares for message in share.namespaces):
+        known = by_name.setdefault(message.namespace, message)
+        if known is not message:
+            for name in _COUNTED:
+                setattr(known, name, getattr(known, name) + getattr(message, name))
+    return [by_name[name] for name in sorted(by_name)][:NAMESPACES_MAX]
+
+
+def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
+    """Added up by time. One that counts latencies in other buckets, being of another version, says nothing of them."""
+    bounds = list(shares[0].latency_bounds_seconds)
+    samples: dict[int, fleet_pb2.FleetSample] = {}
+    latencies: dict[int, list[int]] = {}
+    for share in shares:
+        comparable = list(share.latency_bounds_seconds) == bounds
+        for sample, latency in zip(share.samples, share.latencies, strict=True):
+            at_s = sample.time.seconds
+            known = samples.setdefault(at_s, sample)
+            if known is not sample:
+                for name in _SUMMED:
+                    setattr(known, name, getattr(known, name) + getattr(sample, name))
+            if comparable:
+                before = latencies.get(at_s, [0] * (len(bounds) + 1))
+                latencies[at_s] = [a + b for a, b in zip(before, latency.counts, strict=True)]
+    for at_s, counts in latencies.items():
+        samples[at_s].latency_p50_ms = quantile(bounds, counts, 0.5) * 1_000
+        samples[at_s].latency_p99_ms = quantile(bounds, counts, 0.99) * 1_000
+    return [samples[at_s] for at_s in sorted(samples)]
