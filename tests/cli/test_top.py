@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from liveness.cli.client import connected
 from liveness.cli.fleet.choices import parse_filter
-from liveness.cli.fleet.reading import WORKERS_MAX, Query, read
+from liveness.cli.fleet.reading import CALLS_MAX, WORKERS_MAX, Query, read
 from liveness.clock import SystemClock
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
@@ -223,13 +224,15 @@ def test_json_is_the_fleet_as_the_server_tells_it(shell: Shell) -> None:
     assert shell.namespace in [one["namespace"] for one in everybody["namespaces"]]
 
 
-def test_all_namespaces_stand_in_one_table(shell: Shell) -> None:
-    other = Shell(shell.address, f"{shell.namespace}-too")
-    shell.heartbeat("here")
-    other.heartbeat("there")
-    out = shell.ok("top", "--all-namespaces")
-    assert f"\n{shell.namespace} " in out
-    assert f"\n{other.namespace}  there  " in out
+def test_all_namespaces_stand_in_one_table(tmp_path: Path) -> None:
+    with running_server(tmp_path) as address:
+        for number in range(CALLS_MAX + 1):
+            Shell(address, f"namespace-{number:02}").heartbeat(f"worker-{number:02}")
+        result = Shell(address).run("top", "--all-namespaces")
+    for number in range(CALLS_MAX):
+        assert f"\nnamespace-{number:02}  worker-{number:02}  active " in result.stdout
+    assert f"worker-{CALLS_MAX}" not in result.stdout
+    assert result.stderr == f"These are the first {CALLS_MAX} of {CALLS_MAX + 1} workers.\n"
 
 
 def test_without_a_server_it_does_not_begin() -> None:
@@ -241,10 +244,11 @@ def test_without_a_server_it_does_not_begin() -> None:
 
 
 @pytest.fixture(scope="module")
-def crowd(server: str) -> Shell:
-    shell = Shell(server, "crowd")
-    register(shell, MANY)
-    return shell
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    with running_server(tmp_path_factory.mktemp("crowd")) as address:
+        shell = Shell(address, "crowd")
+        register(shell, MANY)
+        yield shell
 
 
 def test_of_many_workers_no_more_is_read_than_is_shown(crowd: Shell) -> None:

@@ -21,8 +21,8 @@ T = TypeVar("T")
 RANGE_MS = 10 * 60_000
 PAGE = 500
 """A page keeps the server from heartbeats for some milliseconds; a larger one would for longer."""
-CALLS_MAX = 12
-"""For workers, in one refresh."""
+CALLS_MAX = 40
+"""For workers, in one refresh: each namespace takes one at least."""
 WORKERS_MAX = 5_000
 """So many are looked at, and sorted, at most. Who looks for others narrows the filter."""
 REST = 4
