@@ -233,7 +233,23 @@ ENDINGS = {
 def _deactivated(event: Event, data: Data) -> Sentence:
     tone, verb = ENDINGS.get(data["reason"], (Tone.LEAVES, "left"))
     detail = _short(_milliseconds_in_words(re.sub(r"^drained(; |$)", "", data["detail"])))
-    return Sentence(tone, event.worker_instance_key, f"{verb}: {detail}" if detail else verb)
+    parts = [part for part in (detail, *_circumstances(data.get("certificate") or {})) if part]
+    return Sentence(tone, event.worker_instance_key, f"{verb}: {', '.join(parts)}" if parts else verb)
+
+
+def _circumstances(certificate: Data) -> list[str]:
+    """What is known besides, if it is a death."""
+    parts = []
+    if certificate.get("activities"):
+        parts.append(f"{_activities(certificate['activities'])} rescheduled")
+    company = certificate.get("company") or {}
+    for field, whose in (("same_host", "host"), ("same_build", "build")):
+        if company.get(field):
+            parts.append(
+                f"{_count(company[field], 'other', 'others')} of its {whose} died in the same minute"
+            )
+            break
+    return parts
 
 
 def _cleaned_up(event: Event, data: Data) -> Sentence:

@@ -53,6 +53,18 @@ def test_a_death_is_told_with_its_reason() -> None:
     assert sentence.tone is Tone.DIES
 
 
+def test_a_death_is_told_with_what_moved_on_and_who_died_with_it() -> None:
+    data = {
+        "reason": "LEASE_EXPIRED",
+        "detail": "no heartbeat for 30000 ms of a 30000 ms lease",
+        "certificate": {"activities": 3, "company": {"same_host": 1, "same_build": 9, "same_namespace": 9}},
+    }
+    assert told("WorkerDeactivated", data, worker_instance_key="w") == (
+        "w fell silent: no heartbeat for 30 s of a 30 s lease, 3 activities rescheduled, "
+        "1 other of its host died in the same minute"
+    )
+
+
 @pytest.mark.parametrize(
     ("reason", "detail", "text"),
     [
