@@ -8,17 +8,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from liveness.app import Server
 from liveness.clock import Clock, SystemClock
-from liveness.http.face import Face
 from liveness.http.places import Place, loopback, take
 from liveness.logs import configure_logs
 from liveness.settings import HTTP_OFF, Settings, host_port
 from liveness.store.errors import StoreUnusable
+
+if TYPE_CHECKING:
+    from liveness.http.face import Face
 
 logger = structlog.get_logger("liveness.app")
 
@@ -44,6 +46,9 @@ def _take(settings: Settings) -> Place | None:
 
 
 async def _show_face(server: Server, place: Place, settings: Settings, clock: Clock) -> Face:
+    # Loaded here: who turns it off need not wait for it.
+    from liveness.http.face import Face
+
     face = Face(loopback(server.address), place, clock, hosts=settings.http_hosts, metrics=server.metrics)
     try:
         await face.start()
@@ -69,7 +74,12 @@ async def serve(
     # Before anything is opened: nobody takes up shards only to find that another one sits in this place.
     place = _take(settings)
     server = Server(settings, clock=clock)
-    await server.start()
+    try:
+        await server.start()
+    except BaseException:
+        if place is not None:
+            place.socket.close()
+        raise
     face = None if place is None else await _show_face(server, place, settings, clock or SystemClock())
     url = "" if face is None else face.url
     logger.info("serving", address=server.address, http=url, shards=settings.shards)

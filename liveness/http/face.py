@@ -85,7 +85,7 @@ class Face:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",
+            log_level="critical",  # what matters is in our own log
             access_log=False,
             server_header=False,
             proxy_headers=False,

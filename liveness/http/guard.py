@@ -57,10 +57,10 @@ class Guard:
             )
 
     def check_origin(self, method: str, headers: Headers) -> None:
-        origin = headers.get("origin")
-        if origin is not None and not self._is_own(origin, headers.get("host", "")):
-            raise _foreign(f"Pages of {origin[:200]!r} may not use this server.")
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        for origin in headers.getlist("origin"):
+            if not self._is_own(origin, headers.get("host", "")):
+                raise _foreign(f"Pages of {origin[:200]!r} may not use this server.")
+        if {"cross-site", "same-site"} & set(headers.getlist("sec-fetch-site")):
             # Following a link to a page of ours is fine.
             opens_a_page = (
                 headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"

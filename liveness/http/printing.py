@@ -16,6 +16,7 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 Print = Callable[[Any], Any]
@@ -118,10 +119,17 @@ def _fraction(nanos: int) -> str:
     return "." + (digits[:3] if nanos % 1_000_000 == 0 else digits[:6] if nanos % 1_000 == 0 else digits)
 
 
+def _any(value: Any) -> Any:
+    try:
+        return json_format.MessageToDict(
+            value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    except (TypeError, DecodeError):  # of a newer node, perhaps
+        return {"@type": value.type_url, "value": b64encode(value.value).decode()}
+
+
 _SPECIAL: dict[str, Print] = {
     "google.protobuf.Duration": _duration,
     "google.protobuf.Timestamp": _timestamp,
-    "google.protobuf.Any": lambda value: json_format.MessageToDict(
-        value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    ),
+    "google.protobuf.Any": _any,
 }

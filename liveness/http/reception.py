@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -24,6 +25,8 @@ from liveness.http.guard import HEADERS, Guard, check_content_type
 from liveness.http.printing import json_of, plain
 from liveness.http.refusals import Refusal, of_call, of_error, refusal
 from liveness.http.transcoding import request_of
+
+logger = structlog.get_logger("liveness.http")
 
 LARGE_BYTES = 32 * 1024
 """From here on, JSON is read and written beside the event loop, which has leases to look after."""
@@ -158,7 +161,8 @@ def refused_response(refused: Refusal) -> Response:
 
 
 async def went_wrong(request: Request, error: Exception) -> Response:
-    """The error itself goes on to the log."""
+    """Told in the log, and to the client only that there was something."""
+    logger.error("HTTP request failed", verb=request.method, path=request.url.path, exc_info=error)
     message = "Something went wrong in the server; its log says what."
     response = refused_response(refusal(500, grpc.StatusCode.INTERNAL, "INTERNAL", message))
     response.headers.update(HEADERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import structlog
 
 from liveness.http.face import STATIC
 from tests.http.client import Client
@@ -87,3 +88,18 @@ async def test_metrics_are_shown_if_there_are_any(plot: House) -> None:
     assert (answer.code, answer.body) == (200, b"liveness_up 1\n")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert (await plot.client.ask("GET", "/metrics", {"Host": "evil.example"})).code == 421
+
+
+async def test_what_goes_wrong_inside_is_told_in_the_log_only(plot: House) -> None:
+    def broken() -> tuple[bytes, str]:
+        raise RuntimeError("the secret is 1234")
+
+    with structlog.testing.capture_logs() as logs:
+        await plot.open(metrics=broken)
+        answer = await plot.client.ask("GET", "/metrics")
+    assert (answer.code, answer.error["status"], answer.error["reason"]) == (500, "INTERNAL", "INTERNAL")
+    assert b"1234" not in answer.body
+    assert "content-security-policy" in answer.headers
+    (entry,) = (each for each in logs if each["event"] == "HTTP request failed")
+    assert "1234" in str(entry["exc_info"])
+    assert (await plot.client.ask("GET", "/healthz")).code == 200

@@ -97,6 +97,13 @@ async def test_pages_of_others_may_neither_look_nor_act(client: Client, verb: st
     assert (answer.code, answer.error["reason"]) == (403, "ORIGIN_NOT_ALLOWED")
 
 
+def test_one_good_origin_does_not_hide_another() -> None:
+    lines = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"origin", b"http://evil.example")]
+    Guard(()).check_origin("GET", Headers(raw=lines[:2]))
+    with pytest.raises(Refusal):
+        Guard(()).check_origin("GET", Headers(raw=lines))
+
+
 async def test_our_own_pages_may(plot: House) -> None:
     await plot.open(hosts=("liveness.example",))
     client = plot.client

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from google.protobuf import json_format
+from google.protobuf import any_pb2, json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -92,6 +92,11 @@ def test_answers_are_printed_as_protobuf_says(name: str, data: st.DataObject) ->
     line = json_of(plain(message))
     assert json.loads(line) == json.loads(by_library)
     assert b"\n" not in line
+
+
+def test_a_detail_of_a_kind_that_is_not_known_here_is_shown_as_it_is() -> None:
+    detail = any_pb2.Any(type_url="type.googleapis.com/of.the.Future", value=b"\x01")
+    assert plain(detail) == {"@type": "type.googleapis.com/of.the.Future", "value": "AQ=="}
 
 
 def request_for(binding: Binding, message: Message) -> tuple[str, str, bytes]:
