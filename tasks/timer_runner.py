@@ -9,6 +9,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import LeaseExpiryTask, VerifyDispatchTask, timer_of
 from liveness.domain.worker import Worker
+from liveness.shard.deadlines import Subject
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
 from liveness.shard.vigil import Vigil
@@ -50,28 +51,31 @@ class TimerRunner:
         node.on_pulse.append(lambda: self.fire_due(node))
 
     def fire_due(self, node: Node) -> None:
+        left = dict.fromkeys(node.shards(), FIRED_PER_PULSE_MAX)
+        # Those who die now do so together, so that each one's certificate tells how many others died with it. What falls
+        # due with that, as a cleanup without a delay does, comes next.
+        while dying := self._fire_but_the_dying(node, left):
+            for shard, key in dying:
+                self._settle(shard, key, self._fire(shard, key, node))
+
+    def _fire_but_the_dying(self, node: Node, left: dict[Shard, int]) -> list[tuple[Shard, WorkerKey]]:
+        """`left`: how many may still be fired."""
         dying: list[tuple[Shard, WorkerKey]] = []
-        for shard in node.shards():
-            heap = self._heaps[shard.id]
-            now_ms = shard.now_ms()
-            for _ in range(FIRED_PER_PULSE_MAX):
-                key = heap.pop_due(now_ms)
-                if key is None:
-                    break
+        for shard in left:
+            heap, now_ms = self._heaps[shard.id], shard.now_ms()
+            while left[shard] and (key := heap.pop_due(now_ms)) is not None:
+                left[shard] -= 1
                 if isinstance(key, ActivityKey):
-                    outcome = self._fire_activity(shard, key)
+                    self._settle(shard, key, self._fire_activity(shard, key))
                 elif shard.foresee_death(key):
                     dying.append((shard, key))
-                    continue
                 else:
-                    outcome = self._fire(shard, key, node)
-                if isinstance(outcome, NotYet):
-                    heap.arm(key, outcome.due_ms)
-        # Together, so that each one's certificate tells how many others died with it.
-        for shard, key in dying:
-            outcome = self._fire(shard, key, node)
-            if isinstance(outcome, NotYet):
-                self._heaps[shard.id].arm(key, outcome.due_ms)
+                    self._settle(shard, key, self._fire(shard, key, node))
+        return dying
+
+    def _settle(self, shard: Shard, key: Subject, outcome: TimerOutcome) -> None:
+        if isinstance(outcome, NotYet):
+            self._heaps[shard.id].arm(key, outcome.due_ms)
 
     def _fire(self, shard: Shard, key: WorkerKey, node: Node) -> TimerOutcome:
         worker = shard.workers.get(key)

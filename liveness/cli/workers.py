@@ -17,6 +17,7 @@ from liveness.cli.output import (
     print_table,
     to_json,
 )
+from liveness.cli.why import why
 from liveness.cli.worker_filter import STATES, filter_options
 from liveness.cli.worker_orders import drain, pause, resume
 from liveness.v1.admin_pb2 import ExpireWorkerRequest
@@ -48,12 +49,13 @@ def workers() -> None:
       liveness workers list --state inactive
       liveness workers describe worker-7
       liveness workers history worker-7 --newest-first --limit 5
+      liveness workers why worker-7
       liveness workers drain worker-7 --limit 5m
     """
 
 
-for _order in (pause, resume, drain):
-    workers.add_command(_order)
+for _command in (pause, resume, drain, why):
+    workers.add_command(_command)
 
 
 @workers.command("list")

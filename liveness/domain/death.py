@@ -21,14 +21,6 @@ DEADLY = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
 """Reasons that are a verdict on the worker, and may be a false one. The others are somebody's decision."""
 
 
-class Heard(NamedTuple):
-    """A heartbeat."""
-
-    at_ms: int
-    wall_ms: int
-    """An estimate, for people."""
-
-
 class Stall(NamedTuple):
     """A time in which the server may not have heard what workers said."""
 
@@ -58,8 +50,8 @@ ALONE = Company()
 class Circumstances(NamedTuple):
     """What the server knows besides the worker itself, oldest first."""
 
-    heartbeats: tuple[Heard, ...] = ()
-    """Of this lease, the last one included."""
+    heartbeats: tuple[int, ...] = ()
+    """When they came, by the wall clock, as are all times for people. Of this lease, the last one included."""
     stalls: tuple[Stall, ...] = ()
     """Since the last heartbeat."""
     company: Company = ALONE
@@ -79,7 +71,7 @@ class Certificate:
     granted_ms: int
     activities: int | None
     """How many it held; None if that is not known."""
-    heartbeats: tuple[Heard, ...] = ()
+    heartbeats: tuple[int, ...] = ()
     stalls: tuple[Stall, ...] = ()
     company: Company = ALONE
     host_name: str = ""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-WINDOW_MS = 60_000
+from liveness.domain.death import COMPANY_MS
+
+WINDOW_MS = COMPANY_MS
+"""As with those of whom a death certificate says that they died with the worker."""
 DEATHS_MIN = 20
 SHARE = 0.3
 """Of the workers that were ACTIVE, those who died since included."""

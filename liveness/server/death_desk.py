@@ -3,7 +3,7 @@ activities are now."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from liveness.domain.death import Certificate, Company, certify_afterwards
 from liveness.domain.errors import DeathNotFound
@@ -103,7 +103,7 @@ class DeathDesk:
         if enough:
             async for entry in self._backwards(key, shard_id, _BINDINGS, before_seq, BINDINGS_MAX):
                 bound, ended = _bindings(entry.event)
-                for activity in bound:
+                for activity in reversed(bound):
                     if activity.id not in seen:
                         held[activity.id] = activity
                         seen.add(activity.id)
@@ -180,7 +180,7 @@ def _afterwards(entry: LogEntry, before: LogEntry | None, worker: Worker | None)
     )
 
 
-def _bindings(event: object) -> tuple[Iterable[BoundActivity], Iterable[ActivityId]]:
+def _bindings(event: object) -> tuple[Sequence[BoundActivity], Sequence[ActivityId]]:
     """What an event bound and, before that, ended."""
     if isinstance(event, Activation):
         return event.bindings, ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from liveness.domain.activity import Activity
-from liveness.domain.death import Certificate, Company, Heard, Stall
+from liveness.domain.death import Certificate, Company, Stall
 from liveness.domain.events import WorkerDeactivated
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity
@@ -60,7 +60,7 @@ def certificate_message(
     if known.silence_ms is not None:
         message.silence.CopyFrom(duration(known.silence_ms))
         heard = known.heartbeats
-        last_wall_ms = heard[-1].wall_ms if heard else death.wall_ms - known.silence_ms
+        last_wall_ms = heard[-1] if heard else death.wall_ms - known.silence_ms
         message.last_heartbeat_time.CopyFrom(timestamp(last_wall_ms))
     if death.refuted_wall_ms is not None:
         message.verdict = death_pb2.VERDICT_FALSE
@@ -68,13 +68,11 @@ def certificate_message(
     return message
 
 
-def _heartbeats(heard: Sequence[Heard]) -> Iterable[death_pb2.DeathCertificate.Heartbeat]:
-    before: Heard | None = None
-    for beat in heard:
-        message = death_pb2.DeathCertificate.Heartbeat(time=timestamp(beat.wall_ms))
-        if before is not None:
-            message.gap.CopyFrom(duration(beat.at_ms - before.at_ms))
-        before = beat
+def _heartbeats(heard: Sequence[int]) -> Iterable[death_pb2.DeathCertificate.Heartbeat]:
+    for place, wall_ms in enumerate(heard):
+        message = death_pb2.DeathCertificate.Heartbeat(time=timestamp(wall_ms))
+        if place:
+            message.gap.CopyFrom(duration(max(0, wall_ms - heard[place - 1])))  # clocks are set back at times
         yield message
 
 

@@ -42,11 +42,7 @@ class Obituaries:
     def enter(self, key: WorkerKey, host_name: str, build_id: str) -> None:
         """A worker dies. The same again changes nothing but the time."""
         now_ms = self._forget_old()
-        earlier = self._window.get(key)
-        if earlier is not None:
-            if earlier.at_ms == now_ms:
-                return
-            del self._window[key]
+        if (earlier := self._window.pop(key, None)) is not None:
             self._count(key, earlier, -1)
         self._kept.pop(key, None)
         entry = Obituary(self._clock.wall_ms(), now_ms, host_name, build_id)
@@ -59,7 +55,6 @@ class Obituaries:
 
     def company(self, key: WorkerKey) -> Company:
         """Of one who was just entered: how many others died in the last minute."""
-        self._forget_old()
         mine = self._window.get(key)
         if mine is None:
             return ALONE
@@ -91,12 +86,9 @@ class Obituaries:
 
     def _forget_old(self) -> int:
         now_ms = self._clock.monotonic_ms()
-        while self._window:
-            key, entry = next(iter(self._window.items()))
-            if now_ms - entry.at_ms <= COMPANY_MS:
-                break
-            del self._window[key]
-            self._count(key, entry, -1)
+        window, oldest_ms = self._window, now_ms - COMPANY_MS
+        while window and next(iter(window.values())).at_ms < oldest_ms:
+            self._count(*window.popitem(last=False), -1)
         return now_ms
 
     def _count(self, key: WorkerKey, entry: Obituary, by: int) -> None:

@@ -40,7 +40,8 @@ class Pending:
         self.verdicts: dict[str, Verdicts] = {}
 
     def add_verdict(self, namespace: str, verdict: Verdicts) -> None:
-        self.verdicts[namespace] = self.verdicts.get(namespace, NO_VERDICT) + verdict
+        if verdict is not NO_VERDICT:
+            self.verdicts[namespace] = self.verdicts.get(namespace, NO_VERDICT) + verdict
 
     def add_renewal(self, number: int, event: LeaseRenewed, clock: Clock) -> None:
         earlier = self.renewals.get(number)

@@ -30,7 +30,7 @@ class Rhythms:
         return len(self._times)
 
     def heard(self, numbers: Iterable[int], at_ms: int) -> None:
-        times, newest = self._times, at_ms << _TOP
+        times, newest = self._times, at_ms + 1 << _TOP
         for number in numbers:
             try:
                 times[number] = newest | times[number] >> _BITS
@@ -50,7 +50,7 @@ class Rhythms:
         """Of the current lease, oldest first. `last_ms`: when the worker was heard last."""
         packed = self._times.get(number, 0)
         times = [packed >> shift & _TIME for shift in range(0, _TOP + _BITS, _BITS)]
-        earlier = [at_ms for at_ms in times if at_ms]
+        earlier = [time - 1 for time in times if time]
         if earlier and earlier[-1] >= last_ms:
             del earlier[-1]  # the last one itself; otherwise its row is still open
         return *earlier[-KEPT + 1 :], last_ms

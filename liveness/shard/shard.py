@@ -18,7 +18,6 @@ from liveness.domain.activity_decider import Events
 from liveness.domain.commands import Deactivate, Heartbeat
 from liveness.domain.errors import WorkerNotFound
 from liveness.domain.events import (
-    Activation,
     ConfigChanged,
     LeaseRenewed,
     SessionReplaced,
@@ -32,7 +31,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
-from liveness.domain.verdict import NO_VERDICT, verdict_on
+from liveness.domain.verdict import verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
 from liveness.shard.census import Census
@@ -42,7 +41,7 @@ from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.shard.suspects import Suspects
-from liveness.shard.witness import Surroundings, Witness
+from liveness.shard.witness import DRIFT_MS, Surroundings, Witness
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
@@ -130,7 +129,8 @@ class Shard:
         self._grace_until_ms = image.observed_ms + grace_ms
         self._forms: dict[int, int] = {}
         self._changed = recovered.changed
-        self._witness = Witness(surroundings, image.observed_ms)
+        self._witness = Witness(surroundings, image)
+        self._wall = self._witness.wall
         self._pending = Pending(image.last_seq, self._witness.rhythms)
         self._handed_seq = image.last_seq
         self._dirty = False
@@ -226,8 +226,8 @@ class Shard:
         return after, len(worker.bindings)
 
     def foresee_death(self, key: WorkerKey) -> bool:
-        """Whether a worker's lease is over because nothing was heard of it. Told of all of them before any is ended,
-        their certificates know of each other."""
+        """Whether a worker's lease is over because nothing was heard of it. Asked about all of them before any is ended,
+        so that their certificates know of each other."""
         worker = self.workers.get(key)
         if worker is None or worker.state is not WorkerState.ACTIVE:
             return False
@@ -243,7 +243,7 @@ class Shard:
         if now_ms < due_ms:
             return False
         events: tuple[WorkerEvent, ...] = ()
-        if self.foresee_death(key):
+        if now_ms >= self._silence_ends_ms(key, worker):
             known = self._witness.circumstances(key, worker, now_ms, self._takeovers)
             if now_ms >= self.expiry_ms(worker):
                 events = decider.expire_lease(worker, policy, now_ms, known)
@@ -329,7 +329,8 @@ class Shard:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
-        self._witness.wall.note(now_ms, wall_ms)
+        if abs(wall_ms - now_ms - self._wall.offset_ms) > DRIFT_MS:
+            self._wall.note(now_ms, wall_ms)
         commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, wall_ms)
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
@@ -419,12 +420,8 @@ class Shard:
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
-        if isinstance(event, Activation) and after is not None:
-            self._witness.rhythms.begin(after.number, event.at_ms)
-        elif before is not None:
-            self._witness.rhythms.forget(before.number)
-        if (verdict := verdict_on(before, event)) is not NO_VERDICT:
-            self._pending.add_verdict(key.namespace, verdict)
+        self._pending.add_verdict(key.namespace, verdict_on(before, event))
+        self._witness.saw(before, event, after)
         self.census.move(key.namespace, before and before.state, after and after.state)
         reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
         self.transitions.append(

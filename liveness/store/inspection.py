@@ -82,6 +82,7 @@ def _inspect(connection: sqlite3.Connection, path: Path, progress: Progress) -> 
     if sorted(heads) != list(range(int(meta.get("shard_count", "0")))):
         raise _Damaged(f"it was created with {meta.get('shard_count')} shards and holds {len(heads)}")
     log_entries = _check_log(connection, heads, progress)
+    _check_verdicts(connection, heads)
     return Contents(
         bytes=size,
         revision=revision,
@@ -156,6 +157,13 @@ def _check_tasks(connection: sqlite3.Connection, progress: Progress) -> int:
     for namespace, payload in connection.execute("SELECT namespace, payload FROM config"):
         _readable(codec.decode_settings, payload, f"the settings of namespace {namespace}")
     return count
+
+
+def _check_verdicts(connection: sqlite3.Connection, heads: dict[int, int]) -> None:
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'verdicts'").fetchone():
+        for namespace, shard_id in connection.execute("SELECT namespace, shard_id FROM verdicts"):
+            if shard_id not in heads:
+                raise _Damaged(f"deaths of namespace {namespace} are counted in shard {shard_id}")
 
 
 def _rows(

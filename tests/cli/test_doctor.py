@@ -96,6 +96,7 @@ def test_tables_of_a_newer_version_fail(tmp_path: Path) -> None:
     path = left_by_a_server(tmp_path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE meta SET value = '9999' WHERE name = 'oldest_writer'")
     code, found = examine(sqlite(path))
     assert code == 1
     assert found["tables"]["verdict"] == "failed"

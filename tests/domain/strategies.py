@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from liveness.domain import events
 from liveness.domain.activity import REMEMBERED_RELEASES_MAX, Activity, ActivityState, End, Release
+from liveness.domain.death import HEARTBEATS_MAX, STALLS_MAX, Certificate, Company, Stall
 from liveness.domain.decider import ActivationT
 from liveness.domain.events import LeaseRenewed, Retry
 from liveness.domain.fold import freeze
@@ -101,6 +102,22 @@ def _of_attempt(kind: type[ActivityEventT], **fields: Any) -> st.SearchStrategy[
 
 settings = st.dictionaries(text, st.floats(0, allow_nan=False, allow_infinity=False), max_size=4)
 
+companies = st.builds(Company, numbers, numbers, numbers)
+certificates = st.builds(
+    Certificate,
+    epoch=counts,
+    session_id=text,
+    silence_ms=st.none() | durations,
+    granted_ms=durations,
+    activities=st.none() | numbers,
+    heartbeats=st.lists(times, max_size=HEARTBEATS_MAX).map(tuple),
+    stalls=st.lists(st.builds(Stall, times, st.none() | durations), max_size=STALLS_MAX).map(tuple),
+    company=companies,
+    host_name=text,
+    build_id=text,
+    task_queue=text,
+)
+
 # One strategy per kind of event that has a row of its own.
 event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.WorkerRegistered: _activations(events.WorkerRegistered),
@@ -124,7 +141,12 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         events.WorkerDescribed, profile=profiles, status=statuses, last_error=text, loop_lag_ms=durations
     ),
     events.WorkerDeactivated: st.builds(
-        events.WorkerDeactivated, reason=reasons, detail=text, at_ms=times, cleanup_delay_ms=durations
+        events.WorkerDeactivated,
+        reason=reasons,
+        detail=text,
+        at_ms=times,
+        cleanup_delay_ms=durations,
+        certificate=st.none() | certificates,
     ),
     events.WorkerCleanedUp: st.builds(events.WorkerCleanedUp, at_ms=times, tombstone_retention_ms=durations),
     events.WorkerForgotten: st.just(events.WorkerForgotten()),

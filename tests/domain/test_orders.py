@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from liveness.domain.death import Certificate
 from liveness.domain.errors import (
     BindingQuotaExceeded,
     LivenessError,
@@ -319,6 +320,7 @@ def test_a_lease_ends_when_the_grace_after_a_broken_stream_is_over() -> None:
         detail="its stream broke and nothing was heard of it for 5000 ms of a 5000 ms grace",
         at_ms=6_000,
         cleanup_delay_ms=POLICY.cleanup_delay_ms,
+        certificate=Certificate(epoch=1, session_id="a", silence_ms=6_000, granted_ms=30_000, activities=1),
     )
     assert story.rescheduled == [("x", 1, 1)]
     assert all(task.died for task in story.tasks), "its process is taken for dead"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from liveness.domain.death import Certificate
 from liveness.domain.decider import admit
 from liveness.domain.errors import (
     SessionNotCurrent,
@@ -178,6 +179,7 @@ def test_a_lease_holds_until_its_last_millisecond() -> None:
         detail="no heartbeat for 30000 ms of a 30000 ms lease",
         at_ms=30_000,
         cleanup_delay_ms=3_600_000,
+        certificate=Certificate(epoch=1, session_id="a", silence_ms=30_000, granted_ms=30_000, activities=0),
     )
     assert story.known.state is INACTIVE
 

@@ -37,6 +37,7 @@ async def test_a_newer_revision(make_server: MakeServer, sqlite_url: str, sqlite
     await server.start()
     assert await stop(server) == 0
     await sqlite_file.execute("UPDATE alembic_version SET version_num = '9999'")
+    await sqlite_file.execute("UPDATE meta SET value = '9999' WHERE name = 'oldest_writer'")
     sentence = await refused("--db", sqlite_url, "--shards", "8")
     assert "revision 9999" in sentence
     assert "newer" in sentence

@@ -83,13 +83,16 @@ async def test_both_nodes_give_the_same_answer_about_all_workers(pair: tuple[Sit
 
 async def test_latencies_of_both_are_added_up_by_bucket(pair: tuple[Site, Site]) -> None:
     first, second = pair
-    for site, seconds, calls in ((first, 0.004, 98), (second, 2.0, 2)):
+    for site, seconds, calls in ((first, 0.004, 60), (second, 0.004, 39), (second, 2.0, 1)):
         for _ in range(calls):
             site.server.telemetry.answered(NAMESPACE, 1, seconds)
     await pass_time(first, second, ms=2_000)
     sample = (await fleet(first)).samples[-1]
-    assert 3 <= sample.latency_p50_ms <= 5
-    assert 1_000 <= sample.latency_p99_ms <= 2_500, "the worst two of a hundred, wherever they were"
+    assert 3 <= sample.latency_p50_ms <= sample.latency_p99_ms <= 5, "one of a hundred was slow"
+    for _ in range(2):
+        second.server.telemetry.answered(NAMESPACE, 1, 2.0)
+    second.server.telemetry.take_sample()
+    assert (await fleet(first)).samples[-1].latency_p99_ms > 1_000, "now three of them"
 
 
 async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[Site, Site]) -> None:

@@ -97,6 +97,10 @@ class Account(Ledger):
         self._held: defaultdict[WorkerKey, dict[ActivityId, BoundActivity]] = defaultdict(dict)
         self._epochs: dict[WorkerKey, int] = {}
         self._cancelling: ActivityCancelRequested | None = None
+        self.deaths: Counter[str] = Counter()
+        self.false_deaths: Counter[str] = Counter()
+        self._sessions: dict[WorkerKey, str] = {}
+        self._died_with: dict[WorkerKey, str] = {}
 
     def took_over(self, image: ShardImage, entry: LogEntry) -> None:
         shard = self.shards[image.shard_id]
@@ -111,6 +115,7 @@ class Account(Ledger):
             for entry in commit.entries:
                 shard.add(entry)
                 taken += self._taken_with(entry)
+                self._count_deaths(entry)
                 self._count_effects(entry)
             assert commit.last_seq == len(shard.entries)
             asked = [
@@ -159,6 +164,24 @@ class Account(Ledger):
         elif isinstance(event, WorkerDeactivated):
             gone, self._held[key] = before, {}
         return [(*key, epoch, activity) for activity in gone.values()]
+
+    def _count_deaths(self, entry: LogEntry) -> None:
+        """Who fell silent died. Who comes back next, with the session that it died with, had not."""
+        event, key = entry.event, WorkerKey(entry.namespace or "", entry.worker or "")
+        if isinstance(event, WorkerDeactivated):
+            if event.reason.name in ("LEASE_EXPIRED", "DISCONNECTED"):
+                self.deaths[key.namespace] += 1
+                self._died_with[key] = self._sessions[key]
+                assert event.certificate is not None
+                assert event.certificate.session_id == self._sessions[key]
+                assert event.certificate.epoch == self._epochs[key]
+            else:
+                assert event.certificate is None
+        elif isinstance(event, WorkerRegistered | WorkerResurrected | SessionReplaced):
+            died_with = self._died_with.pop(key, "")
+            if isinstance(event, WorkerResurrected) and died_with and died_with == event.session_id:
+                self.false_deaths[key.namespace] += 1
+            self._sessions[key] = event.session_id
 
     def _count_effects(self, entry: LogEntry) -> None:
         event = entry.event

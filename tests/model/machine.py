@@ -416,6 +416,11 @@ class Machine(RuleBasedStateMachine):
         assert rows == sorted(self.account.taken), "every lost activity has its task"
         effects = {Effect(ns, worker, epoch, a.id, a.attempt) for ns, worker, epoch, a in self.account.taken}
         assert set(self.account.made_available) == effects, "and every task had its effect"
+        verdicts = await self.store.verdicts()
+        assert {name: count.deaths for name, count in verdicts.items()} == self.account.deaths
+        false = {name: count.refuted for name, count in verdicts.items() if count.refuted}
+        assert false == self.account.false_deaths, "deaths are counted as the log tells them"
+        self.world.seen["A FALSE DEATH"] += sum(false.values())
         await self.engine.crash()
 
 

@@ -217,6 +217,7 @@ DAMAGE = {
     "an activity of another shard": _sql("UPDATE activities SET shard_id = (shard_id + 1) % 8"),
     "an activity that cannot be read": _sql("UPDATE activities SET payload = '{}'"),
     "a task that cannot be read": _sql("UPDATE tasks SET activity = '[]'"),
+    "counts of a shard that there is not": _sql("INSERT INTO verdicts VALUES ('orders', 8, 1, 0)"),
     "a checkpoint that cannot be read": _sql("UPDATE checkpoints SET payload = '{}'"),
     "tables of another program": _sql("DROP TABLE alembic_version"),
 }  # fmt: skip
@@ -231,7 +232,10 @@ async def test_what_is_damaged_or_tampered_with_is_no_backup(copy: Path, damage:
 
 
 async def test_tables_that_this_version_does_not_know_are_refused(copy: Path) -> None:
-    _sql("UPDATE alembic_version SET version_num = '9999'")(copy)
+    _sql(
+        "UPDATE alembic_version SET version_num = '9999'",
+        "UPDATE meta SET value = '9999' WHERE name = 'oldest_writer'",
+    )(copy)
     with pytest.raises(WrittenByNewerVersion, match="9999"):
         inspect(copy, quietly)
 

@@ -25,7 +25,7 @@ from liveness.store.sql import SqlStore
 from liveness.v1 import admin_pb2, service_pb2, worker_pb2
 from tests.databases import PostgresServer
 from tests.operations.test_backup import files, quietly
-from tests.server.site import ACTIVE, INACTIVE, RESURRECTED, SHARDS, Site, refusal
+from tests.server.site import ACTIVE, INACTIVE, NAMESPACE, RESURRECTED, SHARDS, Site, refusal
 from tests.server.test_watch import Watcher
 from tests.server.work import AVAILABLE, QUEUE, Work
 
@@ -82,6 +82,21 @@ async def test_a_worker_that_still_runs_comes_back_and_is_told_what_it_lost(
     assert (result.outcome, result.state) == (RESURRECTED, ACTIVE)
     assert result.lease_epoch == restored.token_floor
     assert [lost.workflow_id for lost in result.cancel_activities] == ["workflow-kept"]
+
+
+async def test_deaths_are_counted_as_of_the_backup_and_leases_that_restoring_ends_are_none(
+    site: Site, work: Work, path: Path, tmp_path: Path
+) -> None:
+    await site.beat("lost", lease_ms=10_000)
+    await site.advance(30_000)
+    before = await site.server.store.verdicts()
+    assert before[NAMESPACE].deaths >= 1
+    await site.beat("lives", lease_ms=10_000)
+    await asyncio.to_thread(back_up, path, tmp_path / "backup.db", quietly)
+    await site.advance(30_000)
+    assert await site.server.store.verdicts() != before
+    assert (await put_back(site, tmp_path / "backup.db", path)).workers >= 1
+    assert await site.server.store.verdicts() == before
 
 
 async def test_data_refuses_whoever_was_handed_the_work_after_the_backup(
@@ -280,9 +295,10 @@ async def test_a_backup_of_an_older_version_is_brought_up_to_date(
     shutil.copyfile(backup, backup.with_name("older.db"))
     with closing(sqlite3.connect(backup.with_name("older.db"))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
-        for table in ("nodes", "slots", "relays"):
+        for table in ("nodes", "slots", "relays", "verdicts"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("UPDATE alembic_version SET version_num = '0002'")
+        connection.execute("DELETE FROM meta WHERE name = 'oldest_writer'")
         connection.commit()
     await put_back(site, backup.with_name("older.db"), path)
     await site.beat("w")

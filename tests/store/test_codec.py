@@ -10,8 +10,17 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from liveness.domain.activity import Activity
-from liveness.domain.events import Event, LeaseRenewed
-from liveness.domain.worker import NO_STANDING, BoundActivity, Worker, WorkerState
+from liveness.domain.death import Circumstances, Company, Stall, certify
+from liveness.domain.events import Event, LeaseRenewed, WorkerDeactivated
+from liveness.domain.keys import IDENTIFIER_BYTES_MAX
+from liveness.domain.worker import (
+    NO_PROFILE,
+    NO_STANDING,
+    BoundActivity,
+    InactiveReason,
+    Worker,
+    WorkerState,
+)
 from liveness.store import codec
 from liveness.store.codec import LogEntry, Pulse, Renewals
 from tests.domain import strategies
@@ -184,3 +193,36 @@ def test_payloads_are_readable_json() -> None:
     )
     row = codec.encode_entry(0, entry)
     assert json.loads(row.payload) == [[3, 4], [[1, 100, 5, 0], [9, 107, 6, 1]]]
+
+
+def test_the_largest_certificate_is_still_small() -> None:
+    """A namespace's whole fleet may die at once."""
+    name = '"' * IDENTIFIER_BYTES_MAX
+    profile = NO_PROFILE._replace(host_name=name, build_id=name, task_queue=name)
+    worker = WORKER._replace(session_id=name, epoch=2**63 - 1, granted_ms=2**53, profile=profile)
+    far = 2**53
+    known = Circumstances(
+        (far,) * 1_000,
+        tuple(Stall(far, far) for _ in range(1_000)),
+        Company(2**31, 2**31, 2**31),
+    )
+    certificate = certify(worker, far, known)
+    event = WorkerDeactivated(
+        reason=InactiveReason.LEASE_EXPIRED, detail="", at_ms=0, cleanup_delay_ms=0, certificate=certificate
+    )
+    assert len(codec.encode_entry(0, LogEntry(1, "n", "w", None, 0, 0, event)).payload) < 4_096
+
+
+def test_an_ordinary_certificate_is_a_few_hundred_bytes() -> None:
+    wall_ms = 1_790_000_000_000
+    known = Circumstances(tuple(wall_ms + n * 10_000 for n in range(6)), (), Company(41, 3, 60))
+    profile = NO_PROFILE._replace(host_name="db-3", build_id="2026.11", task_queue="payments")
+    worker = WORKER._replace(session_id="0123456789abcdef", profile=profile)
+    event = WorkerDeactivated(
+        reason=InactiveReason.LEASE_EXPIRED,
+        detail="no heartbeat for 30000 ms of a 30000 ms lease",
+        at_ms=80_000,
+        cleanup_delay_ms=3_600_000,
+        certificate=certify(worker, 80_000, known),
+    )
+    assert len(codec.encode_entry(0, LogEntry(1, "n", "w", None, 0, 0, event)).payload) < 600

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from liveness.domain.verdict import Verdicts
 from liveness.store.api import ShardCommit
 from liveness.store.errors import CommitRejected, ShardsLost
 from liveness.store.sql import SqlStore
@@ -37,6 +38,7 @@ def everything(owner: Owner) -> ShardCommit:
         task_updates=[finished(1)],
         config={"orders": {"max_workers": 5.0}},
         checkpoint=[],
+        verdicts={"orders": Verdicts(deaths=1)},
     )
 
 
@@ -61,6 +63,7 @@ async def test_a_commit_changes_all_it_names(home: StoreHome, store: SqlStore) -
         "log",
         "shards",
         "tasks",
+        "verdicts",
         "workers",
     }
     assert [row[1] for row in after["workers"]] == ["worker-1"]

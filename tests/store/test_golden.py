@@ -1,19 +1,21 @@
 """Rows that earlier versions wrote are read back by every later version, and lead to the same state.
 
-The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` and `golden_v2`.
+The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` to `golden_v3`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from liveness.domain import activity as activities
 from liveness.domain.activity import Activity
+from liveness.domain.events import WorkerDeactivated
 from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
-from liveness.domain.worker import Worker
+from liveness.domain.worker import InactiveReason, Worker
 from liveness.store import codec
 from liveness.store.codec import Renewals, decode_entry, encode_entry
 from tests.store.golden_files import SHARD, VERSIONS, Version
@@ -107,6 +109,31 @@ def test_every_field_with_a_default_has_another_value_in_some_golden_row() -> No
 def test_this_version_still_writes_golden_rows(place: int) -> None:
     """So that the version before reads what this one writes, until a new payload version says otherwise."""
     assert encode_entry(SHARD, NEWEST.meaning[place]) == NEWEST.rows()[place]
+
+
+def test_a_version_that_knows_of_no_certificates_reads_deaths_as_it_always_did() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Deactivated:
+        """As it was."""
+
+        reason: InactiveReason
+        detail: str
+        at_ms: int
+        cleanup_delay_ms: int
+
+    deaths = [row for row in NEWEST.rows() if row.kind == WorkerDeactivated.__name__]
+    known = [entry.event for entry in VERSIONS[1].meaning if isinstance(entry.event, WorkerDeactivated)]
+    assert any("certificate" in row.payload for row in deaths)
+    assert [msgspec.json.decode(row.payload, type=Deactivated) for row in deaths] == [
+        Deactivated(
+            reason=event.reason,
+            detail=event.detail,
+            at_ms=event.at_ms,
+            cleanup_delay_ms=event.cleanup_delay_ms,
+        )
+        for event in known
+    ]
+    assert {row.version for row in NEWEST.rows()} == {1}
 
 
 def test_this_version_still_writes_golden_projections() -> None:

@@ -107,7 +107,6 @@ async def rows_of(home: StoreHome, table: str, columns: str) -> list[tuple[Any, 
 
 async def test_every_row_is_there_as_it_was(old: StoreHome) -> None:
     kept = {
-        "meta": "name, value, name, value",
         "shards": "shard_id, last_seq, observed_ms, takeovers, owner",
         "log": "id, shard_id, seq, kind, version, namespace, worker_key, workflow_id, wall_ms, observed_ms, payload, checksum",
         "checkpoints": "shard_id, seq, position, payload",
@@ -122,7 +121,12 @@ async def test_every_row_is_there_as_it_was(old: StoreHome) -> None:
     after = {table: await rows_of(old, table, columns) for table, columns in kept.items()}
     assert after == before
     assert all(before.values()), "there was something in every table"
-    assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0003", 1, 1, 1)]
+    assert {row[:2] for row in await rows_of(old, "meta", "name, value, 1, 1")} == {
+        ("created_by", "liveness 0.1.0"),
+        ("shard_count", "8"),
+        ("oldest_writer", "0003"),
+    }
+    assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0005", 1, 1, 1)]
     new = await rows_of(old, "activities", "state, worker_key, finished_wall_ms, 1")
     assert new == [(1, "", None, 1), (2, "", None, 1), (3, "", None, 1)], "held by nobody, and not finished"
 

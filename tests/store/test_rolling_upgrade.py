@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
+from liveness.domain.verdict import Verdicts
 from liveness.store import migrate
 from liveness.store.errors import CommitRejected, ShardsLost, WrittenByNewerVersion
 from liveness.store.sql import SqlStore
@@ -92,7 +93,7 @@ async def test_what_a_version_says_about_older_ones_replaces_what_was_said_befor
     home: StoreHome, next_version: MakeNext
 ) -> None:
     await home.open()
-    await home.execute("INSERT INTO meta VALUES ('oldest_writer', '0001')")
+    await home.execute("UPDATE meta SET value = '0001' WHERE name = 'oldest_writer'")
     await open_with(home, next_version(""))
     with pytest.raises(WrittenByNewerVersion):
         await home.open()
@@ -141,3 +142,30 @@ async def test_the_doctor_tells_a_newer_database_that_may_be_served_from_one_tha
     await home.close()
     _, found = await asyncio.to_thread(examine, f"sqlite:///{tmp_path}/liveness.db")
     assert found["tables"]["verdict"] == "failed"
+
+
+async def test_counting_deaths_leaves_the_version_before_in_its_place(home: StoreHome) -> None:
+    """The tables of revision 0003, with a server that runs on them while they are migrated."""
+
+    def at_0003(connection: Connection) -> None:
+        for revision in ("0001", "0002", "0003"):
+            script = migrate.MIGRATIONS / "versions" / f"{revision}.{connection.dialect.name}.sql"
+            for statement in script.read_text().split(";\n"):
+                if statement.strip():
+                    connection.exec_driver_sql(statement)
+        connection.execute(
+            text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+        )
+        connection.execute(text("INSERT INTO alembic_version VALUES ('0003')"))
+        connection.execute(text(f"INSERT INTO meta VALUES ('shard_count', '{SHARD_COUNT}')"))
+        for shard_id in range(SHARD_COUNT):
+            connection.execute(text(f"INSERT INTO shards VALUES ({shard_id}, 7, 0, 0, '[]', 'node-1')"))
+
+    await home.run(at_0003)
+    store = await home.open()
+    assert [row[1] for row in (await home.dump())["shards"]] == [7] * SHARD_COUNT, "it keeps its shards"
+    assert dict((await home.dump())["meta"])["oldest_writer"] == "0003", "and may take more"
+    assert not migrate.Revisions().leaves_behind("0003")
+    [owner] = await take(store, 0)
+    await owner.commit(verdicts={"orders": Verdicts(1, 0)})
+    assert await store.verdicts() == {"orders": Verdicts(1, 0)}
