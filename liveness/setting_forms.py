@@ -66,6 +66,12 @@ def is_address(text: str) -> bool:
     return place is not None and place.port > 0
 
 
+def is_collector_url(text: str) -> bool:
+    """Or nothing."""
+    _, scheme, place = text.rpartition("://")
+    return text == "" or (scheme != "" and text.startswith(("http://", "https://")) and is_address(place))
+
+
 def is_name(text: str) -> bool:
     """Of a namespace or a task queue, as the server accepts them from its clients."""
     return (

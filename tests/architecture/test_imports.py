@@ -29,7 +29,14 @@ BELOW: dict[str, set[str]] = {
     "liveness.store": {"liveness.domain"},
     "liveness.shard": {"liveness.domain", "liveness.store", "liveness.clock"},
     "liveness.statuses": {"liveness.domain"},
-    "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"},
+    "liveness.tracing": set(),
+    "liveness.frontend": {
+        "liveness.domain",
+        "liveness.clock",
+        "liveness.statuses",
+        "liveness.tracing",
+        "liveness.v1",
+    },
     "liveness.cluster": {
         "liveness.domain",
         "liveness.store",
@@ -55,6 +62,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.frontend",
         "liveness.clock",
         "liveness.statuses",
+        "liveness.tracing",
         "liveness.v1",
     },
     "liveness.fencing": set(),
@@ -71,6 +79,7 @@ BELOW["liveness.frontend_app"] = {
     "liveness.logs",
     "liveness.server",
     "liveness.store",
+    "liveness.tracing",
     "liveness.v1",
 }
 BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}
