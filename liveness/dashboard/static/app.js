@@ -1,0 +1,82 @@
+// The page: which view is shown, in which frame, and what all views share.
+import { Unreachable } from './api.js';
+import { useCell } from './cell.js';
+import { Dialogs } from './dialog.js';
+import { wholeFleet } from './fleet.js';
+import { Frame } from './frame.js';
+import { html, render, useEffect } from './html.js';
+import { connection, tryAgain, watch } from './live.js';
+import { Empty, Loading } from './parts/notice.js';
+import { adjust, route } from './route.js';
+import { usePolling } from './ticker.js';
+import { SECOND } from './time.js';
+import { Activities } from './views/activities.js';
+import { Activity } from './views/activity.js';
+import { Events } from './views/events.js';
+import { Nodes } from './views/nodes.js';
+import { Overview } from './views/overview.js';
+import { Tasks } from './views/tasks.js';
+import { Worker } from './views/worker.js';
+import { Workers } from './views/workers.js';
+
+const VIEWS = {
+  overview: { view: Overview, title: 'Fleet' },
+  workers: { view: Workers, title: 'Workers', needsNamespace: true },
+  worker: { view: Worker, title: 'Worker', needsNamespace: true },
+  activities: { view: Activities, title: 'Activities', needsNamespace: true },
+  activity: { view: Activity, title: 'Activity', needsNamespace: true },
+  tasks: { view: Tasks, title: 'Tasks' },
+  events: { view: Events, title: 'Events' },
+  nodes: { view: Nodes, title: 'Nodes' },
+};
+const ASK_EVERY_MS = 2 * SECOND;
+
+function App() {
+  const { view: name, params } = useCell(route);
+  const { state } = useCell(connection);
+  const fleet = useCell(wholeFleet.told);
+  usePolling(askFleet, ASK_EVERY_MS, [state]);
+
+  const known = VIEWS[name];
+  const ns = params.ns ?? (known?.needsNamespace ? busiest(fleet?.namespaces ?? []) : '');
+  useEffect(() => {
+    if (ns && !params.ns) adjust({ ns });
+  }, [ns, params.ns]);
+  useEffect(() => {
+    if (ns !== null) watch(ns);
+  }, [ns]);
+  useEffect(() => {
+    document.title = `${params.key ?? known?.title ?? 'Nothing'} · liveness`;
+    // Who reads with the ears hears where they are; who goes on with the keyboard starts at the top.
+    document.querySelector('h1')?.focus({ preventScroll: true });
+  }, [name, params.key]);
+
+  return html`<${Frame} name=${name} ns=${ns ?? ''} fleet=${fleet}>
+      <${Content} known=${known} ns=${ns} params=${params} fleet=${fleet} />
+    <//>
+    <${Dialogs} />`;
+}
+
+function Content({ known, ns, params, fleet }) {
+  if (!known) return html`<${Empty}>There is no such view.<//>`;
+  if (known.needsNamespace && ns === null) {
+    return fleet ? html`<${Empty}>No worker has ever been here. Start one, and it shows up by itself.<//>` : html`<${Loading} />`;
+  }
+  return html`<${known.view} key=${`${known.title} ${ns} ${params.key ?? ''}`} ns=${ns} params=${params} />`;
+}
+
+/** Where most workers are; null if there is no namespace. */
+function busiest(namespaces) {
+  const total = (one) => Number(one.active) + Number(one.inactive);
+  return [...namespaces].sort((a, b) => total(b) - total(a))[0]?.namespace ?? null;
+}
+
+async function askFleet(signal) {
+  try {
+    await wholeFleet.ask(signal);
+  } catch (error) {
+    if (error instanceof Unreachable && connection.value.state === 'live') tryAgain();
+  }
+}
+
+render(html`<${App} />`, document.getElementById('app'));

@@ -1,0 +1,127 @@
+// Charts over time. Those of one page share their cursor; values under it stand in the legend.
+import { useCell } from './cell.js';
+import { html, useEffect, useLayoutEffect, useRef, useState } from './html.js';
+import { theme } from './theme.js';
+import { MINUTE, showClock } from './time.js';
+import { brief } from './words.js';
+import uPlot from './vendor/uplot.js';
+
+const HEIGHT = 176;
+const FONT = '11px system-ui, sans-serif';
+/** Steps between lines where there are no halves of what is counted. */
+const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
+const TENTHS = [0.1, 0.2, 0.5, ...WHOLE];
+const together = uPlot.sync('fleet');
+
+/**
+ * series: [{label, tone, of(sample), area, bars, quiet}]; tone names a colour of the style sheet, and what is quiet is
+ * only drawn when somebody asks for it.
+ * whole: values are counts. Where samples are missing, because the server was away, the line is interrupted.
+ */
+export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, whole = true }) {
+  const place = useRef();
+  const values = useRef([]);
+  const plot = useRef(null);
+  const [off, setOff] = useState(() => new Set(series.filter((one) => one.quiet).map((one) => one.label)));
+  const name = useCell(theme);
+  const data = withGaps(samples, series, intervalMs);
+
+  useLayoutEffect(() => {
+    const colours = getComputedStyle(document.documentElement);
+    const width = place.current.clientWidth;
+    const told = (u) => write(values.current, u, series, show);
+    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs, whole), hooks: { setCursor: [told], setData: [told] } }, null, place.current);
+    const sized = new ResizeObserver(() => plot.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
+    sized.observe(place.current);
+    return () => {
+      sized.disconnect();
+      plot.current.destroy();
+    };
+  }, [name, intervalMs]);
+
+  useEffect(() => {
+    series.forEach((one, at) => plot.current.setSeries(at + 1, { show: !off.has(one.label) }));
+  }, [off, name, intervalMs]);
+
+  useEffect(() => {
+    // Of a server that has just started there is less than was asked for.
+    const to = samples.at(-1)?.time ?? Date.now();
+    const from = Math.min(to - MINUTE, Math.max(to - rangeMs, samples[0]?.time ?? 0));
+    plot.current.setData(data, false);
+    plot.current.setScale('x', { min: from / 1_000, max: to / 1_000 });
+  }, [samples, rangeMs, name, intervalMs]);
+
+  const flip = (label) => setOff((was) => new Set(was.has(label) ? [...was].filter((one) => one !== label) : [...was, label]));
+  return html`<figure class="card chart">
+    <figcaption><h3>${title}</h3>${note && html`<span class="mute">${note}</span>`}</figcaption>
+    <div class="legend">
+      ${series.map(
+        (one, at) => html`<button key=${one.label} type="button" class="legend-item" aria-pressed=${!off.has(one.label)} onClick=${() => flip(one.label)}>
+          <i class=${`swatch tone-${one.tone}`} aria-hidden="true"></i>${one.label} <b ref=${(node) => (values.current[at] = node)}></b>
+        </button>`,
+      )}
+    </div>
+    <div class="chart-place" ref=${place} role="img" aria-label=${`${title} over time`}></div>
+  </figure>`;
+}
+
+function withGaps(samples, series, intervalMs) {
+  const columns = [[], ...series.map(() => [])];
+  let last = null;
+  for (const sample of samples) {
+    if (last !== null && sample.time - last > 3 * intervalMs) {
+      columns[0].push((last + intervalMs) / 1_000);
+      series.forEach((_, at) => columns[at + 1].push(null));
+    }
+    columns[0].push(sample.time / 1_000);
+    series.forEach((one, at) => columns[at + 1].push(one.of(sample)));
+    last = sample.time;
+  }
+  return columns;
+}
+
+/** The value under the cursor, else the newest. */
+function write(nodes, u, series, show) {
+  const at = u.cursor.idx ?? u.data[0].length - 1;
+  series.forEach((_, number) => {
+    const value = u.data[number + 1]?.[at];
+    if (nodes[number]) nodes[number].textContent = value === null || value === undefined ? '–' : show(value);
+  });
+}
+
+function options(series, colours, show, width, intervalMs, whole) {
+  const colour = (tone) => colours.getPropertyValue(`--${tone}`).trim();
+  const axis = { font: FONT, stroke: colour('mute'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
+  return {
+    width,
+    height: HEIGHT,
+    padding: [8, 22, 0, 0],
+    legend: { show: false },
+    cursor: { sync: { key: together.key }, drag: { x: false, y: false }, points: { size: 7 } },
+    scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(1, (max ?? 0) * 1.1)] } },
+    axes: [
+      { ...axis, size: 24, gap: 4, space: 74, values: (u, splits, at, space, step) => splits.map((time) => showClock(time * 1_000, step < 60)) },
+      { ...axis, size: 46, gap: 4, space: 34, incrs: whole ? WHOLE : TENTHS, values: (u, splits) => splits.map(show) },
+    ],
+    series: [
+      {},
+      ...series.map((one) => ({
+        label: one.label,
+        stroke: colour(one.tone),
+        width: 1.5,
+        fill: one.area || one.bars ? `${colour(one.tone)}${one.bars ? 'b0' : '26'}` : undefined,
+        // A line needs two points; of a server that has just started there may be one.
+        points: { show: (u) => u.data[0].length < 3, size: 5 },
+        paths: one.bars ? barsOf(intervalMs) : uPlot.paths.linear(),
+      })),
+    ],
+  };
+}
+
+/** As wide as an interval is, with a little air. */
+function barsOf(intervalMs) {
+  return (u, at, from, to) => {
+    const width = Math.max(1, Math.abs(u.valToPos(intervalMs / 1_000, 'x') - u.valToPos(0, 'x')) * 0.8);
+    return uPlot.paths.bars({ size: [1, Math.max(2, width), 1], align: -1 })(u, at, from, to);
+  };
+}

@@ -1,0 +1,94 @@
+// Asking before something is done. One dialog at a time; Esc and a click beside it close it.
+import { cell, useCell } from './cell.js';
+import { html, useEffect, useLayoutEffect, useRef, useState } from './html.js';
+import { Icon } from './icons.js';
+import { Name } from './parts/text.js';
+
+const asked = cell(null);
+const toast = cell(null);
+const TOAST_MS = 6_000;
+
+/**
+ * question: {title, subject, sentence, button, danger, fields: [{name, label, hint, value}], run(values) → what came of it}.
+ * A refusal is shown in the dialog, which stays open.
+ */
+export function ask(question) {
+  asked.set(question);
+}
+
+export function tell(message) {
+  toast.set({ message });
+}
+
+/** The place of both on the page. */
+export function Dialogs() {
+  const question = useCell(asked);
+  return html`${question && html`<${Question} question=${question} />`}<${Toast} />`;
+}
+
+/** A modal box that is open while it is there. */
+export function Modal({ label, onClose, children }) {
+  const box = useRef();
+  useLayoutEffect(() => {
+    const before = document.activeElement;
+    const dialog = box.current;
+    dialog.showModal();
+    return () => {
+      dialog.close(); // while it is open, nothing behind it can be focused
+      before?.focus?.();
+    };
+  }, []);
+  return html`<dialog ref=${box} class="dialog" aria-label=${label} onClose=${onClose} onClick=${(event) => event.target === box.current && box.current.close()}>
+    <div class="dialog-body">${children}</div>
+  </dialog>`;
+}
+
+function Question({ question }) {
+  const [values, setValues] = useState(() => Object.fromEntries((question.fields ?? []).map((field) => [field.name, field.value ?? ''])));
+  const [refusal, setRefusal] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const close = () => asked.value === question && asked.set(null);
+  const submit = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setRefusal(null);
+    try {
+      const result = await question.run(values);
+      close();
+      tell(result);
+    } catch (error) {
+      setRefusal(error.message);
+      setBusy(false);
+    }
+  };
+  return html`<${Modal} label=${question.title} onClose=${close}>
+    <form onSubmit=${submit}>
+      <h2>${question.title}</h2>
+      ${question.subject && html`<p class="dialog-subject"><${Name}>${question.subject}<//></p>`}
+      <p>${question.sentence}</p>
+      ${(question.fields ?? []).map(
+        (field) => html`<label class="field" key=${field.name}>
+          <span>${field.label}${field.hint && html` <small class="mute">${field.hint}</small>`}</span>
+          <input name=${field.name} value=${values[field.name]} maxlength="200" autocomplete="off"
+            onInput=${(event) => setValues({ ...values, [field.name]: event.target.value })} />
+        </label>`,
+      )}
+      ${refusal && html`<p class="refusal" role="alert"><${Icon} name="warning" />${refusal}</p>`}
+      <div class="dialog-buttons">
+        <button type="button" class="button" onClick=${close}>Leave it</button>
+        <button type="submit" class=${`button primary ${question.danger ? 'danger' : ''}`} disabled=${busy}>${question.button}</button>
+      </div>
+    </form>
+  <//>`;
+}
+
+function Toast() {
+  const told = useCell(toast);
+  useEffect(() => {
+    const timer = told && setTimeout(() => toast.set(null), TOAST_MS);
+    return () => clearTimeout(timer);
+  }, [told]);
+  return html`<div class="toast-place" role="status" aria-live="polite">
+    ${told && html`<div class="toast"><${Icon} name="check" />${told.message}</div>`}
+  </div>`;
+}

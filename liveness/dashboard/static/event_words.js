@@ -1,0 +1,80 @@
+// Events as sentences. A type that is not known here is shown by its name.
+import { showDuration } from './time.js';
+import { counted, inactiveReason, activityName } from './words.js';
+
+/** The event's own fields. */
+export function dataOf(event) {
+  try {
+    return JSON.parse(event.data_json) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+const activity = (event, data) => activityName({ ...data, workflow_id: event.workflow_id });
+const because = (reason) => (reason ? `: ${reason}` : '');
+const holding = (data) => (data.bindings?.length ? `, holding ${counted(data.bindings.length, 'activity', 'activities')}` : '');
+const lease = (data) => `lease ${data.epoch} for ${showDuration(data.granted_ms)}`;
+
+const SENTENCES = {
+  WorkerRegistered: (e, d) => `registered with ${lease(d)}${holding(d)}`,
+  SessionReplaced: (e, d) => `started over in a new session with ${lease(d)}${holding(d)}`,
+  WorkerResurrected: (e, d) => `came back with ${lease(d)}${holding(d)}`,
+  LeaseTermsChanged: (e, d) => `now has a lease of ${showDuration(d.granted_ms)}`,
+  BindingsChanged: (e, d) => bindings(d),
+  ActivityHanded: (e, d) => `was handed ${activityName(d.activity)}, attempt ${d.activity.attempt}`,
+  BindingsEnded: (e, d) =>
+    `${d.taken ? 'was told to stop' : 'is done with'} ${d.ids.length === 1 ? activityName(d.ids[0]) : counted(d.ids.length, 'activity', 'activities')}`,
+  WorkerPaused: (e, d) => `was paused${because(d.reason)}`,
+  WorkerResumed: () => 'was resumed',
+  DrainBegun: (e, d) => `is being drained${because(d.reason)}`,
+  DisconnectGraceGranted: (e, d) => `may be without a stream for ${showDuration(d.grace_ms)}`,
+  WorkerDescribed: () => 'told new things about itself',
+  WorkerDeactivated: (e, d) => `became inactive: ${inactiveReason(d.reason)}${d.detail ? ` (${d.detail})` : ''}`,
+  WorkerCleanedUp: () => 'was cleaned up; its key is closed',
+  WorkerForgotten: () => 'was forgotten; its key is free again',
+  ActivityScheduled: (e, d) => `${activity(e, d)} was scheduled on ${d.task_queue}`,
+  ActivityStarted: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was handed to ${d.worker}`,
+  ActivityCompleted: (e, d) => `${activity(e, d)} was completed by ${d.worker}`,
+  ActivityAttemptFailed: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, failed${because(d.message)}`,
+  ActivityFailed: (e, d) => `${activity(e, d)} failed for good${because(d.message)}`,
+  ActivityGivenBack: (e, d) => `${activity(e, d)} was given back by ${d.worker}${because(d.reason)}`,
+  ActivityCancelled: (e, d) => `${activity(e, d)} was cancelled${because(d.reason)}`,
+  ActivityCancelRequested: (e, d) => `${activity(e, d)}, attempt ${d.attempt}, was taken from ${d.worker}`,
+  ActivityReleased: (e, d) => `${activity(e, d)} is on its way to another engine`,
+  ActivityMadeAvailable: (e, d) => `${activity(e, d)} ${d.fresh ? 'was given a fresh start' : 'is available'} as attempt ${d.attempt}`,
+  ActivityQuarantined: (e, d) => `${activity(e, d)} was quarantined after ${counted(d.deaths, 'death')} in a row`,
+  ActivityHandedOn: (e, d) => `${activity(e, d)} was taken by another engine`,
+  ConfigChanged: (e, d) => `settings changed${because(d.reason)}`,
+  ShardTaken: (e, d) => `shard ${e.shard_id} is served by ${d.owner} under epoch ${d.epoch}`,
+};
+
+function bindings(data) {
+  const parts = [];
+  if (data.bound?.length) parts.push(`took up ${counted(data.bound.length, 'activity', 'activities')}`);
+  if (data.unbound?.length) parts.push(`let go of ${counted(data.unbound.length, 'activity', 'activities')}`);
+  if (data.confirmed?.length) parts.push(`confirmed ${counted(data.confirmed.length, 'activity', 'activities')}`);
+  return parts.join(', ') || 'changed what it holds';
+}
+
+/** CamelCase → camel case */
+const spelled = (type) => type.replace(/(?<=[a-z])(?=[A-Z])/g, ' ').toLowerCase();
+
+export function sentenceOf(event) {
+  const say = SENTENCES[event.type];
+  try {
+    return say ? say(event, dataOf(event)) : spelled(event.type);
+  } catch {
+    return spelled(event.type); // from another version: fields may be missing
+  }
+}
+
+const BAD = new Set(['WorkerDeactivated', 'ActivityFailed', 'ActivityQuarantined', 'ActivityAttemptFailed', 'ActivityCancelRequested']);
+const GOOD = new Set(['WorkerRegistered', 'WorkerResurrected', 'ActivityCompleted']);
+const NOTED = new Set(['SessionReplaced', 'WorkerPaused', 'WorkerResumed', 'DrainBegun', 'ConfigChanged', 'ShardTaken', 'ActivityCancelled']);
+
+export function toneOfEvent(type) {
+  if (BAD.has(type)) return 'bad';
+  if (GOOD.has(type)) return 'good';
+  return NOTED.has(type) ? 'info' : 'mute';
+}

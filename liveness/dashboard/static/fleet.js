@@ -1,0 +1,65 @@
+// The fleet at a glance, asked for again and again. Of the samples only what is new is asked for.
+import { get } from './api.js';
+import { cell } from './cell.js';
+import { heardServerTime, parseDuration, parseTime, serverNow, SECOND, MINUTE } from './time.js';
+
+export const RANGE_MS = 30 * MINUTE;
+const SAMPLES_MAX = 3_600;
+
+/** What is told of one namespace, or of all (''): {time, intervalMs, samples, namespaces, queues, alerts, …}. */
+export class Fleet {
+  constructor(namespace) {
+    this.namespace = namespace;
+    this.told = cell(null);
+  }
+
+  /** Throws what the call throws. */
+  async ask(signal) {
+    const before = this.told.value;
+    const last = before?.samples.at(-1)?.time;
+    const range = last === undefined ? RANGE_MS : Math.min(RANGE_MS, serverNow() - last + 3 * before.intervalMs);
+    const sent = performance.now();
+    const answer = await get('/v1/fleet', { namespace: this.namespace, range: `${Math.max(1, Math.ceil(range / SECOND))}s` }, { signal });
+    const time = parseTime(answer.time);
+    heardServerTime(time, sent, performance.now());
+    this.told.set({
+      time,
+      intervalMs: parseDuration(answer.interval) || SECOND,
+      samples: joined(before?.samples ?? [], (answer.samples ?? []).map(sampleOf), time - RANGE_MS),
+      namespaces: answer.namespaces ?? [],
+      queues: answer.queues ?? [],
+      alerts: answer.alerts ?? [],
+      nodes: answer.nodes ?? 0,
+      shards: answer.shards ?? 0,
+      servingShards: answer.serving_shards ?? 0,
+    });
+  }
+}
+
+function sampleOf(sample) {
+  return {
+    time: parseTime(sample.time),
+    active: Number(sample.active),
+    inactive: Number(sample.inactive),
+    cleanedUp: Number(sample.cleaned_up),
+    suspects: Number(sample.suspects),
+    heartbeats: Number(sample.heartbeats),
+    refused: Number(sample.refused_heartbeats),
+    p50: sample.latency_p50_ms,
+    p99: sample.latency_p99_ms,
+    registrations: Number(sample.registrations),
+    expiries: Number(sample.expiries),
+    resurrections: Number(sample.resurrections),
+    reschedules: Number(sample.reschedules),
+    queueDepth: Number(sample.queue_depth),
+  };
+}
+
+/** What is newer wins; both are in order of time. */
+function joined(known, fresh, since) {
+  const from = fresh[0]?.time ?? Infinity;
+  return [...known.filter((sample) => sample.time < from && sample.time >= since), ...fresh].slice(-SAMPLES_MAX);
+}
+
+/** All namespaces together; the frame of the page keeps it current. */
+export const wholeFleet = new Fleet('');

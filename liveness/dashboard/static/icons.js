@@ -1,0 +1,25 @@
+// Line icons, drawn in the colour of the text around them.
+import { html } from './html.js';
+
+const PATHS = {
+  overview: 'M3 12h4l2.5-7 5 14L17 12h4',
+  workers: 'M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01',
+  activities: 'M12 3l8 4.5v9L12 21l-8-4.5v-9zM12 12l8-4.5M12 12v9M12 12L4 7.5',
+  tasks: 'M9 6h11M9 12h11M9 18h11M4 6l1 1 2-2M4 12l1 1 2-2M4 18l1 1 2-2',
+  events: 'M5 5h14M5 10h9M5 15h14M5 20h6',
+  nodes: 'M12 3v6M12 15v6M3 12h6M15 12h6M9 9h6v6H9z',
+  sun: 'M12 8a4 4 0 100 8 4 4 0 000-8zM12 2v2M12 20v2M2 12h2M20 12h2M4.9 4.9l1.4 1.4M17.7 17.7l1.4 1.4M4.9 19.1l1.4-1.4M17.7 6.3l1.4-1.4',
+  moon: 'M20 14.5A8 8 0 119.5 4a6.5 6.5 0 0010.5 10.5z',
+  keys: 'M3 7h18v10H3zM7 10.5h.01M11 10.5h.01M15 10.5h.01M8 14h8',
+  search: 'M11 4a7 7 0 100 14 7 7 0 000-14zM16 16l4.5 4.5',
+  warning: 'M12 4l9 16H3zM12 10v4M12 17h.01',
+  back: 'M15 5l-7 7 7 7',
+  up: 'M6 14l6-6 6 6',
+  down: 'M6 10l6 6 6-6',
+  close: 'M6 6l12 12M18 6L6 18',
+  check: 'M5 12.5l4.5 4.5L19 7.5',
+};
+
+export function Icon({ name }) {
+  return html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
+}

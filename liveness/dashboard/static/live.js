@@ -1,0 +1,163 @@
+// The stream of committed events, kept open: it comes back by itself after the server was away, and goes on right after
+// the last event that arrived. Everything that says "live" on the page says so because of `connection`.
+import { inNamespace, refusal } from './api.js';
+import { cell } from './cell.js';
+import { readEvents } from './sse.js';
+import { SECOND, MINUTE } from './time.js';
+
+const RETRY_MS = [300, 1_000, 2_000, 4_000];
+/** The server sends a sign of life more often than that. */
+const SILENCE_MS = 45 * SECOND;
+/** A page that nobody looks at gives its connection up after a while: browsers allow six of them per server. */
+const HIDDEN_MS = MINUTE;
+/** After that long it is quicker to look at everything anew than to read what happened. */
+const RESUME_MAX_MS = 10 * MINUTE;
+const KEPT_EVENTS = 500;
+
+/** state: connecting, live, lost. since: when that began. */
+export const connection = cell({ state: 'connecting', since: Date.now() });
+/** The newest events, newest last. */
+export const recent = cell([]);
+/** Rises when something may have been missed: whoever keeps a picture of the server draws it anew. */
+export const anew = cell(0);
+
+const listeners = new Set();
+let current = null;
+
+/** `listener` is called with each list of events that arrives. */
+export function onEvents(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Watch a namespace; '' for all. */
+export function watch(namespace) {
+  if (current?.namespace === namespace) return;
+  current?.stop();
+  recent.set([]);
+  current = new Watching(namespace);
+  current.run();
+}
+
+/** Somebody noticed that the server does not answer, or wants it to be tried now. */
+export function tryAgain() {
+  current?.retryNow();
+}
+
+function say(state) {
+  if (connection.value.state !== state) connection.set({ state, since: Date.now() });
+}
+
+function deliver(events) {
+  if (!events.length) return;
+  for (const listener of [...listeners]) listener(events);
+  recent.set([...recent.value, ...events].slice(-KEPT_EVENTS));
+}
+
+class Watching {
+  constructor(namespace) {
+    this.namespace = namespace;
+    this.token = '';
+    this.stopped = false;
+    this.abort = new AbortController();
+    this.wake = () => {};
+  }
+
+  stop() {
+    this.stopped = true;
+    this.retryNow();
+  }
+
+  retryNow() {
+    this.abort.abort();
+    this.wake();
+  }
+
+  async run() {
+    let failures = 0;
+    while (!this.stopped) {
+      await this.untilSeen();
+      if (this.stopped) return;
+      const began = Date.now();
+      try {
+        await this.read(() => (failures = 0));
+      } catch (error) {
+        if (error.reason === 'RESUME_TOKEN_INVALID') this.forget(); // the data are no longer the same
+      }
+      if (this.stopped) return;
+      if (!document.hidden) say('lost');
+      const wait = RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)];
+      await this.pause(Math.max(0, wait - (Date.now() - began)));
+    }
+  }
+
+  forget() {
+    this.token = '';
+  }
+
+  async read(onOpen) {
+    const fresh = !this.token;
+    this.abort = new AbortController();
+    const headers = { Accept: 'text/event-stream' };
+    if (this.token) headers['Last-Event-ID'] = this.token;
+    const path = this.namespace ? inNamespace(this.namespace, 'events') : '/v1/events';
+    let silence = setTimeout(() => this.abort.abort(), SILENCE_MS);
+    const onSign = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => this.abort.abort(), SILENCE_MS);
+    };
+    const hidden = this.closeWhenHidden();
+    try {
+      const answer = await fetch(path, { headers, signal: this.abort.signal, cache: 'no-store' });
+      if (!answer.ok) throw refusal(answer.status, await answer.text());
+      onOpen();
+      say('live');
+      if (fresh) anew.set(anew.value + 1);
+      for await (const message of readEvents(answer.body, onSign)) {
+        if (message.id) this.token = message.id;
+        this.heardAt = Date.now();
+        deliver(eventsOf(message));
+      }
+    } finally {
+      clearTimeout(silence);
+      hidden();
+    }
+  }
+
+  closeWhenHidden() {
+    let timer = null;
+    const changed = () => {
+      clearTimeout(timer);
+      if (document.hidden) timer = setTimeout(() => this.abort.abort(), HIDDEN_MS);
+    };
+    document.addEventListener('visibilitychange', changed);
+    changed();
+    return () => {
+      clearTimeout(timer);
+      document.removeEventListener('visibilitychange', changed);
+    };
+  }
+
+  async untilSeen() {
+    if (!document.hidden) return;
+    const left = Date.now();
+    await new Promise((resolve) => {
+      this.wake = resolve;
+      document.addEventListener('visibilitychange', resolve, { once: true });
+    });
+    if (Date.now() - left > RESUME_MAX_MS) this.forget();
+  }
+
+  pause(ms) {
+    return new Promise((resolve) => {
+      this.wake = resolve;
+      setTimeout(resolve, ms);
+    });
+  }
+}
+
+function eventsOf(message) {
+  // The last word on a stream that a new try as it was would not mend.
+  if (message.event === 'refusal') throw refusal(400, message.data);
+  return JSON.parse(message.data).events ?? [];
+}

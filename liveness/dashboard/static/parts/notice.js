@@ -1,0 +1,8 @@
+// What a view says when it has nothing to show yet, nothing at all, or cannot.
+import { html } from '../html.js';
+
+export const Loading = ({ what = 'Loading' }) => html`<p class="notice" role="status"><span class="spinner" aria-hidden="true"></span>${what} …</p>`;
+
+export const Empty = ({ children }) => html`<p class="notice">${children}</p>`;
+
+export const Failure = ({ error }) => html`<p class="notice bad" role="alert">${error.message}</p>`;

@@ -1,0 +1,26 @@
+// What a refusal means, for a person who clicked a button. Reasons that are not here are told in the server's words.
+
+const SENTENCES = {
+  WORKER_NOT_FOUND: () => 'This worker is not known here any more.',
+  WORKER_NOT_ACTIVE: () => 'This worker is not active, so there is nothing to end or to drain.',
+  WORKER_CLEANED_UP: () => 'This worker was cleaned up: its key is closed for good.',
+  ACTIVITY_NOT_FOUND: () => 'This activity is not kept any more.',
+  ACTIVITY_FINISHED: ({ state }) => `This activity is ${state ? `${state.toLowerCase()} ` : 'finished '}already.`,
+  ACTIVITY_NOT_RETRYABLE: ({ state }) =>
+    `Only a quarantined or failed activity can be given a fresh start${state ? `; this one is ${state.toLowerCase()}` : ''}.`,
+  TASK_NOT_FOUND: () => 'This task is not kept any more.',
+  TASK_FINISHED: () => 'This task is finished already.',
+  NAMESPACE_NOT_FOUND: ({ namespace }) => `This server does not serve the namespace ${namespace ?? ''}.`,
+  DEATH_NOT_FOUND: () => 'No lease of this worker has ended for silence.',
+  SHARD_UNAVAILABLE: () => 'The part of the data this belongs to is changing hands. Try again in a moment.',
+  SHARD_MOVED: () => 'The part of the data this belongs to is changing hands. Try again in a moment.',
+  SHUTTING_DOWN: () => 'The server is shutting down. Try again in a moment.',
+  NO_NODE_REACHABLE: () => 'No server that is responsible for this can be reached. Try again in a moment.',
+  NODE_LOST: () => 'The server that was asked went away. It is not known whether anything changed: look again.',
+  RATE_LIMITED: () => 'Too many calls. Try again in a moment.',
+};
+
+export function sentenceFor(reason, message, fields = {}) {
+  const sentence = SENTENCES[reason];
+  return sentence ? sentence(fields) : message;
+}

@@ -1,0 +1,56 @@
+// One beat for all that moves by itself, such as lease bars. It rests while nobody looks.
+import { useEffect } from './html.js';
+
+const BEAT_MS = 250;
+
+const movers = new Set();
+let timer = null;
+
+function beat() {
+  if (!document.hidden) for (const move of [...movers]) move();
+}
+
+export function everyBeat(move) {
+  movers.add(move);
+  timer ??= setInterval(beat, BEAT_MS);
+  return () => {
+    movers.delete(move);
+    if (movers.size === 0) {
+      clearInterval(timer);
+      timer = null;
+    }
+  };
+}
+
+/** Calls `move` now and with every beat while the component is there. */
+export function useBeat(move, inputs) {
+  useEffect(() => {
+    move();
+    return everyBeat(move);
+  }, inputs);
+}
+
+/** Calls `work` now and again `ms` after it has ended, while the component is there and somebody looks. */
+export function usePolling(work, ms, inputs) {
+  useEffect(() => {
+    const ended = new AbortController();
+    let wait = null;
+    let busy = false;
+    const round = async () => {
+      if (busy) return;
+      busy = true;
+      clearTimeout(wait);
+      if (!document.hidden) await work(ended.signal);
+      busy = false;
+      if (!ended.signal.aborted) wait = setTimeout(round, ms);
+    };
+    const seen = () => !document.hidden && round();
+    round();
+    document.addEventListener('visibilitychange', seen);
+    return () => {
+      ended.abort();
+      clearTimeout(wait);
+      document.removeEventListener('visibilitychange', seen);
+    };
+  }, inputs);
+}

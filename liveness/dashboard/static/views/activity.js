@@ -1,0 +1,83 @@
+// One activity: where it is, what it was given, what came of it.
+import { get, inNamespace } from '../api.js';
+import { html } from '../html.js';
+import { Icon } from '../icons.js';
+import { useListing } from '../listing.js';
+import { Badge } from '../parts/badge.js';
+import { Failure, Loading } from '../parts/notice.js';
+import { Name, Time, WorkerLink } from '../parts/text.js';
+import { href } from '../route.js';
+import { parseDuration, parseTime, showDuration } from '../time.js';
+import { activityName, activityState, counted } from '../words.js';
+import { ActivityButtons } from './activities.js';
+
+const SHOWN_CHARACTERS = 20_000;
+
+export function Activity({ ns, params }) {
+  const id = { workflow_id: params.workflow ?? '', run_id: params.run ?? '', activity_id: params.activity ?? '' };
+  const query = Object.fromEntries(Object.entries(id).map(([name, value]) => [`id.${name}`, value]));
+  const { answer, error, ask } = useListing(
+    (signal) => get(inNamespace(ns, 'activity'), query, { signal }),
+    (event) => event.workflow_id === id.workflow_id,
+    [ns, params.workflow, params.run, params.activity],
+  );
+  const activity = answer?.activity;
+  return html`<div class="stack">
+    <a class="back" href=${href('activities', { ns })}><${Icon} name="back" />Activities</a>
+    <header class="view-head">
+      <h1 tabindex="-1"><${Name}>${activityName(id)}<//></h1>
+      ${activity && html`<${ActivityButtons} ns=${ns} id=${id} state=${activityState(activity.state)} refresh=${ask} />`}
+    </header>
+    ${error && html`<${Failure} error=${error} />`}
+    ${!activity && !error && html`<${Loading} />`}
+    ${activity && html`<${Facts} ns=${ns} activity=${activity} />
+      <div class="columns"><${Payload} title="Input" bytes=${activity.input} /><${Payload} title="Result" bytes=${activity.result} /></div>`}
+  </div>`;
+}
+
+function Facts({ ns, activity }) {
+  const policy = activity.retry_policy ?? {};
+  const facts = [
+    ['state', html`<${Badge} word=${activityState(activity.state)} /> since <${Time} ms=${parseTime(activity.since)} />`],
+    ['held by', activity.worker_instance_key && html`<${WorkerLink} ns=${ns} name=${activity.worker_instance_key} /> under lease ${activity.lease_epoch}`],
+    activity.due_time && ['available at', html`<${Time} ms=${parseTime(activity.due_time)} />`],
+    ['workflow', html`<${Name}>${activity.id.workflow_id}<//>`],
+    ['run', activity.id.run_id && html`<${Name}>${activity.id.run_id}<//>`],
+    ['activity', html`<${Name}>${activity.id.activity_id}<//>`],
+    ['type', activity.activity_type && html`<${Name}>${activity.activity_type}<//>`],
+    ['task queue', html`<${Name}>${activity.task_queue}<//>`],
+    ['attempt', `${activity.attempt}; ${counted(activity.failures, 'failure')}, ${counted(activity.worker_deaths, 'death')} of its workers in a row`],
+    ['last failure', activity.last_failure && html`<bdi>${activity.last_failure}</bdi>`],
+    ['retried', policyWords(policy)],
+    ['shard', activity.shard_id],
+  ];
+  return html`<section class="card"><h2>Where it is</h2>
+    <dl class="facts">${facts.filter((fact) => fact && (fact[1] || fact[1] === 0)).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+  </section>`;
+}
+
+function policyWords(policy) {
+  const times = policy.maximum_attempts ? `at most ${counted(policy.maximum_attempts, 'attempt')}` : 'any number of attempts';
+  const wait = parseDuration(policy.initial_interval);
+  return wait === null ? times : `${times}, ${showDuration(wait)} apart, then ${policy.backoff_coefficient} × longer each, up to ${showDuration(parseDuration(policy.maximum_interval))}`;
+}
+
+function Payload({ title, bytes }) {
+  return html`<section class="card"><h2>${title}</h2>${bytes ? html`<pre>${readable(bytes)}</pre>` : html`<p class="mute">None.</p>`}</section>`;
+}
+
+/** Base64 to JSON or text where it is any, else as it came. */
+function readable(base64) {
+  let text;
+  try {
+    text = new TextDecoder('utf-8', { fatal: true }).decode(Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)));
+  } catch {
+    text = `base64: ${base64}`;
+  }
+  try {
+    text = JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    // no JSON, then
+  }
+  return text.length > SHOWN_CHARACTERS ? `${text.slice(0, SHOWN_CHARACTERS)} …` : text;
+}

@@ -1,0 +1,38 @@
+// What happens, as it happens.
+import { useCell } from '../cell.js';
+import { sentenceOf } from '../event_words.js';
+import { html, useState } from '../html.js';
+import { Icon } from '../icons.js';
+import { recent } from '../live.js';
+import { EventList } from '../parts/event_list.js';
+import { Empty } from '../parts/notice.js';
+import { count } from '../words.js';
+
+const SHOWN = 200;
+
+export function Events({ ns }) {
+  const live = useCell(recent);
+  const [held, setHeld] = useState(null);
+  const [text, setText] = useState('');
+  const events = held ?? live;
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = events.filter((event) => words.every((word) => hayOf(event).includes(word)));
+  const missed = held ? live.length - live.indexOf(held.at(-1)) - 1 : 0;
+  return html`<div class="stack">
+    <header class="view-head">
+      <h1 tabindex="-1">Events</h1>
+      <span class="mute">${ns ? '' : 'of all namespaces, '}since this page was opened</span>
+    </header>
+    <div class="tools">
+      <label class="search"><${Icon} name="search" /><span class="visually-hidden">Filter events</span>
+        <input type="search" value=${text} placeholder="worker, activity, type …" autocomplete="off" spellcheck=${false} onInput=${(event) => setText(event.target.value)} /><kbd>/</kbd>
+      </label>
+      <button type="button" class="button" aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live)}>${held ? `Go on${missed ? ` (${count(missed)} new)` : ''}` : 'Hold still'}</button>
+    </div>
+    <section class="card flush">
+      ${found.length === 0 ? html`<${Empty}>${events.length ? 'No event is like that.' : 'Waiting for something to happen …'}<//>` : html`<${EventList} events=${found.slice(-SHOWN).reverse()} withSubject />`}
+    </section>
+  </div>`;
+}
+
+const hayOf = (event) => `${event.type} ${event.namespace} ${event.worker_instance_key} ${sentenceOf(event)}`.toLowerCase();

@@ -1,0 +1,172 @@
+// One worker: how it is, its whole life as a picture, why it died, what it holds, what happened.
+import { drainWorker, expireWorker, pauseWorker, resumeWorker } from '../actions.js';
+import { get, inNamespace } from '../api.js';
+import { useCell } from '../cell.js';
+import { useHistory } from '../history.js';
+import { html, useEffect, useMemo, useState } from '../html.js';
+import { Icon } from '../icons.js';
+import { lifeOf } from '../life.js';
+import { connection } from '../live.js';
+import { Badge } from '../parts/badge.js';
+import { EventList } from '../parts/event_list.js';
+import { LeaseBar } from '../parts/lease_bar.js';
+import { Empty, Failure, Loading } from '../parts/notice.js';
+import { ActivityLink, Name, Time } from '../parts/text.js';
+import { href } from '../route.js';
+import { usePolling } from '../ticker.js';
+import { Timeline } from '../timeline.js';
+import { SECOND, parseDuration, parseTime, showDuration } from '../time.js';
+import { count, counted, inactiveReason, workerState, workerStatus } from '../words.js';
+import { Deaths, lastSigns, useCertificates } from './death.js';
+
+const ASK_EVERY_MS = SECOND;
+const EVENTS_SHOWN = 50;
+const BEATS_KEPT = 300;
+const NO_SIGNS = [];
+
+export function Worker({ ns, params }) {
+  const { key } = params;
+  const { worker, error, ask, beats } = useWorker(ns, key);
+  const history = useHistory(ns, key);
+  const life = useMemo(() => lifeOf([...history.events].reverse()), [history.events]);
+  const certificates = useCertificates(ns, key, life.deaths);
+  const signs = useMemo(() => lastSigns(certificates), [certificates]);
+  useEffect(() => {
+    if (history.events.length) ask();
+  }, [history.events]);
+  const allBeats = useMemo(() => [...new Set([...signs.beats, ...beats])], [signs, beats]);
+
+  if (error && !worker) return html`<div class="stack"><${Back} ns=${ns} /><${Failure} error=${error} /></div>`;
+  if (!worker) return html`<${Loading} what="Looking for the worker" />`;
+  return html`<div class="stack">
+    <${Back} ns=${ns} />
+    <${Head} ns=${ns} worker=${worker} refresh=${ask} />
+    <section class="card" aria-label="Timeline">
+      ${history.events.length ? html`<${Timeline} life=${life} beats=${allBeats} silences=${signs.silences} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
+    </section>
+    <div class="worker-columns">
+      <div class="stack">
+        <${Deaths} ns=${ns} certificates=${certificates} />
+        <${Held} ns=${ns} worker=${worker} />
+        <${Events} history=${history} />
+      </div>
+      <${Facts} worker=${worker} />
+    </div>
+  </div>`;
+}
+
+const Back = ({ ns }) => html`<a class="back" href=${href('workers', { ns })}><${Icon} name="back" />Workers</a>`;
+
+/** The worker as it is, asked for every second, with the heartbeats that were seen meanwhile. */
+function useWorker(ns, key) {
+  const [state, setState] = useState({ worker: null, error: null, beats: NO_SIGNS });
+  useEffect(() => setState({ worker: null, error: null, beats: NO_SIGNS }), [ns, key]);
+  const ask = async (signal) => {
+    try {
+      const { worker } = await get(inNamespace(ns, 'worker'), { worker_instance_key: key }, { signal });
+      const beat = parseTime(worker.last_heartbeat_time);
+      setState((was) => {
+        const fresh = beat !== null && was.beats.at(-1) !== beat;
+        return { worker, error: null, beats: fresh ? [...was.beats, beat].slice(-BEATS_KEPT) : was.beats };
+      });
+    } catch (error) {
+      if (!signal?.aborted) setState((was) => ({ ...was, error }));
+    }
+  };
+  usePolling(ask, ASK_EVERY_MS, [ns, key]);
+  return { ...state, ask };
+}
+
+function Head({ ns, worker, refresh }) {
+  const state = workerState(worker.state);
+  const row = { key: worker.worker_instance_key, held: worker.bound_activity_count, draining: worker.draining };
+  const act = (action) => () => action(ns, row, refresh);
+  const { state: line } = useCell(connection);
+  return html`<header class="view-head worker-head">
+    <div class="worker-title">
+      <h1 tabindex="-1"><${Name}>${worker.worker_instance_key}<//></h1>
+      <div class="badges">
+        <${Badge} word=${state} />
+        ${worker.suspect && html`<${Badge} word="suspect" title="Its stream broke; its lease ends soon unless something is heard of it" />`}
+        ${worker.paused && html`<${Badge} word="paused" />`}
+        ${worker.draining && html`<${Badge} word="draining" />`}
+        ${worker.attached && html`<${Badge} word="attached" tone="good" title="A stream of this worker is open" />`}
+        ${state !== 'active' && html`<bdi class="mute">${[inactiveReason(worker.inactive_reason), worker.inactive_detail].filter(Boolean).join(': ')}</bdi>`}
+      </div>
+      ${state === 'active' && html`<div class="head-lease"><${LeaseBar} deadline=${parseTime(worker.lease_deadline)} leaseMs=${parseDuration(worker.granted_lease_duration)} suspect=${worker.suspect} /></div>`}
+    </div>
+    <div class="buttons" role="group" aria-label="Actions">
+      ${worker.paused || worker.draining
+        ? html`<button type="button" class="button" onClick=${act(resumeWorker)}>Resume</button>`
+        : html`<button type="button" class="button" disabled=${state === 'cleaned up'} onClick=${act(pauseWorker)}>Pause</button>`}
+      <button type="button" class="button" disabled=${state !== 'active'} onClick=${act(drainWorker)}>Drain</button>
+      <button type="button" class="button danger" disabled=${state !== 'active'} onClick=${act(expireWorker)}>Expire</button>
+    </div>
+    ${line === 'lost' && html`<p class="mute stale-note">as of the last answer</p>`}
+  </header>`;
+}
+
+function Facts({ worker }) {
+  const facts = [
+    ['session', html`<${Name}>${worker.session_id}<//>`],
+    ['lease', `epoch ${worker.lease_epoch}, granted ${showDuration(parseDuration(worker.granted_lease_duration))}`],
+    ['last heartbeat', html`<${Time} ms=${parseTime(worker.last_heartbeat_time)} ago /> (sequence ${worker.sequence})`],
+    worker.cleanup_time && ['cleaned up at', html`<${Time} ms=${parseTime(worker.cleanup_time)} />`],
+    worker.drain_deadline && ['drain ends', html`<${Time} ms=${parseTime(worker.drain_deadline)} />`],
+    worker.disconnect_grace && ['stream grace', showDuration(parseDuration(worker.disconnect_grace))],
+    ['says of itself', workerStatus(worker.status)],
+    ['identity', worker.worker_identity && html`<${Name}>${worker.worker_identity}<//>`],
+    ['task queue', worker.task_queue && html`<${Name}>${worker.task_queue}<//>`],
+    ['build', worker.build_id && html`<${Name}>${worker.build_id}<//>`],
+    ['host', worker.host_name && html`<${Name}>${worker.host_name}<//>`],
+    ['process', worker.process_id && html`<${Name}>${worker.process_id}<//>`],
+    ['SDK', worker.sdk_name && html`<${Name} plain>${`${worker.sdk_name} ${worker.sdk_version}`}<//>`],
+    worker.start_time && ['started', html`<${Time} ms=${parseTime(worker.start_time)} ago />`],
+    ['now doing', worker.current_job && html`<${Name} plain>${worker.current_job}<//>`],
+    ['done', `${count(worker.successes)} well, ${count(worker.errors)} with an error`],
+    ['last error', worker.last_error && html`<${Name} plain>${worker.last_error}<//>`],
+    worker.loop_lag && ['loop lag', showDuration(parseDuration(worker.loop_lag))],
+    ...Object.entries(worker.labels).map(([name, value]) => [html`<${Name} plain>${name}<//>`, html`<${Name}>${value}<//>`]),
+    ['can do', worker.capabilities.length > 0 && html`<${Name} plain>${worker.capabilities.join(', ')}<//>`],
+    ['shard', worker.shard_id],
+  ];
+  return html`<section class="card"><h2>About it</h2>
+    <dl class="facts">${facts.filter((fact) => fact && (fact[1] || fact[1] === 0)).map(([name, value], at) => html`<div key=${at}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+  </section>`;
+}
+
+function Held({ ns, worker }) {
+  const lists = [
+    ['Activities it holds', worker.bound_activities, 'It holds nothing.'],
+    ['Taken from it, not yet let go', worker.cancel_activities, null],
+  ];
+  return html`<section class="card">
+    ${lists.map(
+      ([title, activities, nothing]) => (activities.length > 0 || nothing) && html`<div key=${title}>
+        <h2>${title}${activities.length > 0 && html` <span class="mute">${count(activities.length)}</span>`}</h2>
+        ${activities.length === 0
+          ? html`<${Empty}>${nothing}<//>`
+          : html`<div class="scroll-x tall"><table class="table"><thead><tr><th>activity</th><th class="num">attempt</th><th>task queue</th></tr></thead>
+              <tbody>${activities.slice(0, HELD_SHOWN).map(
+                (one) => html`<tr key=${JSON.stringify(one)}><td><${ActivityLink} ns=${ns} id=${one} /></td><td class="num">${one.attempt}</td><td><${Name} plain>${one.task_queue || worker.task_queue}<//></td></tr>`,
+              )}</tbody></table></div>`}
+        ${activities.length > HELD_SHOWN && html`<p class="mute">and ${counted(activities.length - HELD_SHOWN, 'more', 'more')}</p>`}
+      </div>`,
+    )}
+  </section>`;
+}
+
+const HELD_SHOWN = 200;
+
+function Events({ history }) {
+  const [shown, setShown] = useState(EVENTS_SHOWN);
+  const { events, older, error } = history;
+  return html`<section class="card">
+    <h2>Events <span class="mute">newest first; plain renewals are not kept</span></h2>
+    <${EventList} events=${events.slice(0, shown)} />
+    ${error && html`<${Failure} error=${error} />`}
+    ${shown < events.length
+      ? html`<button type="button" class="button" onClick=${() => setShown(shown + EVENTS_SHOWN)}>More events</button>`
+      : older && html`<button type="button" class="button" onClick=${older}>Older events</button>`}
+  </section>`;
+}

@@ -1,0 +1,81 @@
+// The API's constants as words, and which colour goes with each. A colour never says anything that the word does not.
+
+/** WORKER_STATE_CLEANED_UP → cleaned up */
+function tail(prefix, value) {
+  return (value ?? '').startsWith(prefix) ? value.slice(prefix.length).toLowerCase().replaceAll('_', ' ') : '';
+}
+
+const named = (prefix) => (value) => {
+  const word = tail(prefix, value);
+  return word === 'unspecified' ? '' : word;
+};
+
+export const workerState = named('WORKER_STATE_');
+export const workerStatus = named('WORKER_STATUS_');
+export const activityState = named('ACTIVITY_STATE_');
+export const taskState = named('TASK_STATE_');
+export const nodeState = named('NODE_STATE_');
+
+const TONES = {
+  active: 'good',
+  serving: 'good',
+  started: 'good',
+  completed: 'good',
+  done: 'good',
+  inactive: 'bad',
+  lost: 'bad',
+  failed: 'bad',
+  quarantined: 'bad',
+  'dead lettered': 'bad',
+  waiting: 'warn',
+  retrying: 'warn',
+  leaving: 'warn',
+  released: 'warn',
+  suspect: 'warn',
+  paused: 'info',
+  draining: 'info',
+  available: 'info',
+  pending: 'info',
+};
+
+export const toneOf = (word) => TONES[word] ?? 'mute';
+
+const REASONS = {
+  LEASE_EXPIRED: 'lease expired',
+  SHUTDOWN: 'shut down',
+  FORCED: 'forced out',
+  DISCONNECTED: 'stream broke',
+  DRAINED: 'drained',
+};
+
+/** Both the API's name and the one in events are understood. */
+export function inactiveReason(value) {
+  const name = (value ?? '').replace('INACTIVE_REASON_', '');
+  return REASONS[name] ?? named('')(name);
+}
+
+/** Whether a lease ended for silence or a broken stream: then there is a death certificate. */
+export const isDeath = (value) => /(LEASE_EXPIRED|DISCONNECTED)$/.test(value ?? '');
+
+/** 1,234 · 12.3 k · 4.5 M */
+const plain = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 1 });
+
+export const count = (value) => plain.format(Number(value));
+export const brief = (value) => (Math.abs(value) < 10_000 ? plain.format(value) : short.format(value));
+
+/** "1 activity", "3 activities" */
+export function counted(number, one, many = `${one}s`) {
+  return `${count(number)} ${Number(number) === 1 ? one : many}`;
+}
+
+export function percent(part, whole) {
+  if (!Number(whole)) return '–';
+  const share = (100 * Number(part)) / Number(whole);
+  return `${share > 0 && share < 1 ? share.toFixed(1) : Math.round(share)} %`;
+}
+
+/** The parts of an activity's name; run ids are often empty or long. */
+export function activityName({ workflow_id, run_id, activity_id }) {
+  return [workflow_id, run_id, activity_id].filter(Boolean).join(' / ');
+}

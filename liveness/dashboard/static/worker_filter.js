@@ -1,0 +1,38 @@
+// Which rows are shown, and in which order. Words of the filter must all be found; "host:db-3" looks in one column only.
+
+const FIELDS = ['key', 'host', 'build', 'queue', 'state'];
+
+export function matcher(text, states) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean).map(wordOf);
+  return (row) =>
+    (states.length === 0 || states.some((state) => row.state === state || row[state] === true)) &&
+    words.every(({ field, word }) => (field ? row[field].toLowerCase() : row.hay).includes(word));
+}
+
+function wordOf(word) {
+  const [, field, rest] = /^([a-z]+):(.+)$/.exec(word) ?? [];
+  return FIELDS.includes(field) ? { field, word: rest } : { field: null, word };
+}
+
+const text = (of) => (a, b) => (of(a) < of(b) ? -1 : of(a) > of(b) ? 1 : 0);
+const number = (of) => (a, b) => of(a) - of(b);
+const STATES = ['active', 'inactive', 'cleaned up'];
+
+const ORDERS = {
+  key: text((row) => row.key),
+  state: number((row) => STATES.indexOf(row.state) - (row.suspect ? 0.5 : 0)),
+  // Those without a lease come after all that have one.
+  lease: number((row) => row.deadline ?? Number.MAX_SAFE_INTEGER),
+  held: number((row) => row.held),
+  queue: text((row) => row.queue),
+  build: text((row) => row.build),
+  host: text((row) => row.host),
+};
+
+/** sort: a column's name, with a minus in front for the other way round. Equal rows stay in the order of their keys. */
+export function orderOf(sort) {
+  const name = sort.replace(/^-/, '');
+  const order = ORDERS[name] ?? ORDERS.key;
+  const sign = sort.startsWith('-') ? -1 : 1;
+  return (a, b) => sign * order(a, b) || ORDERS.key(a, b);
+}

@@ -1,0 +1,110 @@
+"""What a test sees of the dashboard, and what the browser has to complain about."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from urllib.parse import urlencode
+
+from playwright.async_api import ConsoleMessage, Locator, Page, Route, expect
+
+# A page on a busy machine may take its time; a test that fails is slow, one that passes is not.
+PATIENCE_S = 20
+expect.set_options(timeout=PATIENCE_S * 1_000)
+
+_NOTE_VIOLATIONS = """
+  window.violations = [];
+  document.addEventListener('securitypolicyviolation', (event) =>
+    window.violations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));
+"""
+
+_STICKING_OUT = """() => {
+  const main = document.querySelector('main');
+  const fits = (box) => box.scrollWidth <= box.clientWidth;
+  if (fits(document.documentElement) && fits(main)) return [];
+  const edge = main.getBoundingClientRect().right;
+  const wide = [...main.querySelectorAll('*')].filter((node) => node.getBoundingClientRect().right > edge + 1);
+  return ['page', ...wide.slice(0, 5).map((node) => `${node.tagName}.${node.className}`)];
+}"""
+
+
+class Screen:
+    def __init__(self, page: Page, url: str, namespace: str) -> None:
+        self.page = page
+        self.url = url
+        self.namespace = namespace
+        self.refusals_expected = False
+        """Whether the test makes the server refuse or go away, which the browser notes in its console."""
+        self._complaints: list[str] = []
+        self._strangers: list[str] = []
+
+    async def prepare(self) -> None:
+        self.page.set_default_timeout(PATIENCE_S * 1_000)
+        self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
+        self.page.on("console", self._hear)
+        await self.page.add_init_script(_NOTE_VIOLATIONS)
+        await self.page.route(re.compile(".*"), self._pass_own)
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type not in ("error", "warning"):
+            return
+        if self.refusals_expected and message.text.startswith("Failed to load resource"):
+            return
+        self._complaints.append(message.text)
+
+    async def _pass_own(self, route: Route) -> None:
+        """Nothing is ever loaded from elsewhere."""
+        if route.request.url.startswith((self.url, "data:")):
+            await route.continue_()
+        else:
+            self._strangers.append(route.request.url)
+            await route.abort()
+
+    async def complaints(self) -> list[str]:
+        violations: list[str] = await self.page.evaluate("window.violations ?? []")
+        return [*self._complaints, *self._strangers, *violations]
+
+    # -- going somewhere
+
+    async def open(self, view: str, **params: str) -> None:
+        await self.page.goto(f"{self.url}#/{view}?{urlencode({'ns': self.namespace, **params})}")
+        await expect(self.page.get_by_role("status").filter(has_text="live").first).to_be_visible()
+
+    async def open_worker(self, key: str) -> None:
+        await self.open("worker", key=key)
+        await expect(self.page.locator("h1")).to_have_text(key)
+
+    # -- what is there
+
+    def button(self, name: str) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def row(self, text: str) -> Locator:
+        """Of a table."""
+        return self.page.get_by_role("row").filter(has_text=text)
+
+    @property
+    def dialog(self) -> Locator:
+        return self.page.get_by_role("dialog")
+
+    async def confirm(self, button: str, **fields: str) -> None:
+        """Fill the dialog that asks, and say yes."""
+        for label, text in fields.items():
+            await self.dialog.get_by_label(label.capitalize()).fill(text)
+        await self.dialog.get_by_role("button", name=button, exact=True).click()
+
+    async def told(self, text: str | re.Pattern[str]) -> None:
+        """What came of an action."""
+        await expect(self.page.locator(".toast")).to_contain_text(text)
+        await expect(self.dialog).to_have_count(0)
+
+    async def until(self, condition: str) -> None:
+        """A condition in JavaScript holds; looked at with every frame."""
+        look = f"() => new Promise((held) => {{ const look = () => ({condition}) ? held() : requestAnimationFrame(look); look(); }})"
+        async with asyncio.timeout(PATIENCE_S):
+            await self.page.evaluate(look)
+
+    async def sticking_out(self) -> list[str]:
+        """What is wider than the page and hidden by nothing."""
+        found: list[str] = await self.page.evaluate(_STICKING_OUT)
+        return found
