@@ -61,6 +61,7 @@ from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
 from liveness.telemetry.exposition import Exposition
 from liveness.telemetry.telemetry import Telemetry
+from liveness.tracing import traces_of
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 from tasks.activity_reschedule import ActivityReschedule
 from tasks.broker import Broker, ClientMissing, Place
@@ -106,6 +107,7 @@ class Server:
         self._self_driven = self_driven
         self._node_id = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
         self._running: list[asyncio.Task[None]] = []
+        self._traces = traces_of(settings.traces, service="liveness-server", instance=self._node_id)
         self._relay = relay_of(settings, self._clock, self._random)
         self._route = route or first_of(
             webhook_route(
@@ -155,6 +157,7 @@ class Server:
             commit_interval_ms=settings.commit_interval_ms if self._self_driven else 0,
             deadlines=timers.fresh_heap,
             namespaces=settings.namespaces,
+            follow=None if self._traces is None else self._traces.commit,
         )
         # SQLite belongs to one process.
         alone = settings.sqlite_path is not None
@@ -261,7 +264,7 @@ class Server:
         self.gateway = None if self.everywhere is None else self._way_to_others()
         for descriptor, service in services.items():
             gateway = None if isinstance(service, ClusterService) else self.gateway
-            bind(server, descriptor, service, self.node.settle, admit, gateway)
+            bind(server, descriptor, service, self.node.settle, admit, gateway, self._traces)
         membership = self.membership
         self._health = Health(names, {READINESS: lambda: membership.ready})
         membership.on_settled = self._health.look_again
@@ -283,6 +286,7 @@ class Server:
             all_mine=lambda: len(node.shards()) == node.shard_count,
             local=self.streams.relay,
             on_trouble=self.membership.look_soon,
+            traces=self._traces,
         )
 
     def _member(self, settings: Settings) -> Membership:
@@ -380,6 +384,8 @@ class Server:
             await self.gateway.close()
         await self.peers.close()
         await self.store.close()
+        if self._traces is not None:
+            await self._traces.close()
 
 
 def _reached_at(address: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 from collections.abc import Callable
 from types import TracebackType
 
@@ -28,6 +30,7 @@ from liveness.store.errors import StoreError, StoreUnusable
 from liveness.store.nodes import NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
+from liveness.tracing import traces_of
 from liveness.v1 import activity_pb2, admin_pb2, service_pb2
 
 logger = structlog.get_logger("liveness.frontend")
@@ -90,6 +93,8 @@ class Frontend:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._running: asyncio.Task[None] | None = None
+        instance = f"{socket.gethostname()}:{os.getpid()}"
+        self._traces = traces_of(settings.traces, service="liveness-frontend", instance=instance)
         self.address = ""
         """host:port, with the port that was really taken."""
 
@@ -113,7 +118,7 @@ class Frontend:
         )
         self._watch = Watch(self._source.look, clock, self._on_looked)
         channels = Channels()
-        self.gateway = Gateway(routes, channels, clock, on_trouble=self._on_trouble)
+        self.gateway = Gateway(routes, channels, clock, on_trouble=self._on_trouble, traces=self._traces)
         self._health = Health([descriptor.full_name for descriptor in SERVICES])
         await self._listen(settings, Unknown(self.gateway.forwarder, channels))
         self._running = asyncio.create_task(self._watch.run())
@@ -123,7 +128,7 @@ class Frontend:
             options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
         )
         for descriptor in SERVICES:
-            bind(server, descriptor, None, _nothing_to_settle, gateway=self.gateway)
+            bind(server, descriptor, None, _nothing_to_settle, gateway=self.gateway, traces=self._traces)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:
             names = [descriptor.full_name for descriptor in SERVICES]
@@ -160,6 +165,8 @@ class Frontend:
             await asyncio.wait([self._running])
         await self.gateway.close()
         await self._source.close()
+        if self._traces is not None:
+            await self._traces.close()
 
 
 async def _nothing_to_settle() -> None:

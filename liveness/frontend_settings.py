@@ -24,6 +24,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log_level: str = "info"
     log_format: str = "auto"
     shutdown_timeout_s: float = 10.0
+    traces: str = ""
+    """Where calls that are followed are told of, over OTLP; empty: nowhere."""
 
     def __post_init__(self) -> None:
         if not self.db and not self.nodes:
@@ -44,7 +46,15 @@ FRONTEND_RULES: Mapping[str, Rule] = {
     "nodes": list_of(is_address, "HOST:PORT of nodes with commas between them, for example a:7400,b:7400"),
     **{
         name: RULES[name]
-        for name in ("db", "listen", "reflection", "log_level", "log_format", "shutdown_timeout_s")
+        for name in (
+            "db",
+            "listen",
+            "reflection",
+            "log_level",
+            "log_format",
+            "shutdown_timeout_s",
+            "traces",
+        )
     },
 }
 

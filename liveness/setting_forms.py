@@ -70,6 +70,12 @@ def is_host_name(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*", text) is not None and len(text) <= 253
 
 
+def is_collector_url(text: str) -> bool:
+    """Or nothing."""
+    _, scheme, place = text.rpartition("://")
+    return text == "" or (scheme != "" and text.startswith(("http://", "https://")) and is_address(place))
+
+
 def is_name(text: str) -> bool:
     """Of a namespace or a task queue, as the server accepts them from its clients."""
     return (

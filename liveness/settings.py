@@ -19,6 +19,7 @@ from liveness.setting_forms import (
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,
     is_address,
+    is_collector_url,
     is_database,
     is_host_name,
     is_name,
@@ -89,6 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task_attempts_max: int = 20
     """A task that failed this often is dead-lettered."""
     shutdown_timeout_s: float = 10.0
+    traces: str = ""
+    """Where calls that are followed are told of, over OTLP; empty: nowhere."""
     namespaces: tuple[str, ...] = ()
     """Those that this server serves; none named: any."""
     webhook_url: str = ""
@@ -219,6 +222,9 @@ RULES: Mapping[str, Rule] = {
     "task_retention_s": number(0, 3_650 * DAY_S),
     "task_attempts_max": whole_number(1, 1_000),
     "shutdown_timeout_s": number(0, 3_600),
+    "traces": text_that(
+        is_collector_url, "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
+    ),
     "namespaces": list_of(is_name, "names of namespaces with commas between them", may_be_empty=True),
     "webhook_url": text_that(
         is_webhook_url,

@@ -18,6 +18,8 @@ COMMANDS = {
     "serve": Entry("serve", "Start a server."),
     "frontend": Entry("frontend", "Start a process that only carries calls to nodes."),
     "demo": Entry("demo", "See workers die and their work move on."),
+    "top": Entry("top", "See the fleet at a glance: who is alive, what goes on, what needs a look."),
+    "watch": Entry("watch", "Tell what happens, as it happens."),
     "workers": Entry("workers", "See workers, pause, drain and force them out."),
     "activities": Entry("activities", "See, schedule, cancel and retry activities."),
     "tasks": Entry("tasks", "See, retry and discard queued tasks."),
@@ -58,6 +60,7 @@ def main() -> None:
     \b
     Examples:
       liveness serve                        a server on 127.0.0.1:7400, kept in liveness.db
+      liveness top                          the fleet at a glance
       liveness workers list --state active  who is alive
       liveness doctor                       is everything in order here?
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -39,6 +39,23 @@ CHANNEL_OPTIONS = (
 )
 
 
+# After these, the same call again may well succeed.
+PASSING = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.ABORTED,
+    }
+)
+
+
+class Away(Failure):
+    """Nobody has answered, or nobody who could help at the moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     address: str
@@ -47,14 +64,24 @@ class Client:
     liveness: LivenessServiceStub
     admin: AdminServiceStub
     activities: ActivityServiceStub
+    addresses: tuple[str, ...]
+    """All that were given; this one was the first that answered."""
 
     def call(self, method: Callable[..., Response], request: Message) -> Response:
         try:
             return method(request, timeout=self.timeout_s)
         except grpc.RpcError as error:
-            call = cast(grpc.Call, error)  # what a stub raises is both
-            reason = _reason(call)
-            raise Failure(self._sentence(call, reason), reason) from error
+            raise self.failure(error) from error
+
+    def failure(self, error: grpc.RpcError) -> Failure:
+        call = cast(grpc.Call, error)  # what a stub raises is both
+        reason = _reason(call)
+        kind = Away if call.code() in PASSING else Failure
+        return kind(self._sentence(call, reason), reason)
+
+    def anew(self) -> AbstractContextManager[Client]:
+        """Another connection, for when this one has failed: perhaps to another node."""
+        return connected(self.addresses, self.namespace, self.timeout_s)
 
     def pages(
         self,
@@ -122,7 +149,21 @@ def first_that_answers(addresses: tuple[str, ...], timeout_s: float) -> Iterator
             if len(addresses) == 1 or _answers(channel, timeout_s / len(addresses)):
                 yield address, channel
                 return
-    raise Failure(nobody_at(*addresses))
+    raise Away(nobody_at(*addresses))
+
+
+@contextmanager
+def connected(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Iterator[Client]:
+    with first_that_answers(addresses, timeout_s) as (server, channel):
+        yield Client(
+            server,
+            namespace,
+            timeout_s,
+            LivenessServiceStub(channel),
+            AdminServiceStub(channel),
+            ActivityServiceStub(channel),
+            addresses,
+        )
 
 
 def _answers(channel: grpc.Channel, timeout_s: float) -> bool:
@@ -185,18 +226,8 @@ def client_command(
                 settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
             except SettingsError as error:
                 raise Misuse(str(error)) from error
-            with first_that_answers(settings.addresses, timeout) as (server, channel):
-                command(
-                    Client(
-                        server,
-                        settings.namespace,
-                        timeout,
-                        LivenessServiceStub(channel),
-                        AdminServiceStub(channel),
-                        ActivityServiceStub(channel),
-                    ),
-                    **rest,
-                )
+            with connected(settings.addresses, settings.namespace, timeout) as client:
+                command(client, **rest)
 
         options: list[Callable[..., Any]] = [
             click.option(

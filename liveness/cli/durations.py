@@ -43,3 +43,21 @@ def to_ms(duration: Duration) -> int:
 
 def from_ms(ms: int) -> Duration:
     return Duration(seconds=ms // SECOND_MS, nanos=ms % SECOND_MS * 1_000_000)
+
+
+def in_words(ms: int) -> str:
+    """For people to read, not to be parsed, in two units at most: 250 ms, 30.1 s, 5 min, 1 h 30 min."""
+    if ms < 0:
+        return f"-{in_words(-ms)}"
+    if ms < SECOND_MS:
+        return f"{ms} ms"
+    if ms < MINUTE_MS:
+        return f"{round(ms / SECOND_MS, 1):g} s"
+    parts = []
+    for unit, unit_ms in (("d", DAY_MS), ("h", HOUR_MS), ("min", MINUTE_MS), ("s", SECOND_MS)):
+        count, ms = divmod(ms, unit_ms)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])

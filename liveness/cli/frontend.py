@@ -23,6 +23,7 @@ from liveness.settings import SettingsError, host_port
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
+@click.option("--traces", metavar="URL", help="Tell an OTLP collector of traced calls.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
 def frontend(*, config: str | None, **flags: Any) -> None:
@@ -42,6 +43,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     # Loaded here: a wrong flag is told at once, and help needs none of it.
     from liveness.frontend_app import serve as run_frontend
     from liveness.store.errors import StoreUnusable
+    from liveness.tracing import TracesMissing
 
     def on_ready(address: str) -> None:
         # Who asks for JSON reads it with a program; the log tells that one where the frontend is.
@@ -52,7 +54,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except StoreUnusable as error:
+    except (StoreUnusable, TracesMissing) as error:
         raise Misuse(str(error)) from error
     sys.exit(code)
 

@@ -59,6 +59,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @click.option("--relay-stream", metavar="NAME", help="JetStream's stream.  [default: LIVENESS]")
 @click.option("--relay-replicas", metavar="N", help="Of the stream, if it has to be made.  [default: 1]")
 @click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
+@click.option("--traces", metavar="URL", help="Tell an OTLP collector of traced calls.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
 def serve(*, config: str | None, **flags: Any) -> None:
@@ -82,6 +83,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     # Loaded here: a wrong flag is told at once, and help needs none of it.
     from liveness.serving import serve as run_server
     from liveness.store.errors import StoreError, StoreUnusable
+    from liveness.tracing import TracesMissing
 
     def on_ready(address: str, url: str) -> None:
         # Who asks for JSON reads it with a program; the log tells that one where the server is.
@@ -92,7 +94,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except StoreUnusable as error:
+    except (StoreUnusable, TracesMissing) as error:
         raise Misuse(str(error)) from error
     except StoreError as error:
         raise Failure(f"the server cannot start on {settings.db_for_people}: {error}") from error

@@ -17,7 +17,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # so long connecting may take, over any network
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 

@@ -18,6 +18,7 @@ from liveness.frontend.refusals import Metadata, Refusal
 from liveness.frontend.routes import Owner, Routes
 from liveness.frontend.rules import Repeat
 from liveness.statuses import DETAILS_KEY
+from liveness.tracing import Traces
 
 logger = structlog.get_logger("liveness.frontend")
 
@@ -76,8 +77,10 @@ class Forwarder:
         *,
         me: str = "",
         on_trouble: Callable[[], None] = lambda: None,
+        traces: Traces | None = None,
     ) -> None:
         """`me`: this node, to which nothing is forwarded. `on_trouble`: a node was not where it should be."""
+        self._traces = traces
         self._routes = routes
         self._channels = channels
         self._clock = clock
@@ -96,6 +99,17 @@ class Forwarder:
     # -- one try
 
     async def send(
+        self, path: str, body: bytes, owner: Owner, metadata: Metadata, timeout_s: float
+    ) -> Answer | Refusal:
+        followed = None if self._traces is None else self._traces.sending(path, owner.node_id)
+        if followed is None:
+            return await self._send(path, body, owner, metadata, timeout_s)
+        with followed:
+            outcome = await self._send(path, body, owner, followed.carried_by(metadata), timeout_s)
+            followed.answered(outcome.code if isinstance(outcome, Refusal) else grpc.StatusCode.OK)
+            return outcome
+
+    async def _send(
         self, path: str, body: bytes, owner: Owner, metadata: Metadata, timeout_s: float
     ) -> Answer | Refusal:
         call = self._channels.to(owner.address).unary(path)(

@@ -34,13 +34,14 @@ from liveness.frontend.refusals import Refusal
 from liveness.frontend.routes import Owner, Routes
 from liveness.frontend.rules import Kind, Rule, rule_of
 from liveness.frontend.streams import StreamGateway
+from liveness.tracing import Traces
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Serve = Callable[[Any], Awaitable[Any]]
 
 MOVED_MARK = refusals.MOVED.encode()
 _NOT_WORTH_TRAVELLING_ALONE = frozenset({"traceparent", "tracestate"})
-"""Nobody follows one heartbeat through a batch."""
+"""Nobody follows one heartbeat through a batch. Where calls are followed, those that are travel alone all the same."""
 
 
 class Gateway:
@@ -55,9 +56,11 @@ class Gateway:
         all_mine: Callable[[], bool] = lambda: False,
         local: Relay | None = None,
         on_trouble: Callable[[], None] = lambda: None,
+        traces: Traces | None = None,
     ) -> None:
         """`me`: this node's id; None in a frontend. `all_mine`: whether every shard is, so that no batch need be looked
-        through. `local`: this node's side of Relay. `on_trouble`: a node was not where it should be; look again."""
+        through. `local`: this node's side of Relay. `on_trouble`: a node was not where it should be; look again.
+        `traces`: where calls are followed."""
         self.routes = routes
         self.me = me
         self.is_mine = is_mine
@@ -65,7 +68,8 @@ class Gateway:
         self.closing = False
         self._channels = channels
         self._clock = clock
-        self.forwarder = Forwarder(routes, channels, clock, me=me or "", on_trouble=on_trouble)
+        self.traces = traces
+        self.forwarder = Forwarder(routes, channels, clock, me=me or "", on_trouble=on_trouble, traces=traces)
         self.coalescer = Coalescer(self.forwarder, clock)
         self.streams = StreamGateway(
             routes, channels, clock, me=me or "", local=local, is_mine=is_mine, on_trouble=on_trouble
@@ -156,6 +160,7 @@ class Way:
             and request.HasField("heartbeat")
             and len(body) <= BYTES_MAX
             and all(name in _NOT_WORTH_TRAVELLING_ALONE for name, _ in metadata)
+            and not (self._gateway.traces is not None and self._gateway.traces.follows)
         )
         forwarder, coalescer = self._gateway.forwarder, self._gateway.coalescer
 

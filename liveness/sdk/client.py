@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.sdk.addresses import Addresses, addresses_of, said
@@ -199,7 +200,7 @@ class Client:
             self._connection = Connection.to(self._addresses)
         return self._connection
 
-    async def _call(self, name: str, request: object, ref: ActivityRef) -> Any:
+    async def _call(self, name: str, request: Message, ref: ActivityRef) -> Any:
         connection = self._to()
 
         def pick(route: Route) -> Method:

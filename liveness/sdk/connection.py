@@ -10,9 +10,10 @@ from threading import Lock
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 
 from liveness.clock import SystemClock
-from liveness.sdk import refusals
+from liveness.sdk import refusals, traces
 from liveness.sdk.addresses import said
 from liveness.sdk.failover import Route, Routes
 from liveness.sdk.heart import Heart
@@ -29,7 +30,12 @@ out what a poll is to get, and says that the end of its stream means nothing; on
 
 class Method(Protocol):
     def future(
-        self, request: Any, timeout: float | None = None, *, wait_for_ready: bool | None = None
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: tuple[tuple[str, str], ...] | None = None,
+        *,
+        wait_for_ready: bool | None = None,
     ) -> Any: ...
 
 
@@ -88,7 +94,7 @@ class Connection:
     def call(
         self,
         pick: Pick,
-        request: object,
+        request: Message,
         *,
         again: Callable[[Refusal], bool] = lambda _: False,
         timeout_s: float = CALL_SECONDS,
@@ -100,12 +106,22 @@ class Connection:
         outcome.add_done_callback(self._unanswered.discard)
         wait_ms = BACKOFF_MS[0]
         failures = 0
-
-        def start(route: Route) -> Any:
-            return pick(route).future(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        span = traces.here()
 
         def attempt() -> None:
+            sent = None if span is None else traces.begin(request, span)
+
+            def start(route: Route) -> Any:
+                return pick(route).future(
+                    request,
+                    timeout=timeout_s,
+                    metadata=None if sent is None else sent.metadata,
+                    wait_for_ready=wait_for_ready,
+                )
+
             route, call = self.routes.begin(start)
+            if sent is not None:
+                call.add_done_callback(sent.ended)
             call.add_done_callback(lambda done: self.ticker.post(lambda: ended(route, done)))
 
         def ended(route: Route, call: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from liveness.sdk import refusals
+from liveness.sdk import refusals, traces
 from liveness.sdk.failover import Route, Routes
 from liveness.sdk.pulse import Heard, Pulse
 from liveness.sdk.refusals import Refusal
@@ -113,12 +113,17 @@ class Heart:
             aboard.append(life)
         timeout_ms = min(life.pulse.deadline_ms for life in aboard)
         pulses = [life.pulse for life in aboard]
+        sent = traces.begin(request, namespace=namespace, heartbeats=len(aboard))
 
         def start(route: Route) -> Any:
-            return route.liveness.RecordWorkerHeartbeats.future(request, timeout=timeout_ms / 1_000)
+            return route.liveness.RecordWorkerHeartbeats.future(
+                request, timeout=timeout_ms / 1_000, metadata=None if sent is None else sent.metadata
+            )
 
         ward.route, call = self._routes.begin(start)
         ward.call = call
+        if sent is not None:
+            call.add_done_callback(sent.ended)
         call.add_done_callback(
             lambda done: self._ticker.post(lambda: self._arrived(namespace, aboard, pulses, done))
         )

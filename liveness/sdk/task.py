@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from google.protobuf.message import Message
+
 from liveness.sdk.connection import Connection, Pick
 from liveness.sdk.errors import GiveUp, RetryLater
 from liveness.sdk.holding import Hold, LostSignal
@@ -142,7 +144,7 @@ class Endings:
             "attempt": ref.attempt,
         }
 
-    def _call(self, pick: Pick, request: object, hold: Hold) -> Future[Any]:
+    def _call(self, pick: Pick, request: Message, hold: Hold) -> Future[Any]:
         def again(refusal: Refusal) -> bool:
             return refusal.passing and not hold.lost.is_set() and not self._life.ended
 

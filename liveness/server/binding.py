@@ -18,6 +18,7 @@ from liveness.frontend.rules import Kind
 from liveness.server.everywhere import only_here
 from liveness.statuses import DETAILS_KEY, code_of, status_of
 from liveness.store.errors import StoreError
+from liveness.tracing import Traces, is_followed
 
 logger = structlog.get_logger("liveness.server")
 
@@ -35,12 +36,13 @@ def bind(
     settle: Settle,
     admit: Admit | None = None,
     gateway: Gateway | None = None,
+    traces: Traces | None = None,
 ) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
     `settle` waits until the state that a refusal may rest on is durable: a refusal, too, is an answer. `admit` refuses
     calls about a namespace that is not served here. `gateway` carries calls about shards of others to them; without a
-    service, as in a frontend, all calls.
+    service, as in a frontend, all calls. `traces` follows calls that are to be followed.
     """
     handlers = {
         method.name: _handler(
@@ -49,6 +51,7 @@ def bind(
             settle,
             admit,
             None if gateway is None else gateway.way(method),
+            traces,
         )
         for method in descriptor.methods
     }
@@ -65,6 +68,7 @@ def _handler(
     settle: Settle,
     admit: Admit | None,
     way: Way | None,
+    traces: Traces | None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(GetMessageClass(method.input_type))
     if method.client_streaming:
@@ -75,7 +79,10 @@ def _handler(
         admit = None
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(_streaming(serve, admit, way), parse, _serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(serve, settle, admit, way), parse, _serialize)
+    call = _unary(serve, settle, admit, way)
+    if traces is not None:
+        call = _followed(call, traces, f"/{method.containing_service.full_name}/{method.name}")
+    return grpc.unary_unary_rpc_method_handler(call, parse, _serialize)
 
 
 def _serialize(answer: Message | bytes) -> bytes:
@@ -120,6 +127,42 @@ def _unary(
         raise AssertionError("abort raises")
 
     return call
+
+
+class _Noting:
+    """The context of a call, which does not tell afterwards how the call ended."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self.code = grpc.StatusCode.UNKNOWN
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.code = code
+        await self._context.abort(code, details, trailing_metadata)
+
+
+def _followed(
+    call: Callable[..., Awaitable[Message | bytes]], traces: Traces, path: str
+) -> Callable[..., Awaitable[Message | bytes]]:
+    async def follow(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
+        metadata = context.invocation_metadata()
+        if not is_followed(metadata):
+            return await call(request, context)
+        with traces.serving(path, metadata) as followed:
+            if namespace := getattr(request, "namespace", ""):
+                followed.tell(namespace=namespace)
+            noting = _Noting(context)
+            try:
+                answer = await call(request, noting)
+                noting.code = grpc.StatusCode.OK
+                return answer
+            finally:
+                followed.answered(noting.code)
+
+    return follow
 
 
 async def _on_its_way(

@@ -20,6 +20,7 @@ from liveness.v1 import cluster_pb2, fleet_pb2
 Share = cluster_pb2.GetFleetShareResponse
 
 NAMESPACES_MAX = 1_000
+WAITED_FOR_S = 10
 SAMPLES_AT_ONCE = 100
 """Then heartbeats have their turn."""
 _SUMMED = (*STATES, *HAPPENINGS, "queue_depth")
@@ -161,4 +162,12 @@ async def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
             await asyncio.sleep(0)
         samples[at_s].latency_p50_ms = quantile(bounds, counts, 0.5) * 1_000
         samples[at_s].latency_p99_ms = quantile(bounds, counts, 0.99) * 1_000
-    return [samples[at_s] for at_s in sorted(samples)]
+    through_s = _whole_through_s(shares)
+    return [samples[at_s] for at_s in sorted(samples) if at_s <= through_s]
+
+
+def _whole_through_s(shares: Sequence[Share]) -> int:
+    """Up to when everybody has taken samples. Without it, the newest would dip whenever one node was a moment earlier
+    than another. Who is long behind is not waited for."""
+    newest = [share.samples[-1].time.seconds for share in shares if share.samples]
+    return min((at_s for at_s in newest if at_s >= max(newest) - WAITED_FOR_S), default=0)

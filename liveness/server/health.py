@@ -70,8 +70,9 @@ class Health(health_pb2_grpc.HealthServicer):
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         known = request.service in self._services
         while True:
-            changed = self._changed
+            # Read before the answer leaves: what changes meanwhile must be told, too.
+            changed, ending = self._changed, self._ending
             yield Status(status=self._status_of(request.service) if known else Status.SERVICE_UNKNOWN)
-            if self._ending:
+            if ending:
                 return
             await changed.wait()

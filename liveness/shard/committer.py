@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import structlog
 
@@ -34,22 +35,47 @@ Tenure = tuple[int, int]
 """A shard's id and the epoch under which it was held."""
 
 
+class Follower(Protocol):
+    """Of a call that waits for a commit and is followed."""
+
+    def began(self, number: int, shards: int) -> None: ...
+
+    def ended(self, *, lost: bool) -> None: ...
+
+
+Follow = Callable[[], Follower | None]
+"""Asked in the context of the call that waits; most are not followed."""
+
+
 class Group:
     """Those who wait for one commit."""
 
-    __slots__ = ("_lost", "_waiters", "done")
+    __slots__ = ("_begun", "_follow", "_followers", "_lost", "_waiters", "done")
 
-    def __init__(self) -> None:
+    def __init__(self, follow: Follow | None = None) -> None:
         self.done = False
         self._lost: set[Tenure] = set()
         self._waiters: list[asyncio.Future[None]] = []
+        self._follow = follow
+        self._followers: list[Follower] = []
+        self._begun: tuple[int, int] | None = None
 
     async def wait(self) -> None:
         if not self.done:
             # One future each: a caller that goes away cancels its own.
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
+            if self._follow is not None and (follower := self._follow()) is not None:
+                self._followers.append(follower)
+                if self._begun is not None:
+                    follower.began(*self._begun)
             await waiter
+
+    def begin(self, number: int, shards: int) -> None:
+        """Its commit does."""
+        self._begun = number, shards
+        for follower in self._followers:
+            follower.began(number, shards)
 
     @property
     def waiting(self) -> int:
@@ -68,6 +94,9 @@ class Group:
 
     def finish(self) -> None:
         self.done = True
+        for follower in self._followers:
+            follower.ended(lost=bool(self._lost))
+        self._followers.clear()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -90,6 +119,7 @@ class Committer:
         on_lost: Callable[[Sequence[Shard], bool], None],
         on_committed: Callable[[Sequence[HandedOver]], None],
         on_broken: Callable[[StoreBroken], None],
+        follow: Follow | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -103,8 +133,10 @@ class Committer:
         self._dirty: dict[int, Shard] = {}
         self._checkpoints: set[int] = set()
         self._releases: set[int] = set()
-        self._open = Group()
+        self._follow = follow
+        self._open = Group(follow)
         self._in_flight: Group | None = None
+        self._commits = 0
         self._last_start_ms = clock.monotonic_ms()
         self.took_s = 0.0
         """How long the last commit that succeeded took."""
@@ -151,7 +183,7 @@ class Committer:
     async def commit_open(self) -> None:
         self._wake.clear()
         self._last_start_ms = self._clock.monotonic_ms()
-        group, self._open = self._open, Group()
+        group, self._open = self._open, Group(self._follow)
         listening_ms, wall_ms = self._listening.now_ms(), self._clock.wall_ms()
         handed = [
             shard.hand_over(
@@ -166,6 +198,8 @@ class Committer:
         self._releases.difference_update(self._dirty)
         self._dirty = {}
         self._in_flight = group
+        self._commits += 1
+        group.begin(self._commits, len(handed))
         self._listening.commit_began()
         try:
             await self._commit(handed)

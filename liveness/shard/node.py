@@ -13,7 +13,7 @@ from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
 from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
 from liveness.shard.census import Rank
-from liveness.shard.committer import Committer, Group
+from liveness.shard.committer import Committer, Follow, Group
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.observed_clock import ListeningTime
 from liveness.shard.policies import Policies
@@ -46,6 +46,7 @@ class Node:
         commit_interval_ms: float,
         deadlines: Callable[[int], Deadlines],
         namespaces: Collection[str] = (),
+        follow: Follow | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
@@ -96,6 +97,7 @@ class Node:
             on_lost=self._on_lost,
             on_committed=self._after_commit,
             on_broken=self.give_up,
+            follow=follow,
         )
 
     # -- life

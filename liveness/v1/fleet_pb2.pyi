@@ -109,7 +109,9 @@ class GetFleetResponse(_message.Message):
 
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___FleetSample]:
-        """Oldest first. A server keeps them in memory, so that they begin with its start."""
+        """Oldest first. A server keeps them in memory, so that they begin with its start, and of the first 100 namespaces that
+        had workers there: of others there are none, but in what all have together they are counted.
+        """
 
     @_builtins.property
     def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceFleet]:
@@ -117,7 +119,7 @@ class GetFleetResponse(_message.Message):
 
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueDepth]:
-        """Of the shards that have any."""
+        """Of the shards that have any; of the namespace's tasks only, if one was asked for."""
 
     @_builtins.property
     def alerts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alert]:

@@ -30,7 +30,14 @@ BELOW: dict[str, set[str]] = {
     "liveness.shard": {"liveness.domain", "liveness.store", "liveness.clock"},
     "liveness.telemetry": {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"},
     "liveness.statuses": {"liveness.domain"},
-    "liveness.frontend": {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"},
+    "liveness.tracing": set(),
+    "liveness.frontend": {
+        "liveness.domain",
+        "liveness.clock",
+        "liveness.statuses",
+        "liveness.tracing",
+        "liveness.v1",
+    },
     "liveness.cluster": {
         "liveness.domain",
         "liveness.store",
@@ -57,6 +64,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.clock",
         "liveness.statuses",
         "liveness.telemetry",
+        "liveness.tracing",
         "liveness.v1",
     },
     "liveness.fencing": set(),
@@ -87,6 +95,7 @@ BELOW["liveness.frontend_app"] = {
     "liveness.logs",
     "liveness.server",
     "liveness.store",
+    "liveness.tracing",
     "liveness.v1",
 }
 BELOW["liveness.demo"] = {"liveness.sdk", "liveness.clock", "liveness.v1"}

@@ -28,6 +28,7 @@ QUEUES = (
     "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any "
     "task queue"
 )
+COLLECTOR = "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
 SECRET = "correct horse battery staple"
 LISTEN = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400; port 0 takes any free one"
 
@@ -100,6 +101,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         task_retention_s = 0
         task_attempts_max = 1
         shutdown_timeout_s = 0
+        traces = "https://collector.example:4317"
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
         http = "off"
@@ -163,6 +165,10 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         ("task_retention_s", "inf", "a number from 0 to 315360000"),
         ("task_attempts_max", "0", "a whole number from 1 to 1000"),
         ("shutdown_timeout_s", "1e3", "a number from 0 to 3600"),
+        ("traces", "127.0.0.1:4317", COLLECTOR),
+        ("traces", "http://collector", COLLECTOR),
+        ("traces", "http://user@collector:4317", COLLECTOR),
+        ("traces", "http://collector:4317/v1/traces", COLLECTOR),
         ("namespaces", "a,,b", "names of namespaces with commas between them"),
         ("namespaces", "a\x00", "names of namespaces with commas between them"),
         ("namespaces", "\udcff", "names of namespaces with commas between them"),

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from liveness.testing import LocalServer
-from liveness.testing.fixtures import liveness_server
 from tests.cli.shell import Shell
 from tests.shard.engine import activity, duration
 
-__all__ = ["liveness_server"]
-
 LEASE_S = 30
-START = "2025-06-15 15:06:40"
-"""Where a manual clock begins."""
 
 
 @pytest.fixture
-def shell(liveness_server: LocalServer) -> Shell:
-    return Shell(liveness_server.address)
+def local(tmp_path: Path) -> Iterator[LocalServer]:
+    """Its clock begins at 15:06:40 on 2025-06-15."""
+    with LocalServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def shell(local: LocalServer) -> Shell:
+    return Shell(local.address)
 
 
 def beat(shell: Shell, key: str = "worker-7", **fields: Any) -> None:
@@ -38,13 +42,13 @@ def die(server: LocalServer, shell: Shell) -> None:
     server.advance(LEASE_S)
 
 
-def test_the_first_line_says_it_all(liveness_server: LocalServer, shell: Shell) -> None:
-    die(liveness_server, shell)
+def test_the_first_line_says_it_all(local: LocalServer, shell: Shell) -> None:
+    die(local, shell)
     assert shell.ok("workers", "why", "worker-7").splitlines()[0] == (
         "worker-7 fell silent at 15:06:45.000Z: no heartbeat for 30.0 s of a 30s lease; "
         "2 others of host db-3 died with it; verdict: stands"
     )
-    liveness_server.advance(12)
+    local.advance(12)
     beat(shell, sequence=3)
     assert (
         shell.ok("workers", "why", "worker-7")
@@ -53,10 +57,8 @@ def test_the_first_line_says_it_all(liveness_server: LocalServer, shell: Shell) 
     )
 
 
-def test_the_page_shows_heartbeats_company_and_where_the_work_went(
-    liveness_server: LocalServer, shell: Shell
-) -> None:
-    die(liveness_server, shell)
+def test_the_page_shows_heartbeats_company_and_where_the_work_went(local: LocalServer, shell: Shell) -> None:
+    die(local, shell)
     out = shell.ok("workers", "why", "worker-7")
     fields = {line.rpartition("  ")[0].strip(): line for line in out.splitlines()}
     assert "2025-06-15 15:07:15.000Z" in fields["died"]
@@ -74,33 +76,33 @@ def test_the_page_shows_heartbeats_company_and_where_the_work_went(
     ]
 
 
-def test_a_server_that_stood_still_is_shown(liveness_server: LocalServer, shell: Shell) -> None:
+def test_a_server_that_stood_still_is_shown(local: LocalServer, shell: Shell) -> None:
     beat(shell)
-    node = liveness_server.server.node
+    node = local.server.node
 
     async def stand_still() -> None:
-        liveness_server.server._clock.move(60_000)  # type: ignore[attr-defined]
+        local.server._clock.move(60_000)  # type: ignore[attr-defined]
         node.pulse()
 
-    liveness_server._call(stand_still())
-    liveness_server.advance(LEASE_S)
+    local._call(stand_still())
+    local.advance(LEASE_S)
     out = shell.ok("workers", "why", "worker-7")
     [stall] = [line for line in out.splitlines() if "stood still" in line]
     assert stall.split()[:4] == ["2025-06-15", "15:06:40.000Z", "60.0", "s"]
 
 
-def test_an_epoch_chooses_among_several_deaths(liveness_server: LocalServer, shell: Shell) -> None:
-    die(liveness_server, shell)
+def test_an_epoch_chooses_among_several_deaths(local: LocalServer, shell: Shell) -> None:
+    die(local, shell)
     beat(shell, sequence=3)
-    liveness_server.advance(LEASE_S)
+    local.advance(LEASE_S)
     assert shell.json("workers", "why", "worker-7")["lease_epoch"] == "2"
     first = shell.json("workers", "why", "worker-7", "--epoch", "1")
     assert (first["lease_epoch"], first["verdict"]) == ("1", "VERDICT_FALSE")
     assert shell.run("workers", "why", "worker-7", "--epoch", "0").exit_code == 2
 
 
-def test_json_has_every_field(liveness_server: LocalServer, shell: Shell) -> None:
-    die(liveness_server, shell)
+def test_json_has_every_field(local: LocalServer, shell: Shell) -> None:
+    die(local, shell)
     death = shell.json("workers", "why", "worker-7")
     assert death["company"] == {"same_host": 2, "same_build": 0, "same_namespace": 2}
     assert [beat.get("gap") for beat in death["heartbeats"]] == [None, "5s"]
@@ -117,17 +119,17 @@ def test_who_has_not_died_is_one_sentence(shell: Shell) -> None:
     )
 
 
-def test_a_death_without_a_certificate_is_told_as_well(liveness_server: LocalServer, shell: Shell) -> None:
+def test_a_death_without_a_certificate_is_told_as_well(local: LocalServer, shell: Shell) -> None:
     beat(shell)
-    liveness_server.expire("worker-7")
+    local.expire("worker-7")
     first = shell.ok("workers", "why", "worker-7").splitlines()[0]
     assert first.startswith("worker-7 fell silent at 15:06:40.000Z")
     assert first.endswith("; verdict: stands")
 
 
-def test_hostile_texts_are_shown_not_obeyed(liveness_server: LocalServer, shell: Shell) -> None:
+def test_hostile_texts_are_shown_not_obeyed(local: LocalServer, shell: Shell) -> None:
     beat(shell, "[red]w[/red]", host_name="[blink]:smile:")
-    liveness_server.advance(LEASE_S)
+    local.advance(LEASE_S)
     out = shell.ok("workers", "why", "[red]w[/red]")
     assert out.startswith("[red]w[/red] fell silent")
     assert "[blink]:smile:" in out

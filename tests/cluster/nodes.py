@@ -14,6 +14,7 @@ import grpc
 
 from liveness.cluster.placement import winner
 from liveness.v1 import admin_pb2, admin_pb2_grpc, service_pb2_grpc
+from tests.end_to_end.conftest import WHOLE_LOG
 from tests.end_to_end.server_process import ROUNDING_MS, ServerProcess
 from tests.sdk_end_to_end.site import free_port
 
@@ -26,8 +27,6 @@ CALL_SECONDS = 8
 LOOK_SECONDS = 0.05
 LEASE_MS = 1_500
 """Of a node, where the default is not what is tested."""
-WHOLE_LOG = {"LIVENESS_CHECKPOINT_INTERVAL_S": "3600"}
-"""Renewals behind a checkpoint are deleted, and the audit wants to see every row."""
 HASTY = {**WHOLE_LOG, "LIVENESS_NODE_LEASE_MS": str(LEASE_MS), "LIVENESS_TAKEOVER_GRACE_MS": "2000"}
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 

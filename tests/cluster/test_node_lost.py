@@ -16,10 +16,11 @@ from liveness.domain.keys import shard_of
 from liveness.frontend.forwarding import TO
 from liveness.v1 import service_pb2, worker_pb2
 from tests.cluster.conftest import MakeCluster, Place
-from tests.cluster.nodes import HASTY, LEASE_MS, SHARDS, WHOLE_LOG, Cluster, Node
+from tests.cluster.nodes import HASTY, LEASE_MS, SHARDS, Cluster, Node
 from tests.cluster.verdict import pass_verdict
 from tests.end_to_end.audit import audit_workers
 from tests.end_to_end.campaign import Say, acknowledged
+from tests.end_to_end.conftest import WHOLE_LOG
 from tests.end_to_end.ledger import NAMESPACE, Ledger
 from tests.end_to_end.load import Load
 from tests.sdk_end_to_end.proxy import Proxy

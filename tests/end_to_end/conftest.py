@@ -18,6 +18,8 @@ MakeServer = Callable[..., ServerProcess]
 
 EXPOSED = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
 """Without the grace after a start, leases are as exposed as they can be."""
+WHOLE_LOG = {"LIVENESS_CHECKPOINT_INTERVAL_S": "3600"}
+"""Renewals behind a checkpoint are deleted, and the audit wants to see every row."""
 
 
 @pytest.fixture

@@ -95,6 +95,21 @@ async def test_latencies_of_both_are_added_up_by_bucket(pair: tuple[Site, Site])
     assert (await fleet(first)).samples[-1].latency_p99_ms > 1_000, "now three of them"
 
 
+async def test_a_moment_of_which_one_node_has_no_sample_yet_is_not_shown(pair: tuple[Site, Site]) -> None:
+    first, second = pair
+    names = workers_of(first, 10) + workers_of(second, 10)
+    await first.batch(*(heartbeat(name, lease_ms=3_600_000) for name in names))
+    await pass_time(first, second, ms=2_000)
+    await pass_time(first, ms=2_000)
+    assert [sample.active for sample in (await fleet(first)).samples] == [20]
+    await pass_time(second, ms=2_000)
+    assert [sample.active for sample in (await fleet(first)).samples] == [20, 20]
+    await pass_time(first, ms=12_000)
+    assert [sample.active for sample in (await fleet(first)).samples][-1] == 10, (
+        "who is long behind is not waited for"
+    )
+
+
 async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[Site, Site]) -> None:
     first, second = pair
     names = workers_of(first, 12) + workers_of(second, 12)

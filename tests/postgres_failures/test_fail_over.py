@@ -12,7 +12,7 @@ from liveness.store.errors import CommitUnknown
 from liveness.store.postgres import PostgresDatabase
 from tests.databases import STANDBY, PostgresServer, postgres_home
 from tests.end_to_end.campaign import Say, acknowledged
-from tests.end_to_end.conftest import EXPOSED, MakeServer
+from tests.end_to_end.conftest import EXPOSED, WHOLE_LOG, MakeServer
 from tests.postgres_failures.trial import trial
 
 REPLICATES = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
@@ -62,7 +62,7 @@ def pair() -> Iterator[Pair]:
 async def test_failed_over(pair: Pair, make_server: MakeServer, say: Say) -> None:
     await pair.synchronous()
     database = pair.primary.create_database()
-    server = make_server(pair.url(database), environ=EXPOSED)
+    server = make_server(pair.url(database), environ=EXPOSED | WHOLE_LOG)
     async with trial(server, postgres_home(pair.standby, database), say, seed=4) as run:
         async with run.failure():
             await asyncio.to_thread(pair.fail_over)

@@ -9,7 +9,7 @@ from liveness.store.errors import ReadFailed
 from liveness.store.postgres import PostgresDatabase
 from tests.databases import PostgresServer, postgres_home
 from tests.end_to_end.campaign import Say
-from tests.end_to_end.conftest import EXPOSED, MakeServer
+from tests.end_to_end.conftest import EXPOSED, WHOLE_LOG, MakeServer
 from tests.end_to_end.server_process import STEP_MS_MAX, Outage, run_to_end
 from tests.postgres_failures.test_restarts import end_sessions
 from tests.postgres_failures.trial import trial
@@ -43,7 +43,7 @@ async def test_no_room_while_running(
 ) -> None:
     name = database_of(durable_postgres, "limited")
     url = durable_postgres.url(name).replace("postgres@", "limited@")
-    server = make_server(url, environ=EXPOSED)
+    server = make_server(url, environ=EXPOSED | WHOLE_LOG)
     async with (
         trial(server, postgres_home(durable_postgres, name), say, seed=5) as run,
         run.failure(),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.databases import PostgresServer, postgres_home
 from tests.end_to_end.campaign import Say
-from tests.end_to_end.conftest import EXPOSED, MakeServer
+from tests.end_to_end.conftest import EXPOSED, WHOLE_LOG, MakeServer
 from tests.postgres_failures.trial import Trial, trial
 
 LONGER_THAN_A_LEASE_S = 2.0
@@ -41,7 +41,7 @@ def end_sessions(postgres: PostgresServer) -> int:
 
 async def test_restarted(make_server: MakeServer, durable_postgres: PostgresServer, say: Say) -> None:
     database = durable_postgres.create_database()
-    server = make_server(durable_postgres.url(database), environ=EXPOSED)
+    server = make_server(durable_postgres.url(database), environ=EXPOSED | WHOLE_LOG)
     async with trial(server, postgres_home(durable_postgres, database), say) as run:
         await restarts(run, durable_postgres, LONGER_THAN_A_LEASE_S)
         await crashes(run, durable_postgres, 0)
@@ -49,7 +49,7 @@ async def test_restarted(make_server: MakeServer, durable_postgres: PostgresServ
 
 async def test_sessions_ended(make_server: MakeServer, durable_postgres: PostgresServer, say: Say) -> None:
     database = durable_postgres.create_database()
-    server = make_server(durable_postgres.url(database), environ=EXPOSED)
+    server = make_server(durable_postgres.url(database), environ=EXPOSED | WHOLE_LOG)
     async with trial(server, postgres_home(durable_postgres, database), say, seed=2) as run:
         for _ in range(4):
             await sessions_end(run, durable_postgres)
@@ -61,7 +61,7 @@ async def test_again_and_again(
     make_server: MakeServer, durable_postgres: PostgresServer, say: Say, seed: int
 ) -> None:
     database = durable_postgres.create_database()
-    server = make_server(durable_postgres.url(database), environ=EXPOSED)
+    server = make_server(durable_postgres.url(database), environ=EXPOSED | WHOLE_LOG)
     async with trial(server, postgres_home(durable_postgres, database), say, seed) as run:
         for number in range(15):
             await restarts(run, durable_postgres, number % 3)

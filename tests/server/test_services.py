@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from liveness.server.health import Health
 from tests.server.site import Site, refusal
 
 SERVICES = ("liveness.v1.LivenessService", "liveness.v1.AdminService")
@@ -47,3 +48,13 @@ async def test_reflection_lists_the_services(sqlite_site: Site) -> None:
 async def test_reflection_can_be_switched_off(sqlite_site: Site) -> None:
     await sqlite_site.restart(reflection=False)
     assert (await refusal(listed(sqlite_site))).code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_what_changes_while_an_answer_leaves_is_told_too() -> None:
+    health = Health(())
+    health.serve()
+    watching: Any = health.Watch(health_pb2.HealthCheckRequest(), None)  # type: ignore[arg-type]
+    assert (await anext(watching)).status == health_pb2.HealthCheckResponse.SERVING
+    await health.enter_graceful_shutdown()
+    assert (await anext(watching)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert [answer async for answer in watching] == []

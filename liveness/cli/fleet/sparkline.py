@@ -1,0 +1,35 @@
+"""A row of numbers as a row of bars, one character each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BARS = "▁▂▃▄▅▆▇█"
+"""The lowest is for zero alone, so that a little is told from nothing."""
+GAP = " "
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The whole of it in `width` characters at most, the newest at the right; None is a gap. A character that stands
+    for several numbers shows the highest of them: what is short is not to be overlooked."""
+    if not values or width <= 0:
+        return ""
+    each = -(-len(values) // width)
+    ragged = len(values) % each
+    starts = [0, *range(ragged, len(values), each)] if ragged else list(range(0, len(values), each))
+    ends = [*starts[1:], len(values)]
+    columns = [_highest(values[start:end]) for start, end in zip(starts, ends, strict=True)]
+    top = max((value for value in columns if value is not None), default=0.0)
+    return "".join(_bar(value, top) for value in columns)
+
+
+def _highest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _bar(value: float | None, top: float) -> str:
+    if value is None:
+        return GAP
+    if value <= 0:
+        return BARS[0]
+    return BARS[max(1, round(value / top * (len(BARS) - 1)))]

@@ -1,0 +1,87 @@
+"""`liveness top`: the fleet at a glance, as long as one looks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+
+import click
+from rich.console import Console
+
+from liveness.cli.client import Client, Timeout, client_command
+from liveness.cli.fleet.choices import Choices, Room
+from liveness.cli.fleet.reading import read
+from liveness.cli.fleet.rows import columns
+from liveness.cli.fleet.screen import Screen, first_query
+from liveness.cli.fleet.view import Picture, View
+from liveness.cli.output import note, print_json, print_table, to_json
+from liveness.clock import SystemClock
+from liveness.v1.fleet_pb2 import GetFleetRequest
+
+PIPED_WORKERS = 1_000
+PIPED_WIDTH = 126
+"""Of the figures; neither alerts nor workers are cut anywhere."""
+
+
+@click.command()
+@click.option(
+    "--interval", type=Timeout(), default="2s", show_default=True, help="Look so often at the server."
+)
+@click.option("--all-namespaces", "-A", is_flag=True, help="All namespaces together.")
+@click.option("--once", is_flag=True, help="Print one picture and end, as without a terminal.")
+@client_command()
+def top(client: Client, *, interval: float, all_namespaces: bool, once: bool, as_json: bool) -> None:
+    """See the fleet at a glance: who is alive, what goes on, what needs a look.
+
+    Keys: q quits, / filters, s or the arrows sort, p pauses, ? tells the rest. Of many workers, those are read that are
+    shown; sorted are the first 5,000, and a filter finds the others.
+
+    \b
+    Examples:
+      liveness top
+      liveness top --all-namespaces --interval 5s
+      liveness top --once | head -20
+      liveness top --json | jq '.alerts[].message'
+    """
+    namespace = "" if all_namespaces else client.namespace
+    if as_json:
+        print_json(to_json(client.call(client.admin.GetFleet, GetFleetRequest(namespace=namespace))))
+        return
+    console = Console(highlight=False)
+    clock = SystemClock()
+    on_terminal = console.is_terminal and not console.is_dumb_terminal
+    query = first_query(namespace, console.height)
+    if not on_terminal:
+        query = replace(query, workers=PIPED_WORKERS)
+    seen = read(client, query, clock)
+    picture = Picture(snapshot=seen, choices=Choices(), now_ms=seen.at_ms, namespace=namespace)
+    if not on_terminal:
+        _print(picture)
+    elif once or not sys.stdin.isatty():
+        console.print(View(picture, keys=False), height=console.height - 1)
+    else:
+
+        async def look() -> int:
+            return await Screen(console, client, clock, interval, query, seen).run()
+
+        sys.exit(asyncio.run(look()))
+
+
+def _print(picture: Picture) -> None:
+    """For a pipe or a file: no colours, nothing cut."""
+    view = View(picture, keys=False)
+    for line in (*view.head(PIPED_WIDTH, Room(0, 0)), *view.figures(PIPED_WIDTH)):
+        click.echo(line.plain.rstrip())
+    for banner in view.banners():
+        click.echo(banner)
+    found = picture.workers()
+    shown = columns(PIPED_WIDTH, with_namespace=not picture.namespace)
+    click.echo()
+    print_table(
+        [column.title for column in shown],
+        ([column.cell(worker, picture.server_ms).plain for column in shown] for worker in found),
+    )
+    total = picture.snapshot.total
+    if total is None or total > len(found):
+        note(f"These are the first {len(found):,} of {'many' if total is None else f'{total:,}'} workers.")

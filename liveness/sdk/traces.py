@@ -1,0 +1,83 @@
+"""Calls of a program that traces with OpenTelemetry are part of its traces.
+
+The SDK needs none of it. A program that traces has loaded OpenTelemetry and set it up; where it has not, nothing is
+imported and nothing is done here. Heartbeats, which nobody in the program has asked for, begin traces of their own, as
+many as the program's sampler lets through; other calls belong to the span in which they are made, if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+_API = "opentelemetry.trace"
+
+log = logging.getLogger("liveness.sdk")
+
+
+class Sent:
+    """A call that is under way, as a span."""
+
+    def __init__(self, api: Any, span: Any) -> None:
+        self._api = api
+        self._span = span
+        own = span.get_span_context()
+        self.metadata: tuple[tuple[str, str], ...] = (
+            ("traceparent", f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"),
+        )
+        if own.trace_state:
+            self.metadata += (("tracestate", own.trace_state.to_header()),)
+
+    def ended(self, call: Any) -> None:
+        code = call.code()
+        try:
+            self._span.set_attribute("rpc.grpc.status_code", code.value[0])
+            if code is not grpc.StatusCode.OK:
+                self._span.set_status(self._api.StatusCode.ERROR, code.name)
+            self._span.end()
+        except Exception:  # no lease is lost to a tracer that fails
+            log.debug("a span could not be ended", exc_info=True)
+
+
+def here() -> Any | None:
+    """The context of the program's current span; None if there is none."""
+    api = sys.modules.get(_API)
+    if api is None:
+        return None
+    span = api.get_current_span()
+    return api.set_span_in_context(span) if span.get_span_context().is_valid else None
+
+
+def begin(request: Message, parent: Any | None = None, **attributes: str | int) -> Sent | None:
+    """A call with this request; None if the program does not trace. Without a parent, it begins a trace."""
+    api = sys.modules.get(_API)
+    if api is None:
+        return None
+    try:
+        method = request.DESCRIPTOR.name.removesuffix("Request")
+        service = _service_of(request, method)
+        span = api.get_tracer("liveness.sdk").start_span(
+            f"{service}/{method}",
+            parent,
+            kind=api.SpanKind.CLIENT,
+            attributes={
+                "rpc.system": "grpc",
+                "rpc.service": service,
+                "rpc.method": method,
+                **{f"liveness.{name}": value for name, value in attributes.items()},
+            },
+        )
+        # Without a provider, spans are empty.
+        return Sent(api, span) if span.get_span_context().is_valid else None
+    except Exception:  # no lease is lost to a tracer that fails
+        log.debug("a span could not be begun", exc_info=True)
+        return None
+
+
+def _service_of(request: Message, method: str) -> str:
+    services = request.DESCRIPTOR.file.services_by_name.values()
+    return next((service.full_name for service in services if method in service.methods_by_name), "")
