@@ -1,6 +1,8 @@
 // Names that others chose: isolated, so that their direction stays their own, cut where there is no room, whole on hover.
-import { html } from '../html.js';
+import { html, useRef } from '../html.js';
+import { connection } from '../live.js';
 import { activityHref, workerHref } from '../route.js';
+import { useBeat } from '../ticker.js';
 import { showAgo, showTime, showTimeExactly } from '../time.js';
 import { activityName } from '../words.js';
 
@@ -17,8 +19,18 @@ export function ActivityLink({ ns, id }) {
   return html`<a class="link" href=${activityHref(ns, id)}><${Name}>${activityName(id)}<//></a>`;
 }
 
-/** The point in time, or how long ago it was; the other on hover. */
+/** The point in time, or how long ago it was; exactly on hover. */
 export function Time({ ms, ago = false }) {
   if (ms === null || ms === undefined) return html`<span class="mute">–</span>`;
-  return html`<time datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}>${ago ? showAgo(ms) : showTime(ms)}</time>`;
+  if (ago) return html`<${Ago} ms=${ms} />`;
+  return html`<time datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}>${showTime(ms)}</time>`;
+}
+
+/** Goes on by itself, as long as we would hear if there was something newer. */
+function Ago({ ms }) {
+  const place = useRef();
+  useBeat(() => {
+    if (connection.value.state === 'live' || !place.current.textContent) place.current.textContent = showAgo(ms);
+  }, [ms]);
+  return html`<time ref=${place} datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}></time>`;
 }
