@@ -7,7 +7,8 @@ const movers = new Set();
 let timer = null;
 
 function beat() {
-  if (!document.hidden) for (const move of [...movers]) move();
+  // Not over a copy: what moves may take others away with it, and those are not to be called any more.
+  if (!document.hidden) for (const move of movers) move();
 }
 
 export function everyBeat(move) {

@@ -30,7 +30,8 @@ export function Time({ ms, ago = false }) {
 function Ago({ ms }) {
   const place = useRef();
   useBeat(() => {
-    if (connection.value.state === 'live' || !place.current.textContent) place.current.textContent = showAgo(ms);
+    const node = place.current;
+    if (node && (connection.value.state === 'live' || !node.textContent)) node.textContent = showAgo(ms);
   }, [ms]);
   return html`<time ref=${place} datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}></time>`;
 }
