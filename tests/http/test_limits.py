@@ -47,6 +47,16 @@ async def test_bodies_of_all_together_are_limited_and_room_is_given_back(plot: H
     assert (await plot.client.ask("POST", HEARTBEAT, JSON, body)).code != 503
 
 
+async def test_a_body_that_never_comes_to_its_end_gives_its_room_back(plot: House) -> None:
+    await plot.open(bodies=Bodies(all_max=10_000, arrival_s=0.2))
+    body = json.dumps({"last_error": "x" * 6_000}).encode()
+    async with plot.client.conversation() as slow:
+        await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
+        answer = await slow.answer()
+        assert (answer.code, answer.error["reason"]) == (408, "BODY_TOO_SLOW")
+        assert (await plot.client.ask("POST", HEARTBEAT, JSON, body)).code == 200
+
+
 async def test_a_connection_serves_one_request_after_the_other(client: Client) -> None:
     async with client.conversation() as talk:
         for _ in range(3):
