@@ -46,7 +46,6 @@ def _take(settings: Settings) -> Place | None:
 
 
 async def _show_face(server: Server, place: Place, settings: Settings, clock: Clock) -> Face:
-    # Loaded here: who turns it off need not wait for it.
     from liveness.http.face import Face
 
     face = Face(loopback(server.address), place, clock, hosts=settings.http_hosts, metrics=server.metrics)
@@ -73,6 +72,10 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     # Before anything is opened: nobody takes up shards only to find that another one sits in this place.
     place = _take(settings)
+    if place is not None:
+        # Who turns it off need not wait for it, and nobody should wait for it once there are shards to look after.
+        import liveness.http.face  # noqa: F401
+
     server = Server(settings, clock=clock)
     try:
         await server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,12 +13,20 @@ from liveness.http.refusals import Refusal, refusal
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
 BODIES_BYTES_MAX = 64 * 1024 * 1024
+ARRIVAL_S = 60.0
+"""How long a body may take to arrive. Whoever vanished halfway, without a word, would otherwise keep its room for ever."""
 
 
 class Bodies:
-    def __init__(self, one_max: int = BODY_BYTES_MAX, all_max: int = BODIES_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        one_max: int = BODY_BYTES_MAX,
+        all_max: int = BODIES_BYTES_MAX,
+        arrival_s: float = ARRIVAL_S,
+    ) -> None:
         self._one_max = one_max
         self._all_max = all_max
+        self._arrival_s = arrival_s
         self._held = 0
 
     @asynccontextmanager
@@ -29,14 +38,18 @@ class Bodies:
         parts: list[bytes] = []
         size = 0
         try:
-            async for part in request.stream():
-                size += len(part)
-                self._held += len(part)
-                if size > self._one_max:
-                    raise self._too_large()
-                if self._held > self._all_max:
-                    raise _too_much()
-                parts.append(part)
+            try:
+                async with asyncio.timeout(self._arrival_s):
+                    async for part in request.stream():
+                        size += len(part)
+                        self._held += len(part)
+                        if size > self._one_max:
+                            raise self._too_large()
+                        if self._held > self._all_max:
+                            raise _too_much()
+                        parts.append(part)
+            except TimeoutError:
+                raise self._too_slow() from None
             yield b"".join(parts)
         finally:
             self._held -= size
@@ -47,6 +60,15 @@ class Bodies:
             grpc.StatusCode.INVALID_ARGUMENT,
             "BODY_TOO_LARGE",
             f"A body may have {self._one_max / 1024 / 1024:g} MiB at most.",
+            headers={"Connection": "close"},
+        )
+
+    def _too_slow(self) -> Refusal:
+        return refusal(
+            408,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "BODY_TOO_SLOW",
+            f"A body may take {self._arrival_s:g} s to arrive.",
             headers={"Connection": "close"},
         )
 

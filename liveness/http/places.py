@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+_KEEP_ALIVE_S = 60
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Who listens everywhere is reached, from here, at these."""
 
@@ -43,12 +44,20 @@ def take(host: str, port: int) -> Place:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
+        _notice_the_vanished(bound)
         bound.bind(address)
         bound.setblocking(False)
     except BaseException:
         bound.close()
         raise
     return Place(bound, host, bound.getsockname()[1])
+
+
+def _notice_the_vanished(bound: socket.socket) -> None:
+    """Connections inherit it. A laptop that was closed says no goodbye, and its connection would count for ever."""
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
 
 
 def loopback(grpc_address: str) -> str:

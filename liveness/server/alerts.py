@@ -63,27 +63,32 @@ def _of_namespace(fleet: fleet_pb2.NamespaceFleet) -> Iterator[fleet_pb2.Alert]:
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_STORM,
             namespace=name,
-            message=f"{_count(deaths, 'worker')} of {name} died within {WINDOW_MS // 1_000} s and {fleet.active} are "
-            "left: look at what they have in common before anything else.",
+            message=f"{_count(deaths, 'worker')} of {name} died within {WINDOW_MS // 1_000} s and {fleet.active} "
+            f"{_by(fleet.active, 'is', 'are')} left: look at what they have in common before anything else.",
             count=deaths,
         )
     if count := fleet.quarantined_activities:
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_QUARANTINE,
             namespace=name,
-            message=f"{_count(count, 'activity')} of {name} killed their workers too often and wait to be retried "
-            "or cancelled.",
+            message=f"{_count(count, 'activity')} of {name} killed {_by(count, 'its', 'their')} workers too often and "
+            f"{_by(count, 'waits', 'wait')} to be retried or cancelled.",
             count=count,
         )
     if count := fleet.dead_lettered_tasks:
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_DEAD_LETTERS,
             namespace=name,
-            message=f"{_count(count, 'task')} of {name} failed too often and wait to be retried or discarded.",
+            message=f"{_count(count, 'task')} of {name} failed too often and {_by(count, 'waits', 'wait')} to be "
+            "retried or discarded.",
             count=count,
         )
 
 
 def _count(number: int, noun: str) -> str:
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
+    return f"{number} {_by(number, noun, plural)}"
+
+
+def _by(number: int, of_one: str, of_many: str) -> str:
+    return of_one if number == 1 else of_many

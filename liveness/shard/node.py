@@ -138,6 +138,11 @@ class Node:
 
     def start(self, *, pulse: bool = True) -> None:
         """Begin committing and, with `pulse`, looking at the clock by itself."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._last_pulse_ms > STALL_MS:
+            # Reading so many workers took its time. That is no stall, but heartbeats may lie unread all the same.
+            self._expiries_held_until_ms = now_ms + STALL_MS
+        self._last_pulse_ms = now_ms
         self._spawn(self.committer.run())
         if pulse:
             self._spawn(self._run_pulse())

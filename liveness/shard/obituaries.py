@@ -6,7 +6,7 @@ host are strangers to each other.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple, TypeVar
 
@@ -35,23 +35,26 @@ class Obituaries:
         self._kept: OrderedDict[WorkerKey, Obituary] = OrderedDict()
         self._window: OrderedDict[WorkerKey, Obituary] = OrderedDict()
         """Of the last minute, in step with the counters, so that a death costs the same among ten thousand."""
-        self._by_namespace: Counter[str] = Counter()
-        self._by_host: Counter[tuple[str, str]] = Counter()
-        self._by_build: Counter[tuple[str, str]] = Counter()
+        self._by_namespace: defaultdict[str, int] = defaultdict(int)
+        self._by_host: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._by_build: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def enter(self, key: WorkerKey, host_name: str, build_id: str) -> None:
         """A worker dies. The same again changes nothing but the time."""
         now_ms = self._forget_old()
         if (earlier := self._window.pop(key, None)) is not None:
-            self._count(key, earlier, -1)
+            self._uncount(key, earlier)
         self._kept.pop(key, None)
         entry = Obituary(self._clock.wall_ms(), now_ms, host_name, build_id)
         self._kept[key] = self._window[key] = entry
-        self._count(key, entry, 1)
+        namespace = key.namespace
+        self._by_namespace[namespace] += 1
+        self._by_host[namespace, host_name] += 1
+        self._by_build[namespace, build_id] += 1
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
         if len(self._window) > KEPT:
-            self._count(*self._window.popitem(last=False), -1)
+            self._uncount(*self._window.popitem(last=False))
 
     def company(self, key: WorkerKey) -> Company:
         """Of one who was just entered: how many others died in the last minute."""
@@ -82,23 +85,25 @@ class Obituaries:
 
     def last_minute(self, namespace: str) -> int:
         self._forget_old()
-        return self._by_namespace[namespace]
+        return self._by_namespace.get(namespace, 0)
 
     def _forget_old(self) -> int:
         now_ms = self._clock.monotonic_ms()
         window, oldest_ms = self._window, now_ms - COMPANY_MS
         while window and next(iter(window.values())).at_ms < oldest_ms:
-            self._count(*window.popitem(last=False), -1)
+            self._uncount(*window.popitem(last=False))
         return now_ms
 
-    def _count(self, key: WorkerKey, entry: Obituary, by: int) -> None:
+    def _uncount(self, key: WorkerKey, entry: Obituary) -> None:
         namespace = key.namespace
-        _add(self._by_namespace, namespace, by)
-        _add(self._by_host, (namespace, entry.host_name), by)
-        _add(self._by_build, (namespace, entry.build_id), by)
+        _take_one(self._by_namespace, namespace)
+        _take_one(self._by_host, (namespace, entry.host_name))
+        _take_one(self._by_build, (namespace, entry.build_id))
 
 
-def _add(counts: Counter[NameT], name: NameT, by: int) -> None:
-    counts[name] += by
-    if not counts[name]:
+def _take_one(counts: defaultdict[NameT, int], name: NameT) -> None:
+    """Names that count nothing are forgotten."""
+    if counts[name] == 1:
         del counts[name]
+    else:
+        counts[name] -= 1

@@ -48,9 +48,12 @@ class Rhythms:
 
     def of(self, number: int, last_ms: int) -> tuple[int, ...]:
         """Of the current lease, oldest first. `last_ms`: when the worker was heard last."""
-        packed = self._times.get(number, 0)
-        times = [packed >> shift & _TIME for shift in range(0, _TOP + _BITS, _BITS)]
-        earlier = [time - 1 for time in times if time]
-        if earlier and earlier[-1] >= last_ms:
-            del earlier[-1]  # the last one itself; otherwise its row is still open
-        return *earlier[-KEPT + 1 :], last_ms
+        packed, times = self._times.get(number, 0), []
+        while packed:
+            if time := packed & _TIME:
+                times.append(time - 1)
+            packed >>= _BITS
+        if times and times[-1] >= last_ms:
+            times.pop()  # the last one itself; otherwise its row is still open
+        times.append(last_ms)
+        return tuple(times[-KEPT:])

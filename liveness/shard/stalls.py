@@ -12,28 +12,29 @@ STALLS_KEPT = 64
 
 
 class Stalls:
-    __slots__ = ("_ends_ms", "_kept")
+    __slots__ = ("_ends_ms", "kept")
 
     def __init__(self) -> None:
-        self._kept: deque[Stall] = deque(maxlen=STALLS_KEPT)
+        self.kept: deque[Stall] = deque(maxlen=STALLS_KEPT)
+        """Oldest first."""
         self._ends_ms = 0
 
     def add(self, end_wall_ms: int, duration_ms: int) -> None:
         """One that ends now. What began in the one before, such as a commit that hung because the process stood still,
         is one with it."""
         start_ms = end_wall_ms - duration_ms
-        if self._kept and start_ms <= self._ends_ms:
-            start_ms = min(start_ms, self._kept.pop().wall_ms)
+        if self.kept and start_ms <= self._ends_ms:
+            start_ms = min(start_ms, self.kept.pop().wall_ms)
         self._ends_ms = end_wall_ms
-        self._kept.append(Stall(start_ms, end_wall_ms - start_ms))
+        self.kept.append(Stall(start_ms, end_wall_ms - start_ms))
 
     def between(self, from_wall_ms: int, to_wall_ms: int) -> list[Stall]:
         """Those that touch this time, oldest first."""
         return [
             stall
-            for stall in self._kept
+            for stall in self.kept
             if stall.wall_ms <= to_wall_ms and stall.wall_ms + (stall.duration_ms or 0) > from_wall_ms
         ]
 
     def since(self, wall_ms: int) -> list[Stall]:
-        return [stall for stall in self._kept if stall.wall_ms + (stall.duration_ms or 0) >= wall_ms]
+        return [stall for stall in self.kept if stall.wall_ms + (stall.duration_ms or 0) >= wall_ms]

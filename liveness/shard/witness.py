@@ -90,15 +90,17 @@ class Witness:
         self.surroundings.obituaries.enter(key, worker.profile.host_name, worker.profile.build_id)
 
     def circumstances(
-        self, key: WorkerKey, worker: Worker, now_ms: int, takeovers: Iterable[int]
+        self, key: WorkerKey, worker: Worker, now_ms: int, takeovers: Sequence[int]
     ) -> Circumstances:
-        """Of the death of a worker that was entered. `takeovers`: observed times."""
-        last_ms, wall = worker.renewed_ms, self.wall
-        heard = wall.of_all(self.rhythms.of(worker.number, last_ms))
-        stalls = self.surroundings.stalls.between(heard[-1], wall.of(now_ms))
-        stalls += [Stall(wall.of(at_ms)) for at_ms in takeovers if last_ms < at_ms <= now_ms]
-        return Circumstances(
-            heard,
-            tuple(sorted(stalls, key=lambda stall: stall.wall_ms)) if stalls else (),
-            self.surroundings.obituaries.company(key),
-        )
+        """Of the death of a worker that was entered. `takeovers`: observed times, oldest first."""
+        surroundings, last_ms = self.surroundings, worker.renewed_ms
+        heard = self.wall.of_all(self.rhythms.of(worker.number, last_ms))
+        stalls: tuple[Stall, ...] = ()
+        if surroundings.stalls.kept or (takeovers and takeovers[-1] > last_ms):
+            stalls = self._stalls(heard[-1], self.wall.of(now_ms), [at for at in takeovers if at > last_ms])
+        return Circumstances(heard, stalls, surroundings.obituaries.company(key))
+
+    def _stalls(self, from_wall_ms: int, to_wall_ms: int, takeovers: Iterable[int]) -> tuple[Stall, ...]:
+        found = self.surroundings.stalls.between(from_wall_ms, to_wall_ms)
+        found += [Stall(self.wall.of(at_ms)) for at_ms in takeovers]
+        return tuple(sorted(found, key=lambda stall: stall.wall_ms))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 from liveness.http.bodies import Bodies
@@ -45,6 +46,25 @@ async def test_bodies_of_all_together_are_limited_and_room_is_given_back(plot: H
         slow.writer.write(body[-1:])
         assert (await slow.answer()).code != 503
     assert (await plot.client.ask("POST", HEARTBEAT, JSON, body)).code != 503
+
+
+async def test_a_body_that_never_comes_to_its_end_gives_its_room_back(plot: House) -> None:
+    await plot.open(bodies=Bodies(all_max=10_000, arrival_s=0.2))
+    body = json.dumps({"last_error": "x" * 6_000}).encode()
+    async with plot.client.conversation() as slow:
+        await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
+        answer = await slow.answer()
+        assert (answer.code, answer.error["reason"]) == (408, "BODY_TOO_SLOW")
+        assert (await plot.client.ask("POST", HEARTBEAT, JSON, body)).code == 200
+
+
+async def test_whoever_vanishes_without_a_goodbye_is_noticed(house: House) -> None:
+    async with house.client.conversation() as talk:
+        await talk.send("GET", "/healthz")
+        await talk.answer()
+        [connection] = house.face._http.server_state.connections
+        accepted: socket.socket = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 async def test_a_connection_serves_one_request_after_the_other(client: Client) -> None:

@@ -174,6 +174,10 @@ async def test_what_waits_in_queues_is_shown_per_shard_with_its_age_and_dead_let
     assert not any(queue.HasField("oldest") for queue in answer.queues)
     kinds = [(alert.kind, alert.namespace, alert.count) for alert in answer.alerts]
     assert kinds == [(DEAD_LETTERS, NAMESPACE, 20), (DEAD_LETTERS, "other", 1)]
+    assert [alert.message.partition(" to be ")[0] for alert in answer.alerts] == [
+        "20 tasks of orders failed too often and wait",
+        "1 task of other failed too often and waits",
+    ]
     dead = {found.namespace: found.dead_lettered_tasks for found in answer.namespaces}
     assert dead == {NAMESPACE: 20, "other": 1}
     other = await fleet(site, "other")

@@ -251,3 +251,22 @@ async def test_while_a_shard_is_re_read_its_workers_are_asked_to_try_again(
     await engine.recovered()
     assert (await engine.beat()).lease_epoch == 1
     await engine.stop()
+
+
+async def test_a_start_that_takes_its_time_is_no_stall_but_heartbeats_are_heard_first(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await Engine(store, clock, grace_ms=0).start()
+    await engine.beat(lease_ms=1_000)
+    await engine.stop()
+    engine = Engine(store, clock, grace_ms=0)
+    told: list[int] = []
+    engine.node.on_stall.append(told.append)
+    await engine.node.open()
+    clock.move(30_000)
+    engine.node.start(pulse=False)
+    await engine.step(250)
+    assert (told, engine.worker("w").state) == ([], ACTIVE)
+    await engine.advance(1_500)
+    assert (told, engine.worker("w").state) == ([], INACTIVE)
+    await engine.stop()
