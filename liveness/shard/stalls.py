@@ -35,6 +35,3 @@ class Stalls:
             for stall in self.kept
             if stall.wall_ms <= to_wall_ms and stall.wall_ms + (stall.duration_ms or 0) > from_wall_ms
         ]
-
-    def since(self, wall_ms: int) -> list[Stall]:
-        return [stall for stall in self.kept if stall.wall_ms + (stall.duration_ms or 0) >= wall_ms]

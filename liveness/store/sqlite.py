@@ -113,10 +113,13 @@ class SqliteDatabase:
     def name_holder(self, holder: str) -> None:
         """Say who holds the lock, for the message of whoever is refused."""
         assert self._lock_file is not None, "only who has locked it holds it"
-        self._lock_file.seek(0)
-        self._lock_file.truncate()
-        self._lock_file.write(holder)
-        self._lock_file.flush()
+        try:
+            self._lock_file.seek(0)
+            self._lock_file.truncate()
+            self._lock_file.write(holder)
+            self._lock_file.flush()
+        except OSError as error:
+            raise StoreUnusable(detail=f"cannot write beside {self.path}: {error.strerror}") from error
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         if self._broken is not None:

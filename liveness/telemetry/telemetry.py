@@ -170,8 +170,10 @@ class Telemetry:
 
     def recent_stalls(self) -> list[int]:
         """Milliseconds of each within the last minute: the process stood still, or a commit hung."""
-        since_ms = self.node.clock.wall_ms() - STALL_REMEMBERED_MS
-        return [stall.duration_ms or 0 for stall in self.node.stalls.since(since_ms)]
+        now_ms = self.node.clock.wall_ms()
+        # Those of a wall clock that was set back since then lie in the future, and would for hours be the last minute's.
+        recent = self.node.stalls.between(now_ms - STALL_REMEMBERED_MS, now_ms)
+        return [stall.duration_ms or 0 for stall in recent]
 
     # -- what only the store knows
 

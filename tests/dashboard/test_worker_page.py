@@ -67,6 +67,7 @@ async def test_a_death_certificate_says_why_and_where_its_work_went(screen: Scre
         re.compile("It was listening all the time|none of that counted")
     )
     await expect(certificate).to_contain_text("on the same host atlas")
+    await expect(certificate).not_to_contain_text("of the same build")
     await expect(certificate.locator(".gap:not(.silence)")).to_have_count(2)
     await expect(screen.page.locator(".t-bar.silence")).to_have_count(1)
     api.poll("heir")

@@ -255,6 +255,14 @@ async def test_a_server_that_stood_still_says_so_for_a_minute(site: Site) -> Non
     assert not (await fleet(site)).alerts
 
 
+async def test_a_clock_that_is_set_back_does_not_keep_a_stall_before_everybodys_eyes(site: Site) -> None:
+    site.clock.move(3_200)
+    site.server.node.pulse()
+    site.clock.jump_wall(-7_200_000)
+    await site.advance(62_000)
+    assert not (await fleet(site)).alerts
+
+
 async def test_shards_that_nobody_serves_are_the_most_urgent(place: Site) -> None:
     site = await place.start(faulty=True, takeover_grace_ms=0)
     assert site.store is not None

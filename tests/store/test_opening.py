@@ -1,6 +1,7 @@
 """Creating, migrating and refusing a database; what it promises once open."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,19 @@ async def test_a_file_in_a_folder_that_is_not_there_is_refused_in_words(tmp_path
     database = SqliteDatabase(tmp_path / "missing" / "liveness.db")
     with pytest.raises(StoreUnusable, match=r"cannot open .*: No such file or directory"):
         database.lock()
+    await database.close()
+
+
+async def test_a_disk_without_room_is_told_in_words(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path / "liveness.db")
+    database.lock()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StoreUnusable, match=r"cannot write beside .*: File too large"):
+            database.name_holder("process 4711")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     await database.close()
 
 

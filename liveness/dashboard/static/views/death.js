@@ -109,7 +109,7 @@ function Company({ death }) {
     ['on the same host', death.host_name, company.same_host],
     ['of the same build', death.build_id, company.same_build],
     ['in the namespace', death.namespace, company.same_namespace],
-  ];
+  ].filter(([, name]) => name); // without a host, nobody is on the same
   return html`<div>
     <h3>Who died with it</h3>
     <ul class="plain">${rows.map(
@@ -122,7 +122,7 @@ function Company({ death }) {
 function Moved({ ns, death }) {
   return html`<div>
     <h3>What it held</h3>
-    ${death.activities.length === 0
+    ${death.activity_count === 0
       ? html`<p class="mute">Nothing.</p>`
       : html`<div class="scroll-x"><table class="table">
           <thead><tr><th>activity</th><th class="num">lost attempt</th><th>is now</th><th>with</th><th class="num">attempt</th></tr></thead>
