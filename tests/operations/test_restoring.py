@@ -297,6 +297,7 @@ async def test_a_backup_of_an_older_version_is_brought_up_to_date(
         connection.execute("PRAGMA journal_mode=DELETE")
         for table in ("nodes", "slots", "relays", "verdicts"):
             connection.execute(f"DROP TABLE {table}")
+        connection.execute("DROP INDEX tasks_dead")
         connection.execute("UPDATE alembic_version SET version_num = '0002'")
         connection.execute("DELETE FROM meta WHERE name = 'oldest_writer'")
         connection.commit()
