@@ -64,7 +64,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_real_server_keeps_to_its_document(path: str, verb: str, mode: MODES, base_url: str) -> None:
     """Whether requests are as the document says, or not."""
 
-    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, suppress_health_check=list(HealthCheck))
     @given(case=SCHEMA[path][verb].as_strategy(generation_mode=mode))
     def check(case: schemathesis.Case) -> None:
         response = case.call(base_url=base_url)

@@ -10,8 +10,9 @@ from tests.sdk_end_to_end.notes import Deed
 from tests.sdk_end_to_end.record import Record, names
 from tests.sdk_end_to_end.workers import Crew
 
-LEASE = 2.0
-GRACE = 2.0
+LEASE = 6.0
+"""Longer than a busy machine may keep a worker from running."""
+GRACE = 6.0
 
 
 async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has(crew: Crew, record: Record) -> None:
