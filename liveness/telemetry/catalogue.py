@@ -71,7 +71,7 @@ def _one(read: Callable[[Telemetry], float]) -> Callable[[Telemetry], Values]:
     return values
 
 
-def _by_namespace(read: Callable[[Telemetry], Counter[str]]) -> Callable[[Telemetry], Values]:
+def _by_namespace(read: Callable[[Telemetry], Mapping[str, int]]) -> Callable[[Telemetry], Values]:
     """Of counts by the name itself; those that have no numbers of their own are added up."""
 
     def values(telemetry: Telemetry) -> Values:
@@ -158,6 +158,18 @@ CATALOGUE: tuple[Metric, ...] = (
         "ACTIVE workers whose stream broke and whose grace runs.",
         ("namespace",),
         _by_namespace(lambda telemetry: telemetry.suspects()),
+    ),
+    Level(
+        "liveness_held_expiries",
+        "ACTIVE workers whose lease is over and is held, because so many fell due together.",
+        ("namespace",),
+        _by_namespace(lambda telemetry: telemetry.node.brake.held()),
+    ),
+    Count(
+        "liveness_storms_total",
+        "How often so many workers fell due together that the end of their leases was put off.",
+        ("namespace",),
+        _by_namespace(lambda telemetry: telemetry.node.brake.storms),
     ),
     Count(
         "liveness_registrations_total",
