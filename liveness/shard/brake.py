@@ -51,8 +51,8 @@ class Gale:
 
     __slots__ = ("held", "line", "phase", "storm")
 
-    def __init__(self, began_ms: int) -> None:
-        self.storm = Storm(began_ms)
+    def __init__(self, storm: Storm) -> None:
+        self.storm = storm
         self.phase = Phase.HOLDING
         self.line = Line()
         self.held: dict[WorkerKey, Hold] = {}
@@ -95,20 +95,22 @@ class Brake:
             by_namespace[one.key.namespace].append(one)
         for namespace, group in by_namespace.items():
             policy, now_ms = self._policies.of(namespace), self._clock.monotonic_ms()
-            gale = self.gales.get(namespace) or self._begun(namespace, len(group), policy, now_ms)
+            gale = self.gales.get(namespace) or self._begun(namespace, group, policy, now_ms)
             if gale is not None:
                 yield from self._judge(gale, group, policy, now_ms)
             else:
                 yield from ((one, None) for one in group)
             self._tell(namespace)
 
-    def _begun(self, namespace: str, due: int, policy: Policy, now_ms: int) -> Gale | None:
+    def _begun(self, namespace: str, group: list[Dying], policy: Policy, now_ms: int) -> Gale | None:
         if not policy.storm_hold_ms:
             return None
+        due = len(group)
         struck, of = self._counted(namespace, due).and_also(self.strikes.elsewhere(namespace))
         if not is_storm(struck, of - struck, policy):
             return None
-        gale = self.gales[namespace] = Gale(now_ms)
+        longest_ms = max(one.worker.granted_ms for one in group)
+        gale = self.gales[namespace] = Gale(Storm(now_ms, longest_ms))
         self.storms[namespace] += 1
         logger.warning(
             "storm: expiries are held",
@@ -231,7 +233,7 @@ class Brake:
         """Hold nobody of the namespace for a while. Returns how many were held. Also without a storm: one may be about to
         begin, or have begun elsewhere."""
         now_ms = self._clock.monotonic_ms()
-        gale = self.gales.setdefault(namespace, Gale(now_ms))
+        gale = self.gales.setdefault(namespace, Gale(Storm(now_ms)))
         gale.storm = gale.storm._replace(released_ms=now_ms)
         gale.phase = Phase.RELEASED
         gale.look_at_all()

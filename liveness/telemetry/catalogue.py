@@ -210,8 +210,8 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     Distribution(
         "liveness_expiry_lateness_seconds",
-        "Leases that ended by their terms: from when they were due to when that was durable, on the clock that leases "
-        "are counted on.",
+        "Leases that ended by their terms: from when they were due, or a storm let go of them, to when that was durable, "
+        "on the clock that leases are counted on.",
         lambda telemetry: telemetry.lateness_s,
     ),
     # -- reschedules
