@@ -260,7 +260,7 @@ class LivenessService:
             paused=bool(self._node.policies.of(key.namespace).paused),
             attached=self._streams.is_attached(key, worker.session_id),
             suspect=key in shard.suspects,
-            ending_ms=shard.ending_ms(key, worker) if key in shard.suspects else 0,
+            ending_ms=shard.endings.ending_ms(key, worker) if key in shard.suspects else 0,
             held_until_ms=hold.until_ms if hold is not None else 0,
         )
 

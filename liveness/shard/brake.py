@@ -141,6 +141,7 @@ class Brake:
             hold = self._hold(gale, one, phase, policy, now_ms)
             if hold is not None:
                 gale.held[one.key] = hold
+                one.shard.doubts.add(one.key)
             yield one, None if hold is None else hold.until_ms
 
     def _hold(self, gale: Gale, one: Dying, phase: Phase, policy: Policy, now_ms: int) -> Hold | None:
@@ -178,7 +179,7 @@ class Brake:
     # -- what becomes of those who are held
 
     def heard(self, key: tuple[str, str]) -> bool:
-        """A heartbeat came. Asked only while there are gales. Returns whether it was held."""
+        """A heartbeat came. Returns whether it was held."""
         gale = self.gales.get(key[0])
         return gale is not None and gale.let_go(key, returned=True) is not None
 

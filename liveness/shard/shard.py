@@ -108,6 +108,9 @@ class Shard:
         self.suspects = Suspects()
         """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
         nothing."""
+        self.doubts: set[tuple[str, str]] = set()
+        """Whose next heartbeat changes more than their lease: suspects, and those whom a storm holds. One set for both,
+        because every heartbeat asks whether there are any."""
         recovered = Recovered(image)
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(image.activities), deadlines)
@@ -151,10 +154,6 @@ class Shard:
         """How long the durable observed time has not been written."""
         return self._observed.age_ms(self._listening.now_ms())
 
-    def ending_ms(self, key: WorkerKey, worker: Worker) -> int:
-        """When an ACTIVE worker's lease ends by whichever of its terms comes first, if nothing happens."""
-        return self.endings.ending_ms(key, worker)
-
     # -- commands
 
     def renew_as_before(
@@ -170,10 +169,8 @@ class Shard:
             return None
         event, after = renewal
         self._keep_renewal(key, event, after)
-        if self.suspects:
-            self.suspects.pop(key, None)
-        if self._gales:
-            self._brake.heard(key)
+        if self.doubts:
+            self._dispel(key)
         return after
 
     def remember_form(self, worker: Worker, form: int | None) -> None:
@@ -192,11 +189,9 @@ class Shard:
         if worker is None:
             admit(self, key.namespace, beat.policy)
         events = decider.heartbeat(key, worker, beat, now_ms)
-        if worker is not None:
-            if not events:
-                return Outcome.REPEATED, worker
-            self.suspects.pop(key, None)
-        was_held = bool(self._gales) and self._brake.heard(key)
+        if worker is not None and not events:
+            return Outcome.REPEATED, worker
+        was_held = key in self.doubts and self._dispel(key)
         if worker is not None and len(events) == 1 and type(event := events[0]) is LeaseRenewed:
             return Outcome.RENEWED, self._renew(key, worker, event)
         after = self._apply(key, worker, events, now_ms)
@@ -234,7 +229,7 @@ class Shard:
     def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
         """End a lease that is over by any of its terms."""
         worker, endings, hold = self.workers[key], self.endings, self._brake.hold_of(key)
-        now_ms, due_ms = self.now_ms(), self.ending_ms(key, worker)
+        now_ms, due_ms = self.now_ms(), self.endings.ending_ms(key, worker)
         if now_ms < due_ms:
             return False
         events: tuple[WorkerEvent, ...] = ()
@@ -259,6 +254,7 @@ class Shard:
         worker = self.workers.get(key)
         if worker is not None and worker.state is WorkerState.ACTIVE and worker.standing.grace_ms:
             self.suspects[key] = self.now_ms()
+            self.doubts.add(key)
             self._arm(key, worker)
 
     def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
@@ -355,6 +351,12 @@ class Shard:
 
     # -- inside
 
+    def _dispel(self, key: tuple[str, str]) -> bool:
+        """Something was heard of it. Returns whether a storm had held it."""
+        self.doubts.discard(key)
+        self.suspects.pop(key, None)
+        return self._brake.heard(key)
+
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = renewed(worker, event)
         self._keep_renewal(key, event, after)
@@ -419,6 +421,7 @@ class Shard:
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
+        self.doubts.discard(key)
         if self._gales:
             self._brake.ended(key, died=is_death(event))
         self._pending.add_verdict(key.namespace, verdict_on(before, event))
@@ -439,7 +442,7 @@ class Shard:
             self._deadlines.disarm(key)
         else:
             active = worker.state is WorkerState.ACTIVE
-            self._deadlines.arm(key, self.ending_ms(key, worker) if active else worker.deadline_ms)
+            self._deadlines.arm(key, self.endings.ending_ms(key, worker) if active else worker.deadline_ms)
 
     def _touch(self) -> None:
         if not self._dirty:
