@@ -13,18 +13,18 @@ GRACES_MAX = 3
 
 
 class Endings:
-    __slots__ = ("_grace_until_ms", "_suspects", "_takeovers")
+    __slots__ = ("_grace_until_ms", "_suspects", "takeovers")
 
     def __init__(self, suspects: Suspects, takeovers: Sequence[int], grace_until_ms: int) -> None:
         self._suspects = suspects
-        self._takeovers = takeovers
+        self.takeovers = takeovers
         self._grace_until_ms = grace_until_ms
 
     def expiry_ms(self, worker: Worker) -> int:
         """When a silent worker's lease may be ended: its deadline, or after the grace that follows a take-over."""
         if worker.deadline_ms >= self._grace_until_ms:
             return worker.deadline_ms
-        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self._takeovers)
+        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self.takeovers)
         return worker.deadline_ms if takeovers_in_silence > GRACES_MAX else self._grace_until_ms
 
     def silence_ends_ms(self, key: WorkerKey, worker: Worker) -> int:

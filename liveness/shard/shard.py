@@ -83,6 +83,7 @@ Admit = Callable[["Shard", str, Policy], None]
 
 
 class Shard:
+    # Heartbeats read a dozen of its attributes. With more than 30, Python keeps an instance's in a slower way.
     def __init__(
         self,
         image: ShardImage,
@@ -127,14 +128,11 @@ class Shard:
         self._deadlines = deadlines
         self._on_dirty = on_dirty
         self._observed = ObservedClock(image.observed_ms, listening.now_ms())
-        self._takeovers = image.takeovers
         self.endings = Endings(self.suspects, image.takeovers, image.observed_ms + grace_ms)
         self._brake = surroundings.brake
-        self._gales = surroundings.brake.gales
         self._forms: dict[int, int] = {}
         self._changed = recovered.changed
         self._witness = Witness(surroundings, image)
-        self._wall = self._witness.wall
         self._pending = Pending(image.last_seq, self._witness.rhythms)
         self._handed_seq = image.last_seq
         self._dirty = False
@@ -234,7 +232,7 @@ class Shard:
             return False
         events: tuple[WorkerEvent, ...] = ()
         if now_ms >= endings.silence_ends_ms(key, worker):
-            known = self._witness.circumstances(key, worker, now_ms, self._takeovers)
+            known = self._witness.circumstances(key, worker, now_ms, self.endings.takeovers)
             if hold is not None:
                 known = known._replace(held_ms=now_ms - hold.since_ms)
             if now_ms >= endings.expiry_ms(worker):
@@ -324,8 +322,9 @@ class Shard:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
-        if abs(wall_ms - now_ms - self._wall.offset_ms) > DRIFT_MS:
-            self._wall.note(now_ms, wall_ms)
+        wall = self._witness.wall
+        if abs(wall_ms - now_ms - wall.offset_ms) > DRIFT_MS:
+            wall.note(now_ms, wall_ms)
         commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, wall_ms)
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
@@ -422,8 +421,7 @@ class Shard:
             return
         self.suspects.pop(key, None)
         self.doubts.discard(key)
-        if self._gales:
-            self._brake.ended(key, died=is_death(event))
+        self._brake.ended(key, died=is_death(event))
         self._pending.add_verdict(key.namespace, verdict_on(before, event))
         self._witness.saw(before, event, after)
         self.census.move(key.namespace, before and before.state, after and after.state)

@@ -61,7 +61,7 @@ async def held(site: Site, namespace: str = NAMESPACE) -> int:
 
 async def release(site: Site, namespace: str = NAMESPACE) -> int:
     request = admin_pb2.ReleaseStormRequest(namespace=namespace, reason="we know why")
-    return (await site.admin.ReleaseStorm(request)).released  # type: ignore[no-any-return]
+    return (await site.admin.ReleaseStorm(request)).released
 
 
 # -- holding and draining
