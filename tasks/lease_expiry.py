@@ -14,7 +14,7 @@ class LeaseExpiry:
         return worker.state is WorkerState.ACTIVE and worker.epoch == task.epoch
 
     def execute(self, task: LeaseExpiryTask, shard: Shard, policy: Policy) -> TimerOutcome:
-        due_ms = shard.ending_ms(task.worker, shard.workers[task.worker])
+        due_ms = shard.endings.ending_ms(task.worker, shard.workers[task.worker])
         if shard.now_ms() < due_ms:
             return NotYet(due_ms)
         return Done() if shard.expire_lease(task.worker, policy) else Stale()

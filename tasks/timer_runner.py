@@ -9,6 +9,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import LeaseExpiryTask, VerifyDispatchTask, timer_of
 from liveness.domain.worker import Worker
+from liveness.shard.brake import Dying
 from liveness.shard.deadlines import Subject
 from liveness.shard.node import Node
 from liveness.shard.shard import Shard
@@ -22,6 +23,9 @@ from tasks.worker_cleanup import WorkerCleanup
 
 FIRED_PER_PULSE_MAX = 2_000
 """Per shard: after so many, heartbeats get their turn before the rest."""
+
+LOOKED_AT_PER_PULSE_MAX = 10_000
+"""Per shard: so many are looked at, whether or not they are ended."""
 
 LEASE_EXPIRY = LeaseExpiry()
 WORKER_CLEANUP = WorkerCleanup()
@@ -51,25 +55,43 @@ class TimerRunner:
         node.on_pulse.append(lambda: self.fire_due(node))
 
     def fire_due(self, node: Node) -> None:
+        node.brake.look()
         left = dict.fromkeys(node.shards(), FIRED_PER_PULSE_MAX)
-        # Those who die now do so together, so that each one's certificate tells how many others died with it. What falls
-        # due with that, as a cleanup without a delay does, comes next.
-        while dying := self._fire_but_the_dying(node, left):
-            for shard, key in dying:
+        looks = dict.fromkeys(left, LOOKED_AT_PER_PULSE_MAX)
+        # Those who fall due now are judged together: whether that is a storm, and how many others each one's certificate
+        # tells of. What falls due with a death, as a cleanup without a delay does, comes next.
+        while dying := self._fire_but_the_dying(node, left, looks):
+            doomed: list[Dying] = []
+            for one, again_ms in node.brake.judge(dying):
+                if again_ms is not None:
+                    self._settle(one.shard, one.key, NotYet(again_ms))
+                elif left[one.shard]:
+                    left[one.shard] -= 1
+                    node.brake.doom(one.key)
+                    one.shard.foresee_death(one.key, one.worker)
+                    doomed.append(one)
+                else:
+                    self._settle(one.shard, one.key, NotYet(one.shard.now_ms()))
+            for shard, key, _ in doomed:
                 self._settle(shard, key, self._fire(shard, key, node))
 
-    def _fire_but_the_dying(self, node: Node, left: dict[Shard, int]) -> list[tuple[Shard, WorkerKey]]:
-        """`left`: how many may still be fired."""
-        dying: list[tuple[Shard, WorkerKey]] = []
+    def _fire_but_the_dying(self, node: Node, left: dict[Shard, int], looks: dict[Shard, int]) -> list[Dying]:
+        """`left`: how many may still be fired. To look at those who fall due costs little, and a storm is known only if
+        they are seen together: they count when they are fired."""
+        dying: list[Dying] = []
         for shard in left:
             heap, now_ms = self._heaps[shard.id], shard.now_ms()
-            while left[shard] and (key := heap.pop_due(now_ms)) is not None:
-                left[shard] -= 1
+            while left[shard] and looks[shard] and (key := heap.pop_due(now_ms)) is not None:
+                looks[shard] -= 1
                 if isinstance(key, ActivityKey):
+                    left[shard] -= 1
                     self._settle(shard, key, self._fire_activity(shard, key))
-                elif shard.foresee_death(key):
-                    dying.append((shard, key))
+                elif (worker := shard.dying(key)) is not None:
+                    dying.append(Dying(shard, key, worker))
                 else:
+                    left[shard] -= 1
+                    if node.brake.gales:
+                        node.brake.heard(key)
                     self._settle(shard, key, self._fire(shard, key, node))
         return dying
 

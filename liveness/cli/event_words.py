@@ -242,6 +242,8 @@ def _circumstances(certificate: Data) -> list[str]:
     parts = []
     if certificate.get("activities"):
         parts.append(f"{_activities(certificate['activities'])} rescheduled")
+    if certificate.get("held_ms"):
+        parts.append(f"held by a storm for {in_words(certificate['held_ms'])}")
     company = certificate.get("company") or {}
     for field, whose in (("same_host", "host"), ("same_build", "build")):
         if company.get(field):

@@ -65,8 +65,12 @@ def _end(death: DeathCertificate) -> str:
         return (
             f"fell silent at {_clock(death.last_heartbeat_time)}: "
             f"no heartbeat for {_seconds(to_ms(death.silence))} of a {lease} lease"
-        )
-    return f"was declared dead at {_clock(death.time)}: {death.detail}"
+        ) + _held(death)
+    return f"was declared dead at {_clock(death.time)}: {death.detail}" + _held(death)
+
+
+def _held(death: DeathCertificate) -> str:
+    return f", {_seconds(to_ms(death.held))} of it held by a storm" if death.HasField("held") else ""
 
 
 def _others(death: DeathCertificate) -> str:
@@ -99,6 +103,7 @@ def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
         ("last heartbeat", _moment(death.last_heartbeat_time) if told else ""),
         ("silence", _seconds(to_ms(death.silence)) if told else ""),
         ("lease", f"{show_ms(to_ms(death.granted_lease_duration))}, epoch {death.lease_epoch}"),
+        ("held by a storm", _seconds(to_ms(death.held)) if death.HasField("held") else ""),
         ("session", death.session_id),
         ("host", death.host_name),
         ("build", death.build_id),

@@ -17,6 +17,7 @@ from liveness.cli.output import (
     print_table,
     to_json,
 )
+from liveness.cli.release_storm import release_storm
 from liveness.cli.why import why
 from liveness.cli.worker_filter import STATES, filter_options
 from liveness.cli.worker_orders import drain, pause, resume
@@ -54,7 +55,7 @@ def workers() -> None:
     """
 
 
-for _command in (pause, resume, drain, why):
+for _command in (pause, resume, drain, release_storm, why):
     workers.add_command(_command)
 
 
@@ -228,6 +229,7 @@ def _fields(worker: Worker) -> list[tuple[str, object]]:
         ("last heartbeat", heartbeat and f"{heartbeat} ({age(worker, 'last_heartbeat_time')})"),
         ("lease", f"{lease}, epoch {worker.lease_epoch}"),
         ("lease ends", point_in_time(worker, "lease_deadline")),
+        ("held until", point_in_time(worker, "held_until")),
         ("stream", _stream(worker)),
         ("loop lag", _loop_lag(worker)),
         ("cleaned up at", point_in_time(worker, "cleanup_time")),
@@ -263,6 +265,7 @@ def _standing(worker: Worker) -> str:
         mark
         for mark, holds in (
             ("suspect", worker.suspect),
+            ("held", worker.HasField("held_until")),
             ("paused", worker.paused and worker.state != WORKER_STATE_CLEANED_UP),
             ("draining", worker.draining and worker.state == WORKER_STATE_ACTIVE),
         )

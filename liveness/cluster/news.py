@@ -9,6 +9,7 @@ from liveness.cluster.peers import Peers
 from liveness.frontend.routes import Routes
 from liveness.shard.node import Node
 from liveness.shard.shard import HandedOver, Shard
+from liveness.shard.strikes import Counted
 from liveness.v1 import cluster_pb2
 
 
@@ -17,6 +18,7 @@ class News:
         self._node = node
         self._routes = routes
         self._peers = peers
+        node.brake.on_struck = self.struck
         node.on_committed.append(self._on_committed)
         node.on_opened.append(self._on_opened)
 
@@ -33,6 +35,12 @@ class News:
         """Here, in these task queues of these namespaces."""
         offers = [cluster_pb2.QueueOffer(namespace=ns, task_queue=name) for ns, name in queues]
         self._peers.tell_all(lambda message: message.offers.extend(offers))
+
+    def struck(self, namespace: str, counted: Counted) -> None:
+        """Workers fell due here: others may see that it is a storm sooner than each alone."""
+        # Of several in one message the last counts.
+        message = cluster_pb2.Struck(namespace=namespace, workers=counted.struck, of=counted.of)
+        self._peers.tell_all(lambda hint: hint.struck.append(message))
 
     def watched(self, watching: bool) -> None:
         """Somebody began to watch events here, or nobody does any more."""

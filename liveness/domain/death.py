@@ -55,6 +55,8 @@ class Circumstances(NamedTuple):
     stalls: tuple[Stall, ...] = ()
     """Since the last heartbeat."""
     company: Company = ALONE
+    held_ms: int = 0
+    """For how long a storm put off the end of the lease, as far as this server knows."""
 
 
 NOTHING_KNOWN = Circumstances()
@@ -77,6 +79,8 @@ class Certificate:
     host_name: str = ""
     build_id: str = ""
     task_queue: str = ""
+    held_ms: int = 0
+    """Beyond its terms, because many fell due together."""
 
 
 def certify(worker: Worker, at_ms: int, known: Circumstances) -> Certificate:
@@ -94,6 +98,7 @@ def certify(worker: Worker, at_ms: int, known: Circumstances) -> Certificate:
         host_name=profile.host_name,
         build_id=profile.build_id,
         task_queue=profile.task_queue,
+        held_ms=known.held_ms,
     )
 
 

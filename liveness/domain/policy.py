@@ -43,6 +43,14 @@ class Policy:
     """How long a worker may take to confirm an activity that it was handed."""
     paused: int = 0
     """1: every worker of the namespace is handed nothing new."""
+    storm_min_workers: int = 20
+    """Fewer that fall due together are no storm, whatever part of the namespace they are."""
+    storm_share: float = 0.3
+    """Nor are those that are not more than this part of it."""
+    storm_hold_ms: int = HOUR_MS
+    """How long a storm may put off the end of a lease, and never longer than that lease; 0 for not at all."""
+    storm_pace: int = 1_000
+    """Expiries per second and server after that; 0 for no limit."""
     token_floor: int = 1
     """No lease epoch and no attempt is given out below. Not a setting: a restored database brings it along."""
 
@@ -66,6 +74,7 @@ _MAY_BE_ZERO = POLICY_FIELDS - {
     "max_lease_ms",
     "max_bindings_per_worker",
     "dispatch_timeout_ms",
+    "storm_min_workers",
 }
 BUILT_IN = Policy()
 
@@ -88,6 +97,8 @@ def policy_with(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
             raise InvalidField(field=shown, rule="must be a whole number")
         if name == "paused" and value not in (0, 1):
             raise InvalidField(field=shown, rule="must be 0 or 1")
+        if name == "storm_share" and value > 1:
+            raise InvalidField(field=shown, rule="must be at most 1")
         if value > COUNT_MAX and not name.endswith("_rate"):
             raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
         # Settings come back from the store as floats; one in an event would not be read back as the integer it is.

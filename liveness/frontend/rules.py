@@ -89,6 +89,7 @@ RULES: dict[str, Rule] = {
     "AdminService/DrainWorker": WORKER,
     "AdminService/PauseWorkers": WORKER,
     "AdminService/ResumeWorkers": WORKER,
+    "AdminService/ReleaseStorm": ANYWHERE,
     "AdminService/GetConfig": CONFIG,
     "AdminService/UpdateConfig": CONFIG,
     "AdminService/ListShards": ANYWHERE,

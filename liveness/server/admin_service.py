@@ -21,7 +21,7 @@ from liveness.server.everywhere import ANSWER_SECONDS_MAX, Everywhere, ResponseT
 from liveness.server.fleet import Fleet
 from liveness.server.orders_desk import OrdersDesk
 from liveness.server.relay_desk import Relay, RelayDesk
-from liveness.server.validation import optional_identifier, page_size, text
+from liveness.server.validation import identifier, optional_identifier, page_size, text
 from liveness.shard.node import Node
 from liveness.shard.policies import DEFAULT
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
@@ -154,6 +154,12 @@ class AdminService:
 
     async def drain_worker(self, request: admin_pb2.DrainWorkerRequest) -> admin_pb2.DrainWorkerResponse:
         return admin_pb2.DrainWorkerResponse(bound_activities=await self._orders.drain(request))
+
+    async def release_storm(self, request: admin_pb2.ReleaseStormRequest) -> admin_pb2.ReleaseStormResponse:
+        namespace = identifier("namespace", request.namespace)
+        released = self._node.brake.release(namespace, text("reason", request.reason))
+        answers = await self._of_others("ReleaseStorm", request, admin_pb2.ReleaseStormResponse)
+        return admin_pb2.ReleaseStormResponse(released=released + sum(answer.released for answer in answers))
 
     async def list_shards(self, request: admin_pb2.ListShardsRequest) -> admin_pb2.ListShardsResponse:
         serving = {shard.shard_id: shard for shard in self._shards_here()}

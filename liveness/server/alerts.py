@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from liveness.domain.policy import Policy
 from liveness.domain.storm import WINDOW_MS, is_storm
 from liveness.v1 import cluster_pb2, fleet_pb2
 
@@ -23,10 +26,11 @@ def alerts(
     namespaces: Sequence[fleet_pb2.NamespaceFleet],
     shards: int,
     serving: int,
+    policy_of: Callable[[str], Policy],
 ) -> list[fleet_pb2.Alert]:
     found = [*_of_servers(shares, shards, serving)]
     for namespace in namespaces:
-        found += _of_namespace(namespace)
+        found += _of_namespace(namespace, policy_of(namespace.namespace))
     return sorted(found, key=lambda alert: (_URGENCY.index(alert.kind), -alert.count))[:ALERTS_MAX]
 
 
@@ -57,9 +61,19 @@ def _of_servers(
         )
 
 
-def _of_namespace(fleet: fleet_pb2.NamespaceFleet) -> Iterator[fleet_pb2.Alert]:
+def _of_namespace(fleet: fleet_pb2.NamespaceFleet, policy: Policy) -> Iterator[fleet_pb2.Alert]:
     name, deaths = fleet.namespace, fleet.deaths_last_minute
-    if is_storm(deaths, fleet.active):
+    if held := fleet.held_expiries:
+        died = f" and {deaths} died" if deaths else ""
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_STORM,
+            namespace=name,
+            message=f"{_count(held, 'worker')} of {name} fell silent together{died}: their leases are held, until "
+            f"{_clock(fleet.held_until)} UTC at the latest, so that who comes back has lost nothing. Look at what they "
+            "have in common before anything else; `liveness workers release-storm` ends the leases now.",
+            count=held + deaths,
+        )
+    elif is_storm(deaths, fleet.active, policy):
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_STORM,
             namespace=name,
@@ -83,6 +97,10 @@ def _of_namespace(fleet: fleet_pb2.NamespaceFleet) -> Iterator[fleet_pb2.Alert]:
             "retried or discarded.",
             count=count,
         )
+
+
+def _clock(time: Timestamp) -> str:
+    return time.ToDatetime().strftime("%H:%M:%S")
 
 
 def _count(number: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from liveness.server.liveness_service import LivenessService
 from liveness.shard.custody import Custody
 from liveness.shard.homes import Homes
 from liveness.shard.node import Node
+from liveness.shard.strikes import Counted
 from liveness.v1 import cluster_pb2 as pb
 
 
@@ -91,6 +92,9 @@ class ClusterService:
             self._node.policy_changed()
         for offer in request.offers:
             self._offers.offered_at(request.address, offer.namespace, offer.task_queue)
+        for struck in request.struck:
+            counted = Counted(struck.workers, struck.of)
+            self._node.brake.strikes.hear(request.node_id, struck.namespace, counted)
         if request.watching:
             self._peers.watchful.add(request.address)
         else:

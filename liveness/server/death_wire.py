@@ -62,6 +62,8 @@ def certificate_message(
         heard = known.heartbeats
         last_wall_ms = heard[-1] if heard else death.wall_ms - known.silence_ms
         message.last_heartbeat_time.CopyFrom(timestamp(last_wall_ms))
+    if known.held_ms:
+        message.held.CopyFrom(duration(known.held_ms))
     if death.refuted_wall_ms is not None:
         message.verdict = death_pb2.VERDICT_FALSE
         message.refuted_time.CopyFrom(timestamp(death.refuted_wall_ms))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from liveness.domain.verdict import NO_VERDICT
 from liveness.domain.worker import WorkerState
 from liveness.server import wire
@@ -26,7 +28,7 @@ SAMPLES_AT_ONCE = 100
 _SUMMED = (*STATES, *HAPPENINGS, "queue_depth")
 _COUNTED = (
     "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
-    "dead_lettered_tasks",
+    "dead_lettered_tasks", "held_expiries",
 )  # fmt: skip
 
 
@@ -75,7 +77,7 @@ class Fleet:
         return share
 
     def _namespaces(self, namespace: str) -> list[fleet_pb2.NamespaceFleet]:
-        telemetry, census = self._telemetry, self._node.census
+        telemetry, census, held = self._telemetry, self._node.census, self._node.brake.held()
         quarantined, dead = telemetry.quarantined(), telemetry.queues.dead_lettered()
         names = {name for name, _ in census} | quarantined.keys() | dead.keys()
         suspects = telemetry.suspects()
@@ -89,9 +91,15 @@ class Fleet:
                 deaths_last_minute=self._node.obituaries.last_minute(name),
                 quarantined_activities=quarantined[name],
                 dead_lettered_tasks=dead[name],
+                held_expiries=held[name],
+                held_until=self._held_until(name),
             )
             for name in ([namespace] if namespace else sorted(names)[:NAMESPACES_MAX])
         ]
+
+    def _held_until(self, namespace: str) -> Timestamp | None:
+        until_ms, clock = self._node.brake.held_until_ms(namespace), self._node.clock
+        return None if until_ms is None else wire.timestamp(clock.wall_ms() + until_ms - clock.monotonic_ms())
 
     def _queues(self, namespace: str) -> list[fleet_pb2.QueueDepth]:
         wall_ms = self._node.clock.wall_ms()
@@ -123,7 +131,7 @@ class Fleet:
             queues=sorted(
                 (queue for share in shares for queue in share.queues), key=lambda queue: queue.shard_id
             ),
-            alerts=alerts(shares, namespaces, self._node.shard_count, len(serving)),
+            alerts=alerts(shares, namespaces, self._node.shard_count, len(serving), self._node.policies.of),
             nodes=self._node_count(),
             shards=self._node.shard_count,
             serving_shards=len(serving),
@@ -137,6 +145,8 @@ def _added_up(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
         if known is not message:
             for name in _COUNTED:
                 setattr(known, name, getattr(known, name) + getattr(message, name))
+            if message.held_until.ToNanoseconds() > known.held_until.ToNanoseconds():
+                known.held_until.CopyFrom(message.held_until)
     return [by_name[name] for name in sorted(by_name)][:NAMESPACES_MAX]
 
 

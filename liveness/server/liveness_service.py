@@ -252,6 +252,7 @@ class LivenessService:
         return service_pb2.DescribeWorkerResponse(worker=message)
 
     def _seen(self, key: WorkerKey, worker: Worker, shard: Shard) -> wire.Seen:
+        hold = self._node.brake.hold_of(key)
         return wire.Seen(
             shard.id,
             shard.now_ms(),
@@ -259,7 +260,8 @@ class LivenessService:
             paused=bool(self._node.policies.of(key.namespace).paused),
             attached=self._streams.is_attached(key, worker.session_id),
             suspect=key in shard.suspects,
-            ending_ms=shard.ending_ms(key, worker) if key in shard.suspects else 0,
+            ending_ms=shard.endings.ending_ms(key, worker) if key in shard.suspects else 0,
+            held_until_ms=hold.until_ms if hold is not None else 0,
         )
 
     async def list_workers(self, request: service_pb2.ListWorkersRequest) -> service_pb2.ListWorkersResponse:

@@ -277,6 +277,8 @@ class Seen(NamedTuple):
     suspect: bool = False
     ending_ms: int = 0
     """When its lease ends by whichever of its terms comes first."""
+    held_until_ms: int = 0
+    """A storm has put off its end."""
 
 
 def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -> worker_pb2.Worker:
@@ -314,6 +316,8 @@ def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -
         attached=seen.attached,
         suspect=seen.suspect,
     )
+    if seen.held_until_ms:
+        message.held_until.CopyFrom(timestamp(wall_ms - now_ms + seen.held_until_ms))
     if standing.drain_deadline_ms:
         message.drain_deadline.CopyFrom(timestamp(wall_ms - now_ms + standing.drain_deadline_ms))
     if standing.grace_ms:

@@ -12,6 +12,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
 from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
+from liveness.shard.brake import Brake
 from liveness.shard.census import Rank
 from liveness.shard.committer import Committer, Follow, Group
 from liveness.shard.deadlines import Deadlines
@@ -86,7 +87,10 @@ class Node:
         self.census: Counter[Rank] = Counter()
         """Of all shards that serve here."""
         self.listening = ListeningTime(clock)
-        self._surroundings = Surroundings(clock, shard_count)
+        self.brake = Brake(clock, self.policies, self.census)
+        self.on_policy.append(self.brake.policy_changed)
+        self.on_closed.append(self.brake.forget)
+        self._surroundings = Surroundings(clock, shard_count, self.brake)
         self.obituaries, self.stalls = self._surroundings.obituaries, self._surroundings.stalls
         self.committer = Committer(
             store,

@@ -31,12 +31,13 @@ from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
-from liveness.domain.verdict import verdict_on
+from liveness.domain.verdict import is_death, verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
 from liveness.shard.census import Census
 from liveness.shard.changes import LAZY, Transition, due, listed, ordered
 from liveness.shard.deadlines import Deadlines
+from liveness.shard.endings import Endings
 from liveness.shard.observed_clock import ListeningTime, ObservedClock
 from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
@@ -45,8 +46,6 @@ from liveness.shard.witness import DRIFT_MS, Surroundings, Witness
 from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
-GRACES_MAX = 3
-"""How many take-overs in a row may hold up a silent worker's expiry."""
 
 
 class Outcome(IntEnum):
@@ -84,6 +83,7 @@ Admit = Callable[["Shard", str, Policy], None]
 
 
 class Shard:
+    # Heartbeats read a dozen of its attributes. With more than 30, Python keeps an instance's in a slower way.
     def __init__(
         self,
         image: ShardImage,
@@ -109,6 +109,9 @@ class Shard:
         self.suspects = Suspects()
         """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
         nothing."""
+        self.doubts: set[tuple[str, str]] = set()
+        """Whose next heartbeat changes more than their lease: suspects, and those whom a storm holds. One set for both,
+        because every heartbeat asks whether there are any."""
         recovered = Recovered(image)
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(image.activities), deadlines)
@@ -125,12 +128,11 @@ class Shard:
         self._deadlines = deadlines
         self._on_dirty = on_dirty
         self._observed = ObservedClock(image.observed_ms, listening.now_ms())
-        self._takeovers = image.takeovers
-        self._grace_until_ms = image.observed_ms + grace_ms
+        self.endings = Endings(self.suspects, image.takeovers, image.observed_ms + grace_ms)
+        self._brake = surroundings.brake
         self._forms: dict[int, int] = {}
         self._changed = recovered.changed
         self._witness = Witness(surroundings, image)
-        self._wall = self._witness.wall
         self._pending = Pending(image.last_seq, self._witness.rhythms)
         self._handed_seq = image.last_seq
         self._dirty = False
@@ -150,25 +152,6 @@ class Shard:
         """How long the durable observed time has not been written."""
         return self._observed.age_ms(self._listening.now_ms())
 
-    def expiry_ms(self, worker: Worker) -> int:
-        """When a silent worker's lease may be ended: its deadline, or after the grace that follows a take-over."""
-        if worker.deadline_ms >= self._grace_until_ms:
-            return worker.deadline_ms
-        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self._takeovers)
-        return worker.deadline_ms if takeovers_in_silence > GRACES_MAX else self._grace_until_ms
-
-    def ending_ms(self, key: WorkerKey, worker: Worker) -> int:
-        """When an ACTIVE worker's lease ends by whichever of its terms comes first, if nothing happens."""
-        due_ms, drain_ms = self._silence_ends_ms(key, worker), worker.standing.drain_deadline_ms
-        return min(due_ms, drain_ms) if drain_ms else due_ms
-
-    def _silence_ends_ms(self, key: WorkerKey, worker: Worker) -> int:
-        """When the worker is declared dead."""
-        due_ms, grace_ms = self.expiry_ms(worker), worker.standing.grace_ms
-        if grace_ms and key in self.suspects:
-            return min(due_ms, max(self.suspects[key] + grace_ms, self._grace_until_ms))
-        return due_ms
-
     # -- commands
 
     def renew_as_before(
@@ -184,8 +167,8 @@ class Shard:
             return None
         event, after = renewal
         self._keep_renewal(key, event, after)
-        if self.suspects:
-            self.suspects.pop(key, None)
+        if self.doubts:
+            self._dispel(key)
         return after
 
     def remember_form(self, worker: Worker, form: int | None) -> None:
@@ -204,14 +187,15 @@ class Shard:
         if worker is None:
             admit(self, key.namespace, beat.policy)
         events = decider.heartbeat(key, worker, beat, now_ms)
-        if worker is not None:
-            if not events:
-                return Outcome.REPEATED, worker
-            self.suspects.pop(key, None)
-            if len(events) == 1 and type(event := events[0]) is LeaseRenewed:
-                return Outcome.RENEWED, self._renew(key, worker, event)
+        if worker is not None and not events:
+            return Outcome.REPEATED, worker
+        was_held = key in self.doubts and self._dispel(key)
+        if worker is not None and len(events) == 1 and type(event := events[0]) is LeaseRenewed:
+            return Outcome.RENEWED, self._renew(key, worker, event)
         after = self._apply(key, worker, events, now_ms)
         assert after is not None
+        if was_held:
+            self._arm(key, after)  # its timer was put off by the terms it had before
         return _OUTCOMES.get(type(events[0]), Outcome.RENEWED), after
 
     def deactivate(self, key: WorkerKey, command: Deactivate) -> tuple[Worker, int]:
@@ -225,33 +209,41 @@ class Shard:
         assert after is not None
         return after, len(worker.bindings)
 
-    def foresee_death(self, key: WorkerKey) -> bool:
-        """Whether a worker's lease is over because nothing was heard of it. Asked about all of them before any is ended,
-        so that their certificates know of each other."""
+    def dying(self, key: WorkerKey) -> Worker | None:
+        """A worker whose lease is over because nothing was heard of it."""
         worker = self.workers.get(key)
         if worker is None or worker.state is not WorkerState.ACTIVE:
-            return False
-        dies = self.now_ms() >= self._silence_ends_ms(key, worker)
-        if dies:
-            self._witness.enter(key, worker)
-        return dies
+            return None
+        return worker if self.now_ms() >= self.endings.silence_ends_ms(key, worker) else None
+
+    def foresee_death(self, key: WorkerKey, worker: Worker) -> None:
+        """Told about all of them before any is ended, so that their certificates know of each other."""
+        self._witness.enter(key, worker)
+
+    def look_at(self, key: WorkerKey) -> None:
+        """Let its timer fire at the next opportunity."""
+        self._deadlines.arm(key, self.now_ms())
 
     def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
         """End a lease that is over by any of its terms."""
-        worker = self.workers[key]
-        now_ms, due_ms = self.now_ms(), self.ending_ms(key, worker)
+        worker, endings, hold = self.workers[key], self.endings, self._brake.hold_of(key)
+        now_ms, due_ms = self.now_ms(), self.endings.ending_ms(key, worker)
         if now_ms < due_ms:
             return False
         events: tuple[WorkerEvent, ...] = ()
-        if now_ms >= self._silence_ends_ms(key, worker):
-            known = self._witness.circumstances(key, worker, now_ms, self._takeovers)
-            if now_ms >= self.expiry_ms(worker):
+        if now_ms >= endings.silence_ends_ms(key, worker):
+            known = self._witness.circumstances(key, worker, now_ms, self.endings.takeovers)
+            if hold is not None:
+                known = known._replace(held_ms=now_ms - hold.since_ms)
+            if now_ms >= endings.expiry_ms(worker):
                 events = decider.expire_lease(worker, policy, now_ms, known)
             if not events and key in self.suspects:
                 events = decider.disconnect(worker, policy, now_ms, self.suspects[key], known)
         events = events or decider.end_drain(worker, policy, now_ms)
         ended = self._apply_if_any(key, worker, events, now_ms)
         if ended:
+            # On purpose is not late.
+            due_ms = due_ms if hold is None else min(now_ms, max(due_ms, hold.until_ms))
             self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
         return ended
 
@@ -260,6 +252,7 @@ class Shard:
         worker = self.workers.get(key)
         if worker is not None and worker.state is WorkerState.ACTIVE and worker.standing.grace_ms:
             self.suspects[key] = self.now_ms()
+            self.doubts.add(key)
             self._arm(key, worker)
 
     def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
@@ -329,8 +322,9 @@ class Shard:
         """Everything decided so far, as one commit; without news it still carries the clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
-        if abs(wall_ms - now_ms - self._wall.offset_ms) > DRIFT_MS:
-            self._wall.note(now_ms, wall_ms)
+        wall = self._witness.wall
+        if abs(wall_ms - now_ms - wall.offset_ms) > DRIFT_MS:
+            wall.note(now_ms, wall_ms)
         commit = pending.commit(self.id, self.epoch, self._handed_seq, now_ms, wall_ms)
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
@@ -355,6 +349,12 @@ class Shard:
         self._observed.committed(commit.observed_ms, handed.listening_ms)
 
     # -- inside
+
+    def _dispel(self, key: tuple[str, str]) -> bool:
+        """Something was heard of it. Returns whether a storm had held it."""
+        self.doubts.discard(key)
+        self.suspects.pop(key, None)
+        return self._brake.heard(key)
 
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
         after = renewed(worker, event)
@@ -420,6 +420,8 @@ class Shard:
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
+        self.doubts.discard(key)
+        self._brake.ended(key, died=is_death(event))
         self._pending.add_verdict(key.namespace, verdict_on(before, event))
         self._witness.saw(before, event, after)
         self.census.move(key.namespace, before and before.state, after and after.state)
@@ -438,7 +440,7 @@ class Shard:
             self._deadlines.disarm(key)
         else:
             active = worker.state is WorkerState.ACTIVE
-            self._deadlines.arm(key, self.ending_ms(key, worker) if active else worker.deadline_ms)
+            self._deadlines.arm(key, self.endings.ending_ms(key, worker) if active else worker.deadline_ms)
 
     def _touch(self) -> None:
         if not self._dirty:

@@ -10,6 +10,7 @@ from liveness.domain.death import Circumstances, Stall
 from liveness.domain.events import Activation, WorkerEvent
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker
+from liveness.shard.brake import Brake
 from liveness.shard.obituaries import Obituaries
 from liveness.shard.rhythms import Rhythms
 from liveness.shard.stalls import Stalls
@@ -24,10 +25,11 @@ ANCHORS_KEPT = 64
 class Surroundings:
     """What the shards of a node have in common."""
 
-    __slots__ = ("clock", "obituaries", "rhythms_max", "stalls")
+    __slots__ = ("brake", "clock", "obituaries", "rhythms_max", "stalls")
 
-    def __init__(self, clock: Clock, shard_count: int) -> None:
+    def __init__(self, clock: Clock, shard_count: int, brake: Brake) -> None:
         self.clock = clock
+        self.brake = brake
         self.stalls = Stalls()
         self.obituaries = Obituaries(clock)
         self.rhythms_max = max(1, RHYTHMS_MAX // shard_count)

@@ -71,7 +71,7 @@ def _one(read: Callable[[Telemetry], float]) -> Callable[[Telemetry], Values]:
     return values
 
 
-def _by_namespace(read: Callable[[Telemetry], Counter[str]]) -> Callable[[Telemetry], Values]:
+def _by_namespace(read: Callable[[Telemetry], Mapping[str, int]]) -> Callable[[Telemetry], Values]:
     """Of counts by the name itself; those that have no numbers of their own are added up."""
 
     def values(telemetry: Telemetry) -> Values:
@@ -159,6 +159,18 @@ CATALOGUE: tuple[Metric, ...] = (
         ("namespace",),
         _by_namespace(lambda telemetry: telemetry.suspects()),
     ),
+    Level(
+        "liveness_held_expiries",
+        "ACTIVE workers whose lease is over and is held, because so many fell due together.",
+        ("namespace",),
+        _by_namespace(lambda telemetry: telemetry.node.brake.held()),
+    ),
+    Count(
+        "liveness_storms_total",
+        "How often so many workers fell due together that the end of their leases was put off.",
+        ("namespace",),
+        _by_namespace(lambda telemetry: telemetry.node.brake.storms),
+    ),
     Count(
         "liveness_registrations_total",
         "Workers that sent their first heartbeat.",
@@ -198,8 +210,8 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     Distribution(
         "liveness_expiry_lateness_seconds",
-        "Leases that ended by their terms: from when they were due to when that was durable, on the clock that leases "
-        "are counted on.",
+        "Leases that ended by their terms: from when they were due, or a storm let go of them, to when that was durable, "
+        "on the clock that leases are counted on.",
         lambda telemetry: telemetry.lateness_s,
     ),
     # -- reschedules

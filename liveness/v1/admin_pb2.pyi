@@ -275,6 +275,49 @@ class DrainWorkerResponse(_message.Message):
 Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
 
 @_typing.final
+class ReleaseStormRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    reason: _builtins.str
+    """For the server's log."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseStormRequest: _TypeAlias = ReleaseStormRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseStormResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    released: _builtins.int
+    """Workers whose expiry was held."""
+    def __init__(
+        self,
+        *,
+        released: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseStormResponse: _TypeAlias = ReleaseStormResponse  # noqa: Y015
+
+@_typing.final
 class NamespaceConfig(_message.Message):
     """A field that is not set is inherited: from the default, and there from the built-in value."""
 
@@ -294,6 +337,10 @@ class NamespaceConfig(_message.Message):
     ACTIVITY_RETENTION_FIELD_NUMBER: _builtins.int
     DISPATCH_TIMEOUT_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    STORM_MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    STORM_SHARE_FIELD_NUMBER: _builtins.int
+    STORM_HOLD_FIELD_NUMBER: _builtins.int
+    STORM_PACE_FIELD_NUMBER: _builtins.int
     max_workers: _builtins.int
     """ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: _builtins.int
@@ -305,6 +352,12 @@ class NamespaceConfig(_message.Message):
     """An activity whose workers died so many times in a row is quarantined. 0: never."""
     paused: _builtins.int
     """1: every worker of the namespace is paused."""
+    storm_min_workers: _builtins.int
+    """A storm: at least so many workers fall due within a minute,"""
+    storm_share: _builtins.float
+    """and they are more than this part of the namespace's, from 0 to 1."""
+    storm_pace: _builtins.int
+    """Expiries per second, of each server, after they were held. 0: no limit."""
     @_builtins.property
     def default_lease(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -331,6 +384,10 @@ class NamespaceConfig(_message.Message):
     def dispatch_timeout(self) -> _duration_pb2.Duration:
         """How long a worker may take to confirm an activity that it was handed."""
 
+    @_builtins.property
+    def storm_hold(self) -> _duration_pb2.Duration:
+        """How long a storm may hold a worker's expiry at most, and never longer than the worker's own lease. 0: no brake."""
+
     def __init__(
         self,
         *,
@@ -348,10 +405,14 @@ class NamespaceConfig(_message.Message):
         activity_retention: _duration_pb2.Duration | None = ...,
         dispatch_timeout: _duration_pb2.Duration | None = ...,
         paused: _builtins.int | None = ...,
+        storm_min_workers: _builtins.int | None = ...,
+        storm_share: _builtins.float | None = ...,
+        storm_hold: _duration_pb2.Duration | None = ...,
+        storm_pace: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bindings_per_worker: _TypeAlias = _typing.Literal["max_bindings_per_worker"]  # noqa: Y015
     _WhichOneofArgType__max_bindings_per_worker: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker"]  # noqa: Y015
@@ -363,6 +424,12 @@ class NamespaceConfig(_message.Message):
     _WhichOneofArgType__namespace_heartbeat_rate: _TypeAlias = _typing.Literal["_namespace_heartbeat_rate", b"_namespace_heartbeat_rate"]  # noqa: Y015
     _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
     _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
+    _WhichOneofReturnType__storm_min_workers: _TypeAlias = _typing.Literal["storm_min_workers"]  # noqa: Y015
+    _WhichOneofArgType__storm_min_workers: _TypeAlias = _typing.Literal["_storm_min_workers", b"_storm_min_workers"]  # noqa: Y015
+    _WhichOneofReturnType__storm_pace: _TypeAlias = _typing.Literal["storm_pace"]  # noqa: Y015
+    _WhichOneofArgType__storm_pace: _TypeAlias = _typing.Literal["_storm_pace", b"_storm_pace"]  # noqa: Y015
+    _WhichOneofReturnType__storm_share: _TypeAlias = _typing.Literal["storm_share"]  # noqa: Y015
+    _WhichOneofArgType__storm_share: _TypeAlias = _typing.Literal["_storm_share", b"_storm_share"]  # noqa: Y015
     _WhichOneofReturnType__worker_heartbeat_rate: _TypeAlias = _typing.Literal["worker_heartbeat_rate"]  # noqa: Y015
     _WhichOneofArgType__worker_heartbeat_rate: _TypeAlias = _typing.Literal["_worker_heartbeat_rate", b"_worker_heartbeat_rate"]  # noqa: Y015
     @_typing.overload
@@ -375,6 +442,12 @@ class NamespaceConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__namespace_heartbeat_rate) -> _WhichOneofReturnType__namespace_heartbeat_rate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storm_min_workers) -> _WhichOneofReturnType__storm_min_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storm_pace) -> _WhichOneofReturnType__storm_pace | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storm_share) -> _WhichOneofReturnType__storm_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__worker_heartbeat_rate) -> _WhichOneofReturnType__worker_heartbeat_rate | None: ...
 

@@ -56,6 +56,11 @@ class AdminServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.ReleaseStorm = channel.unary_unary(
+                '/liveness.v1.AdminService/ReleaseStorm',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.ReleaseStormRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.ReleaseStormResponse.FromString,
+                _registered_method=True)
         self.GetConfig = channel.unary_unary(
                 '/liveness.v1.AdminService/GetConfig',
                 request_serializer=liveness_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
@@ -136,6 +141,13 @@ class AdminServiceServicer(object):
 
     def DrainWorker(self, request, context):
         """No new work, then a graceful end; what is left after the limit is rescheduled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseStorm(self, request, context):
+        """Lets the expiries that a storm's brake holds go on now, all at once, and holds none for the minute that follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,6 +243,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'ReleaseStorm': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseStorm,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.ReleaseStormRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.ReleaseStormResponse.SerializeToString,
             ),
             'GetConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConfig,
@@ -392,6 +409,33 @@ class AdminService(object):
             '/liveness.v1.AdminService/DrainWorker',
             liveness_dot_v1_dot_admin__pb2.DrainWorkerRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseStorm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ReleaseStorm',
+            liveness_dot_v1_dot_admin__pb2.ReleaseStormRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.ReleaseStormResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class AdminServiceStub:
     """Also ends a drain that has not come to its end."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
     """No new work, then a graceful end; what is left after the limit is rescheduled."""
+    ReleaseStorm: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReleaseStormRequest, _admin_pb2.ReleaseStormResponse]
+    """Lets the expiries that a storm's brake holds go on now, all at once, and holds none for the minute that follows."""
     GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
     UpdateConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]
     """Changes the given fields, at once and without a restart."""
@@ -79,6 +81,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Also ends a drain that has not come to its end."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """No new work, then a graceful end; what is left after the limit is rescheduled."""
+    ReleaseStorm: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReleaseStormRequest, _admin_pb2.ReleaseStormResponse]  # type: ignore[assignment]
+    """Lets the expiries that a storm's brake holds go on now, all at once, and holds none for the minute that follows."""
     GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
     UpdateConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateConfigRequest, _admin_pb2.UpdateConfigResponse]  # type: ignore[assignment]
     """Changes the given fields, at once and without a restart."""
@@ -135,6 +139,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainWorkerResponse, _abc.Awaitable[_admin_pb2.DrainWorkerResponse]]:
         """No new work, then a graceful end; what is left after the limit is rescheduled."""
+
+    @_abc_1.abstractmethod
+    def ReleaseStorm(
+        self,
+        request: _admin_pb2.ReleaseStormRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReleaseStormResponse, _abc.Awaitable[_admin_pb2.ReleaseStormResponse]]:
+        """Lets the expiries that a storm's brake holds go on now, all at once, and holds none for the minute that follows."""
 
     @_abc_1.abstractmethod
     def GetConfig(

@@ -138,6 +138,7 @@ class HintRequest(_message.Message):
     OFFERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     WATCHING_FIELD_NUMBER: _builtins.int
+    STRUCK_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     config_changed: _builtins.bool
@@ -166,6 +167,10 @@ class HintRequest(_message.Message):
     def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogHead]:
         """Logs have grown: how far each is durable."""
 
+    @_builtins.property
+    def struck(self) -> _containers.RepeatedCompositeFieldContainer[Global___Struck]:
+        """Workers of the sender's shards that fell due lately, for those who judge whether it is a storm."""
+
     def __init__(
         self,
         *,
@@ -179,14 +184,42 @@ class HintRequest(_message.Message):
         offers: _abc.Iterable[Global___QueueOffer] | None = ...,
         heads: _abc.Iterable[Global___LogHead] | None = ...,
         watching: _builtins.bool = ...,
+        struck: _abc.Iterable[Global___Struck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config_changed", b"config_changed", "heads", b"heads", "members_changed", b"members_changed", "node_id", b"node_id", "offers", b"offers", "owned", b"owned", "released", b"released", "wake_shards", b"wake_shards", "watching", b"watching"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config_changed", b"config_changed", "heads", b"heads", "members_changed", b"members_changed", "node_id", b"node_id", "offers", b"offers", "owned", b"owned", "released", b"released", "struck", b"struck", "wake_shards", b"wake_shards", "watching", b"watching"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HintRequest: _TypeAlias = HintRequest  # noqa: Y015
+
+@_typing.final
+class Struck(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    workers: _builtins.int
+    """Those whose lease is over, or ended within the last minute."""
+    of: _builtins.int
+    """Those and all that are ACTIVE."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        workers: _builtins.int = ...,
+        of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "of", b"of", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Struck: _TypeAlias = Struck  # noqa: Y015
 
 @_typing.final
 class QueueOffer(_message.Message):

@@ -186,6 +186,7 @@ class DeathCertificate(_message.Message):
     ACTIVITY_COUNT_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     REFUTED_TIME_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
@@ -227,6 +228,12 @@ class DeathCertificate(_message.Message):
     def refuted_time(self) -> _timestamp_pb2.Timestamp:
         """When the session came back."""
 
+    @_builtins.property
+    def held(self) -> _duration_pb2.Duration:
+        """For how long the server that ended the lease held it beyond its term, because many fell due together. Unset if it
+        did not.
+        """
+
     def __init__(
         self,
         *,
@@ -250,10 +257,11 @@ class DeathCertificate(_message.Message):
         activity_count: _builtins.int = ...,
         verdict: Global___Verdict.ValueType = ...,
         refuted_time: _timestamp_pb2.Timestamp | None = ...,
+        held: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["company", b"company", "granted_lease_duration", b"granted_lease_duration", "last_heartbeat_time", b"last_heartbeat_time", "refuted_time", b"refuted_time", "silence", b"silence", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["company", b"company", "granted_lease_duration", b"granted_lease_duration", "held", b"held", "last_heartbeat_time", b"last_heartbeat_time", "refuted_time", b"refuted_time", "silence", b"silence", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "activity_count", b"activity_count", "build_id", b"build_id", "cause", b"cause", "company", b"company", "detail", b"detail", "granted_lease_duration", b"granted_lease_duration", "heartbeats", b"heartbeats", "host_name", b"host_name", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "refuted_time", b"refuted_time", "session_id", b"session_id", "silence", b"silence", "stalls", b"stalls", "task_queue", b"task_queue", "time", b"time", "verdict", b"verdict", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activities", b"activities", "activity_count", b"activity_count", "build_id", b"build_id", "cause", b"cause", "company", b"company", "detail", b"detail", "granted_lease_duration", b"granted_lease_duration", "heartbeats", b"heartbeats", "held", b"held", "host_name", b"host_name", "last_heartbeat_time", b"last_heartbeat_time", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "refuted_time", b"refuted_time", "session_id", b"session_id", "silence", b"silence", "stalls", b"stalls", "task_queue", b"task_queue", "time", b"time", "verdict", b"verdict", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

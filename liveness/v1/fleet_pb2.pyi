@@ -29,7 +29,7 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     ALERT_KIND_UNSPECIFIED: _AlertKind.ValueType  # 0
     ALERT_KIND_STORM: _AlertKind.ValueType  # 1
-    """Many workers of a namespace died within a minute."""
+    """Many workers of a namespace died within a minute, or fell due together and are held."""
     ALERT_KIND_QUARANTINE: _AlertKind.ValueType  # 2
     """Activities that killed their workers too often wait for somebody to look at them."""
     ALERT_KIND_DEAD_LETTERS: _AlertKind.ValueType  # 3
@@ -45,7 +45,7 @@ class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper): ...
 
 ALERT_KIND_UNSPECIFIED: AlertKind.ValueType  # 0
 ALERT_KIND_STORM: AlertKind.ValueType  # 1
-"""Many workers of a namespace died within a minute."""
+"""Many workers of a namespace died within a minute, or fell due together and are held."""
 ALERT_KIND_QUARANTINE: AlertKind.ValueType  # 2
 """Activities that killed their workers too often wait for somebody to look at them."""
 ALERT_KIND_DEAD_LETTERS: AlertKind.ValueType  # 3
@@ -227,6 +227,8 @@ class NamespaceFleet(_message.Message):
     DEATHS_LAST_MINUTE_FIELD_NUMBER: _builtins.int
     QUARANTINED_ACTIVITIES_FIELD_NUMBER: _builtins.int
     DEAD_LETTERED_TASKS_FIELD_NUMBER: _builtins.int
+    HELD_EXPIRIES_FIELD_NUMBER: _builtins.int
+    HELD_UNTIL_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     active: _builtins.int
     inactive: _builtins.int
@@ -239,6 +241,12 @@ class NamespaceFleet(_message.Message):
     deaths_last_minute: _builtins.int
     quarantined_activities: _builtins.int
     dead_lettered_tasks: _builtins.int
+    held_expiries: _builtins.int
+    """ACTIVE workers whose lease is over and is held, because so many fell due together."""
+    @_builtins.property
+    def held_until(self) -> _timestamp_pb2.Timestamp:
+        """While a storm holds expiries: until when at the latest. Then they end at a set pace."""
+
     def __init__(
         self,
         *,
@@ -253,10 +261,12 @@ class NamespaceFleet(_message.Message):
         deaths_last_minute: _builtins.int = ...,
         quarantined_activities: _builtins.int = ...,
         dead_lettered_tasks: _builtins.int = ...,
+        held_expiries: _builtins.int = ...,
+        held_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held_until", b"held_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "cleaned_up", b"cleaned_up", "dead_lettered_tasks", b"dead_lettered_tasks", "deaths", b"deaths", "deaths_last_minute", b"deaths_last_minute", "false_deaths", b"false_deaths", "inactive", b"inactive", "namespace", b"namespace", "paused", b"paused", "quarantined_activities", b"quarantined_activities", "suspects", b"suspects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "cleaned_up", b"cleaned_up", "dead_lettered_tasks", b"dead_lettered_tasks", "deaths", b"deaths", "deaths_last_minute", b"deaths_last_minute", "false_deaths", b"false_deaths", "held_expiries", b"held_expiries", "held_until", b"held_until", "inactive", b"inactive", "namespace", b"namespace", "paused", b"paused", "quarantined_activities", b"quarantined_activities", "suspects", b"suspects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,20 @@ async def test_a_storm_is_a_banner_that_leads_to_the_dead(screen: Screen, api: A
     )
 
 
+async def test_leases_that_a_storm_holds_are_a_banner_and_are_released(screen: Screen, api: Api) -> None:
+    api.beats([{"worker_instance_key": f"w-{number}", "lease_duration": "12s"} for number in range(24)])
+    await screen.open("overview")
+    banner = screen.page.locator(".alert").filter(has_text="24 workers")
+    await expect(banner).to_contain_text("their leases are held, until", timeout=30_000)
+    row = screen.row(api.namespace)
+    await expect(row).to_contain_text("(24 held)")
+    await row.get_by_role("button", name="Release").click()
+    await expect(screen.dialog).to_contain_text("24 workers fell silent together")
+    await screen.confirm("Release", reason="we know why")
+    await screen.told(re.compile("Released: 24 workers"))
+    await expect(banner).to_contain_text("died within 60 s")
+
+
 async def test_a_quarantine_is_a_banner_that_leads_to_the_activity(screen: Screen, api: Api) -> None:
     api.schedule("poison", retry_policy={"maximum_worker_deaths": 1})
     api.die_with_work("w")

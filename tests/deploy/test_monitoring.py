@@ -152,7 +152,7 @@ def test_a_rule_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_commands_that_a_rule_tells_to_run_exist(rule: dict[str, Any]) -> None:
-    for line in re.findall(r"`liveness ([a-z ]+)`", rule["annotations"]["description"]):
+    for line in re.findall(r"`liveness ([a-z -]+)`", rule["annotations"]["description"]):
         command: click.Command | None = main
         for name in line.split():
             assert isinstance(command, click.Group)

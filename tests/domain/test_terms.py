@@ -111,6 +111,7 @@ def test_overrides_replace_only_what_they_name() -> None:
         optional={
             **{name: st.integers(1, 30_000).map(float) for name in POLICY_FIELDS - {"max_lease_ms"}},
             "paused": st.sampled_from([0.0, 1.0]),
+            "storm_share": st.floats(0, 1),
         },
     ).filter(lambda overrides: overrides.get("min_lease_ms", 0) <= overrides.get("default_lease_ms", 1))
 )

@@ -15,6 +15,7 @@ from sqlalchemy import delete, insert
 from liveness.clock import ManualClock
 from liveness.domain.errors import LivenessError, ShardUnavailable
 from liveness.domain.keys import WorkerKey, shard_of
+from liveness.domain.policy import BUILT_IN
 from liveness.domain.worker import Worker
 from liveness.store.api import TaskState
 from liveness.store.database import Database
@@ -32,6 +33,7 @@ GRACE_MS = 3_000
 STALL_MS = 500
 NAMESPACES = ("north", "south")
 KEYS = tuple((namespace, name) for namespace in NAMESPACES for name in ("w1", "w2"))
+assert len(KEYS) < BUILT_IN.storm_min_workers, "the model knows no storms, and holds every death to its lease"
 ACTIVITIES: tuple[ActivityName, ...] = tuple((f"flow-{n}", "run", f"activity-{n}") for n in range(5))
 
 keys = st.sampled_from(KEYS)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityKey
+from liveness.domain.policy import BUILT_IN
 from liveness.v1 import activity_pb2 as pb
 from liveness.v1 import worker_pb2
 from tests.model_activities.journal import Token
@@ -13,6 +14,7 @@ from tests.shard.engine import duration
 
 NAMESPACE = "north"
 WORKERS = ("w1", "w2", "w3")
+assert len(WORKERS) < BUILT_IN.storm_min_workers, "the model knows no storms"
 QUEUES = ("q-a", "q-b", "q-sunk")
 ACTIVITIES = 8
 KEYS = tuple(ActivityKey(NAMESPACE, f"flow-{n}", "run", f"a{n}") for n in range(ACTIVITIES))

@@ -48,7 +48,7 @@ class Course(Walk):
             worker = shard.workers.get(name) if shard else None
             if shard is None or worker is None or worker.state is not WorkerState.ACTIVE:
                 return
-            left_ms = shard.ending_ms(name, worker) - shard.now_ms()
+            left_ms = shard.endings.ending_ms(name, worker) - shard.now_ms()
         else:
             key = KEYS[what % len(KEYS)]
             shard = self.site.node.table()[self.shard_id(key.workflow_id)]

@@ -214,6 +214,7 @@ async def test_a_take_over_in_the_silence_is_told(site: Site) -> None:
 
 
 async def test_those_who_die_at_once_know_of_each_other_even_after_a_restart(site: Site) -> None:
+    await site.configure(storm_hold_ms=0)  # so many would be held, and then end in several pulses
     for n in range(20):
         await live(site, f"w{n}", host_name=f"db-{n % 2}", build_id="b7" if n < 5 else "b8")
     await live(site, "w1", namespace="billing", host_name="db-1", build_id="b7")

@@ -36,6 +36,7 @@ async def test_at_the_exact_deadline_a_heartbeat_comes_in_time_or_too_late_and_n
     """Thousands of times: either the lease goes on with its binding, or it ended and the binding moves on once."""
     random = Random(seed)
     await site.advance(10_000)  # past the grace after the start
+    await site.configure(storm_hold_ms=0)  # so many would be held, and nobody would come too late
     epochs = dict.fromkeys((f"w{number}" for number in range(WORKERS)), 0)
     rescheduled: set[tuple[str, int]] = set()
     renewed = resurrected = 0

@@ -51,6 +51,7 @@ async def test_only_so_many_workers_per_shard_have_a_rhythm(store: SqlStore, clo
     engine = Engine(store, clock, grace_ms=0)
     engine.node._surroundings.rhythms_max = 1
     await engine.start()
+    engine.node.policies.replace("", {"storm_hold_ms": 0})  # so many would be held
     for sequence in (1, 2):
         for n in range(20):
             await engine.beat(f"w{n}", lease_ms=5_000, sequence=sequence, session_id="s")

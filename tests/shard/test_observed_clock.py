@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from liveness.clock import ManualClock
 from liveness.domain.errors import ShardUnavailable
 from liveness.domain.worker import WorkerState
+from liveness.shard.endings import GRACES_MAX
 from liveness.shard.observed_clock import STEP_MS_MAX, ListeningTime, ObservedClock
-from liveness.shard.shard import GRACES_MAX
 from tests.databases import StoreHome
 from tests.shard.engine import GRACE_MS, Engine, activity
 from tests.shard.faulty_store import Fault, FaultyStore

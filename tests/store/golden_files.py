@@ -11,7 +11,7 @@ from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import BoundActivity, Worker
 from liveness.store.codec import LogEntry, LogRow, Pulse
-from tests.store import golden_v1, golden_v2, golden_v3
+from tests.store import golden_v1, golden_v2, golden_v3, golden_v4
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARD = 5
@@ -53,5 +53,5 @@ VERSIONS = [
         known.SETTINGS,
         known.TAKE_OVERS,
     )
-    for name, known in (("v1", golden_v1), ("v2", golden_v2), ("v3", golden_v3))
+    for name, known in (("v1", golden_v1), ("v2", golden_v2), ("v3", golden_v3), ("v4", golden_v4))
 ]

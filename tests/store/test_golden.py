@@ -1,6 +1,6 @@
 """Rows that earlier versions wrote are read back by every later version, and lead to the same state.
 
-The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` to `golden_v3`.
+The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` to `golden_v4`.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ async def test_the_process_is_among_the_numbers(site: Site) -> None:
 
 async def test_the_number_of_series_does_not_grow_with_workers(site: Site) -> None:
     """Nor with their task queues, hosts, builds, sessions or activities."""
+    await site.configure(storm_hold_ms=0)  # they are to go at once
 
     async def come_and_go(*numbers: int) -> None:
         beats = [

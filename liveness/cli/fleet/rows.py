@@ -41,6 +41,7 @@ def standing(worker: Worker) -> str:
     marks = []
     if worker.state == WORKER_STATE_ACTIVE:
         marks += ["suspect"] if worker.suspect else []
+        marks += ["held"] if worker.HasField("held_until") else []
         marks += ["draining"] if worker.draining else []
     else:
         marks.append(enum_word(WorkerState, worker.state).lower().replace("_", " "))

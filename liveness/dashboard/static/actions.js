@@ -101,6 +101,22 @@ export function resumeNamespace(ns, done) {
   });
 }
 
+export function releaseStorm(ns, held, done) {
+  ask({
+    title: 'End the leases that are held',
+    subject: ns,
+    sentence: `${counted(held, 'worker')} fell silent together and may still come back. Their leases end now and what they hold goes to others; for a minute, nothing is held.`,
+    button: 'Release',
+    danger: true,
+    fields: [{ ...REASON, hint: "for the server's log" }],
+    run: async ({ reason }) => {
+      const answer = await post(inNamespace(ns, 'storm/release'), { reason });
+      done();
+      return `Released: ${counted(answer.released, 'worker')}.`;
+    },
+  });
+}
+
 export function retryActivity(ns, id, done) {
   ask({
     title: 'Give the activity a fresh start',

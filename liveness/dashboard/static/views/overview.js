@@ -1,5 +1,5 @@
 // The fleet at a glance: what needs attention, how many there are, what was going on lately.
-import { pauseNamespace, resumeNamespace } from '../actions.js';
+import { pauseNamespace, releaseStorm, resumeNamespace } from '../actions.js';
 import { useCell } from '../cell.js';
 import { Chart } from '../charts.js';
 import { Fleet, wholeFleet } from '../fleet.js';
@@ -177,12 +177,13 @@ function Namespaces({ namespaces, refresh }) {
             ${namespaces.map(
               (one) => html`<tr key=${one.namespace}>
                 <td><a class="link" href=${href('workers', { ns: one.namespace })}><${Name}>${one.namespace}<//></a> ${one.paused && html`<${Badge} word="paused" />`}</td>
-                <td class="num">${count(one.active)}${Number(one.suspects) > 0 && html` <small class="warn">(${count(one.suspects)} suspect)</small>`}</td>
+                <td class="num">${count(one.active)}${Number(one.suspects) > 0 && html` <small class="warn">(${count(one.suspects)} suspect)</small>`}${Number(one.held_expiries) > 0 && html` <small class="warn">(${count(one.held_expiries)} held)</small>`}</td>
                 <td class="num">${count(one.inactive)}</td>
                 <td class="num">${count(one.deaths)}</td>
                 <td class="num">${percent(one.false_deaths, one.deaths)}</td>
                 <td class="num">${count(one.quarantined_activities)}</td>
                 <td class="right">
+                  ${Number(one.held_expiries) > 0 && html`<button type="button" class="button small" onClick=${() => releaseStorm(one.namespace, Number(one.held_expiries), refresh)}>Release</button> `}
                   ${one.paused
                     ? html`<button type="button" class="button small" onClick=${() => resumeNamespace(one.namespace, refresh)}>Resume all</button>`
                     : html`<button type="button" class="button small" onClick=${() => pauseNamespace(one.namespace, refresh)}>Pause all</button>`}
