@@ -102,7 +102,7 @@ class Director:
         station = self._station()
         self._world.note(f"SIGTERM {station.host}", station.host)
         station.leave()
-        self._for_a_while(15, lambda: None)
+        self._for_a_while(8, lambda: None)
 
     def _cut_from_database(self) -> None:
         world, station, seconds = self._world, self._station(), self._some(0.1, 12)

@@ -30,7 +30,7 @@ class Endings:
             "not all nodes came back",
         )
         longest_s = max(plan.leases_ms) / 1_000
-        await asyncio.sleep(2 * plan.node_lease_ms / 1_000 + plan.grace_ms / 1_000 + 10 + longest_s)
+        await asyncio.sleep(2 * plan.node_lease_ms / 1_000 + plan.grace_ms / 1_000 + 3 + longest_s)
         self._check_back()
         world.client.stopped = True
         for runs in world.runs.values():

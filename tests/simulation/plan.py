@@ -51,8 +51,8 @@ class Plan:
 
 def plan_of(seed: int, size: float = 1.0) -> Plan:
     random = Random(f"plan {seed}")
-    nodes = random.choice((1, 2, 3, 3, 3, 5))
-    workers = max(2, int(random.choice((5, 10, 20, 20, 40)) * size))
+    nodes = random.choice((1, 1, 2, 3, 3, 4))
+    workers = max(2, int(random.choice((3, 6, 10, 20)) * size))
     if random.random() < 0.02:
         workers = int(200 * size)
     acts = tuple(act for act in ACTS if random.random() < 0.6) or ACTS
@@ -62,8 +62,8 @@ def plan_of(seed: int, size: float = 1.0) -> Plan:
         shards=random.choice((1, 4, 8, 16)),
         workers=workers,
         namespaces=namespaces,
-        busy_s=random.choice((15.0, 30.0, 60.0)) * min(1.0, size),
-        every_s=random.choice((0.3, 1.0, 3.0)),
+        busy_s=random.choice((8.0, 15.0, 25.0)) * min(1.0, size),
+        every_s=random.choice((0.2, 0.5, 1.5)),
         acts=acts,
         grace_ms=random.choice((0, 500, 2_000, 5_000)),
         node_lease_ms=random.choice((1_000, 2_000, 4_000)),

@@ -91,8 +91,9 @@ class Station:
     async def _keep_house(self, server: Server) -> None:
         """What the scheduler would do."""
         while True:
-            await self.clock.sleep(self.world.plan.checkpoint_ms)
-            await server.maintenance._guarded(server.maintenance.checkpoint)
+            for _ in range(5):
+                await self.clock.sleep(self.world.plan.checkpoint_ms)
+                await server.maintenance._guarded(server.maintenance.checkpoint)
             await server.maintenance._guarded(server.maintenance.retain)
 
     def _died(self, process: Process) -> None:

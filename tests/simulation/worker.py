@@ -90,6 +90,7 @@ class Run:
             lease_duration=duration_of_ms(manner.lease_ms),
         )
         self._stir = asyncio.Event()
+        self._renewed = asyncio.Event()
         self.pulse = Pulse(profile, self.clock.monotonic_ms())
         self._addresses = self.world.addresses()
         self.random.shuffle(self._addresses)
@@ -164,6 +165,7 @@ class Run:
             self.fence = fence.ended(self.fence)
         if heard.lease_ms:
             self.fence = fence.renewed(self.fence, heard.sent_ms, heard.lease_ms)
+            self._renewed.set()
         for ref in heard.held:
             self._settle(ref.key, True)
 
@@ -194,7 +196,8 @@ class Run:
                     self.world.sometimes("worker fenced itself off before the server did")
                 for loss in self.pulse.lose_all("fenced"):
                     self._lose(loss.ref)
-            await self.clock.sleep(20)
+            self._renewed.clear()
+            await self._renewed.wait()
 
     # -- work
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import sys
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -246,5 +247,7 @@ def _quiet(world: World) -> Any:
         structlog.configure(**configured)
         gc.unfreeze()
         gc.set_threshold(*threshold)
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what was begun and never ran
+            gc.collect()
         sys.unraisablehook = hook
