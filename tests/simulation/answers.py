@@ -6,13 +6,13 @@ from collections import Counter
 from typing import Any
 
 import grpc
+from google.rpc.status_pb2 import Status
 
 from liveness.sdk.refusals import Refusal, of_status
 from liveness.v1 import activity_pb2, service_pb2, worker_pb2
 from tests.simulation.audit import CLEANED_UP, Audit, Report
 from tests.simulation.network import Delivered
 from tests.simulation.sometimes import Sometimes
-from google.rpc.status_pb2 import Status
 
 _ONE = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
 _MANY = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
@@ -77,12 +77,16 @@ class Answers:
         about = (key[1],)
         if (beat.session_id, beat.sequence) not in self._audit.applied[key]:
             self._report(
-                "durable ack", f"{key}: heartbeat {beat.sequence} of {beat.session_id} was answered and is not durable", about
+                "durable ack",
+                f"{key}: heartbeat {beat.sequence} of {beat.session_id} was answered and is not durable",
+                about,
             )
             return
         worker = self._audit.workers.get(key)
         if worker is None or result.lease_epoch > worker.epoch:
-            self._report("durable ack", f"{key} was told epoch {result.lease_epoch}, which is not durable", about)
+            self._report(
+                "durable ack", f"{key} was told epoch {result.lease_epoch}, which is not durable", about
+            )
         if result.outcome == REPEATED:
             self._sometimes("repeated heartbeat answered alike")
 
@@ -91,11 +95,15 @@ class Answers:
         match refusal.reason:
             case "STALE_HEARTBEAT":
                 if worker is None or worker.session != beat.session_id or worker.sequence <= beat.sequence:
-                    self._report("honest failure", f"{key}: {beat.sequence} was refused as stale and is not", about)
+                    self._report(
+                        "honest failure", f"{key}: {beat.sequence} was refused as stale and is not", about
+                    )
                 self._sometimes("copy of a heartbeat arrived late and was refused")
             case "SESSION_SUPERSEDED":
                 if worker is None or beat.session_id not in worker.replaced:
-                    self._report("honest failure", f"{key}: {beat.session_id} was not replaced durably", about)
+                    self._report(
+                        "honest failure", f"{key}: {beat.session_id} was not replaced durably", about
+                    )
                 self._sometimes("heartbeat of a replaced session refused")
             case "WORKER_CLEANED_UP":
                 if worker is None or worker.state != CLEANED_UP:
@@ -116,7 +124,9 @@ class Answers:
             course = self._audit.activities.courses.get((request.namespace, name))
             if course is None or course.attempt < task.attempt:
                 self._report(
-                    "durable ack", f"{name} attempt {task.attempt} was handed out and is not durable", (name[0],)
+                    "durable ack",
+                    f"{name} attempt {task.attempt} was handed out and is not durable",
+                    (name[0],),
                 )
 
     def _check_end(self, given: Delivered) -> None:

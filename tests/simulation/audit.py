@@ -29,9 +29,7 @@ EARLY_MS = 5
 Key = tuple[str, str]
 Name = tuple[str, str, str]
 _LOG = f"SELECT id, {', '.join(LogRow._fields)} FROM log WHERE id > ? ORDER BY id"
-_TASKS = (
-    "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
-)
+_TASKS = "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
 
 Report = Callable[[str, str, tuple[str, ...]], None]
 """The invariant that was broken, how, and what it concerns."""
@@ -72,7 +70,9 @@ class Shard:
 
 
 class Audit:
-    def __init__(self, report: Report, sometimes: Sometimes, presence: Presence, now: Callable[[], float]) -> None:
+    def __init__(
+        self, report: Report, sometimes: Sometimes, presence: Presence, now: Callable[[], float]
+    ) -> None:
         self.report = report
         self.sometimes = sometimes
         self.workers: dict[Key, Seen] = {}
@@ -128,12 +128,16 @@ class Audit:
         self.taken += asked
         for namespace, limit in self.quota.items():
             if self._population[namespace] > limit:
-                self.report("hard quotas", f"{namespace} has {self._population[namespace]} workers, not {limit}", ())
+                self.report(
+                    "hard quotas", f"{namespace} has {self._population[namespace]} workers, not {limit}", ()
+                )
 
     def _take_row(self, shard_id: int, entry: LogEntry, expected: Counter[Any]) -> None:
         shard = self.shards[shard_id]
         if entry.seq != shard.seq + 1:
-            self.report("order", f"shard {shard_id}: sequence {entry.seq} follows {shard.seq}", (f"shard {shard_id}",))
+            self.report(
+                "order", f"shard {shard_id}: sequence {entry.seq} follows {shard.seq}", (f"shard {shard_id}",)
+            )
         shard.seq = entry.seq
         event = entry.event
         if isinstance(event, facts.ShardTaken):
@@ -161,7 +165,11 @@ class Audit:
 
     def _take_over(self, shard_id: int, shard: Shard, event: facts.ShardTaken) -> None:
         if event.epoch != shard.epoch + 1:
-            self.report("one owner", f"shard {shard_id}: epoch {event.epoch} follows {shard.epoch}", (f"shard {shard_id}",))
+            self.report(
+                "one owner",
+                f"shard {shard_id}: epoch {event.epoch} follows {shard.epoch}",
+                (f"shard {shard_id}",),
+            )
         for tell in self.on_taken:
             tell(shard_id, shard.owner, event.owner)
         shard.epoch, shard.owner = event.epoch, event.owner
@@ -181,7 +189,9 @@ class Audit:
             self.report("legal edges", f"{key} was renewed while {worker.state}", about)
         if renewal.sequence <= worker.sequence:
             self.report(
-                "idempotent heartbeats", f"{key} was renewed with {renewal.sequence} after {worker.sequence}", about
+                "idempotent heartbeats",
+                f"{key} was renewed with {renewal.sequence} after {worker.sequence}",
+                about,
             )
         deadline_ms = worker.renewed_ms + worker.granted_ms
         if 0 <= deadline_ms - renewal.at_ms <= TIE_MS:
@@ -199,7 +209,11 @@ class Audit:
         heartbeat = (key, worker.session, worker.sequence, host)
         arrived = self.arrived.get(heartbeat)
         if arrived is None:
-            self.report("durable ack", f"{key}: heartbeat {worker.sequence} of {worker.session} never came to {host}", (key[1],))
+            self.report(
+                "durable ack",
+                f"{key}: heartbeat {worker.sequence} of {worker.session} never came to {host}",
+                (key[1],),
+            )
             arrived = self._now()
         worker.heard = arrived
         mark = (worker.session, worker.sequence)
@@ -207,7 +221,9 @@ class Audit:
             self.report("idempotent heartbeats", f"{key}: {mark} was applied twice", (key[1],))
         self.applied[key].add(mark)
 
-    def _take_fact(self, shard_id: int, key: Key, entry: LogEntry, event: Any, expected: Counter[Any]) -> None:
+    def _take_fact(
+        self, shard_id: int, key: Key, entry: LogEntry, event: Any, expected: Counter[Any]
+    ) -> None:
         worker = self.workers.get(key)
         about = (key[1],)
         if worker is not None and worker.state == CLEANED_UP and not isinstance(event, facts.WorkerForgotten):
@@ -251,7 +267,9 @@ class Audit:
     ) -> None:  # fmt: skip
         about = (key[1],)
         if self.sessions.get(event.session_id) != key:
-            self.report("tenant isolation", f"{key} lives by session {event.session_id}, which is not its own", about)
+            self.report(
+                "tenant isolation", f"{key} lives by session {event.session_id}, which is not its own", about
+            )
         declared = self.declared.get((key, event.session_id, event.sequence))
         holds = frozenset((tuple(activity.id), activity.attempt) for activity in event.bindings)
         if declared is not None and holds != declared:
@@ -270,7 +288,11 @@ class Audit:
             if event.epoch != worker.epoch + 1:
                 self.report("one owner", f"{key}: epoch {event.epoch} follows {worker.epoch}", about)
             if event.session_id in worker.replaced:
-                self.report("idempotent heartbeats", f"{key}: the replaced session {event.session_id} came back", about)
+                self.report(
+                    "idempotent heartbeats",
+                    f"{key}: the replaced session {event.session_id} came back",
+                    about,
+                )
             if resurrected:
                 self._note_return(worker, event)
             else:

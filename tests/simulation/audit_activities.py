@@ -41,12 +41,16 @@ class Activities:
         self._now = now
         self.effects: Counter[tuple[str, str, int, Name, int]] = Counter()
 
-    def take(self, namespace: str, workflow_id: str, event: Any, workers: Mapping[tuple[str, str], Any]) -> None:
+    def take(
+        self, namespace: str, workflow_id: str, event: Any, workers: Mapping[tuple[str, str], Any]
+    ) -> None:
         name = (workflow_id, event.run_id, event.activity_id)
         course = self.courses.setdefault((namespace, name), Course())
         about = (workflow_id,)
         if course.finished and not isinstance(event, facts.ActivityMadeAvailable | facts.ActivityScheduled):
-            self._report("legal edges", f"{name} is {course.finished}, and then {type(event).__name__}", about)
+            self._report(
+                "legal edges", f"{name} is {course.finished}, and then {type(event).__name__}", about
+            )
         match event:
             case facts.ActivityStarted():
                 self._start(namespace, name, course, event)
@@ -61,15 +65,21 @@ class Activities:
                 course.holder = None
             case facts.ActivityMadeAvailable():
                 if course.holder is not None:
-                    self._report("exclusive claims", f"{name} was made available while {course.holder} holds it", about)
+                    self._report(
+                        "exclusive claims", f"{name} was made available while {course.holder} holds it", about
+                    )
                 course.finished = ""
 
     def _start(self, namespace: str, name: Name, course: Course, event: facts.ActivityStarted) -> None:
         about = (name[0], event.worker)
         if course.holder is not None:
-            self._report("exclusive claims", f"{name} is {course.holder}'s, and was given to {event.worker}", about)
+            self._report(
+                "exclusive claims", f"{name} is {course.holder}'s, and was given to {event.worker}", about
+            )
         if event.attempt <= course.attempt:
-            self._report("exclusive claims", f"{name}: attempt {event.attempt} follows {course.attempt}", about)
+            self._report(
+                "exclusive claims", f"{name}: attempt {event.attempt} follows {course.attempt}", about
+            )
         course.attempt = event.attempt
         course.holder = (event.worker, event.epoch, event.attempt)
         for tell in self.on_started:
@@ -94,7 +104,9 @@ class Activities:
         elif isinstance(event, facts.ActivityGivenBack):
             self._sometimes("hand-out never confirmed and taken back")
 
-    def _reschedule(self, namespace: str, name: Name, course: Course, event: facts.ActivityCancelRequested) -> None:
+    def _reschedule(
+        self, namespace: str, name: Name, course: Course, event: facts.ActivityCancelRequested
+    ) -> None:
         about = (name[0], event.worker)
         effect = (namespace, event.worker, event.epoch, name, event.attempt)
         self.effects[effect] += 1

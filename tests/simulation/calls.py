@@ -472,7 +472,9 @@ class _Pipe:
         self._unsent: list[tuple[Any, Any, Any]] = []
         self._closed = False
 
-    def put(self, data: Any, on_broken: Callable[[], None], then: Callable[[Any], None] | None = None) -> None:
+    def put(
+        self, data: Any, on_broken: Callable[[], None], then: Callable[[Any], None] | None = None
+    ) -> None:
         network = self._network
         if self.receiver is None:
             # The call has not arrived yet.

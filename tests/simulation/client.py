@@ -34,14 +34,16 @@ class Client:
     async def configure(self) -> None:
         """Set the rules that all namespaces inherit, as soon as somebody serves."""
         plan = self._world.plan
-        set = admin_pb2.NamespaceConfig(
+        rules = admin_pb2.NamespaceConfig(
             cleanup_delay=duration_of_ms(plan.cleanup_delay_ms),
             max_workers=plan.quota,
             dispatch_timeout=duration_of_ms(3_000),
         )
         for _ in range(200):
             try:
-                await self._stub(AdminServiceStub).UpdateConfig(admin_pb2.UpdateConfigRequest(set=set), timeout=2)
+                await self._stub(AdminServiceStub).UpdateConfig(
+                    admin_pb2.UpdateConfigRequest(set=rules), timeout=2
+                )
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.2)
             else:

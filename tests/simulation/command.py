@@ -121,7 +121,10 @@ def main() -> int:
             first = outcome
         if outcome.violation or (total.seeds % 20 == 0 and not options.json):
             state = outcome.violation or "no rule broken"
-            print(f"{total.seeds}/{len(seeds)} seeds, {total.virtual_s / 3_600:.1f} virtual hours: {state}", file=sys.stderr)
+            print(
+                f"{total.seeds}/{len(seeds)} seeds, {total.virtual_s / 3_600:.1f} virtual hours: {state}",
+                file=sys.stderr,
+            )
     took_s = time.perf_counter() - began_s
     if first is not None:
         print(story(first if options.no_shrink else shrunk(first), options.story))

@@ -211,7 +211,12 @@ class NodeDatabase:
             self._execute(work, session, writes=True)
 
     def _execute(
-        self, work: Callable[[Connection], T], session: _Session, *, writes: bool, then: StoreError | None = None
+        self,
+        work: Callable[[Connection], T],
+        session: _Session,
+        *,
+        writes: bool,
+        then: StoreError | None = None,
     ) -> None:
         shared = self._shared
         try:

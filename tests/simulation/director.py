@@ -130,15 +130,21 @@ class Director:
         pairs -= world.network.weather.cut
         if one == other or not pairs:
             return
-        world.note(f"{' and '.join(f'{a} to {b}' for a, b in sorted(pairs))}: nothing passes for {seconds:.2f} s", one, other)
+        world.note(
+            f"{' and '.join(f'{a} to {b}' for a, b in sorted(pairs))}: nothing passes for {seconds:.2f} s",
+            one,
+            other,
+        )
         world.network.weather.cut |= pairs
         self._for_a_while(seconds, lambda: world.network.weather.cut.difference_update(pairs))
 
     def _slow_database(self) -> None:
         station, seconds = self._station(), self._some(0.5, 8)
         slow_s = self._some(0.05, 4)
-        self._world.note(f"the database answers {station.host} within {slow_s:.2f} s, for {seconds:.2f} s", station.host)
-        before, station.health.delay_s = station.health.delay_s, (0.001, slow_s)
+        self._world.note(
+            f"the database answers {station.host} within {slow_s:.2f} s, for {seconds:.2f} s", station.host
+        )
+        station.health.delay_s = (0.001, slow_s)
 
         def heal() -> None:
             station.health.delay_s = (0.000_2, 0.002)
@@ -148,10 +154,19 @@ class Director:
     def _fail_commits(self) -> None:
         station, seconds = self._station(), self._some(0.1, 4)
         share = self._random.choice((0.02, 0.1, 0.4))
-        kinds = [Mishap.REJECTED, Mishap.UNKNOWN_LOST, Mishap.UNKNOWN_DONE, Mishap.CRASH_BEFORE, Mishap.CRASH_AFTER]
+        kinds = [
+            Mishap.REJECTED,
+            Mishap.UNKNOWN_LOST,
+            Mishap.UNKNOWN_DONE,
+            Mishap.CRASH_BEFORE,
+            Mishap.CRASH_AFTER,
+        ]
         self._random.shuffle(kinds)
         chosen = tuple((kind, share / 2) for kind in kinds[:2])
-        self._world.note(f"commits of {station.host} fail for {seconds:.2f} s: {[kind.value for kind, _ in chosen]}", station.host)
+        self._world.note(
+            f"commits of {station.host} fail for {seconds:.2f} s: {[kind.value for kind, _ in chosen]}",
+            station.host,
+        )
         station.health.mishaps = chosen
         station.health.reads_fail = share / 4
 

@@ -92,7 +92,11 @@ class Endings:
         for namespace, worker, epoch, text, state, attempts, error in rows:
             bound = decode_bound_activity(text)
             if state != TaskState.DONE:
-                world.report("no lost reschedule", f"the task of {bound.id} is {TaskState(state).name}: {error}", (worker,))
+                world.report(
+                    "no lost reschedule",
+                    f"the task of {bound.id} is {TaskState(state).name}: {error}",
+                    (worker,),
+                )
             if not counted[namespace, worker, epoch, tuple(bound.id), bound.attempt]:
                 world.sometimes("reschedule found stale")
             if attempts > 1:

@@ -54,7 +54,7 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "no reschedule with the end of a lease": (liveness.shard.shard, "react", lambda *_: ()),
     "commits without a look at the epoch": (liveness.store.commit, "_advance_heads", _heads_without_epochs),
     "answers before the commit": (liveness.shard.committer.Group, "wait", _wait_for_nothing),
-    "answers though the commit failed": (liveness.shard.node.Node, "holds", lambda *_: True),
+    "answers though the commit failed": (liveness.shard.committer.Group, "failed", lambda *_: False),
     "downtime counts as silence": (liveness.shard.observed_clock.ObservedClock, "now_ms", _all_time_counts),
     "a replaced session's work is forgotten": (liveness.domain.reactions, "lost_with", lambda *_: {}),
     "workers trust their lease too long": (liveness.sdk.fence, "_trusted_ms", _trusting),

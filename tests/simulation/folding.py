@@ -29,7 +29,9 @@ def check_fold(world: World, shard_id: int) -> None:
     for key, worker in seen.items():
         found = recovered.get(key)  # type: ignore[call-overload]
         if found is not None and _told(found) != _expected(worker):
-            world.report("fold", f"{key} read back is {_told(found)}, its log says {_expected(worker)}", (key[1],))
+            world.report(
+                "fold", f"{key} read back is {_told(found)}, its log says {_expected(worker)}", (key[1],)
+            )
 
 
 def _told(worker: Worker) -> tuple[object, ...]:

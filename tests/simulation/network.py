@@ -6,8 +6,7 @@ Messages are bytes and pass through the very serializers that gRPC would use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
@@ -16,11 +15,6 @@ import grpc
 
 from tests.simulation.calls import Served, StreamCall, UnaryCall
 from tests.simulation.loop import Process, SimulatedLoop, here
-
-KEEPALIVE_S = 13.0
-"""So long a connection lasts on which nothing comes back."""
-RESET_S = 0.001
-REFUSED_S = 0.002
 
 
 @dataclass
@@ -190,7 +184,9 @@ class Channel:
     def unary_unary(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
     ) -> Callable[..., UnaryCall]:
-        def call(request: Any, *, timeout: float | None = None, metadata: Any = None, **_: object) -> UnaryCall:
+        def call(
+            request: Any, *, timeout: float | None = None, metadata: Any = None, **_: object
+        ) -> UnaryCall:
             body = request if request_serializer is None else request_serializer(request)
             return UnaryCall(self, path, body, timeout, tuple(metadata or ()), response_deserializer)
 
@@ -199,9 +195,13 @@ class Channel:
     def unary_stream(
         self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
     ) -> Callable[..., StreamCall]:
-        def call(request: Any, *, timeout: float | None = None, metadata: Any = None, **_: object) -> StreamCall:
+        def call(
+            request: Any, *, timeout: float | None = None, metadata: Any = None, **_: object
+        ) -> StreamCall:
             body = request if request_serializer is None else request_serializer(request)
-            return StreamCall(self, path, [body], None, timeout, tuple(metadata or ()), None, response_deserializer)
+            return StreamCall(
+                self, path, [body], None, timeout, tuple(metadata or ()), None, response_deserializer
+            )
 
         return call
 
@@ -212,7 +212,14 @@ class Channel:
             requests: Any = None, *, timeout: float | None = None, metadata: Any = None, **_: object
         ) -> StreamCall:
             return StreamCall(
-                self, path, None, requests, timeout, tuple(metadata or ()), request_serializer, response_deserializer
+                self,
+                path,
+                None,
+                requests,
+                timeout,
+                tuple(metadata or ()),
+                request_serializer,
+                response_deserializer,
             )
 
         return call
@@ -226,13 +233,3 @@ class Channel:
 def _set(done: Any) -> None:
     if not done.done():
         done.set_result(None)
-
-
-@contextmanager
-def different(weather: Weather, **changes: Any) -> Iterator[None]:
-    before = {name: getattr(weather, name) for name in changes}
-    for name, value in changes.items():
-        setattr(weather, name, value)
-    yield
-    for name, value in before.items():
-        setattr(weather, name, value)

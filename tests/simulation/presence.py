@@ -40,7 +40,9 @@ class Presence:
             end = min(until, owners[index + 1][0] if index + 1 < len(owners) else until)
             if end > start:
                 gaps += [
-                    (max(start, a), min(end, b)) for a, b in self._absent[owners[index][1]] if a < end and b > start
+                    (max(start, a), min(end, b))
+                    for a, b in self._absent[owners[index][1]]
+                    if a < end and b > start
                 ]
         for start, end in _joined(gaps):
             total += start - last_end + min(end - start, STEP_S_MAX)

@@ -81,7 +81,11 @@ class Watch:
 
     def _taken(self, shard_id: int, before: str, after: str) -> None:
         world, sometimes = self._world, self._sometimes
-        world.note(f"{after} takes shard {shard_id} from {before or 'nobody'}", f"shard {shard_id}", after.partition(":")[0])
+        world.note(
+            f"{after} takes shard {shard_id} from {before or 'nobody'}",
+            f"shard {shard_id}",
+            after.partition(":")[0],
+        )
         if self._mishap is Mishap.UNKNOWN_DONE:
             sometimes("lost answer of a take-over")
         host = after.partition(":")[0]
@@ -99,7 +103,9 @@ class Watch:
         elif before and before.partition(":")[0] != host:
             self._robbed(before)
         driver = world.database.driver
-        if driver.execute("SELECT 1 FROM tasks WHERE shard_id = ? AND state IN (1, 2)", (shard_id,)).fetchone():
+        if driver.execute(
+            "SELECT 1 FROM tasks WHERE shard_id = ? AND state IN (1, 2)", (shard_id,)
+        ).fetchone():
             sometimes("take-over during fan-out")
         if driver.execute("SELECT 1 FROM checkpoints WHERE shard_id = ?", (shard_id,)).fetchone():
             sometimes("take-over after a checkpoint")
@@ -126,7 +132,9 @@ class Watch:
         for run in world.runs.get(key, ()):
             if run.session == worker.session and run.process.alive and run.trusts_its_lease:
                 world.report(
-                    "no early expiry", f"{run.session} still relies on a lease that the server has ended", (key[1],)
+                    "no early expiry",
+                    f"{run.session} still relies on a lease that the server has ended",
+                    (key[1],),
                 )
 
     def _replaced(self, key: Key, before: str) -> None:
@@ -144,7 +152,8 @@ class Watch:
             elif (beat.session_id, beat.sequence) in self._world.audit.applied[key]:
                 self._sometimes("heartbeat sent again was applied only once")
             self._world.note(
-                f"{target} hears heartbeat {beat.sequence} of {beat.session_id} from {source}", beat.worker_instance_key
+                f"{target} hears heartbeat {beat.sequence} of {beat.session_id} from {source}",
+                beat.worker_instance_key,
             )
 
     def answered(self, given: Delivered) -> None:
@@ -199,4 +208,3 @@ class Watch:
 def _run_of(owner: str) -> str:
     host, run, _ = owner.split(":")
     return f"{host}#{run}"
-

@@ -127,9 +127,13 @@ class Run:
                 continue
             message = pulse.send(clock.monotonic_ms())
             self._declare(message)
-            request = service_pb2.RecordWorkerHeartbeatsRequest(namespace=self.manner.namespace, heartbeats=[message])
+            request = service_pb2.RecordWorkerHeartbeatsRequest(
+                namespace=self.manner.namespace, heartbeats=[message]
+            )
             try:
-                response = await self.liveness.RecordWorkerHeartbeats(request, timeout=pulse.deadline_ms / 1_000)
+                response = await self.liveness.RecordWorkerHeartbeats(
+                    request, timeout=pulse.deadline_ms / 1_000
+                )
             except grpc.aio.AioRpcError as error:
                 refusal = refusals.of_call(error)  # type: ignore[arg-type]
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -139,7 +143,9 @@ class Run:
             else:
                 [item] = response.items
                 if item.HasField("status"):
-                    heard = pulse.refused(refusals.of_status(item.status), clock.monotonic_ms(), self.random.random())
+                    heard = pulse.refused(
+                        refusals.of_status(item.status), clock.monotonic_ms(), self.random.random()
+                    )
                 else:
                     heard = pulse.answered(item.result, clock.monotonic_ms())
             self._hear(heard)
