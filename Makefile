@@ -22,7 +22,7 @@ PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo test check fmt proto proto-release bench crash clean
+.PHONY: help run demo test check fmt proto proto-release bench crash sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -72,6 +72,9 @@ proto-release: $(PROTO_VENV)/.ready ## make today's proto/ the contract that mus
 
 bench: $(VENV)/.ready-dev ## run the benchmarks (ARGS: options of `python -m bench`)
 	@$(BIN)/python -m bench $(ARGS)
+
+sim: $(VENV)/.ready-dev ## run simulated worlds (ARGS: options of `python -m tests.simulation`)
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 crash: $(VENV)/.ready-dev ## run the long crash campaign (ARGS: options of pytest)
 	@$(BIN)/pytest tests/end_to_end tests/sdk_end_to_end tests/cluster tests/relay tests/postgres_failures -m crash_long --timeout=3600 $(ARGS)

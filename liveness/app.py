@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from random import Random
-from secrets import token_hex
 from types import TracebackType
 from typing import Any
 
-import grpc
 import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
@@ -29,6 +25,7 @@ from liveness.frontend.channels import Channels
 from liveness.frontend.gateway import Gateway
 from liveness.frontend.routes import Routes
 from liveness.logs import log_transitions
+from liveness.machine import THIS_MACHINE, Machine
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.binding import bind
@@ -56,9 +53,7 @@ from liveness.store.errors import (
     StoreUnusable,
 )
 from liveness.store.nodes import SERVER, NodeRow, NodeState
-from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
-from liveness.store.sqlite import SqliteDatabase
 from liveness.telemetry.exposition import Exposition
 from liveness.telemetry.telemetry import Telemetry
 from liveness.tracing import traces_of
@@ -99,13 +94,15 @@ class Server:
         route: Route | None = None,
         random: Random | None = None,
         self_driven: bool = True,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
         """`route`: instead of the settings, which sink receives the reschedules of a task queue. `self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._self_driven = self_driven
-        self._node_id = f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
+        self._machine = machine
+        self._node_id = f"{machine.host}:{machine.process_id}:{self._random.randbytes(4).hex()}"
         self._running: list[asyncio.Task[None]] = []
         self._traces = traces_of(settings.traces, service="liveness-server", instance=self._node_id)
         self._relay = relay_of(settings, self._clock, self._random)
@@ -134,7 +131,7 @@ class Server:
     async def start(self) -> None:
         settings = self._settings
         try:
-            self.store = await open_store(settings, self._node_id)
+            self.store = await open_store(settings, self._node_id, self._machine)
             try:
                 await self._start(settings)
             except BaseException:
@@ -161,7 +158,7 @@ class Server:
         )
         # SQLite belongs to one process.
         alone = settings.sqlite_path is not None
-        self.peers = Peers(node.owner)
+        self.peers = Peers(node.owner, self._machine.connect)
         self.news = News(node, self.routes, self.peers)
         self.homes = Homes(node)
         elsewhere = None if alone else OtherNodes(node.owner, self.routes, self.peers, self.homes)
@@ -216,10 +213,11 @@ class Server:
                 self._keep_running(self._make_rounds())
             if self._relay is not None:
                 self._keep_running(self._relay.run())
-            self._scheduler = self.maintenance.schedule(
-                checkpoint_interval_s=settings.checkpoint_interval_s,
-                retention_interval_s=settings.retention_interval_s,
-            )
+            if self._machine.keeps_house:
+                self._scheduler = self.maintenance.schedule(
+                    checkpoint_interval_s=settings.checkpoint_interval_s,
+                    retention_interval_s=settings.retention_interval_s,
+                )
         self._health.serve()
 
     def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
@@ -228,7 +226,7 @@ class Server:
         self._running.append(task)
 
     async def _listen(self, settings: Settings) -> None:
-        self._grpc = server = grpc.aio.server(
+        self._grpc = server = self._machine.listener(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.so_reuseport", 0),
@@ -279,7 +277,7 @@ class Server:
         node = self.node
         return Gateway(
             self.routes,
-            Channels(),
+            Channels(self._machine.connect),
             self._clock,
             me=node.owner,
             is_mine=node.serves,
@@ -294,9 +292,9 @@ class Server:
         mine = NodeRow(
             node_id=node.owner,
             kind=SERVER,
-            address=settings.advertise or _reached_at(self.address),
-            host=socket.gethostname(),
-            process_id=os.getpid(),
+            address=settings.advertise or _reached_at(self.address, self._machine.host),
+            host=self._machine.host,
+            process_id=self._machine.process_id,
             version=version("liveness"),
             state=NodeState.SERVING,
             lease_ms=settings.node_lease_ms,
@@ -388,12 +386,12 @@ class Server:
             await self._traces.close()
 
 
-def _reached_at(address: str) -> str:
+def _reached_at(address: str, host: str) -> str:
     """A node that listens everywhere is reached by its machine's name."""
     place = host_port(address)
     assert place is not None, address
     everywhere = place.host in ("0.0.0.0", "::")
-    return f"{socket.gethostname()}:{place.port}" if everywhere else address
+    return f"{host}:{place.port}" if everywhere else address
 
 
 @contextmanager
@@ -425,16 +423,8 @@ def relay_of(settings: Settings, clock: Clock, random: Random) -> Relay | None:
     return Relay(broker, settings.relay_queues, settings.shards, events=settings.relay_events)
 
 
-async def open_store(settings: Settings, owner: str = "") -> SqlStore:
-    database: SqliteDatabase | PostgresDatabase
-    if (path := settings.sqlite_path) is not None:
-        database = SqliteDatabase(path)
-        database.lock()
-        database.name_holder(f"process {os.getpid()}")
-    else:
-        # Who is silent for longer is lost to the others, and must not stand in their way.
-        database = PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms, owner)
-    store = SqlStore(database)
+async def open_store(settings: Settings, owner: str = "", machine: Machine = THIS_MACHINE) -> SqlStore:
+    store = SqlStore(machine.database(settings, owner))
     try:
         await store.open(settings.shards, f"liveness {version('liveness')}")
     except BaseException:

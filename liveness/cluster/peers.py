@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -38,8 +38,9 @@ Write = Callable[[cluster_pb2.HintRequest], None]
 
 
 class Peers:
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
         self._node_id = node_id
+        self._connect = connect
         self.address = ""
         """Of this node, once it is known."""
         self.watching = False
@@ -69,7 +70,7 @@ class Peers:
     def channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = self._channels[address] = self._connect(address, options=CHANNEL_OPTIONS)
         return channel
 
     # -- news

@@ -7,7 +7,7 @@ says nothing, and its calls would otherwise wait for as long as TCP does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import grpc
@@ -27,9 +27,9 @@ CALLS_KEPT_MAX = 200
 class Channel:
     """To one address. Messages are bytes."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = connect(address, options=_OPTIONS)
         self._calls: dict[tuple[str, str], Any] = {}
 
     def unary(self, path: str) -> Any:
@@ -54,14 +54,15 @@ class Channel:
 
 
 class Channels:
-    def __init__(self) -> None:
+    def __init__(self, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
+        self._connect = connect
         self._open: dict[str, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, address: str) -> Channel:
         channel = self._open.get(address)
         if channel is None:
-            channel = self._open[address] = Channel(address)
+            channel = self._open[address] = Channel(address, self._connect)
         return channel
 
     def keep(self, addresses: Collection[str]) -> None:

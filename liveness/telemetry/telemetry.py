@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import structlog
 
-from liveness.clock import stopwatch
 from liveness.domain.errors import LivenessError
 from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import WorkerState
@@ -179,12 +178,13 @@ class Telemetry:
 
     async def run(self) -> None:
         while True:
-            seconds = stopwatch()
+            began_ms = self.node.clock.monotonic_ms()
             try:
                 await self.look()
             except StoreError as error:
                 logger.info("cannot look at the store", why=str(error))
-            await self.node.clock.sleep(max(LOOK_EVERY_MS, seconds() * 1_000 * REST_FACTOR))
+            took_ms = self.node.clock.monotonic_ms() - began_ms
+            await self.node.clock.sleep(max(LOOK_EVERY_MS, took_ms * REST_FACTOR))
 
     async def look(self) -> None:
         await self.queues.look()

@@ -73,6 +73,7 @@ BELOW: dict[str, set[str]] = {
 BELOW["liveness.http"] = {"liveness.domain", "liveness.clock", "liveness.statuses", "liveness.v1"}
 BELOW["liveness.dashboard"] = set()
 BELOW["liveness.restoring"] = {"liveness.domain", "liveness.store", "liveness.shard", "liveness.clock"}
+BELOW["liveness.machine"] = {"liveness.settings", "liveness.store"}
 BELOW["liveness.app"] = set(BELOW) - {
     "liveness.sdk",
     "liveness.restoring",

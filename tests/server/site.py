@@ -90,7 +90,7 @@ class Site:
         self.activities = ActivityServiceStub(self.channel)
         return self
 
-    async def _open_faulty(self, settings: Settings, owner: str) -> FaultyStore:
+    async def _open_faulty(self, settings: Settings, *_: object) -> FaultyStore:
         self.store = FaultyStore(self._database())
         await self.store.open(settings.shards, "tests")
         return self.store

@@ -1,0 +1,380 @@
+"""What the log says, held against the rules of the product, transaction by transaction.
+
+Written from the design's tables and invariants: nothing here asks the code that decides. It reads the rows that became
+durable, the moment they do, and keeps its own picture of every worker.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from liveness.domain import events as facts
+from liveness.domain.worker import InactiveReason
+from liveness.store.codec import LogEntry, LogRow, Renewals, decode_bound_activity, decode_entry
+from tests.simulation.audit_activities import Activities
+from tests.simulation.presence import Presence
+from tests.simulation.sometimes import Sometimes
+
+ACTIVE, INACTIVE, CLEANED_UP = "ACTIVE", "INACTIVE", "CLEANED_UP"
+TIE_MS = 100
+PULSE_MS = 50
+CLOCKS_DIFFER = 0.002
+"""By how much a node's clock may run fast in a simulation."""
+EARLY_MS = 5
+
+Key = tuple[str, str]
+Name = tuple[str, str, str]
+_LOG = f"SELECT id, {', '.join(LogRow._fields)} FROM log WHERE id > ? ORDER BY id"
+_TASKS = "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
+
+Report = Callable[[str, str, tuple[str, ...]], None]
+"""The invariant that was broken, how, and what it concerns."""
+
+
+@dataclass
+class Seen:
+    """A worker, as the log tells."""
+
+    shard_id: int
+    state: str = ""
+    session: str = ""
+    sequence: int = 0
+    epoch: int = 0
+    granted_ms: int = 0
+    renewed_ms: int = 0
+    """On the shard's clock."""
+    heard: float = 0.0
+    """Not later than this, in true time, was its last heartbeat applied."""
+    held: dict[Name, int] = field(default_factory=dict)
+    handed: set[Name] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
+    deactivated_ms: int = 0
+    died_with: str = ""
+    dead_since: float = 0.0
+    in_doubt: bool = False
+
+
+@dataclass
+class Shard:
+    seq: int = 0
+    epoch: int = 0
+    owner: str = ""
+    observed_ms: int = 0
+    taken_at: float = 0.0
+    numbers: dict[int, Key] = field(default_factory=dict)
+    checkpoint_seq: int = 0
+
+
+class Audit:
+    def __init__(
+        self, report: Report, sometimes: Sometimes, presence: Presence, now: Callable[[], float]
+    ) -> None:
+        self.report = report
+        self.sometimes = sometimes
+        self.workers: dict[Key, Seen] = {}
+        self.shards: defaultdict[int, Shard] = defaultdict(Shard)
+        self.applied: defaultdict[Key, set[tuple[str, int]]] = defaultdict(set)
+        """Heartbeats of which the log says that they were applied."""
+        self.declared: dict[tuple[Key, str, int], frozenset[tuple[Name, int]]] = {}
+        """What each heartbeat said that the worker holds; told by the simulated workers."""
+        self.sessions: dict[str, Key] = {}
+        """Whose session it is; told by the simulated workers."""
+        self.arrived: dict[tuple[Key, str, int, str], float] = {}
+        """When a heartbeat came to a host first."""
+        self.host_of: Callable[[str], str] = lambda owner: owner.partition(":")[0]
+        self.on_taken: list[Callable[[int, str, str], None]] = []
+        """Told of a shard, who had it and who has it now."""
+        self.on_silence_ended: list[Callable[[Key, Seen], None]] = []
+        self.on_replaced: list[Callable[[Key, str], None]] = []
+        self.rows = 0
+        self.taken: Counter[tuple[str, str, int, Name, int]] = Counter()
+        """Namespace, worker, epoch, activity and attempt of each binding that was lost."""
+        self.quota: dict[str, int] = {}
+        self.activities = Activities(report, sometimes, self.taken, now)
+        self._presence = presence
+        self._now = now
+        self._log_id = 0
+        self._task_id = 0
+        self._population: Counter[str] = Counter()
+        self._writer = ""
+
+    # -- what became durable
+
+    def after_commit(self, driver: sqlite3.Connection, writer: str) -> None:
+        self._writer = writer
+        expected: Counter[tuple[str, str, int, Name, int]] = Counter()
+        for id, *row in driver.execute(_LOG, (self._log_id,)).fetchall():
+            self._log_id = id
+            self.rows += 1
+            record = LogRow(*row)
+            self._take_row(record.shard_id, decode_entry(record), expected)
+        asked: Counter[tuple[str, str, int, Name, int]] = Counter()
+        for id, _, namespace, worker, epoch, text in driver.execute(_TASKS, (self._task_id,)).fetchall():
+            self._task_id = id
+            bound = decode_bound_activity(text)
+            asked[namespace, worker, epoch, tuple(bound.id), bound.attempt] += 1
+        if asked != expected:
+            missing, more = expected - asked, asked - expected
+            about = tuple(item[1] for item in (*missing, *more))
+            self.report(
+                "no lost reschedule",
+                f"one transaction took {sorted(missing)} without a reschedule, and rescheduled {sorted(more)} that it did not take",
+                about,
+            )
+        self.taken += asked
+        for namespace, limit in self.quota.items():
+            if self._population[namespace] > limit:
+                self.report(
+                    "hard quotas", f"{namespace} has {self._population[namespace]} workers, not {limit}", ()
+                )
+
+    def _take_row(self, shard_id: int, entry: LogEntry, expected: Counter[Any]) -> None:
+        shard = self.shards[shard_id]
+        if entry.seq != shard.seq + 1:
+            self.report(
+                "order", f"shard {shard_id}: sequence {entry.seq} follows {shard.seq}", (f"shard {shard_id}",)
+            )
+        shard.seq = entry.seq
+        event = entry.event
+        if isinstance(event, facts.ShardTaken):
+            self._take_over(shard_id, shard, event)
+            return
+        if self._writer != shard.owner:
+            self.report(
+                "one owner",
+                f"{self._writer} wrote to shard {shard_id}, which is {shard.owner or 'nobody'}'s",
+                (f"shard {shard_id}", self._writer),
+            )
+        if not isinstance(event, Renewals):
+            if entry.observed_ms < shard.observed_ms:
+                self.report("time", f"the clock of shard {shard_id} went back", (f"shard {shard_id}",))
+            shard.observed_ms = entry.observed_ms
+        if isinstance(event, Renewals):
+            for number, renewal in zip(event.numbers, event.renewals, strict=True):
+                self._renew(shard_id, shard, number, renewal)
+        elif entry.worker is not None:
+            assert entry.namespace is not None
+            self._take_fact(shard_id, (entry.namespace, entry.worker), entry, event, expected)
+        elif entry.workflow_id is not None:
+            assert entry.namespace is not None
+            self.activities.take(entry.namespace, entry.workflow_id, event, self.workers)
+
+    def _take_over(self, shard_id: int, shard: Shard, event: facts.ShardTaken) -> None:
+        if event.epoch != shard.epoch + 1:
+            self.report(
+                "one owner",
+                f"shard {shard_id}: epoch {event.epoch} follows {shard.epoch}",
+                (f"shard {shard_id}",),
+            )
+        for tell in self.on_taken:
+            tell(shard_id, shard.owner, event.owner)
+        shard.epoch, shard.owner = event.epoch, event.owner
+        shard.taken_at = self._now()
+        self._presence.owned(shard_id, self.host_of(event.owner), self._now())
+
+    # -- workers
+
+    def _renew(self, shard_id: int, shard: Shard, number: int, renewal: facts.LeaseRenewed) -> None:
+        key = shard.numbers.get(number)
+        if key is None:
+            self.report("fold", f"shard {shard_id} renews worker {number}, which it never registered", ())
+            return
+        worker = self.workers[key]
+        about = (key[1],)
+        if worker.state != ACTIVE:
+            self.report("legal edges", f"{key} was renewed while {worker.state}", about)
+        if renewal.sequence <= worker.sequence:
+            self.report(
+                "idempotent heartbeats",
+                f"{key} was renewed with {renewal.sequence} after {worker.sequence}",
+                about,
+            )
+        deadline_ms = worker.renewed_ms + worker.granted_ms
+        if 0 <= deadline_ms - renewal.at_ms <= TIE_MS:
+            self.sometimes("heartbeat in the last moment")
+        if renewal.at_ms > deadline_ms:
+            self.sometimes("lease saved by the grace after a take-over")
+        worker.sequence = renewal.sequence
+        self._heard(key, worker, renewal.at_ms)
+
+    def _heard(self, key: Key, worker: Seen, at_ms: int) -> None:
+        if at_ms < worker.renewed_ms:
+            self.report("time", f"{key} was heard at {at_ms} after {worker.renewed_ms}", (key[1],))
+        worker.renewed_ms = at_ms
+        host = self.host_of(self._writer)
+        heartbeat = (key, worker.session, worker.sequence, host)
+        arrived = self.arrived.get(heartbeat)
+        if arrived is None:
+            self.report(
+                "durable ack",
+                f"{key}: heartbeat {worker.sequence} of {worker.session} never came to {host}",
+                (key[1],),
+            )
+            arrived = self._now()
+        worker.heard = arrived
+        mark = (worker.session, worker.sequence)
+        if mark in self.applied[key]:
+            self.report("idempotent heartbeats", f"{key}: {mark} was applied twice", (key[1],))
+        self.applied[key].add(mark)
+
+    def _take_fact(
+        self, shard_id: int, key: Key, entry: LogEntry, event: Any, expected: Counter[Any]
+    ) -> None:
+        worker = self.workers.get(key)
+        about = (key[1],)
+        if worker is not None and worker.state == CLEANED_UP and not isinstance(event, facts.WorkerForgotten):
+            self.report("legal edges", f"{key} is CLEANED_UP, and then {type(event).__name__}", about)
+        if isinstance(event, facts.Activation):
+            self._activate(shard_id, key, worker, entry, event, expected)
+            return
+        if worker is None:
+            self.report("legal edges", f"{key} is not known, and then {type(event).__name__}", about)
+            return
+        match event:
+            case facts.WorkerDeactivated():
+                self._deactivate(shard_id, key, worker, event, expected)
+            case facts.WorkerCleanedUp():
+                if worker.state != INACTIVE:
+                    self.report("legal edges", f"{key} was cleaned up while {worker.state}", about)
+                worker.state = CLEANED_UP
+                self._population[key[0]] -= 1
+            case facts.WorkerForgotten():
+                if worker.state != CLEANED_UP:
+                    self.report("legal edges", f"{key} was forgotten while {worker.state}", about)
+                del self.workers[key]
+                self.applied.pop(key, None)
+            case facts.LeaseTermsChanged():
+                worker.granted_ms = event.granted_ms
+            case facts.BindingsChanged():
+                self._rebind(key, worker, event, expected)
+            case facts.ActivityHanded():
+                if worker.state != ACTIVE:
+                    self.report("exclusive claims", f"{key} was handed work while {worker.state}", about)
+                worker.held[tuple(event.activity.id)] = event.activity.attempt
+                worker.handed.add(tuple(event.activity.id))
+            case facts.BindingsEnded():
+                for id in event.ids:
+                    worker.held.pop(tuple(id), None)
+                    worker.handed.discard(tuple(id))
+
+    def _activate(
+        self, shard_id: int, key: Key, worker: Seen | None, entry: LogEntry, event: facts.Activation,
+        expected: Counter[Any],
+    ) -> None:  # fmt: skip
+        about = (key[1],)
+        if self.sessions.get(event.session_id) != key:
+            self.report(
+                "tenant isolation", f"{key} lives by session {event.session_id}, which is not its own", about
+            )
+        declared = self.declared.get((key, event.session_id, event.sequence))
+        holds = frozenset((tuple(activity.id), activity.attempt) for activity in event.bindings)
+        if declared is not None and holds != declared:
+            self.report("clean slate", f"{key} declared {sorted(declared)} and holds {sorted(holds)}", about)
+        if isinstance(event, facts.WorkerRegistered):
+            if worker is not None:
+                self.report("legal edges", f"{key} was registered twice", about)
+            worker = self.workers[key] = Seen(shard_id)
+            self.shards[shard_id].numbers[entry.seq] = key
+            self._population[key[0]] += 1
+        else:
+            assert worker is not None
+            resurrected = isinstance(event, facts.WorkerResurrected)
+            if worker.state != (INACTIVE if resurrected else ACTIVE):
+                self.report("legal edges", f"{type(event).__name__} of {key}, which is {worker.state}", about)
+            if event.epoch != worker.epoch + 1:
+                self.report("one owner", f"{key}: epoch {event.epoch} follows {worker.epoch}", about)
+            if event.session_id in worker.replaced:
+                self.report(
+                    "idempotent heartbeats",
+                    f"{key}: the replaced session {event.session_id} came back",
+                    about,
+                )
+            if resurrected:
+                self._note_return(worker, event)
+            else:
+                kept = {tuple(activity.id): activity.attempt for activity in event.bindings}
+                for name, attempt in worker.held.items():
+                    if name not in kept or (name in worker.handed and kept[name] != attempt):
+                        expected[key[0], key[1], worker.epoch, name, attempt] += 1
+                if worker.held:
+                    self.sometimes("session replaced with work bound")
+                for tell in self.on_replaced:
+                    tell(key, worker.session)
+            if event.session_id != worker.session:
+                worker.replaced.add(worker.session)
+        worker.state, worker.session, worker.sequence = ACTIVE, event.session_id, event.sequence
+        worker.epoch, worker.granted_ms = event.epoch, event.granted_ms
+        worker.held = {tuple(activity.id): activity.attempt for activity in event.bindings}
+        worker.handed = set()
+        worker.in_doubt = event.resync
+        self._heard(key, worker, event.at_ms)
+
+    def _note_return(self, worker: Seen, event: facts.Activation) -> None:
+        late_ms = event.at_ms - worker.deactivated_ms
+        if late_ms <= TIE_MS:
+            self.sometimes("heartbeat just too late")
+        if late_ms <= PULSE_MS:
+            self.sometimes("resurrection within the same pulse")
+        if worker.died_with == event.session_id:
+            self.sometimes("false death, worker came back with its session")
+
+    def _rebind(self, key: Key, worker: Seen, event: facts.BindingsChanged, expected: Counter[Any]) -> None:
+        bound = {tuple(activity.id): activity.attempt for activity in event.bound}
+        for id in event.unbound:
+            name = tuple(id)
+            attempt = worker.held.pop(name, None)
+            if attempt is not None and name in worker.handed and name not in bound:
+                expected[key[0], key[1], worker.epoch, name, attempt] += 1
+            worker.handed.discard(name)
+        worker.held.update(bound)
+        # What it bound anew by itself, with another attempt, is its own engine's.
+        if event.resync and not worker.in_doubt:
+            self.sometimes("worker asked for its whole set")
+        worker.in_doubt = event.resync
+
+    def _deactivate(
+        self, shard_id: int, key: Key, worker: Seen, event: facts.WorkerDeactivated, expected: Counter[Any]
+    ) -> None:
+        about = (key[1],)
+        if worker.state != ACTIVE:
+            self.report("legal edges", f"{key} was deactivated while {worker.state}", about)
+        for name, attempt in worker.held.items():
+            expected[key[0], key[1], worker.epoch, name, attempt] += 1
+        if event.reason is InactiveReason.LEASE_EXPIRED:
+            self._check_not_early(shard_id, key, worker, event)
+            worker.died_with = worker.session
+        else:
+            worker.died_with = ""
+            if worker.held and event.reason is InactiveReason.SHUTDOWN:
+                self.sometimes("shutdown with work bound")
+        worker.state = INACTIVE
+        worker.deactivated_ms = event.at_ms
+        worker.dead_since = self._now()
+        worker.held, worker.handed = {}, set()
+        for tell in self.on_silence_ended:
+            tell(key, worker)
+
+    def _check_not_early(self, shard_id: int, key: Key, worker: Seen, event: facts.WorkerDeactivated) -> None:
+        if event.at_ms - worker.renewed_ms < worker.granted_ms:
+            self.report(
+                "no early expiry",
+                f"{key}: a lease of {worker.granted_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
+                (key[1],),
+            )
+        listened_ms = self._presence.listened_s(shard_id, worker.heard, self._now()) * 1_000
+        if listened_ms * (1 + CLOCKS_DIFFER) + EARLY_MS < worker.granted_ms:
+            self.report(
+                "no early expiry",
+                f"{key}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which somebody listened",
+                (key[1], f"shard {shard_id}"),
+            )
+
+    # -- what others ask
+
+    def held_by(self, key: Key) -> Mapping[Name, int]:
+        worker = self.workers.get(key)
+        return {} if worker is None else worker.held

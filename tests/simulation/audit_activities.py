@@ -1,0 +1,119 @@
+"""What the log says about activities: one holder at a time, attempts that rise, one effect per loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from liveness.domain import events as facts
+from tests.simulation.sometimes import Sometimes
+
+Name = tuple[str, str, str]
+Report = Callable[[str, str, tuple[str, ...]], None]
+
+
+@dataclass
+class Course:
+    """Of one activity."""
+
+    holder: tuple[str, int, int] | None = None
+    """Worker, lease epoch, attempt."""
+    attempt: int = 0
+    finished: str = ""
+    lost_by: str = ""
+    """The worker that it was taken from last."""
+
+
+class Activities:
+    def __init__(
+        self, report: Report, sometimes: Sometimes, taken: Counter[Any], now: Callable[[], float]
+    ) -> None:
+        self.courses: dict[tuple[str, Name], Course] = {}
+        self.ended: set[tuple[str, Name, str, int, int]] = set()
+        """Attempts that the log says were completed by whom."""
+        self.on_started: list[Callable[[str, Name, str, Course], None]] = []
+        """Told of a new holder."""
+        self._report = report
+        self._sometimes = sometimes
+        self._taken = taken
+        self._now = now
+        self.effects: Counter[tuple[str, str, int, Name, int]] = Counter()
+
+    def take(
+        self, namespace: str, workflow_id: str, event: Any, workers: Mapping[tuple[str, str], Any]
+    ) -> None:
+        name = (workflow_id, event.run_id, event.activity_id)
+        course = self.courses.setdefault((namespace, name), Course())
+        about = (workflow_id,)
+        if course.finished and not isinstance(event, facts.ActivityMadeAvailable | facts.ActivityScheduled):
+            self._report(
+                "legal edges", f"{name} is {course.finished}, and then {type(event).__name__}", about
+            )
+        match event:
+            case facts.ActivityStarted():
+                self._start(namespace, name, course, event)
+            case facts.AttemptEnded():
+                self._end(namespace, name, course, event)
+            case facts.ActivityCancelRequested():
+                self._reschedule(namespace, name, course, event)
+            case facts.ActivityCancelled():
+                course.holder, course.finished = None, "CANCELLED"
+            case facts.ActivityQuarantined():
+                self._sometimes("work quarantined")
+                course.holder = None
+            case facts.ActivityMadeAvailable():
+                if course.holder is not None:
+                    self._report(
+                        "exclusive claims", f"{name} was made available while {course.holder} holds it", about
+                    )
+                course.finished = ""
+
+    def _start(self, namespace: str, name: Name, course: Course, event: facts.ActivityStarted) -> None:
+        about = (name[0], event.worker)
+        if course.holder is not None:
+            self._report(
+                "exclusive claims", f"{name} is {course.holder}'s, and was given to {event.worker}", about
+            )
+        if event.attempt <= course.attempt:
+            self._report(
+                "exclusive claims", f"{name}: attempt {event.attempt} follows {course.attempt}", about
+            )
+        course.attempt = event.attempt
+        course.holder = (event.worker, event.epoch, event.attempt)
+        for tell in self.on_started:
+            tell(namespace, name, event.worker, course)
+
+    def _end(self, namespace: str, name: Name, course: Course, event: facts.AttemptEnded) -> None:
+        about = (name[0], event.worker)
+        if course.holder != (event.worker, event.epoch, event.attempt):
+            self._report(
+                "exclusive claims",
+                f"{name}, held by {course.holder}, was ended by {(event.worker, event.epoch, event.attempt)}",
+                about,
+            )
+        course.holder = None
+        if isinstance(event, facts.ActivityCompleted):
+            course.finished = "COMPLETED"
+            self.ended.add((namespace, name, event.worker, event.epoch, event.attempt))
+            if course.lost_by and course.lost_by != event.worker:
+                self._sometimes("work of a dead worker done by another")
+        elif isinstance(event, facts.ActivityFailed):
+            course.finished = "FAILED"
+        elif isinstance(event, facts.ActivityGivenBack):
+            self._sometimes("hand-out never confirmed and taken back")
+
+    def _reschedule(
+        self, namespace: str, name: Name, course: Course, event: facts.ActivityCancelRequested
+    ) -> None:
+        about = (name[0], event.worker)
+        effect = (namespace, event.worker, event.epoch, name, event.attempt)
+        self.effects[effect] += 1
+        if self.effects[effect] > self._taken[effect]:
+            self._report("one effect", f"{effect} was rescheduled {self.effects[effect]} times", about)
+        if course.holder is not None and course.holder[1:] != (event.epoch, event.attempt):
+            self._report("one effect", f"{name}, held by {course.holder}, was taken from {effect}", about)
+        course.holder = None
+        course.attempt = max(course.attempt, event.attempt)
+        course.lost_by = event.worker

@@ -1,0 +1,517 @@
+"""Calls on the simulated network: what becomes of one on its way there, at the server, and on its way back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from tests.simulation.network import Channel, Listener
+
+KEEPALIVE_S = 13.0
+"""So long a connection lasts on which nothing comes back."""
+RESET_S = 0.001
+ORDERED_S = 0.000_3
+"""More than a timer may be late: messages of one stream do not overtake each other."""
+
+_ids = count(1)
+
+Pairs = tuple[tuple[str, Any], ...]
+Status = tuple[grpc.StatusCode, str, Pairs, Pairs]
+"""Code, details, initial and trailing metadata."""
+
+
+class Served:
+    """A call at the server. It is the handler's context, too."""
+
+    def __init__(self, call: Call, listener: Listener, metadata: Pairs, deadline: float | None) -> None:
+        self.call: Call | None = call
+        self.on_done: list[Callable[[], None]] = []
+        self.done = False
+        self._id = next(_ids)
+        self._listener = listener
+        self._metadata = metadata
+        self._deadline = deadline
+        self._initial: Pairs = ()
+        self._trailing: Pairs = ()
+        self._task: asyncio.Task[None] | None = None
+        listener.serving[self._id] = self
+
+    # -- grpc.aio.ServicerContext
+
+    def invocation_metadata(self) -> Pairs:
+        return self._metadata
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline is None else self._deadline - self._listener.network.loop.time()
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        self._initial = tuple(metadata)
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self._trailing = tuple(metadata)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        raise Aborted(code, details, tuple(trailing_metadata))
+
+    # -- life
+
+    def begin(self, work: Any) -> None:
+        self._task = self._listener.process.spawn(work)
+
+    def end(self) -> None:
+        """The client is gone, or the server."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def finish(self, code: grpc.StatusCode, details: str = "", trailing: Pairs = ()) -> None:
+        if self.done:
+            return
+        self.done = True
+        self._listener.serving.pop(self._id, None)
+        if self.call is not None:
+            self.call.answered((code, details, self._initial, trailing or self._trailing))
+        for tell in self.on_done:
+            tell()
+
+    def connection_reset(self) -> None:
+        """The server's process is gone; its kernel says so."""
+        self.done = True
+        self._listener.serving.pop(self._id, None)
+        if self.call is not None:
+            self.call.reset()
+
+    async def guarded(self, path: str, work: Any) -> None:
+        """Run a handler, and end the call as gRPC would."""
+        try:
+            await work
+        except Aborted as refusal:
+            self.finish(refusal.code, refusal.text, refusal.trailing)
+        except asyncio.CancelledError:
+            self.finish(grpc.StatusCode.CANCELLED, "cancelled at the server")
+        except Exception as error:  # noqa: BLE001  # gRPC answers UNKNOWN; here it is a finding
+            self._listener.network.on_failure(path, error)
+            self.finish(grpc.StatusCode.UNKNOWN, repr(error))
+        else:
+            self.finish(grpc.StatusCode.OK)
+
+
+class Aborted(Exception):
+    def __init__(self, code: grpc.StatusCode, text: str, trailing: Pairs) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.trailing = trailing
+
+
+class Call:
+    """A call at the client, as far as all kinds are alike."""
+
+    def __init__(self, channel: Channel, path: str, timeout: float | None, metadata: Pairs) -> None:
+        self.network = network = channel.network
+        self.path = path
+        self.source = channel.process.host
+        self.target = network.host_of(channel.address)
+        self._channel = channel
+        self._process = channel.process
+        self._metadata = metadata
+        self._id = next(_ids)
+        self._status: Status | None = None
+        self._served: Served | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        loop = network.loop
+        self._deadline = None if timeout is None else loop.time() + timeout
+        if channel.closed:
+            self._status = _UNUSABLE
+            return
+        channel.calls[self._id] = self
+        if timeout is not None:
+            self._timer = self._process.at(loop.time() + timeout, self._late)
+
+    # -- grpc.aio.Call
+
+    def done(self) -> bool:
+        return self._status is not None
+
+    def cancelled(self) -> bool:
+        return self._status is not None and self._status[0] is grpc.StatusCode.CANCELLED
+
+    async def code(self) -> grpc.StatusCode:
+        return (await self._ended())[0]
+
+    async def details(self) -> str:
+        return (await self._ended())[1]
+
+    async def initial_metadata(self) -> Pairs:
+        return (await self._ended())[2]
+
+    async def trailing_metadata(self) -> Pairs:
+        return (await self._ended())[3]
+
+    async def _ended(self) -> Status:
+        if self._status is None:
+            raise NotImplementedError("nobody asks before the end")
+        return self._status
+
+    def cancel(self) -> bool:
+        if self._status is not None:
+            return False
+        self._leave()
+        self._settle(_CANCELLED)
+        return True
+
+    # -- the way
+
+    def begin(self, later_s: float | None = None) -> None:
+        """Send it off. `later_s`: as a second copy, of which nobody hears."""
+        network = self.network
+        if not network.passes(self.source, self.target):
+            self._hang(later_s)
+            return
+        travel_s = network.travel_s()
+        if travel_s is None:
+            self._break(later_s)
+            return
+        listener = network.at(self._channel.address)
+        when = network.loop.time() + travel_s + (later_s or 0.0)
+        if listener is None:
+            if later_s is None:
+                self._process.at(when, self._settle, _REFUSED)
+            return
+        listener.process.at(when, self._arrive, listener, later_s is not None)
+        if not listener.process.alive:
+            self.reset()
+
+    def _arrive(self, listener: Listener, copy: bool) -> None:
+        if not listener.open:
+            if not copy:
+                self._tell(_REFUSED)
+            return
+        if self._status is not None and not copy:
+            return  # the client has given up
+        self.serve(listener, copy)
+
+    def serve(self, listener: Listener, copy: bool) -> None:
+        raise NotImplementedError
+
+    def answered(self, status: Status) -> None:
+        """By the server; on its way back."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """The server's process is gone."""
+        if self.network.passes(self.target, self.source):
+            self._process.at(self.network.loop.time() + RESET_S, self._settle, _RESET)
+        else:
+            self._hang(None)
+
+    def _tell(self, status: Status) -> None:
+        """How it ended, if that arrives."""
+        network = self.network
+        if not network.passes(self.target, self.source):
+            self._hang(None)
+            return
+        travel_s = network.travel_s()
+        if travel_s is None:
+            self._break(None)
+            return
+        self._process.at(network.loop.time() + travel_s, self._settle, status)
+
+    def _hang(self, later_s: float | None) -> None:
+        """Nothing comes back, until somebody notices."""
+        if later_s is None:
+            self._process.at(self.network.loop.time() + KEEPALIVE_S, self._settle, _SILENT)
+
+    def _break(self, later_s: float | None) -> None:
+        """What was lost takes its connection along."""
+        if later_s is None:
+            self._process.at(self.network.loop.time() + 0.05, self._settle, _BROKEN)
+
+    def _late(self) -> None:
+        if self._status is None:
+            self._leave()
+            self._settle(_LATE)
+
+    def _leave(self) -> None:
+        """Tell the server that nobody waits any more."""
+        served = self._served
+        if served is None or served.done:
+            return
+        served.call = None
+        if self.network.passes(self.source, self.target):
+            when = self.network.loop.time() + 0.001
+            served._listener.process.at(when, served.end)
+
+    def _settle(self, status: Status) -> None:
+        if self._status is not None:
+            return
+        self._status = status
+        self._channel.calls.pop(self._id, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.settled(status)
+
+    def settled(self, status: Status) -> None:
+        raise NotImplementedError
+
+    def _error(self) -> grpc.aio.AioRpcError:
+        assert self._status is not None
+        code, details, initial, trailing = self._status
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(*initial), grpc.aio.Metadata(*trailing), details)
+
+
+def _status(code: grpc.StatusCode, details: str) -> Status:
+    return code, details, (), ()
+
+
+_REFUSED = _status(grpc.StatusCode.UNAVAILABLE, "simulated: connection refused")
+_RESET = _status(grpc.StatusCode.UNAVAILABLE, "simulated: connection reset")
+_SILENT = _status(grpc.StatusCode.UNAVAILABLE, "simulated: keepalive without an answer")
+_BROKEN = _status(grpc.StatusCode.UNAVAILABLE, "simulated: connection broken")
+_LATE = _status(grpc.StatusCode.DEADLINE_EXCEEDED, "simulated: deadline exceeded")
+_CANCELLED = _status(grpc.StatusCode.CANCELLED, "simulated: cancelled")
+_UNUSABLE = _status(grpc.StatusCode.CANCELLED, "simulated: the channel is closed")
+
+
+class UnaryCall(Call):
+    def __init__(
+        self,
+        channel: Channel,
+        path: str,
+        body: bytes,
+        timeout: float | None,
+        metadata: Pairs,
+        deserialize: Callable[[bytes], Any] | None,
+    ) -> None:
+        super().__init__(channel, path, timeout, metadata)
+        self._body = body
+        self._deserialize = deserialize
+        self._answer = b""
+        self._outcome: asyncio.Future[Any] = self.network.loop.create_future()
+        if self._status is not None:
+            self._outcome.cancel()
+            return
+        self.begin()
+        if (later_s := self.network.doubles(self.source, path)) is not None:
+            self.begin(later_s)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            yield from self._outcome.__await__()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        assert self._status is not None
+        if self._status[0] is not grpc.StatusCode.OK:
+            raise self._error()
+        return self._answer if self._deserialize is None else self._deserialize(self._answer)
+
+    def settled(self, status: Status) -> None:
+        if self._outcome.done():
+            return
+        if status is _CANCELLED:
+            self._outcome.cancel()
+        else:
+            self._outcome.set_result(None)
+
+    def serve(self, listener: Listener, copy: bool) -> None:
+        self.network.trace("arrives", self.source, self.target, self.path, self._body)
+        served = Served(self, listener, self._metadata, self._deadline)
+        if copy:
+            served.call = None
+        else:
+            self._served = served
+        handler = listener.handler(self.path, self._metadata)
+        if handler is None:
+            served.finish(grpc.StatusCode.UNIMPLEMENTED)
+            return
+        served.begin(served.guarded(self.path, self._run(handler, served, listener)))
+
+    async def _run(self, handler: Any, served: Served, listener: Listener) -> None:
+        from tests.simulation.network import Delivered
+
+        try:
+            answer = await handler.unary_unary(handler.request_deserializer(self._body), served)
+        except Aborted as refusal:
+            self.network.on_answer(
+                Delivered(listener.process, self.path, self._body, refusal.code, b"", refusal.trailing)
+            )
+            raise
+        data = handler.response_serializer(answer)
+        self.network.on_answer(
+            Delivered(listener.process, self.path, self._body, grpc.StatusCode.OK, data, ())
+        )
+        if served.call is not None:
+            self._answer = data
+
+    def answered(self, status: Status) -> None:
+        self.network.trace("answered", self.target, self.source, self.path, status[0].name)
+        self._tell(status)
+
+
+class StreamCall(Call):
+    """Messages in both directions, in order. `grpc.aio.EOF` after the last."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        path: str,
+        bodies: list[bytes] | None,
+        requests: AsyncIterator[Any] | None,
+        timeout: float | None,
+        metadata: Pairs,
+        serialize: Callable[[Any], bytes] | None,
+        deserialize: Callable[[bytes], Any] | None,
+    ) -> None:
+        super().__init__(channel, path, timeout, metadata)
+        self._serialize = serialize
+        self._deserialize = deserialize
+        self._up: _Pipe = _Pipe(self.network, self.source, self.target)
+        self._down: _Pipe = _Pipe(self.network, self.target, self.source)
+        self._one = bodies[0] if bodies else None
+        self._writer: asyncio.Task[None] | None = None
+        if self._status is not None:
+            self._down.close()
+            return
+        self.begin()
+        if requests is not None:
+            self._writer = self._process.spawn(self._write_all(requests))
+
+    async def _write_all(self, requests: AsyncIterator[Any]) -> None:
+        async for request in requests:
+            await self.write(request)
+        await self.done_writing()
+
+    async def write(self, request: Any) -> None:
+        if self._status is not None:
+            raise asyncio.InvalidStateError("the call has ended")
+        data = request if self._serialize is None else self._serialize(request)
+        self._up.put(data, self.broken)
+
+    async def done_writing(self) -> None:
+        self._up.put(None, self.broken)
+
+    def broken(self) -> None:
+        """Something was lost, and with it the connection: each side finds out by itself."""
+        served = self._served
+        if served is not None:
+            served.call = None
+            served._listener.process.at(self.network.loop.time() + 0.05, served.end)
+        self._break(None)
+
+    async def read(self) -> Any:
+        data = await self._down.get()
+        if data is None:
+            assert self._status is not None
+            if self._status[0] is grpc.StatusCode.OK:
+                return grpc.aio.EOF
+            if self._status in (_CANCELLED, _UNUSABLE):
+                raise asyncio.CancelledError
+            raise self._error()
+        return data if self._deserialize is None else self._deserialize(data)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    async def _ended(self) -> Status:
+        return self._status or (grpc.StatusCode.OK, "", (), ())
+
+    def settled(self, status: Status) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
+        self._down.close()
+
+    def serve(self, listener: Listener, copy: bool) -> None:
+        self.network.trace("opens", self.source, self.target, self.path, b"")
+        self._served = served = Served(self, listener, self._metadata, self._deadline)
+        handler = listener.handler(self.path, self._metadata)
+        if handler is None:
+            served.finish(grpc.StatusCode.UNIMPLEMENTED)
+            return
+        self._up.receiver = listener.process
+        self._down.receiver = self._process
+        served.begin(served.guarded(self.path, self._run(handler, served)))
+
+    async def _run(self, handler: Any, served: Served) -> None:
+        if self._one is not None:
+            messages = handler.unary_stream(handler.request_deserializer(self._one), served)
+        else:
+            messages = handler.stream_stream(self._incoming(handler), served)
+        async for message in messages:
+            if served.call is not None:
+                self._down.put(handler.response_serializer(message), self.broken)
+
+    async def _incoming(self, handler: Any) -> AsyncIterator[Any]:
+        while (data := await self._up.get()) is not None:
+            yield handler.request_deserializer(data)
+
+    def answered(self, status: Status) -> None:
+        # After what was sent before.
+        self._down.put(status, self.broken, self._end)
+
+    def _end(self, status: Any) -> None:
+        self._settle(status)
+
+
+class _Pipe:
+    """One direction of a stream: in order, or broken."""
+
+    def __init__(self, network: Any, source: str, target: str) -> None:
+        self.receiver: Any = None
+        self._network = network
+        self._source, self._target = source, target
+        self._arrived: deque[Any] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._last = 0.0
+        self._unsent: list[tuple[Any, Any, Any]] = []
+        self._closed = False
+
+    def put(
+        self, data: Any, on_broken: Callable[[], None], then: Callable[[Any], None] | None = None
+    ) -> None:
+        network = self._network
+        if self.receiver is None:
+            # The call has not arrived yet.
+            self._unsent.append((data, on_broken, then))
+            network.loop.call_later(0.005, self._flush)
+            return
+        if not network.passes(self._source, self._target):
+            return
+        travel_s = network.travel_s()
+        if travel_s is None:
+            on_broken()
+            return
+        self._last = max(self._last + ORDERED_S, network.loop.time() + travel_s)
+        self.receiver.at(self._last, then or self._arrive, data)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not self._closed:
+            for item in unsent:
+                self.put(*item)
+
+    def _arrive(self, data: Any) -> None:
+        self._arrived.append(data)
+        self._wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Any:
+        while not self._arrived:
+            if self._closed:
+                return None
+            self._waiter = self._network.loop.create_future()
+            await self._waiter
+        return self._arrived.popleft()

@@ -1,0 +1,272 @@
+"""One database for all nodes: production's SQL on a SQLite in memory, with the failures of a real one around it.
+
+What was sent to the database runs there, whatever becomes of the process that sent it: a COMMIT that is under way when
+its process is stopped or killed takes place all the same, and its answer reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from random import Random
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreBroken, StoreError
+from liveness.store.migrate import Revisions, migrate
+from tests.simulation.loop import Process, SimulatedLoop
+
+T = TypeVar("T")
+
+ANSWER_S_MAX = 10.0
+"""As in `liveness/store/postgres.py`: nobody waits longer for an answer."""
+RESET_S = 0.05
+
+
+class Mishap(Enum):
+    """What can become of a transaction that writes."""
+
+    NONE = "nothing"
+    REJECTED = "it fails and is rolled back"
+    UNKNOWN_LOST = "the connection breaks, and it was not committed"
+    UNKNOWN_DONE = "the connection breaks, but it was committed"
+    CRASH_BEFORE = "the process dies before the commit"
+    CRASH_AFTER = "the process dies after the commit and before any answer"
+    BROKEN = "the disk fails"
+
+
+@dataclass
+class Health:
+    """How the database is just now."""
+
+    delay_s: tuple[float, float] = (0.000_2, 0.002)
+    mishaps: tuple[tuple[Mishap, float], ...] = ()
+    """With the share of transactions that meet each."""
+    reads_fail: float = 0.0
+
+
+@cache
+def _template() -> bytes:
+    """An empty database with all tables. Making one anew takes longer than many a simulation."""
+    engine = _engine()
+    with engine.begin() as connection:
+        migrate(connection, Revisions())
+    driver = engine.raw_connection().driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver.serialize()
+
+
+def _engine() -> Engine:
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"cached_statements": 512})
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("BEGIN")
+
+    return engine
+
+
+class SharedDatabase:
+    def __init__(self, loop: SimulatedLoop, random: Random) -> None:
+        self.loop = loop
+        self.random = random
+        self.process = Process(loop, "database", "database")
+        self.cut: set[str] = set()
+        """Hosts that cannot reach it."""
+        self.on_commit: Callable[[sqlite3.Connection, str], None] = lambda _, __: None
+        """Told after each transaction that wrote, and whose it was."""
+        self.on_mishap: Callable[[Mishap, Process], None] = lambda _, __: None
+        self.on_refused: Callable[[StoreError, Process], None] = lambda _, __: None
+        """Told of a transaction that the store's own checks refused."""
+        self.on_vain: Callable[[], None] = lambda: None
+        """Told of a take-over that got nothing."""
+        self.sessions: dict[str, set[_Session]] = {}
+        self.transactions = 0
+        self.mishaps: Counter[Mishap] = Counter()
+        self._engine = _engine()
+        driver = self._engine.raw_connection().driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.deserialize(_template())
+        self.driver = driver
+        self._connection = self._engine.connect()
+
+    def execute(self, work: Callable[[Connection], T], owner: str) -> T:
+        self.transactions += 1
+        with self._connection.begin():
+            result = work(self._connection)
+        self.on_commit(self.driver, owner)
+        return result
+
+    def try_out(self, work: Callable[[Connection], T]) -> T:
+        """Run something, and undo it."""
+        transaction = self._connection.begin()
+        try:
+            return work(self._connection)
+        finally:
+            transaction.rollback()
+
+    def draw(self, health: Health) -> Mishap:
+        if health.mishaps:
+            left = self.random.random()
+            for mishap, share in health.mishaps:
+                if (left := left - share) < 0:
+                    self.mishaps[mishap] += 1
+                    return mishap
+        return Mishap.NONE
+
+
+class _Session:
+    """One transaction of one owner."""
+
+    def __init__(self, done: asyncio.Future[Any]) -> None:
+        self.done = done
+        self.ended = False
+
+
+class NodeDatabase:
+    """As one node sees it. In place of `PostgresDatabase` and `SqliteDatabase`."""
+
+    def __init__(self, shared: SharedDatabase, process: Process, owner: str, health: Health) -> None:
+        self._shared = shared
+        self._process = process
+        self._owner = owner
+        self._health = health
+        self._broken: StoreBroken | None = None
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        if self._broken is not None:
+            raise self._broken
+        return await self._run(work, writes=True)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        return await self._run(work, writes=False)
+
+    async def _run(self, work: Callable[[Connection], T], *, writes: bool) -> T:
+        shared = self._shared
+        loop = shared.loop
+        done: asyncio.Future[T] = loop.create_future()
+        session = _Session(done)
+        own = shared.sessions.setdefault(self._owner, set())
+        own.add(session)
+        refused: StoreError = (CommitRejected if writes else ReadFailed)(detail="simulated: no connection")
+        if self._process.host in shared.cut:
+            self._process.at(loop.time() + shared.random.choice((RESET_S, 5.0)), _fail, done, refused)
+        else:
+            shared.process.at(loop.time() + self._delay_s(), self._arrive, work, session, writes)
+            silent: StoreError = (CommitUnknown if writes else ReadFailed)(detail="simulated: no answer")
+            limit = self._process.at(loop.time() + ANSWER_S_MAX, _fail, done, silent)
+            done.add_done_callback(lambda _: limit.cancel())
+        try:
+            return await done
+        finally:
+            own.discard(session)
+
+    def _arrive(self, work: Callable[[Connection], T], session: _Session, writes: bool) -> None:
+        """At the database."""
+        shared, process = self._shared, self._process
+        if session.ended:
+            self._answer(_fail, session.done, CommitRejected(detail="simulated: the session was ended"))
+            return
+        if not writes:
+            if self._health.reads_fail and shared.random.random() < self._health.reads_fail:
+                self._answer(_fail, session.done, ReadFailed(detail="simulated: the read failed"))
+            else:
+                self._execute(work, session, writes=False)
+            return
+        mishap = shared.draw(self._health)
+        if mishap is not Mishap.NONE:
+            shared.on_mishap(mishap, process)
+        if mishap is Mishap.REJECTED:
+            self._answer(_fail, session.done, CommitRejected(detail="simulated: rolled back"))
+        elif mishap is Mishap.CRASH_BEFORE:
+            process.kill()
+        elif mishap is Mishap.UNKNOWN_LOST:
+            self._answer(_fail, session.done, CommitUnknown(detail="simulated: connection lost"))
+        elif mishap is Mishap.UNKNOWN_DONE:
+            self._execute(work, session, writes=True, then=CommitUnknown(detail="simulated: connection lost"))
+        elif mishap is Mishap.CRASH_AFTER:
+            self._execute(work, session, writes=True)
+            process.kill()
+        elif mishap is Mishap.BROKEN:
+            self._broken = StoreBroken(detail="simulated: fsync failed")
+            if shared.random.random() < 0.5:
+                self._execute(work, session, writes=True, then=self._broken)
+            else:
+                self._answer(_fail, session.done, self._broken)
+        else:
+            self._execute(work, session, writes=True)
+
+    def _execute(
+        self,
+        work: Callable[[Connection], T],
+        session: _Session,
+        *,
+        writes: bool,
+        then: StoreError | None = None,
+    ) -> None:
+        shared = self._shared
+        try:
+            result = shared.execute(work, self._owner) if writes else shared.try_out(work)
+        except StoreError as error:
+            shared.on_refused(error, self._process)
+            self._answer(_fail, session.done, error)
+        except (DBAPIError, sqlite3.Error) as error:
+            kind = CommitRejected if writes else ReadFailed
+            self._answer(_fail, session.done, kind(detail=str(error)))
+        else:
+            if writes and result == []:
+                shared.on_vain()
+            if then is not None:
+                self._answer(_fail, session.done, then)
+            else:
+                self._answer(_succeed, session.done, result)
+
+    def _answer(self, tell: Callable[..., None], *args: Any) -> None:
+        """To the process, if it is still there to hear it."""
+        if self._process.host not in self._shared.cut:
+            self._process.at(self._shared.loop.time() + self._delay_s(), tell, *args)
+
+    def _delay_s(self) -> float:
+        low, high = self._health.delay_s
+        return low + (high - low) * self._shared.random.random()
+
+    async def end_sessions(self, owners: Collection[str]) -> int:
+        """What they have begun and the database has not come to yet is undone."""
+
+        def end(_: Connection) -> int:
+            ended = 0
+            for owner in sorted(owners):
+                for session in self._shared.sessions.get(owner, ()):
+                    if not session.ended and not session.done.done():
+                        session.ended = True
+                        ended += 1
+            return ended
+
+        return await self.read(end)
+
+    async def close(self) -> None:
+        pass
+
+
+def _succeed(done: asyncio.Future[Any], result: object) -> None:
+    if not done.done():
+        done.set_result(result)
+
+
+def _fail(done: asyncio.Future[Any], error: StoreError) -> None:
+    if not done.done():
+        done.set_exception(error)

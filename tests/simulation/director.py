@@ -1,0 +1,276 @@
+"""Breaks things, one act after the other, and heals them again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.simulation.database import Mishap
+
+if TYPE_CHECKING:
+    from tests.simulation.station import Station
+    from tests.simulation.worker import Run
+    from tests.simulation.world import World
+
+HOUR_MS = 3_600_000
+
+
+class Director:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = Random(f"director {world.seed}")
+        self._broken = 0
+        self._over = False
+        self._acts: dict[str, Callable[[], None]] = {
+            "kill node": self._kill_node,
+            "stop node": self._stop_node,
+            "leave in order": self._leave_in_order,
+            "cut node from database": self._cut_from_database,
+            "cut nodes apart": self._cut_nodes,
+            "cut worker off": self._cut_worker,
+            "slow database": self._slow_database,
+            "commits fail": self._fail_commits,
+            "disk fails": self._fail_disk,
+            "messages lost": self._lose_messages,
+            "messages doubled": self._double_messages,
+            "messages straggle": self._straggle,
+            "wall clock jumps": self._jump,
+            "kill worker": self._kill_worker,
+            "stop worker": self._stop_worker,
+            "worker says goodbye": self._goodbye,
+            "second run of a worker": self._second_run,
+            "all workers of a host stop": self._stop_many,
+        }
+
+    async def act(self) -> None:
+        world, random = self._world, self._random
+        until = world.now() + world.plan.busy_s
+        while world.now() < until:
+            await asyncio.sleep(random.expovariate(1 / world.plan.every_s))
+            act = random.choice(world.plan.acts)
+            world.outcome.acts[act] += 1
+            self._acts[act]()
+        self._over = True
+
+    def _for_a_while(self, seconds: float, heal: Callable[[], None]) -> None:
+        """Something is broken until then."""
+        world = self._world
+        self._broken += 1
+        world.calm_since = float("inf")
+
+        def mend() -> None:
+            heal()
+            self._broken -= 1
+            if not self._broken:
+                world.calm_since = world.now()
+
+        world.later(seconds, mend)
+
+    def _disturb(self) -> None:
+        """Something happened at once."""
+        self._for_a_while(0.001, lambda: None)
+
+    def _station(self) -> Station:
+        return self._random.choice(self._world.stations)
+
+    def _run(self) -> Run | None:
+        """A worker's latest run, if it goes on."""
+        runs = [runs[-1] for runs in self._world.runs.values() if runs and runs[-1].process.alive]
+        return self._random.choice(runs) if runs else None
+
+    def _some(self, low: float, high: float) -> float:
+        """Often short, sometimes long."""
+        return low * (high / low) ** self._random.random()
+
+    # -- nodes
+
+    def _kill_node(self) -> None:
+        station = self._station()
+        self._world.note(f"kill -9 {station.host}", station.host)
+        station.kill()
+        self._for_a_while(5, lambda: None)
+
+    def _stop_node(self) -> None:
+        station, seconds = self._station(), self._some(0.05, 15)
+        self._world.note(f"{station.host} stands still for {seconds:.2f} s", station.host)
+        station.stand_still(seconds)
+        self._for_a_while(seconds + 0.5, lambda: None)
+
+    def _leave_in_order(self) -> None:
+        station = self._station()
+        self._world.note(f"SIGTERM {station.host}", station.host)
+        station.leave()
+        self._for_a_while(8, lambda: None)
+
+    def _cut_from_database(self) -> None:
+        world, station, seconds = self._world, self._station(), self._some(0.1, 12)
+        if station.host in world.database.cut:
+            return
+        world.note(f"{station.host} is cut off from the database for {seconds:.2f} s", station.host)
+        world.database.cut.add(station.host)
+        world.presence.away(station.host, world.now())
+
+        def heal() -> None:
+            world.database.cut.discard(station.host)
+            world.presence.back(station.host, world.now())
+
+        self._for_a_while(seconds, heal)
+
+    def _cut_nodes(self) -> None:
+        one, other = self._station(), self._station()
+        self._cut(one.host, other.host, self._some(0.1, 12))
+
+    def _cut(self, one: str, other: str, seconds: float) -> None:
+        world = self._world
+        pairs = {(one, other), (other, one)}
+        if self._random.random() < 0.4:
+            pairs = {(one, other)}
+        pairs -= world.network.weather.cut
+        if one == other or not pairs:
+            return
+        world.note(
+            f"{' and '.join(f'{a} to {b}' for a, b in sorted(pairs))}: nothing passes for {seconds:.2f} s",
+            one,
+            other,
+        )
+        world.network.weather.cut |= pairs
+        self._for_a_while(seconds, lambda: world.network.weather.cut.difference_update(pairs))
+
+    def _slow_database(self) -> None:
+        station, seconds = self._station(), self._some(0.5, 8)
+        slow_s = self._some(0.05, 4)
+        self._world.note(
+            f"the database answers {station.host} within {slow_s:.2f} s, for {seconds:.2f} s", station.host
+        )
+        station.health.delay_s = (0.001, slow_s)
+
+        def heal() -> None:
+            station.health.delay_s = (0.000_2, 0.002)
+
+        self._for_a_while(seconds + slow_s, heal)
+
+    def _fail_commits(self) -> None:
+        station, seconds = self._station(), self._some(0.1, 4)
+        share = self._random.choice((0.02, 0.1, 0.4))
+        kinds = [
+            Mishap.REJECTED,
+            Mishap.UNKNOWN_LOST,
+            Mishap.UNKNOWN_DONE,
+            Mishap.CRASH_BEFORE,
+            Mishap.CRASH_AFTER,
+        ]
+        self._random.shuffle(kinds)
+        chosen = tuple((kind, share / 2) for kind in kinds[:2])
+        self._world.note(
+            f"commits of {station.host} fail for {seconds:.2f} s: {[kind.value for kind, _ in chosen]}",
+            station.host,
+        )
+        station.health.mishaps = chosen
+        station.health.reads_fail = share / 4
+
+        def heal() -> None:
+            station.health.mishaps = ()
+            station.health.reads_fail = 0.0
+
+        self._for_a_while(seconds + 4, heal)
+
+    def _fail_disk(self) -> None:
+        station = self._station()
+        if len(self._world.stations) > 1:
+            return  # not a node's own affair
+        self._world.note(f"the disk of {station.host} fails", station.host)
+        station.health.mishaps = ((Mishap.BROKEN, 1.0),)
+
+        def heal() -> None:
+            station.health.mishaps = ()
+
+        self._for_a_while(0.7, heal)
+        self._for_a_while(6, lambda: None)
+
+    # -- network
+
+    def _lose_messages(self) -> None:
+        weather, seconds = self._world.network.weather, self._some(0.2, 6)
+        self._world.note(f"messages get lost for {seconds:.2f} s")
+        weather.loss = self._random.choice((0.01, 0.1, 0.3))
+        self._for_a_while(seconds, lambda: setattr(weather, "loss", 0.0))
+
+    def _double_messages(self) -> None:
+        weather, seconds = self._world.network.weather, self._some(1, 10)
+        self._world.note(f"calls are doubled for {seconds:.2f} s")
+        weather.twice = self._random.choice((0.05, 0.3))
+        self._for_a_while(seconds, lambda: setattr(weather, "twice", 0.0))
+
+    def _straggle(self) -> None:
+        weather, seconds = self._world.network.weather, self._some(1, 10)
+        self._world.note(f"messages straggle for {seconds:.2f} s")
+        weather.straggling = self._random.choice((0.05, 0.3))
+        weather.delay_s = self._random.choice(((0.000_2, 0.002), (0.001, 0.03)))
+
+        def heal() -> None:
+            weather.straggling, weather.delay_s = 0.0, (0.000_2, 0.002)
+
+        self._for_a_while(seconds, heal)
+
+    def _jump(self) -> None:
+        station = self._station()
+        ms = self._random.choice((-HOUR_MS, -1_000, 1_000, HOUR_MS))
+        self._world.note(f"the wall clock of {station.host} jumps by {ms} ms", station.host)
+        self._world.sometimes("wall clock jumped while leases ran")
+        station.clock.wall_offset_ms += ms
+
+    # -- workers
+
+    def _kill_worker(self) -> None:
+        if (run := self._run()) is None:
+            return
+        world = self._world
+        world.note(f"kill -9 {run.session}", run.manner.key)
+        run.process.kill()
+        if self._random.random() < 0.8 and not self._over:
+            world.later(self._some(0.001, 8), lambda: self._again(run))
+
+    def _again(self, run: Run) -> None:
+        if not self._over and self._world.runs[run.key][-1] is run:
+            self._world.begin_run(run.manner)
+
+    def _stop_worker(self) -> None:
+        if (run := self._run()) is not None:
+            self._stop(run, self._some(0.05, 10))
+
+    def _stop(self, run: Run, seconds: float) -> None:
+        world = self._world
+        world.note(f"{run.session} stands still for {seconds:.2f} s", run.manner.key)
+        run.process.stop()
+        world.later(seconds, run.process.go_on)
+
+    def _stop_many(self) -> None:
+        lease_s = self._random.choice(self._world.plan.leases_ms) / 1_000
+        seconds = lease_s * self._random.uniform(0.6, 1.1)
+        for runs in list(self._world.runs.values()):
+            if runs and runs[-1].process.alive and self._random.random() < 0.5:
+                self._stop(runs[-1], seconds)
+
+    def _cut_worker(self) -> None:
+        if (run := self._run()) is not None:
+            self._cut(run.host, self._station().host, self._some(0.1, 12))
+
+    def _goodbye(self) -> None:
+        if (run := self._run()) is None:
+            return
+        world = self._world
+        world.note(f"{run.session} says goodbye", run.manner.key)
+
+        def gone() -> None:
+            run.process.kill()
+            if not self._over:
+                world.later(self._some(0.01, 8), lambda: self._again(run))
+
+        run.say_goodbye(gone)
+
+    def _second_run(self) -> None:
+        """The program is started anew while the old one still lives: a zombie from now on."""
+        if (run := self._run()) is not None:
+            self._world.begin_run(run.manner)

@@ -1,0 +1,69 @@
+"""Flaws that a simulation must find: each takes one promise out of production code. Proof that the rules can be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import Connection
+
+import liveness.cluster.quotas
+import liveness.domain.decider
+import liveness.domain.reactions
+import liveness.sdk.fence
+import liveness.shard.committer
+import liveness.shard.node
+import liveness.shard.observed_clock
+import liveness.shard.shard
+import liveness.store.commit
+from liveness.store.api import ShardCommit
+from liveness.store.bulk import update_rows
+
+
+def _heads_without_epochs(connection: Connection, commits: Sequence[ShardCommit]) -> None:
+    heads = [(c.shard_id, c.last_seq, c.observed_ms) for c in commits]
+    update_rows(
+        connection,
+        "shards",
+        "last_seq = given.column2, observed_ms = given.column3",
+        "shards.shard_id = given.column1",
+        heads,
+        ("BIGINT",) * 3,
+    )
+
+
+async def _at_once(*_: object) -> None:
+    return
+
+
+async def _wait_for_nothing(self: Any) -> None:
+    return
+
+
+def _all_time_counts(self: Any, listening_ms: int) -> int:
+    return self._durable_ms + listening_ms - self._since_ms  # type: ignore[no-any-return]
+
+
+def _trusting(term_ms: int) -> int:
+    return term_ms + 200
+
+
+FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
+    "no reschedule with the end of a lease": (liveness.shard.shard, "react", lambda *_: ()),
+    "commits without a look at the epoch": (liveness.store.commit, "_advance_heads", _heads_without_epochs),
+    "answers before the commit": (liveness.shard.committer.Group, "wait", _wait_for_nothing),
+    "answers though the commit failed": (liveness.shard.committer.Group, "failed", lambda *_: False),
+    "downtime counts as silence": (liveness.shard.observed_clock.ObservedClock, "now_ms", _all_time_counts),
+    "a replaced session's work is forgotten": (liveness.domain.reactions, "lost_with", lambda *_: {}),
+    "workers trust their lease too long": (liveness.sdk.fence, "_trusted_ms", _trusting),
+    "no quota": (liveness.cluster.quotas.Quotas, "admit", lambda *_: None),
+}
+
+
+@contextmanager
+def flawed(name: str) -> Iterator[None]:
+    place, attribute, flaw = FLAWS[name]
+    with patch.object(place, attribute, flaw):
+        yield

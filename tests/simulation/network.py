@@ -1,0 +1,235 @@
+"""A network in place of gRPC's: the same servers, channels and calls for those who use them, but messages travel in
+virtual time and may be late, lost, delivered twice or cut off, each direction for itself.
+
+Messages are bytes and pass through the very serializers that gRPC would use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import grpc
+
+from tests.simulation.calls import Served, StreamCall, UnaryCall
+from tests.simulation.loop import Process, SimulatedLoop, here
+
+
+@dataclass
+class Weather:
+    """How the network is just now."""
+
+    delay_s: tuple[float, float] = (0.000_2, 0.002)
+    loss: float = 0.0
+    """Of a message, and with it of its connection."""
+    twice: float = 0.0
+    """A client, or a proxy on its way, that sends the same call again."""
+    straggling: float = 0.0
+    """Messages that take a hundred times longer, and are overtaken."""
+    cut: set[tuple[str, str]] = field(default_factory=set)
+    """(from, to): nothing passes. Nobody is told."""
+
+
+class Delivered(NamedTuple):
+    """A call that was answered, as seen from the server's side."""
+
+    process: Process
+    path: str
+    request: bytes
+    code: grpc.StatusCode
+    answer: bytes
+    trailing: tuple[tuple[str, Any], ...]
+
+
+class Network:
+    def __init__(self, loop: SimulatedLoop, random: Random) -> None:
+        self.loop = loop
+        self.weather = Weather()
+        self.messages = 0
+        self.lost = 0
+        self.doubled = 0
+        self.straggled = 0
+        self.on_answer: Callable[[Delivered], None] = lambda _: None
+        self.on_twice: Callable[[str], None] = lambda _: None
+        self.on_failure: Callable[[str, BaseException], None] = lambda _, __: None
+        self.trace: Callable[..., None] = lambda *_: None
+        self.may_double: Callable[[str, str], bool] = lambda _, __: False
+        self._random = random
+        self._places: dict[str, Listener] = {}
+
+    # -- as production code sees it
+
+    def listener(self, options: object = ()) -> Listener:
+        process = here()
+        assert process is not None
+        return Listener(self, process)
+
+    def connect(self, address: str, options: object = ()) -> Channel:
+        process = here()
+        assert process is not None
+        return Channel(self, process, address)
+
+    # -- inside
+
+    def open(self, address: str, listener: Listener) -> None:
+        before = self._places.get(address)
+        assert before is None or not before.open, f"{address} is taken"
+        self._places[address] = listener
+
+    def at(self, address: str) -> Listener | None:
+        """Who accepts connections there."""
+        listener = self._places.get(address)
+        return listener if listener is not None and listener.open else None
+
+    def host_of(self, address: str) -> str:
+        return address.rpartition(":")[0]
+
+    def passes(self, source: str, target: str) -> bool:
+        return (source, target) not in self.weather.cut
+
+    def travel_s(self) -> float | None:
+        """How long a message takes; None if it is lost."""
+        weather, random = self.weather, self._random
+        self.messages += 1
+        if weather.loss and random.random() < weather.loss:
+            self.lost += 1
+            return None
+        low, high = weather.delay_s
+        delay_s = low + (high - low) * random.random()
+        if weather.straggling and random.random() < weather.straggling:
+            self.straggled += 1
+            delay_s *= 100
+        return delay_s
+
+    def doubles(self, source: str, path: str) -> float | None:
+        """When a second copy of a call follows, if one does."""
+        if not self.weather.twice or not self.may_double(source, path):
+            return None
+        if self._random.random() >= self.weather.twice:
+            return None
+        self.doubled += 1
+        self.on_twice(path)
+        return self._random.choice((0.000_1, 0.01, 1.0)) * self._random.random()
+
+
+class Listener:
+    """In place of `grpc.aio.Server`."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self.network = network
+        self.process = process
+        self.open = False
+        self.address = ""
+        self.serving: dict[int, Served] = {}
+        self._handlers: list[Any] = []
+        process.on_death.append(self._died)
+
+    def add_insecure_port(self, address: str) -> int:
+        self.address = address
+        return int(address.rpartition(":")[2])
+
+    def add_generic_rpc_handlers(self, handlers: tuple[Any, ...]) -> None:
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, *_: object) -> None:
+        pass
+
+    async def start(self) -> None:
+        self.open = True
+        self.network.open(self.address, self)
+
+    def handler(self, path: str, metadata: tuple[tuple[str, Any], ...]) -> Any:
+        details = _Details(path, metadata)
+        for handler in self._handlers:
+            if (found := handler.service(details)) is not None:
+                return found
+        return None
+
+    async def stop(self, grace: float | None) -> None:
+        self.open = False
+        if grace:
+            done = self.network.loop.create_future()
+            timer = self.network.loop.call_later(grace, _set, done)
+            for served in list(self.serving.values()):
+                served.on_done.append(lambda: None if self.serving else _set(done))
+            if self.serving:
+                await done
+            timer.cancel()
+        for served in list(self.serving.values()):
+            served.end()
+
+    def _died(self) -> None:
+        self.open = False
+        for served in list(self.serving.values()):
+            served.connection_reset()
+
+
+class _Details(NamedTuple):
+    method: str
+    invocation_metadata: tuple[tuple[str, Any], ...]
+
+
+class Channel:
+    """In place of `grpc.aio.Channel`, to one address."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        self.network = network
+        self.process = process
+        self.address = address
+        self.calls: dict[int, Any] = {}
+        self.closed = False
+
+    def unary_unary(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
+    ) -> Callable[..., UnaryCall]:
+        def call(
+            request: Any, *, timeout: float | None = None, metadata: Any = None, **_: object
+        ) -> UnaryCall:
+            body = request if request_serializer is None else request_serializer(request)
+            return UnaryCall(self, path, body, timeout, tuple(metadata or ()), response_deserializer)
+
+        return call
+
+    def unary_stream(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
+    ) -> Callable[..., StreamCall]:
+        def call(
+            request: Any, *, timeout: float | None = None, metadata: Any = None, **_: object
+        ) -> StreamCall:
+            body = request if request_serializer is None else request_serializer(request)
+            return StreamCall(
+                self, path, [body], None, timeout, tuple(metadata or ()), None, response_deserializer
+            )
+
+        return call
+
+    def stream_stream(
+        self, path: str, request_serializer: Any = None, response_deserializer: Any = None, **_: object
+    ) -> Callable[..., StreamCall]:
+        def call(
+            requests: Any = None, *, timeout: float | None = None, metadata: Any = None, **_: object
+        ) -> StreamCall:
+            return StreamCall(
+                self,
+                path,
+                None,
+                requests,
+                timeout,
+                tuple(metadata or ()),
+                request_serializer,
+                response_deserializer,
+            )
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        self.closed = True
+        for call in list(self.calls.values()):
+            call.cancel()
+
+
+def _set(done: Any) -> None:
+    if not done.done():
+        done.set_result(None)

@@ -1,0 +1,95 @@
+"""What the simulated event loop promises: order, processes that stop and die, time of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.simulation.loop import Process, SimulatedLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[SimulatedLoop]:
+    made = SimulatedLoop(Random(1))
+    yield made
+    made.bury()
+
+
+def live(loop: SimulatedLoop, work: Coroutine[Any, Any, None]) -> None:
+    loop.run_until_complete(work)
+
+
+def test_time_passes_only_while_all_wait(loop: SimulatedLoop) -> None:
+    async def sleep() -> None:
+        began = loop.time()
+        await asyncio.sleep(3_600)
+        assert 3_600 <= loop.time() - began < 3_600.01
+
+    live(loop, sleep())
+
+
+def test_a_stopped_process_does_later_what_was_due(loop: SimulatedLoop) -> None:
+    process = Process(loop, "one", "host")
+    seen: list[float] = []
+
+    async def work() -> None:
+        await asyncio.sleep(1)
+        seen.append(loop.time())
+
+    async def director() -> None:
+        process.spawn(work())
+        await asyncio.sleep(0.5)
+        process.stop()
+        await asyncio.sleep(10)
+        assert not seen
+        process.go_on()
+        await asyncio.sleep(0.1)
+        assert len(seen) == 1
+
+    live(loop, director())
+
+
+def test_nothing_of_a_killed_process_runs_not_even_what_cleans_up(loop: SimulatedLoop) -> None:
+    process = Process(loop, "one", "host")
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1)
+        finally:
+            seen.append("cleaned up")
+
+    async def director() -> None:
+        process.spawn(work())
+        await asyncio.sleep(0.5)
+        process.kill()
+        await asyncio.sleep(10)
+
+    live(loop, director())
+    assert not seen
+
+
+def test_what_a_process_begins_is_its_own(loop: SimulatedLoop) -> None:
+    process = Process(loop, "one", "host")
+    seen: list[str] = []
+
+    async def child() -> None:
+        await asyncio.sleep(1)
+        seen.append("child")
+
+    async def work() -> None:
+        loop.call_later(1, seen.append, "timer")
+        await asyncio.gather(loop.create_task(child()), asyncio.sleep(2))
+
+    async def director() -> None:
+        process.spawn(work())
+        await asyncio.sleep(0.5)
+        process.kill()
+        await asyncio.sleep(10)
+
+    live(loop, director())
+    assert not seen

@@ -1,0 +1,253 @@
+"""A whole world from one seed: nodes, database, network, workers, a client, and somebody who breaks things."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import sys
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import structlog
+
+from tests.simulation.answers import Answers
+from tests.simulation.audit import Audit
+from tests.simulation.client import Client
+from tests.simulation.database import SharedDatabase
+from tests.simulation.director import Director
+from tests.simulation.endings import Endings
+from tests.simulation.loop import Process, SimulatedLoop, here
+from tests.simulation.network import Delivered, Network
+from tests.simulation.plan import Plan
+from tests.simulation.presence import Presence
+from tests.simulation.sometimes import Sometimes
+from tests.simulation.station import Station
+from tests.simulation.watch import Watch
+from tests.simulation.worker import Manner, Run
+
+STORY_MAX = 20_000
+STEPS_MAX = 3_000_000
+
+
+class Step(NamedTuple):
+    at_s: float
+    text: str
+    about: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    seed: int
+    plan: Plan
+    trace: str = ""
+    steps: int = 0
+    virtual_s: float = 0.0
+    messages: int = 0
+    transactions: int = 0
+    rows: int = 0
+    sometimes: Counter[str] = field(default_factory=Counter)
+    acts: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    violation: str = ""
+    about: tuple[str, ...] = ()
+    story: list[Step] = field(default_factory=list)
+
+
+class Stopped(Exception):
+    """A rule was broken; nothing after that is of interest."""
+
+
+class World:
+    def __init__(self, seed: int, plan: Plan) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.random = Random(seed)
+        self.loop = SimulatedLoop(Random(f"timers {seed}"))
+        self.outcome = Outcome(seed, plan)
+        self.sometimes = Sometimes()
+        self.presence = Presence()
+        self.network = Network(self.loop, Random(f"network {seed}"))
+        self.database = SharedDatabase(self.loop, Random(f"database {seed}"))
+        self.audit = Audit(self.report, self.sometimes, self.presence, self.now)
+        self.answers = Answers(self.audit, self.report, self.sometimes)
+        self.stations = [Station(self, number) for number in range(plan.nodes_max)]
+        self.runs: dict[tuple[str, str], list[Run]] = {}
+        self.contested = [f"contested-{number}" for number in range(5)]
+        self.calm_since = 0.0
+        """Since then nothing is broken; infinite while something is."""
+        self.director = Director(self)
+        self.watch = Watch(self)
+        self.client = Client(self)
+        self._trace = hashlib.sha256()
+        self._story: deque[Step] = deque(maxlen=STORY_MAX)
+        self._wire_up()
+
+    def _wire_up(self) -> None:
+        network, database = self.network, self.database
+        network.trace = self._on_message
+        network.on_answer = self._on_answer
+        network.on_failure = lambda path, error: self.report("no crash", f"{path} raised {error!r}", ())
+        network.may_double = lambda source, path: "Heartbeat" in path or "Complete" in path
+        database.on_commit = self._on_commit
+        self.watch.listen()
+
+    # -- what everybody uses
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def process(self, name: str, host: str) -> Process:
+        return Process(self.loop, name, host)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Done by the world itself, whoever asks."""
+        self.loop.call_later(seconds, action, context=self._context)
+
+    def addresses(self) -> list[str]:
+        return [station.address for station in self.stations]
+
+    def note(self, text: str, *about: str) -> None:
+        self._trace.update(f"{self.now():.6f} {text}\n".encode())
+        self._story.append(Step(self.now(), text, about))
+
+    def report(self, invariant: str, text: str, about: tuple[str, ...]) -> None:
+        """A rule was broken."""
+        if not self.outcome.violation:
+            self.outcome.violation = f"{invariant}: {text}"
+            self.outcome.about = about
+            self.note(f"VIOLATED {invariant}: {text}", *about)
+            self.loop.stop()
+
+    # -- what happens
+
+    def _on_message(self, what: str, source: str, target: str, path: str, detail: Any) -> None:
+        self._trace.update(f"{self.now():.6f} {what} {source} {target} {path} ".encode())
+        self._trace.update(detail if isinstance(detail, bytes) else str(detail).encode())
+        if what == "arrives":
+            self.answers.arrived(path, target, source, detail, self.now())
+            if "Heartbeat" in path:
+                self.watch.heartbeat_arrived(source, target, path, detail)
+
+    def _on_answer(self, given: Delivered) -> None:
+        if not self.outcome.violation:
+            self.answers.check(given)
+            self.watch.answered(given)
+
+    def _on_commit(self, driver: Any, writer: str) -> None:
+        if not self.outcome.violation:
+            rows = self.audit.rows
+            self.audit.after_commit(driver, writer)
+            self._trace.update(f"{self.now():.6f} commit {writer} {self.audit.rows - rows}\n".encode())
+            self.watch.committed(driver, writer)
+
+    def _on_log(self, _: Any, level: str, entry: dict[str, Any]) -> Any:
+        process = here()
+        who = "" if process is None else process.host
+        text = " ".join(f"{name}={value}" for name, value in sorted(entry.items()) if name != "event")
+        about = [str(entry[name]) for name in ("worker",) if name in entry]
+        self._story.append(Step(self.now(), f"{who}: {level} {entry.get('event')} {text}", (who, *about)))
+        raise structlog.DropEvent
+
+    # -- the whole
+
+    def run(self) -> Outcome:
+        with _quiet(self):
+            try:
+                self._run()
+            finally:
+                self._finish()
+        return self.outcome
+
+    def _run(self) -> None:
+        loop, outcome = self.loop, self.outcome
+        asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(None)
+        self._context = Process(loop, "world", "world").context
+        task = self._context.run(loop.create_task, self._live())
+        task.add_done_callback(lambda _: loop.stop())
+        loop.run_forever()
+        if not outcome.violation:
+            task.result()
+        if not outcome.violation and loop.failures:
+            self.report("no crash", loop.failures[0], ())
+
+    async def _live(self) -> None:
+        for station in self.stations:
+            self.presence.away(station.host, self.now())
+            station.start()
+        await self.client.configure()
+        self.hire()
+        self.client.start()
+        ticking = self.loop.create_task(self.watch.tick())
+        await self.director.act()
+        await Endings(self).check()
+        ticking.cancel()
+
+    def hire(self) -> None:
+        """Workers; every second key is used in each namespace."""
+        plan = self.plan
+        for number in range(plan.workers):
+            namespace = f"ns{number % plan.namespaces}"
+            manner = Manner(
+                namespace=namespace,
+                key=f"w{number // plan.namespaces}",
+                task_queue=self.random.choice(("q0", "q1")),
+                lease_ms=self.random.choice(plan.leases_ms),
+                work_ms=self.random.choice((100, 1_000, 4_000)),
+                polls=self.random.random() < 0.6,
+                binds=self.random.random() < 0.6,
+                claims=self.random.random() < 0.3,
+            )
+            self.runs[namespace, manner.key] = []
+            self.later(self.random.uniform(0, 3), lambda manner=manner: self.begin_run(manner))  # type: ignore[misc]
+
+    def begin_run(self, manner: Manner) -> None:
+        runs = self.runs[manner.namespace, manner.key]
+        run = Run(self, manner, len(runs) + 1)
+        runs.append(run)
+        self.note(f"{run.session} starts", manner.key)
+        run.start()
+
+    def _finish(self) -> None:
+        outcome, network = self.outcome, self.network
+        outcome.trace = self._trace.hexdigest()
+        outcome.steps = self.loop.steps
+        outcome.virtual_s = self.now() - 1_000.0
+        outcome.messages = network.messages
+        outcome.transactions = self.database.transactions
+        outcome.rows = self.audit.rows
+        outcome.sometimes = self.sometimes.counts
+        outcome.answers = self.answers.given
+        outcome.story = list(self._story) if outcome.violation else []
+        self.loop.bury()
+        asyncio.set_event_loop(None)
+
+
+@contextmanager
+def _quiet(world: World) -> Any:
+    """While a world lives, logs are its story; and nothing is collected, because what is collected may still run."""
+    configured = structlog.get_config()
+    structlog.configure(
+        processors=[world._on_log],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.ReturnLoggerFactory(),
+    )
+    threshold, hook = gc.get_threshold(), sys.unraisablehook
+    gc.set_threshold(0)
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        structlog.configure(**configured)
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what was begun and never ran
+            gc.collect()
+        sys.unraisablehook = hook
