@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from liveness.store.sql import SqlStore
 from tests.databases import PostgresServer, StoreHome, postgres_home, sqlite_home
@@ -19,6 +19,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # A shared machine may stall for longer than any deadline that would mean something.
 settings.register_profile("liveness", deadline=None, print_blob=True)
 settings.load_profile("liveness")
+# For who wants to know whether a test fails, and not by which smallest example: finding that takes minutes.
+settings.register_profile(
+    "hasty", settings.get_profile("liveness"), phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
 
 
 @pytest.fixture(scope="session")

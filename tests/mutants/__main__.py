@@ -48,9 +48,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs to plant, or parts of their names; all without")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="bugs to plant, or parts of their names; all without"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time (default: %(default)s)")
-    parser.add_argument("--every", action="store_true", help="run all harnesses of a bug, not only until one notices")
+    parser.add_argument(
+        "--every", action="store_true", help="run all harnesses of a bug, not only until one notices"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     parser.add_argument("--write", action="store_true", help="write docs/mutants.md; not for a selection")

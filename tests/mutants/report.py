@@ -82,7 +82,9 @@ def as_page(invariants: Mapping[int, str], results: Sequence[Result]) -> str:
     for number, name in invariants.items():
         of_this = [result for result in results if result.bug.invariant == number]
         if of_this:
-            lines.append(f"## {number}. {name}\n\n| bug | what it breaks | caught by | s |\n|---|---|---|---:|\n")
+            lines.append(
+                f"## {number}. {name}\n\n| bug | what it breaks | caught by | s |\n|---|---|---|---:|\n"
+            )
             lines += map(_row, of_this)
             lines.append("\n")
     return "".join(lines).rstrip() + "\n"

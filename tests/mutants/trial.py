@@ -29,9 +29,12 @@ WORDS_MAX = 140
 
 _PYTEST = (
     *("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"),
-    *("--hypothesis-seed=0", f"--timeout={TEST_SECONDS_MAX}"),
+    *("-p", "no:schemathesis", "--hypothesis-profile=hasty", "--hypothesis-seed=0"),
+    f"--timeout={TEST_SECONDS_MAX}",
 )
-_WHENCE = "import liveness, tasks.contract, tests.databases as t; print(liveness.__file__, t.__file__, sep='\\n')"
+_WHENCE = (
+    "import liveness, tasks.contract, tests.databases as t; print(liveness.__file__, t.__file__, sep='\\n')"
+)
 
 
 class Verdict(Enum):
@@ -80,7 +83,9 @@ def copy_tree(source: Path, target: Path) -> None:
 def environment(tree: Path) -> dict[str, str]:
     """In which `liveness`, `tasks` and `tests` are those of the tree: also for the processes that tests start, and
     although the environment of the interpreter has the original installed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("LIVENESS_", "PYTEST_"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LIVENESS_", "PYTEST_"))
+    }
     return {**clean, "PYTHONPATH": str(tree)}
 
 
@@ -164,7 +169,13 @@ def _exit_code(command: Sequence[str], tree: Path, seconds_max: float) -> int | 
     """None: it had to be ended."""
     quiet = subprocess.DEVNULL
     child = subprocess.Popen(
-        command, cwd=tree, env=environment(tree), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        command,
+        cwd=tree,
+        env=environment(tree),
+        stdin=quiet,
+        stdout=quiet,
+        stderr=quiet,
+        start_new_session=True,
     )
     try:
         return child.wait(seconds_max)
