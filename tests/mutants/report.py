@@ -68,7 +68,13 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
             "caught": bool(result.noticed),
             "seconds": round(result.seconds, 1),
             "runs": [
-                {"harness": run.harness, "verdict": run.verdict.value, "test": run.test, "words": run.words}
+                {
+                    "harness": run.harness,
+                    "verdict": run.verdict.value,
+                    "test": run.test,
+                    "words": run.words,
+                    "seconds": round(run.seconds, 1),
+                }
                 for run in result.runs
             ],
         }

@@ -15,10 +15,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from threading import Lock
 from xml.etree import ElementTree
 
 from tests.mutants.bug import Bug
@@ -55,6 +54,7 @@ class Run:
     test: str = ""
     words: str = ""
     """What the test said."""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,6 @@ class Court:
         self._every = every
         self._sound: dict[str, bool] = {}
         """Tests, and whether they pass without any bug."""
-        self._one_at_a_time = Lock()
 
     def try_bug(self, bug: Bug) -> Result:
         began = time.monotonic()
@@ -118,17 +117,16 @@ class Court:
             for harness in bug.harnesses:
                 run = run_harness(tree, harness)
                 if run.verdict is Verdict.NOTICED and not self._passes_without(run.test):
-                    run = Run(harness, Verdict.FAILS_ANYWAY, run.test, run.words)
+                    run = replace(run, verdict=Verdict.FAILS_ANYWAY)
                 runs.append(run)
                 if run.verdict is Verdict.NOTICED and not self._every:
                     break
         return Result(bug, tuple(runs), time.monotonic() - began)
 
     def _passes_without(self, test: str) -> bool:
-        with self._one_at_a_time:
-            if test not in self._sound:
-                self._sound[test] = run_harness(self._clean, test).verdict is Verdict.PASSED
-            return self._sound[test]
+        if test not in self._sound:
+            self._sound[test] = run_harness(self._clean, test).verdict is Verdict.PASSED
+        return self._sound[test]
 
 
 @contextmanager
@@ -153,6 +151,11 @@ def _copy_of(clean: Path) -> Iterator[Path]:
 
 
 def run_harness(tree: Path, harness: str, seconds_max: float = HARNESS_SECONDS_MAX) -> Run:
+    began = time.monotonic()
+    return replace(_run(tree, harness, seconds_max), seconds=time.monotonic() - began)
+
+
+def _run(tree: Path, harness: str, seconds_max: float) -> Run:
     with tempfile.TemporaryDirectory(prefix="mutants-run-") as folder:
         report = Path(folder, "report.xml")
         paths = (f"--junitxml={report}", f"--basetemp={folder}/tmp", harness)
