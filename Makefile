@@ -22,7 +22,7 @@ PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo test check fmt proto proto-release bench crash sim clean
+.PHONY: help run demo test check fmt proto proto-release bench crash mutants sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -78,6 +78,9 @@ sim: $(VENV)/.ready-dev ## run simulated worlds (ARGS: options of `python -m tes
 
 crash: $(VENV)/.ready-dev ## run the long crash campaign (ARGS: options of pytest)
 	@$(BIN)/pytest tests/end_to_end tests/sdk_end_to_end tests/cluster tests/relay tests/postgres_failures -m crash_long --timeout=3600 $(ARGS)
+
+mutants: $(VENV)/.ready-dev ## plant bugs in copies of the tree and see who notices (ARGS: names, --jobs, --json, --write)
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove environments, caches and build products
 	rm -rf $(VENV) $(PROTO_VENV) .venv*.unfinished build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

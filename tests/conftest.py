@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from liveness.store.sql import SqlStore
 from tests.databases import PostgresServer, StoreHome, postgres_home, sqlite_home
@@ -21,6 +21,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # A shared machine may stall for longer than any deadline that would mean something.
 settings.register_profile("liveness", deadline=None, print_blob=True)
 settings.load_profile("liveness")
+# For who wants to know whether a test fails, and not by which smallest example: finding that takes minutes.
+settings.register_profile(
+    "hasty", settings.get_profile("liveness"), phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
 
 
 BROWSER_TESTS = re.compile(r"tests/dashboard/(?!test_files)")

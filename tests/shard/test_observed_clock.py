@@ -12,7 +12,7 @@ from liveness.clock import ManualClock
 from liveness.domain.errors import ShardUnavailable
 from liveness.domain.worker import WorkerState
 from liveness.shard.endings import GRACES_MAX
-from liveness.shard.observed_clock import STEP_MS_MAX, ListeningTime, ObservedClock
+from liveness.shard.observed_clock import COMMIT_MS_MAX, STEP_MS_MAX, ListeningTime, ObservedClock
 from tests.databases import StoreHome
 from tests.shard.engine import GRACE_MS, Engine, activity
 from tests.shard.faulty_store import Fault, FaultyStore
@@ -120,6 +120,31 @@ async def test_a_commit_that_hangs_freezes_it_and_costs_nobody_a_lease(
     await engine.advance(700)
     assert engine.worker("quiet").state is ACTIVE
     await engine.advance(2_000)
+    assert engine.worker("quiet").state is INACTIVE
+    await engine.stop()
+
+
+async def test_of_commits_that_hang_a_quarter_of_a_second_each_counts(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    """A heartbeat waits for two at most, which takes half of the shortest lease and not more."""
+    engine = await settled(await Engine(store, clock).start())
+    await engine.beat("quiet", lease_ms=1_000)
+    before = engine.shard_of("quiet").now_ms()
+    for _ in range(2):
+        store.close_gate()
+        hanging = asyncio.create_task(engine.beat("w"))
+        await store.reached.wait()
+        for _ in range(50):
+            clock.move(100)
+            engine.node.pulse()
+            await asyncio.sleep(0)
+        store.open_gate()
+        await hanging
+    assert engine.shard_of("quiet").now_ms() - before <= 2 * COMMIT_MS_MAX
+    await engine.advance(400)
+    assert engine.worker("quiet").state is ACTIVE
+    await engine.advance(1_000)
     assert engine.worker("quiet").state is INACTIVE
     await engine.stop()
 

@@ -42,6 +42,26 @@ async def test_only_the_named_shards_are_taken(store: SqlStore) -> None:
     assert [(await image_of(store, shard_id)).epoch for shard_id in range(SHARD_COUNT)] == [1, 2, 1, 2]
 
 
+async def test_a_shard_that_somebody_took_since_it_was_seen_is_left_alone(store: SqlStore) -> None:
+    view = await store.look_at_cluster()
+    seen = {head.shard_id: head.epoch for head in view.shards}
+    [robber] = await store.take_over([2], "node-1", wall_ms=0)
+    images = await store.take_over(range(SHARD_COUNT), "node-2", wall_ms=0, seen=seen)
+    assert [image.shard_id for image in images] == [0, 1, 3]
+    view = await store.look_at_cluster()
+    assert (view.shards[2].owner, view.shards[2].epoch) == ("node-1", robber.epoch)
+
+
+async def test_of_racing_nodes_that_saw_the_same_one_gets_the_shard(home: StoreHome) -> None:
+    stores = [await home.open() for _ in range(4)]
+    taken = await asyncio.gather(
+        *(store.take_over([0], f"node-{n}", wall_ms=0, seen={0: 0}) for n, store in enumerate(stores))
+    )
+    assert sorted(map(len, taken)) == [0, 0, 0, 1]
+    [owner] = [f"node-{n}" for n, images in enumerate(taken) if images]
+    assert (await stores[0].look_at_cluster()).shards[0].owner == owner
+
+
 async def test_the_last_few_take_over_times_are_kept(store: SqlStore) -> None:
     times = []
     for at_ms in range(0, 700, 100):

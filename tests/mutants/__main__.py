@@ -1,0 +1,75 @@
+"""make mutants: plant each bug in a copy of the tree and see who notices."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from rich.console import Console
+
+from tests.mutants.bug import ROOT, Bug, read_bugs
+from tests.mutants.report import as_json, as_page, one_line, show
+from tests.mutants.trial import Result, court
+
+PAGE = ROOT / "docs" / "mutants.md"
+
+
+def main() -> int:
+    options = _options()
+    invariants, known = read_bugs()
+    bugs = _chosen(known, options.names)
+    if options.list:
+        for bug in bugs:
+            print(f"{bug.invariant:>2}  {bug.name:<34}  {bug.breaks}")
+        return 0
+    said = Console(stderr=True, highlight=False, soft_wrap=True)
+    width = max(len(bug.name) for bug in bugs)
+    results: dict[str, Result] = {}
+    with court(ROOT, every=options.every) as tribunal, ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            for done in as_completed([pool.submit(tribunal.try_bug, bug) for bug in bugs]):
+                result = done.result()
+                results[result.bug.name] = result
+                said.print(one_line(result, width))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    ordered = [results[bug.name] for bug in bugs]
+    if options.json:
+        print(json.dumps(as_json(ordered), indent=1))
+    else:
+        show(Console(highlight=False), invariants, ordered)
+    if options.write:
+        PAGE.write_text(as_page(invariants, ordered), encoding="utf-8")
+    return 0 if all(result.noticed for result in ordered) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="bugs to plant, or parts of their names; all without"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="so many at a time (default: %(default)s)")
+    parser.add_argument(
+        "--every", action="store_true", help="run all harnesses of a bug, not only until one notices"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--write", action="store_true", help="write docs/mutants.md; not for a selection")
+    options = parser.parse_args()
+    if options.write and options.names:
+        parser.error("--write is for a run over all bugs")
+    return options
+
+
+def _chosen(known: list[Bug], names: list[str]) -> list[Bug]:
+    chosen = [bug for bug in known if not names or any(name in bug.name for name in names)]
+    if not chosen:
+        sys.exit(f"no planted bug has a name like {' or '.join(names)}; --list shows them")
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What came of the trials, for people, for programs and for the docs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tests.mutants.trial import Result, Run
+
+_HOW = """\
+# Planted bugs
+
+A test suite that has never failed proves little. So {count} bugs are kept as data (`tests/mutants/bugs.toml`), each a small
+change to one file that breaks one of the service's invariants on purpose. `make mutants` plants them one at a time in a
+copy of the tree and runs the harnesses that should notice, cheapest first.
+
+A bug counts as caught only if a test *fails* with it and passes without it. A copy that cannot be imported or a fixture that
+breaks does not count. Processes that tests start run the copy, too. `make test` holds that every bug still applies to the
+code as it is.
+
+**{caught} of {count} are caught**, on CPython {python}; the table was written by `make mutants ARGS="--write"`. The seconds
+are those of a shared machine and include what did not notice.
+
+"""
+
+
+def one_line(result: Result, width: int) -> Text:
+    """As soon as it is known."""
+    bug = result.bug
+    text = Text(f"{bug.invariant:>2}  {bug.name:<{width}}  ")
+    if result.noticed:
+        first = result.noticed[0]
+        text.append("caught  ", style="green").append(f"{result.seconds:5.1f} s  {_test(first)}")
+    else:
+        text.append("MISSED  ", style="bold red").append(f"{result.seconds:5.1f} s  {_verdicts(result)}")
+    return text
+
+
+def show(console: Console, invariants: Mapping[int, str], results: Sequence[Result]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("bug", "invariant", "caught by", "test", "s"):
+        table.add_column(column, overflow="fold", justify="right" if column == "s" else "left")
+    for result in results:
+        runs = result.noticed
+        table.add_row(
+            result.bug.name,
+            f"{result.bug.invariant} {invariants[result.bug.invariant]}",
+            ", ".join(_harness(run) for run in runs) if runs else Text("MISSED", style="bold red"),
+            "\n".join(_test(run) for run in runs) if runs else _verdicts(result),
+            f"{result.seconds:.1f}",
+        )
+    console.print(table)
+    caught = sum(bool(result.noticed) for result in results)
+    style = "bold green" if caught == len(results) else "bold red"
+    console.print(f"{caught} of {len(results)} planted bugs caught", style=style)
+
+
+def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    return [
+        {
+            "bug": result.bug.name,
+            "invariant": result.bug.invariant,
+            "caught": bool(result.noticed),
+            "seconds": round(result.seconds, 1),
+            "runs": [
+                {
+                    "harness": run.harness,
+                    "verdict": run.verdict.value,
+                    "test": run.test,
+                    "words": run.words,
+                    "seconds": round(run.seconds, 1),
+                }
+                for run in result.runs
+            ],
+        }
+        for result in results
+    ]
+
+
+def as_page(invariants: Mapping[int, str], results: Sequence[Result]) -> str:
+    caught = sum(bool(result.noticed) for result in results)
+    lines = [_HOW.format(count=len(results), caught=caught, python=platform.python_version())]
+    for number, name in invariants.items():
+        of_this = [result for result in results if result.bug.invariant == number]
+        if of_this:
+            lines.append(
+                f"## {number}. {name}\n\n| bug | what it breaks | caught by | s |\n|---|---|---|---:|\n"
+            )
+            lines += map(_row, of_this)
+            lines.append("\n")
+    return "".join(lines).rstrip() + "\n"
+
+
+def _row(result: Result) -> str:
+    bug = result.bug
+    tests = "<br>".join(f"{_harness(run)}: `{run.test.partition('::')[2]}`" for run in result.noticed)
+    return f"| `{bug.name}` | {bug.breaks} | {tests or '**MISSED**'} | {result.seconds:.0f} |\n"
+
+
+def _harness(run: Run) -> str:
+    return "/".join(run.harness.removesuffix(".py").split("/")[1:2])
+
+
+def _test(run: Run) -> str:
+    return run.test.removeprefix("tests/")
+
+
+def _verdicts(result: Result) -> str:
+    return "; ".join(
+        f"{run.harness.removeprefix('tests/')} {run.verdict.value}{f' ({_test(run)})' if run.test else ''}"
+        for run in result.runs
+    )

@@ -1,0 +1,126 @@
+"""Planted bugs still apply, and who judges harnesses is not easily fooled. Running them all is `make mutants`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.bug import ROOT, Bug, DoesNotApply, read_bugs
+from tests.mutants.trial import Court, Verdict, check_imports, copy_tree, run_harness
+
+INVARIANTS, PLANTED = read_bugs()
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name)
+def test_each_planted_bug_applies_and_leaves_valid_python(bug: Bug) -> None:
+    mutated = bug.mutate((ROOT / bug.file).read_text(encoding="utf-8"))
+    compile(mutated, bug.file, "exec")
+    assert bug.harnesses
+    assert [harness for harness in bug.harnesses if not (ROOT / harness).exists()] == []
+
+
+def test_every_invariant_is_broken_by_some_bug_and_each_bug_has_a_name_of_its_own() -> None:
+    assert {bug.invariant for bug in PLANTED} == set(INVARIANTS) == set(range(1, 16))
+    assert [name for name, count in Counter(bug.name for bug in PLANTED).items() if count > 1] == []
+    assert len(PLANTED) >= 25
+
+
+def test_a_bug_whose_place_is_gone_or_ambiguous_says_so() -> None:
+    for text, times in (("", 0), ("the right thing; the right thing", 2)):
+        with pytest.raises(DoesNotApply, match=f"occurs {times} times in liveness/__init__.py"):
+            _bug("the right thing", "another").mutate(text)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A product of one line, its tests, and what is looked at to see whence programs import."""
+    files = {
+        "pytest.ini": "[pytest]\n",
+        "conftest.py": "import hypothesis\nhypothesis.settings.register_profile('hasty')\n",
+        "liveness/__init__.py": "ANSWER = 42\n",
+        "tasks/contract.py": "",
+        "tests/databases.py": "",
+        "tests/test_here.py": "import liveness\ndef test_here():\n    assert liveness.ANSWER == 42\n",
+        "tests/test_child.py": (
+            "import subprocess, sys\n"
+            "def test_child():\n"
+            "    program = 'import liveness; print(liveness.ANSWER)'\n"
+            "    done = subprocess.run([sys.executable, '-P', '-c', program], capture_output=True, cwd='/')\n"
+            "    assert done.stdout == b'42\\n'\n"
+        ),
+        "tests/test_fixture.py": (
+            "import liveness, pytest\n"
+            "@pytest.fixture\n"
+            "def broken():\n"
+            "    assert liveness.ANSWER == 42\n"
+            "def test_with_fixture(broken):\n"
+            "    pass\n"
+        ),
+        "tests/test_never.py": "def test_never():\n    assert False, 'never'\n",
+        "tests/test_blind.py": "def test_blind():\n    pass\n",
+    }
+    root = tmp_path / "home" / "tree"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def _bug(old: str, new: str, *harnesses: str) -> Bug:
+    return Bug(
+        name="wrong-answer", invariant=1, breaks="The answer.", file="liveness/__init__.py", old=old, new=new,
+        harnesses=harnesses,
+    )  # fmt: skip
+
+
+def test_the_first_test_that_fails_with_the_bug_and_passes_without_has_noticed_it(tree: Path) -> None:
+    harnesses = [f"tests/test_{name}.py" for name in ("blind", "fixture", "never", "here", "child")]
+    result = Court(tree).try_bug(_bug("42", "41", *harnesses))
+    assert [(run.harness, run.verdict) for run in result.runs] == [
+        (harnesses[0], Verdict.PASSED),
+        (harnesses[1], Verdict.BROKE),
+        (harnesses[2], Verdict.FAILS_ANYWAY),
+        (harnesses[3], Verdict.NOTICED),
+    ]
+    assert [run.test for run in result.noticed] == ["tests/test_here.py::test_here"]
+    assert result.noticed[0].words == "assert 41 == 42"
+    assert (tree / "liveness/__init__.py").read_text() == "ANSWER = 42\n"
+
+
+def test_programs_that_tests_start_run_the_copy_with_the_bug(tree: Path) -> None:
+    result = Court(tree).try_bug(_bug("42", "41", "tests/test_child.py"))
+    assert [run.verdict for run in result.runs] == [Verdict.NOTICED]
+
+
+def test_a_copy_that_cannot_be_imported_is_no_success(tree: Path) -> None:
+    result = Court(tree).try_bug(_bug("ANSWER = 42", "import nothing_of_that_name", "tests/test_here.py"))
+    assert [run.verdict for run in result.runs] == [Verdict.BROKE]
+    assert result.noticed == []
+
+
+def test_a_harness_that_does_not_end_is_ended_and_is_no_success(tree: Path) -> None:
+    (tree / "tests/test_here.py").write_text("import signal\ndef test_here():\n    signal.pause()\n")
+    assert run_harness(tree, "tests/test_here.py", seconds_max=3).verdict is Verdict.HUNG
+
+
+def test_whoever_would_import_the_original_is_not_judged(tree: Path) -> None:
+    check_imports(tree)
+    (tree / "liveness/__init__.py").unlink()
+    (tree / "liveness").rmdir()
+    with pytest.raises(RuntimeError, match="outside of the copy"):
+        check_imports(tree)
+
+
+def test_the_copy_is_of_what_is_and_could_be_committed(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    for name in ("kept.py", "gone.py", "new.py", "ignored.log", ".gitignore"):
+        (source / name).write_text("*.log\n")
+    subprocess.run(["git", "add", "kept.py", "gone.py", ".gitignore"], cwd=source, check=True)
+    (source / "gone.py").unlink()
+    copy_tree(source, target)
+    assert sorted(path.name for path in target.iterdir()) == [".gitignore", "kept.py", "new.py"]
