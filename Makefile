@@ -35,7 +35,7 @@ demo: $(VENV)/.ready-run ## see workers die and their work move on (ARGS: option
 	@$(BIN)/liveness demo $(ARGS)
 
 test: $(VENV)/.ready-dev ## run the tests (ARGS: options of pytest)
-	@$(BIN)/pytest -n auto --dist=loadgroup $(ARGS)
+	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
 check: check-style check-types check-proto check-generated ## lint, types, proto rules, generated code
 

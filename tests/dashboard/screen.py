@@ -96,8 +96,9 @@ class Screen:
         await expect(self.dialog).to_have_count(0)
 
     async def until(self, condition: str) -> None:
-        """A condition in JavaScript holds; looked at with every frame."""
-        look = f"() => new Promise((held) => {{ const look = () => ({condition}) ? held() : requestAnimationFrame(look); look(); }})"
+        """A condition in JavaScript holds; looked at with every frame. What it names may be away for a while."""
+        holds = f"() => {{ try {{ return {condition}; }} catch {{ return false; }} }}"
+        look = f"() => new Promise((held) => {{ const holds = {holds}; const look = () => holds() ? held() : requestAnimationFrame(look); look(); }})"
         async with asyncio.timeout(PATIENCE_S):
             await self.page.evaluate(look)
 

@@ -98,7 +98,7 @@ async def test_states_are_chosen_with_their_counts(screen: Screen, api: Api) -> 
 
 
 async def test_the_lease_bar_runs_down_and_is_full_again_after_a_heartbeat(screen: Screen, api: Api) -> None:
-    api.beat("lone", lease_duration="6s")
+    api.beat("lone", lease_duration="12s")
     await screen.open("workers")
     bar = screen.page.locator(".lease-track i")
     share = "parseFloat(document.querySelector('.lease-track i').style.transform.slice(7))"
@@ -107,7 +107,7 @@ async def test_the_lease_bar_runs_down_and_is_full_again_after_a_heartbeat(scree
     await screen.page.route("**/workers?*", lambda _: None)
     await screen.until(f"{share} < 0.6")
     # The table asks for a lease that has run down; nothing tells it of a plain renewal.
-    api.beat("lone", lease_duration="6s")
+    api.beat("lone", lease_duration="12s")
     await screen.until(f"{share} > 0.7")
     await screen.page.unroute_all(behavior="ignoreErrors")
 
