@@ -135,7 +135,7 @@ function Charts({ told, samples, rangeMs }) {
   const each = `every ${showDuration(told.intervalMs)}`;
   return html`<${Chart} ...${given} title="Workers by state" series=${STATES} />
     <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} whole=${false} show=${tenths} />
-    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms" series=${LATENCY} whole=${false} show=${tenths} />
+    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms; all namespaces" series=${LATENCY} whole=${false} show=${tenths} />
     <${Chart} ...${given} title="Leases" note=${each} series=${CHANGES} />
     <${Chart} ...${given} title="Reschedules and queue" note=${each} series=${WORK} />`;
 }
