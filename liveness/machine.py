@@ -12,12 +12,14 @@ import grpc
 
 from liveness.settings import Settings
 from liveness.store.database import Database
-from liveness.store.postgres import PostgresDatabase
 from liveness.store.sqlite import SqliteDatabase
 
 
 def _database(settings: Settings, owner: str) -> Database:
     if (path := settings.sqlite_path) is None:
+        # Here, because its driver takes a tenth of a second to load and most who start a server do not need it.
+        from liveness.store.postgres import PostgresDatabase
+
         # Who is silent for longer is lost to the others, and must not stand in their way.
         return PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms, owner)
     database = SqliteDatabase(path)
