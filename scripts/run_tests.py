@@ -17,8 +17,8 @@ LAST_FAILED = Path(".pytest_cache", "v", "cache", "lastfailed")
 REAL_TIME = tuple(
     f"tests/{folder}/"
     for folder in (
-        "cluster", "dashboard", "demo", "end_to_end", "envoy", "examples", "postgres_failures", "relay",
-        "sdk_end_to_end",
+        "cli", "cluster", "crash", "dashboard", "demo", "end_to_end", "envoy", "examples", "postgres_failures", "relay",
+        "sdk_end_to_end", "tracing",
     )
 )  # fmt: skip
 SECOND_LOOKS_MAX = 3

@@ -97,10 +97,10 @@ def test_a_script_goes_on_after_any_line_with_a_token(shell: Shell) -> None:
 
 
 def test_lines_of_one_answer_have_their_token_at_the_end(shell: Shell) -> None:
-    for number in range(6):
+    for number in range(20):
         shell.heartbeat(f"w-{number}")
     with watching(shell.address, shell.namespace, "--json", "--from-beginning") as watch:
-        records = watch.records(6)
+        records = watch.records(20)
     shards = [record["shard_id"] for record in records]
     ends = [here != after for here, after in zip(shards, [*shards[1:], None], strict=True)]
     assert len(set(shards)) == 2, "an answer is of one shard, and there are two"

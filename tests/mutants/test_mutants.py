@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -108,8 +109,7 @@ def test_a_harness_that_does_not_end_is_ended_and_is_no_success(tree: Path) -> N
 
 def test_whoever_would_import_the_original_is_not_judged(tree: Path) -> None:
     check_imports(tree)
-    (tree / "liveness/__init__.py").unlink()
-    (tree / "liveness").rmdir()
+    shutil.rmtree(tree / "liveness")
     with pytest.raises(RuntimeError, match="outside of the copy"):
         check_imports(tree)
 

@@ -464,6 +464,10 @@ async def test_a_namespace_message_may_be_configured_by_every_field(site: Site) 
         "activity_retention_ms": 0,
         "dispatch_timeout_ms": 250,
         "paused": 0,
+        "storm_min_workers": 5,
+        "storm_share": 0.25,
+        "storm_hold_ms": 0,
+        "storm_pace": 0,
     }
     answer = await site.configure(**values)
     assert answer.effective == answer.overrides == config(**values)
