@@ -28,19 +28,25 @@ settings.register_profile(
 
 
 BROWSER_TESTS = re.compile(r"tests/dashboard/(?!test_files)")
+STANDING_CLUSTERS = tuple(f"tests/cluster/test_{name}.py" for name in ("activities", "orders", "quotas"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests with a browser go to one process, so that there is one browser at a time. The marks that xdist has for this
-    do not reach it: it looks for them in a place that pytest has given up."""
+    """Tests with a browser go to one process, so that there is one browser at a time; so do those of a file that share a
+    cluster. The marks that xdist has for this do not reach it: it looks for them in a place that pytest has given up."""
     from xdist.scheduler import LoadGroupScheduling
 
-    class OneBrowser(LoadGroupScheduling):
+    class Together(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "browser" if BROWSER_TESTS.match(nodeid) else super()._split_scope(nodeid)
+            if BROWSER_TESTS.match(nodeid):
+                return "browser"
+            if nodeid.startswith(STANDING_CLUSTERS):
+                return nodeid.partition("::")[0]
+            scope: str = super()._split_scope(nodeid)
+            return scope
 
-    return OneBrowser(config, log)
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")

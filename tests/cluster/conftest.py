@@ -39,16 +39,17 @@ async def make_cluster() -> AsyncIterator[MakeCluster]:
         yield make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def standing_database(postgres: PostgresServer) -> Iterator[str]:
     name = postgres.create_database()
     yield name
     postgres.drop_database(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def standing(postgres: PostgresServer, standing_database: str) -> AsyncIterator[Cluster]:
-    """A cluster for the tests that do it no harm; each has a namespace of its own."""
+    """A cluster for a file's tests that do it no harm; each has a namespace of its own. Not for all files: three nodes
+    that stand idle until the last test is over take more from the other tests than it takes to start them again."""
     cluster = Cluster(postgres.url(standing_database))
     await cluster.start()
     yield cluster
