@@ -56,12 +56,16 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def _used_database(postgres: PostgresServer) -> str:
+    return postgres.create_database()
+
+
 @pytest.fixture
-def postgres_database(postgres: PostgresServer) -> Iterator[str]:
+def postgres_database(postgres: PostgresServer, _used_database: str) -> Iterator[str]:
     """The name of an empty database on `postgres`; `postgres.url(name)` leads to it."""
-    name = postgres.create_database()
-    yield name
-    postgres.drop_database(name)
+    yield _used_database
+    postgres.empty_database(_used_database)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

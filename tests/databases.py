@@ -165,6 +165,16 @@ class PostgresServer:
         """Also if somebody is still connected."""
         self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
+    def empty_database(self, name: str) -> None:
+        """As if it were new, in a tenth of the time that it takes to drop it and make another."""
+        others = f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'"
+        self.execute(others)
+        self.execute(
+            "DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION pg_database_owner;"
+            " GRANT USAGE ON SCHEMA public TO PUBLIC",
+            name,
+        )
+
     def execute(self, statement: str, database: str = "postgres") -> str:
         """Run one statement; returns its rows, columns separated by |."""
         command: list[str | Path] = [
