@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
+
 from bench import report
 from bench.catalogue import FAMILIES, Family, chosen, order
 from bench.printing import heading, line, summary
@@ -62,11 +64,18 @@ def _run(family: Family, plan: Plan, results: Results, shown) -> None:
     except Unavailable as error:
         said = {"skipped": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is stands in the row, and the next begins
-        said = {"failed": f"{type(error).__name__}: {error}"}
+        said = {"failed": _words(error)}
     for name in missing:
         row = {"row": name, **(said or {"failed": "it was not measured"})}
         results.add(row, family.name, plan.scale, time.perf_counter() - start)
         print(line(row), file=shown, flush=True)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    first = (str(error).splitlines() or [""])[0]
+    return first if isinstance(error, SystemExit) else f"{type(error).__name__}: {first}"
 
 
 def _options() -> argparse.Namespace:

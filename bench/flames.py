@@ -34,6 +34,8 @@ PER_SECOND = 250
 LEAST = 0.002
 """Stacks that are a smaller part of the whole are left out, together."""
 DEPTH_MAX = 40
+ENTRANCES = ("._run_once", "Thread.run")
+"""Up to here everything is the same for a whole thread."""
 
 
 def program() -> str:
@@ -100,8 +102,8 @@ def pruned(stacks: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
     total = sum(stacks.values())
     kept: Counter[tuple[str, ...]] = Counter()
     for stack, count in stacks.items():
-        start = next((at for at, frame in enumerate(stack) if frame.endswith(":_run_once")), None)
-        kept[stack[:1] + stack[start:] if start else stack] += count
+        start = next((at for at, frame in enumerate(stack) if frame.endswith(ENTRANCES)), 0)
+        kept[stack[:1] + stack[start + 1 :]] += count
     for depth in range(max(map(len, kept)), 1, -1):
         for stack in [stack for stack in kept if len(stack) == depth and kept[stack] < LEAST * total]:
             kept[stack[:-1]] += kept.pop(stack)

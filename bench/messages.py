@@ -23,6 +23,8 @@ from liveness.v1.worker_pb2 import (
 
 NAMESPACE = "bench"
 SUCCESSES_PER_BEAT = 3
+CHANGES_MAX = 200
+"""Of bindings, in one heartbeat: more are refused."""
 LEASE_S = 3_600  # nothing may expire while it is measured
 
 
@@ -85,10 +87,15 @@ def holding(worker: int, held: int, lease_s: float = LEASE_S) -> WorkerHeartbeat
     return beat
 
 
+def changed(held: int) -> int:
+    """How many a heartbeat gives up, and how many others it takes up."""
+    return min(max(1, held // 2), CHANGES_MAX // 2)
+
+
 def changing(worker: int, held: int) -> tuple[WorkerHeartbeat, WorkerHeartbeat]:
     """Two heartbeats to be sent by turns after the first one: each gives up half of what is held and takes up as
-    many others."""
-    half = max(1, held // 2)
+    many others, as far as one heartbeat may."""
+    half = changed(held)
     one, other = activities(worker, range(half)), activities(worker, range(held, held + half))
     there, back = heartbeat(worker), heartbeat(worker)
     there.unbound_activities.extend(one)

@@ -192,7 +192,7 @@ def flames(title: str, subtitle: str, stacks: Mapping[tuple[str, ...], int]) -> 
 def _flame(name: str, x: float, y: float, width: float, part: float) -> list[str]:
     # The same function has the same warm colour everywhere.
     hue = 8 + sum(map(ord, name.partition(":")[0])) % 45
-    letters = int((width - 4) / 5.4)
+    letters = int((width - 4) / 6)
     label = name.rpartition(":")[2] if len(name) > letters else name
     label = label if len(label) <= letters else label[: max(0, letters - 1)] + "…" if letters > 3 else ""
     drawn = [

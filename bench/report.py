@@ -236,10 +236,10 @@ def _grown(rows: Sequence[Row]) -> str:
     rows = [row for row in rows if row.get("unit") == "heartbeats/s"]
     if not rows:
         return "Not measured yet."
-    names = [name for name in rows[0]["more"] if name not in ("workers", "activities")]
+    names = [name for name in rows[-1]["more"] if name not in ("workers", "activities")]
     lines = [f"| | heartbeats/s | ratio | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for row in rows:
-        found = " | ".join(number(row["more"][name]) for name in names)
+        found = " | ".join(number(row["more"][name]) if name in row["more"] else "–" for name in names)
         lines.append(
             f"| {row['row']} | {spread_of(row['sides'][row['ours']])} | {spread_of(row['ratio'])} | {found} |"
         )
