@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from bench import report
+from bench import flames, report
 from bench.catalogue import FAMILIES, Family, chosen, order
 from bench.printing import heading, line, summary
 from bench.results import FILE, Results
@@ -45,6 +45,8 @@ def main() -> int:
     if options.json:
         print(results.as_json(), end="")
     if path == FILE:
+        if not options.only:
+            flames.take(plan.scale)
         report.write(path)
     return 1 if any("failed" in row for row in rows) else 0
 
@@ -95,7 +97,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="keep each row in docs/results/benchmarks.json, and write docs/benchmarks.md from it",
+        help="keep each row in docs/results/benchmarks.json, and write docs/benchmarks.md from it; without --only, draw the "
+        "flame graphs, too",
     )
     parser.add_argument("--out", type=Path, help="keep each row in this file instead")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has of this commit")

@@ -146,15 +146,13 @@ def draw(name: str, title: str, stacks: Mapping[tuple[str, ...], int]) -> Path:
     return path
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.flames", description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="of everything, relative (default 1)")
-    options = parser.parse_args()
+def take(scale: float) -> int:
+    """All of them; returns 1 if one cannot be had here, and says why."""
     kinds: dict[str, tuple[str, Callable[[], Mapping[tuple[str, ...], int]]]] = {
-        "batches": ("The server under batches of 100 heartbeats", lambda: under_batches(8 * options.scale)),
+        "batches": ("The server under batches of 100 heartbeats", lambda: under_batches(8 * scale)),
         "expiry": (
             "The server while leases with ten activities each lapse at once",
-            lambda: under_mass_expiry(max(200, int(10_000 * options.scale))),
+            lambda: under_mass_expiry(max(200, int(10_000 * scale))),
         ),
     }
     for name, (title, measure) in kinds.items():
@@ -162,10 +160,16 @@ def main() -> int:
         try:
             path = draw(name, title, measure())
         except Unavailable as error:
-            print(f"{title}: {error}")
+            say(f"no flame graph: {error}")
             return 1
-        print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1_024} KiB")
+        say(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1_024} KiB")
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.flames", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="of everything, relative (default 1)")
+    return take(parser.parse_args().scale)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,13 @@ def framed(*messages):
     return b"".join(b"\0" + struct.pack(">I", len(message)) + message for message in messages)
 
 
+def reply_bytes_of(address, method, body):
+    """Of one answer, its frame included, as a client sees it that checks the status."""
+    with grpc.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary(method if method.startswith("/") else SERVICE + method)
+        return len(framed(call(body, timeout=20)))
+
+
 def run(address, method, bodies, calls, streams, reply_bytes=None):
     """Send `calls` calls of each body, `streams` at a time each. Returns the seconds it took."""
     return run_at([(address, body) for body in bodies], method, calls, streams, reply_bytes)

@@ -137,8 +137,9 @@ def lines(title: str, across_unit: str, unit: str, given: Sequence[Line]) -> str
     body.append(
         f'<text class="faint" x="{(LEFT + WIDTH) / 2}" y="{bottom + 34}" text-anchor="middle">{escape(across_unit)}</text>'
     )
-    body += _legend([line.name for line in given], bottom + 54)
-    return picture(title, f"{unit}; both axes logarithmic", bottom + 68, body)
+    names = [line.name for line in given] if len(given) > 1 else []
+    body += _legend(names, bottom + 54)
+    return picture(title, f"{unit}; both axes logarithmic", bottom + (68 if names else 48), body)
 
 
 def _grid_down(across: Scale, top: float, bottom: float) -> list[str]:

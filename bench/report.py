@@ -31,8 +31,8 @@ the size of the answers, or by the server's own counters, read afterwards.
 This page and its pictures are written by `python -m bench.report` from [results/benchmarks.json](results/benchmarks.json).
 """
 TRIAL = """\
-> **A trial run, not a measurement:** these figures were taken at a fraction of the real sizes, on a machine that was busy
-> with other things. They show what is measured, not how fast it is.
+> **A trial run, not a measurement:** these figures were taken at a fraction of the real sizes. They show what is measured,
+> not how fast it is.
 """
 PEERS = """\
 Rates only say so much; what an answer means differs.
@@ -169,7 +169,7 @@ class Report:
         for group, kind in enumerate(groups):
             limit = self.rows.get(kind, {})
             for name, values in limit.get("sides", {}).items():
-                label = "no-op gRPC server (the limit)" if name == "no-op" else name
+                label = "no-op grpc.aio (the limit)" if name == "no-op" else name
                 bars.append(plot.Bar(label, values["median"], values["min"], values["max"], group))
             for row in self.of("etcd", "temporal", "valkey", "postgresql"):
                 if "ratio" in row and row["row"].endswith(f", {kind}"):

@@ -65,13 +65,23 @@ def _first_line(*command: str) -> str:
 
 
 def commit() -> str:
-    """Of the tree that is measured; with a + if it has changes that are not committed."""
+    """Of the tree that is measured; with a + if it has changes that are not committed. The docs are none: a run writes
+    them itself."""
+    head, changes = (
+        _git("rev-parse", "--short=12", "HEAD"),
+        _git("status", "--porcelain", "--", ".", ":!docs"),
+    )
+    return f"{head}{'+' if changes else ''}" if head else "unknown"
+
+
+def _git(*arguments: str) -> str:
     try:
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        )
     except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        return ""
+    return done.stdout.strip()
 
 
 class Results:
@@ -110,10 +120,6 @@ class Results:
             beside = self._path.with_suffix(".new")
             beside.write_text(self.as_json(), encoding="utf-8")
             beside.replace(self._path)
-
-    def drop(self, names: set[str]) -> None:
-        """Rows that there are no longer."""
-        self.rows = {name: row for name, row in self.rows.items() if name not in names}
 
     def as_json(self) -> str:
         place = {name: number for number, name in enumerate(self._order)}

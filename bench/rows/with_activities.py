@@ -112,7 +112,7 @@ def grow(plan):
         def rate(fleet):
             def once():
                 before = fleet.server.written_bytes()
-                took, each = fleet.beat(max(1, 400 // fleet.held))
+                took, each = fleet.beat(max(1, min(8, 400 // fleet.held)))
                 written[fleet.server.name].append((fleet.server.written_bytes() - before) / len(each))
                 return len(each) / took
 
