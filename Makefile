@@ -70,7 +70,7 @@ proto-release: $(PROTO_VENV)/.ready ## make today's proto/ the contract that mus
 	@$(PROTO_VENV)/bin/python scripts/generate_proto.py baseline $(RELEASED)
 	@echo "$(RELEASED) is refreshed; commit it with the release."
 
-bench: $(VENV)/.ready-dev ## run the benchmarks (ARGS: options of `python -m bench`)
+bench: $(VENV)/.ready-bench ## run the benchmarks (ARGS: options of `python -m bench`)
 	@$(BIN)/python -m bench $(ARGS)
 
 sim: $(VENV)/.ready-dev ## run simulated worlds (ARGS: options of `python -m tests.simulation`)
@@ -120,6 +120,13 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $(VENV)/.ready-run
+	$(call end_environment,$(VENV))
+
+$(VENV)/.ready-bench: pyproject.toml constraints.txt
+	$(call begin_environment,$(VENV),benchmarks)
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[bench]'
+	@touch $(VENV)/.ready-run $(VENV)/.ready-dev
 	$(call end_environment,$(VENV))
 
 # Apart from .venv, because the generator needs an older protobuf than the one we run with.

@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks: each figure is a ratio between two servers measured alternately in one run."""
+"""Side-by-side benchmarks: each figure is a ratio between two sides measured by turns in one run."""

@@ -1,145 +1,112 @@
-"""make bench: durable heartbeats against a server that does nothing; how fast lost work moves on; clusters."""
+"""make bench: every figure that the service holds itself to, side by side with a peer or a limit in one run."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import grpc
 
-from bench import cluster, load, moving_on
-from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_request, heartbeat, unary_request
-from bench.sides import side
-from liveness.v1.service_pb2 import DescribeWorkerRequest
-from liveness.v1.service_pb2_grpc import LivenessServiceStub
-
-BODIES = 8
-BATCH = 100
+from bench import flames, report
+from bench.catalogue import FAMILIES, Family, chosen, order
+from bench.printing import heading, line, summary
+from bench.results import FILE, Results
+from bench.rounds import Plan, say
+from bench.sides import Unavailable
 
 
-class Row:
-    """One comparison: what is sent, and the least that we hold ourselves to."""
-
-    def __init__(self, name, method, bodies, beats_per_call, calls, streams, bar, aim):
-        self.name, self.method, self.bodies, self.beats_per_call = name, method, bodies, beats_per_call
-        self.calls, self.streams, self.bar, self.aim = calls, streams, bar, aim
-
-
-def rows(scale):
-    unary = [unary_request(number) for number in range(BODIES)]
-    batches = [batch_request(1_000 + place * BATCH, BATCH) for place in range(BODIES)]
-    return [
-        Row("unary", "RecordWorkerHeartbeat", unary, 1, int(1_000 * scale), 16, 0.75, 0.85),
-        Row("batches of 100", "RecordWorkerHeartbeats", batches, BATCH, int(300 * scale), 4, 0.30, 0.45),
-    ]
-
-
-def measure(row, sides, rounds):
-    """Alternate between the sides; returns per side the heartbeats per second and CPU microseconds per heartbeat."""
-    rates: dict[str, list[float]] = {s.name: [] for s in sides}
-    cpu: dict[str, list[float]] = {s.name: [] for s in sides}
-    for s in sides:
-        load.run(s.address, row.method, row.bodies, max(row.calls // 10, 20), row.streams)
-    for number in range(rounds):
-        for s in sides:
-            before = s.cpu_s()
-            took = load.run(s.address, row.method, row.bodies, row.calls, row.streams)
-            beats = row.calls * len(row.bodies) * row.beats_per_call
-            rates[s.name].append(beats / took)
-            if before is not None:
-                cpu[s.name].append((s.cpu_s() - before) / beats * 1e6)
-        print(f"  {row.name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-    return rates, cpu
-
-
-def applied(address, row, calls):
-    """Every call must have been applied: the server's own count of successes says so."""
-    first = 0 if row.beats_per_call == 1 else 1_000
-    with grpc.insecure_channel(address) as channel:
-        stub = LivenessServiceStub(channel)
-        for number in range(first, first + len(row.bodies) * row.beats_per_call):
-            key = heartbeat(number).worker_instance_key
-            worker = stub.DescribeWorker(
-                DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
-            ).worker
-            if worker.successes != calls * SUCCESSES_PER_BEAT:
-                raise SystemExit(
-                    f"{key}: {worker.successes} successes recorded for {calls} heartbeats answered"
-                )
+def main() -> int:
+    options = _options()
+    families = chosen(options.only)
+    if not families:
+        sys.exit(f"nothing is called {' or '.join(options.only)}; --list shows what there is")
+    if options.list:
+        for family in families:
+            print(family.name)
+            for name, says in family.names.items():
+                print(f"  {name:<48}  {says}")
+        return 0
+    path = options.out or (FILE if options.write else None)
+    results = Results(path, order())
+    plan = Plan(scale=options.scale, rounds=options.rounds)
+    shown = sys.stderr if options.json else sys.stdout
+    print(heading(results.machine), file=shown, flush=True)
+    wanted: list[str] = []
+    for family in families:
+        wanted += family.names
+        if options.resume and all(results.has(name, plan.scale) for name in family.names):
+            say(f"{family.name}: measured before")
+        else:
+            _run(family, plan, results, shown)
+    rows = [results.rows[name] for name in wanted]
+    print(summary(rows), file=shown, flush=True)
+    if options.json:
+        print(results.as_json(), end="")
+    if path == FILE:
+        if not options.only:
+            flames.take(plan.scale)
+        report.write(path)
+    return 1 if any("failed" in row for row in rows) else 0
 
 
-def compare(row, ours, noop, rounds):
-    rates, cpu = measure(row, [noop, ours], rounds)
-    applied(ours.address, row, max(row.calls // 10, 20) + rounds * row.calls)
-    ratios = [mine / theirs for mine, theirs in zip(rates[ours.name], rates[noop.name], strict=True)]
-    return {
-        "row": row.name,
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "bar": row.bar,
-        "aim": row.aim,
-        "met": statistics.median(ratios) >= row.bar,
-        "liveness_per_s": round(statistics.median(rates[ours.name])),
-        "noop_per_s": round(statistics.median(rates[noop.name])),
-        "liveness_cpu_us": round(statistics.median(cpu[ours.name]), 1) if cpu[ours.name] else None,
-        "noop_cpu_us": round(statistics.median(cpu[noop.name]), 1) if cpu[noop.name] else None,
-    }
+def _run(family: Family, plan: Plan, results: Results, shown) -> None:
+    """Each row is kept and printed as soon as it is there. One that cannot be had says why, and the rest goes on."""
+    say(family.name)
+    missing, start = dict.fromkeys(family.names), time.perf_counter()
+    said: dict[str, str] = {}
+    try:
+        for row in family.measure(plan):
+            now = time.perf_counter()
+            results.add(row, family.name, plan.scale, now - start)
+            print(line(row), file=shown, flush=True)
+            missing.pop(row["row"])
+            start = now
+    except Unavailable as error:
+        said = {"skipped": str(error)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is stands in the row, and the next begins
+        said = {"failed": _words(error)}
+    for name in missing:
+        row = {"row": name, **(said or {"failed": "it was not measured"})}
+        results.add(row, family.name, plan.scale, time.perf_counter() - start)
+        print(line(row), file=shown, flush=True)
 
 
-def show(results):
-    print(
-        f"\nheartbeats/s, liveness (SQLite, synchronous=FULL) against a no-op grpc.aio server; load: {load.driver()}\n"
-    )
-    print(
-        f"{'':16}{'liveness':>12}{'no-op':>12}{'ratio':>8}{'spread':>16}{'bar':>7}{'aim':>7}   CPU us per heartbeat"
-    )
-    for r in results:
-        spread = f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}"
-        verdict = "met" if r["met"] else "MISSED"
-        print(
-            f"{r['row']:16}{r['liveness_per_s']:>12,}{r['noop_per_s']:>12,}{r['ratio']:>8.2f}{spread:>16}"
-            f"{r['bar']:>7.2f}{r['aim']:>7.2f}   {r['liveness_cpu_us']} / {r['noop_cpu_us']}   {verdict}"
-        )
+def _words(error: BaseException) -> str:
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    first = (str(error).splitlines() or [""])[0]
+    return first if isinstance(error, SystemExit) else f"{type(error).__name__}: {first}"
 
 
-def main():
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements per side (default 5)")
+    names = ", ".join(family.name for family in FAMILIES)
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="calls per measurement, relative (default 1)"
+        "--only",
+        action="append",
+        default=[],
+        metavar="PART",
+        help=f"only what has this in its name; may be repeated. There are: {names}",
     )
+    parser.add_argument("--rounds", type=int, default=5, help="per side (default 5; 3 where one takes long)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of everything, relative (default 1)")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--json", action="store_true", help="print JSON; what is for people goes to stderr")
     parser.add_argument(
-        "--only", help="run only rows whose name contains this (unary, batches of 100, moving on, cluster)"
+        "--write",
+        action="store_true",
+        help="keep each row in docs/results/benchmarks.json, and write docs/benchmarks.md from it; without --only, draw the "
+        "flame graphs, too",
     )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    args = parser.parse_args()
-    chosen = [row for row in rows(args.scale) if not args.only or args.only in row.name]
-    results = heartbeats(chosen, args.rounds) if chosen else []
-    moved = moving_on.measure(args.scale) if not args.only or args.only in "moving on" else []
-    clusters = cluster.measure(args.scale, args.rounds) if not args.only or args.only in cluster.NAME else []
-    if args.json:
-        print(json.dumps([*results, *moved, *clusters], indent=2))
-        return
-    if results:
-        show(results)
-    moving_on.show(moved)
-    cluster.show(clusters)
-
-
-def heartbeats(chosen, rounds):
-    with tempfile.TemporaryDirectory() as folder:
-        db = f"sqlite:///{Path(folder, 'bench.db')}"
-        with (
-            side("no-op", "bench.noop_server") as noop,
-            side("liveness", "bench.liveness_server", db) as ours,
-        ):
-            return [compare(row, ours, noop, rounds) for row in chosen]
+    parser.add_argument("--out", type=Path, help="keep each row in this file instead")
+    parser.add_argument("--resume", action="store_true", help="leave out what the file has of this commit")
+    options = parser.parse_args()
+    if options.resume and not (options.write or options.out):
+        parser.error("--resume needs --write or --out")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from contextlib import ExitStack
 
 import grpc
 
-from bench import load, take_over
+from bench import load
 from bench.clusters import PostgresProcesses, cluster, frontend
 from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_of, heartbeat, unary_request
+from bench.rounds import rounded, row, say
 from liveness.v1.service_pb2 import DescribeWorkerRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.databases import PostgresServer
@@ -27,6 +27,18 @@ UNARY_BODIES = 12
 BATCH_BODIES = 6
 STREAMS = {"unary": 16, "batches of 100": 4}
 METHODS = {"unary": "RecordWorkerHeartbeat", "batches of 100": "RecordWorkerHeartbeats"}
+LAST = f"{NODES[-1]} nodes"
+FRONTEND, ALONE = f"{LAST}, frontend", f"{LAST}, frontend, each alone"
+NODE_NAMES = tuple(f"{count} node" + "s" * (count > 1) for count in NODES)
+NAMES = {
+    f"{NAME}: {kind}, {name}": f"heartbeats/s against {against}"
+    for kind in METHODS
+    for name, against in (
+        *((name, NODE_NAMES[0]) for name in NODE_NAMES),
+        (FRONTEND, "the same without coalescing" if kind == "unary" else NODE_NAMES[0]),
+        *([(ALONE, NODE_NAMES[0])] if kind == "unary" else []),
+    )
+}
 
 
 class Course:
@@ -87,19 +99,16 @@ class Course:
                     )
 
 
-def measure(scale, rounds):
+def measure(plan):
     with PostgresServer(fsync=True) as postgres:
-        heartbeats = measure_heartbeats(postgres, scale, rounds)
-    with PostgresServer(fsync=True) as postgres:
-        return [*heartbeats, *take_over.measure(postgres, scale, rounds)]
+        yield from measure_heartbeats(postgres, plan.scale, plan.few_rounds)
 
 
 def measure_heartbeats(postgres, scale, rounds):
-    results = []
     with ExitStack() as stack:
         clusters = [
-            stack.enter_context(cluster(f"{count} node" + "s" * (count > 1), postgres, count))
-            for count in NODES
+            stack.enter_context(cluster(name, postgres, count))
+            for name, count in zip(NODE_NAMES, NODES, strict=True)
         ]
         processes = PostgresProcesses(postgres)
         last = clusters[-1]
@@ -109,11 +118,10 @@ def measure_heartbeats(postgres, scale, rounds):
             courses = [Course(each.name, each, None, kind, first) for each in clusters]
             ways = ("coalescing", "alone") if kind == "unary" else ("coalescing",)
             for place, how in enumerate(ways, 1):
-                name = f"{last.name}, frontend" + (", each alone" if how == "alone" else "")
+                name = ALONE if how == "alone" else FRONTEND
                 courses.append(Course(name, last, doors[how], kind, first + place * 20_000))
             alternate(kind, courses, max(calls, 2), rounds, processes)
-            results += rows(kind, courses)
-    return results
+            yield from rows(kind, courses)
 
 
 def alternate(kind, courses, calls, rounds, postgres):
@@ -123,55 +131,42 @@ def alternate(kind, courses, calls, rounds, postgres):
     for number in range(rounds):
         for course in courses:
             course.run(calls, postgres)
-        print(f"  cluster, {kind}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+        say(f"cluster, {kind}: round {number + 1} of {rounds}")
     for course in courses:
         course.check_applied()
 
 
 def rows(kind, courses):
     by_name = {course.name: course for course in courses}
-    return [
-        row(kind, course, by_name[f"{course.name}, each alone"])
-        if f"{course.name}, each alone" in by_name
-        else row(kind, course, courses[0])
-        for course in courses
-    ]
+    for course in courses:
+        other = by_name.get(ALONE, courses[0]) if course.name == FRONTEND else courses[0]
+        yield compared(kind, course, other)
 
 
-def row(kind, course, other):
+def compared(kind, course, other):
     """`other`: what it is compared with, round by round."""
-    ratios = [mine / theirs for mine, theirs in zip(course.rates, other.rates, strict=True)]
     work = [sum(parts) for parts in zip(*course.cpu.values(), strict=True)]
     others = [sum(parts) for parts in zip(*other.cpu.values(), strict=True)]
-    return {
-        "row": f"{NAME}: {kind}, {course.name}",
-        "against": other.name,
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-        "heartbeats_per_s": round(statistics.median(course.rates)),
-        "cpu_us": {part: round(statistics.median(values), 1) for part, values in course.cpu.items()},
-        "cpu_ratio": round(statistics.median(work) / statistics.median(others), 3),
-        "wal_bytes": round(statistics.median(course.wal), 1),
-    }
-
-
-def show(results):
-    heartbeats = [result for result in results if "heartbeats_per_s" in result]
-    if heartbeats:
-        print(
-            f"\nclusters on one PostgreSQL (fsync on); nodes, frontend, PostgreSQL and load share {os.cpu_count()} "
-            f"processors; load: {load.driver()}\n"
-        )
-        print(
-            f"{'':54}{'beats/s':>9}{'ratio':>7}{'spread':>14}  {'against':28}"
-            f"{'CPU us per heartbeat: nodes':>28}{'frontend':>10}{'postgres':>10}{'ratio':>7}{'WAL bytes':>11}"
-        )
-    for r in heartbeats:
-        spread = f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}"
-        cpu = r["cpu_us"]
-        print(
-            f"{r['row']:54}{r['heartbeats_per_s']:>9,}{r['ratio']:>7.2f}{spread:>14}  {r['against']:28}"
-            f"{cpu['nodes']:>28}{cpu['frontend']:>10}{cpu['postgres']:>10}{r['cpu_ratio']:>7.2f}{r['wal_bytes']:>11}"
-        )
-    take_over.show([result for result in results if "heartbeats_per_s" not in result])
+    cpu = {part: rounded(statistics.median(values)) for part, values in course.cpu.items()}
+    return row(
+        f"{NAME}: {kind}, {course.name}",
+        "heartbeats/s",
+        {course.name: course.rates, other.name: other.rates},
+        course.name,
+        other.name,
+        notes=[
+            (
+                f"one PostgreSQL (fsync on); nodes, frontend, PostgreSQL and load share {os.cpu_count()} processors, so that "
+                "processor time per heartbeat tells what machines of their own would do"
+            ),
+        ],
+        more={
+            "nodes": len(course.cluster.nodes),
+            "CPU µs per heartbeat": cpu,
+            "CPU, ratio": rounded(statistics.median(work) / statistics.median(others)),
+            "disk, bytes of WAL per heartbeat": rounded(statistics.median(course.wal)),
+            "memory, MiB per node": rounded(
+                statistics.mean(node.resident_bytes() for node in course.cluster.nodes) / 2**20
+            ),
+        },
+    )

@@ -63,7 +63,7 @@ def cluster(name, postgres, count, shards=64):
     with ExitStack() as stack:
         # The first makes the tables. They are started one after another, as a rolling start does.
         nodes = [
-            stack.enter_context(side(f"node {number}", "bench.liveness_server", url, str(shards)))
+            stack.enter_context(side(f"node {number}", "bench.liveness_server", url, f"shards={shards}"))
             for number in range(count)
         ]
         made = Cluster(name, url, nodes, shards)

@@ -10,10 +10,13 @@ from liveness.serving import serve
 from liveness.settings import Settings
 
 
-def main(listen, db, *shards):
-    wanted: dict[str, Any] = {"shards": int(*shards)} if shards else {}
-    settings = Settings(db=db, listen=listen, **wanted, log_level="error", log_format="json", http="off")
-    asyncio.run(serve(settings, on_ready=lambda address, _: print(address.rpartition(":")[2], flush=True)))
+def main(listen, db, *settings):
+    """`settings`: name=value each, whole numbers."""
+    wanted: dict[str, Any] = {
+        name: int(value) for name, _, value in (given.partition("=") for given in settings)
+    }
+    made = Settings(db=db, listen=listen, **wanted, log_level="error", log_format="json", http="off")
+    asyncio.run(serve(made, on_ready=lambda address, _: print(address.rpartition(":")[2], flush=True)))
 
 
 if __name__ == "__main__":

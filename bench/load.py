@@ -1,14 +1,18 @@
-"""Closed-loop load, from h2load where it is installed: a C client, so that the server is what is measured.
+"""Load, from h2load where it is installed: a C client, so that the server is what is measured.
 
 h2load sends one body per process, so several run at once, each as a worker (or a batch of workers) of its own. It
-counts HTTP answers only; that each call was really applied is checked afterwards by the server's own counters.
-Without h2load, a grpc.aio client sends the same; it needs about as much processor time as a server that does nothing,
-and the result says so.
+counts HTTP answers, not gRPC statuses. But an answer with an error carries no message, so where all answers are equally
+long their bytes tell whether every call went well (`reply_bytes`); for our own server, its counters do.
+
+Where many different bodies have to be sent, and where h2load is missing, a grpc.aio client sends them. It sees every
+status. It needs about as much processor time for a single heartbeat as a server that does nothing, so with it a ratio
+to a faster server says less than the truth about that server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import shutil
 import struct
@@ -16,55 +20,85 @@ import subprocess
 import tempfile
 import time
 from contextlib import AsyncExitStack
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 SERVICE = "/liveness.v1.LivenessService/"
+IN_FLIGHT_MAX = 200
+"""Of one h2load that sends at a set rate: far more than there ever are, or it would wait for answers."""
 
 
 def driver():
     return "h2load" if shutil.which("h2load") else "grpc.aio client (itself the limit: see CPU per heartbeat)"
 
 
-def run(address, method, bodies, calls, streams):
+def framed(*messages):
+    """As gRPC sends them."""
+    return b"".join(b"\0" + struct.pack(">I", len(message)) + message for message in messages)
+
+
+def reply_bytes_of(address, method, body):
+    """Of one answer, its frame included, as a client sees it that checks the status."""
+    with grpc.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary(method if method.startswith("/") else SERVICE + method)
+        return len(framed(call(body, timeout=20)))
+
+
+def run(address, method, bodies, calls, streams, reply_bytes=None):
     """Send `calls` calls of each body, `streams` at a time each. Returns the seconds it took."""
-    return run_at([(address, body) for body in bodies], method, calls, streams)
+    return run_at([(address, body) for body in bodies], method, calls, streams, reply_bytes)
 
 
-def run_at(targets, method, calls, streams):
-    """The same with an address for each body."""
-    if shutil.which("h2load"):
-        return _h2load(targets, method, calls, streams)
-    return asyncio.run(_python(targets, method, calls, streams))
+def run_at(targets, method, calls, streams, reply_bytes=None):
+    """The same with an address for each body. `reply_bytes`: of each answer, its frame included."""
+    if not shutil.which("h2load"):
+        return asyncio.run(_python(targets, method, calls, streams))
+    return run_frames(
+        [(address, framed(body)) for address, body in targets], method, calls, streams, reply_bytes
+    )
 
 
-def _h2load(targets, method, calls, streams):
+def run_frames(targets, method, calls, streams, reply_bytes=None):
+    """The same with several messages in each call, as streams have them; only h2load can."""
+    options = ["-n", str(calls), "-c", "1", "-m", str(streams)]
     with tempfile.TemporaryDirectory() as folder:
-        commands = []
-        for number, (address, body) in enumerate(targets):
-            file = Path(folder, str(number))
-            file.write_bytes(b"\0" + struct.pack(">I", len(body)) + body)
-            options = ["-n", str(calls), "-c", "1", "-m", str(streams), "-d", str(file)]
-            headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-            commands.append(["h2load", *options, *headers, f"http://{address}{SERVICE}{method}"])
-        start = time.perf_counter()
-        children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-        outputs = [child.communicate()[0] for child in children]
-        took = time.perf_counter() - start
+        took, outputs = _h2load(folder, targets, method, [options] * len(targets))
+    wanted = calls * len(targets)
     done = sum(int(count) for output in outputs for count in re.findall(r"(\d+) succeeded", output))
-    if done != calls * len(targets):
-        raise SystemExit(f"only {done} of {calls * len(targets)} calls were answered")
+    if done != wanted:
+        raise SystemExit(f"only {done} of {wanted} calls were answered")
+    if reply_bytes is not None:
+        size = sum(int(count) for output in outputs for count in re.findall(r"\((\d+)\) data", output))
+        if size != wanted * reply_bytes:
+            raise SystemExit(
+                f"{wanted} calls had {size} bytes of answers, not {reply_bytes} each: some failed"
+            )
     return took
+
+
+def _h2load(folder, targets, method, options):
+    """Seconds and outputs of one process per target."""
+    commands = []
+    path = method if method.startswith("/") else SERVICE + method
+    for number, ((address, frames), own) in enumerate(zip(targets, options, strict=True)):
+        file = Path(folder, f"body-{number}")
+        file.write_bytes(frames)
+        headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+        commands.append(["h2load", *own, "-d", str(file), *headers, f"http://{address}{path}"])
+    start = time.perf_counter()
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [child.communicate()[0] for child in children]
+    return time.perf_counter() - start, outputs
 
 
 async def _python(targets, method, calls, streams):
     async with AsyncExitStack() as stack:
         ways: dict[str, Any] = {}
         for address in {address for address, _ in targets}:
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-            ways[address] = channel.unary_unary(SERVICE + method)
+            ways[address] = await _way(stack, address, method)
 
         async def stream(call, body, count):
             for _ in range(count):
@@ -76,3 +110,86 @@ async def _python(targets, method, calls, streams):
             *(stream(ways[address], body, share) for address, body in targets for share in shares)
         )
         return time.perf_counter() - start
+
+
+async def _way(stack, address, method) -> Any:
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+    return channel.unary_unary(method if method.startswith("/") else SERVICE + method)
+
+
+# -- many bodies
+
+
+def turn(address, method, bodies, calls, at_once, look=None):
+    """Send `calls` calls, with one body after the other, again from the first after the last, `at_once` at a time; None
+    for each body once. Returns the seconds it took and the milliseconds of each call. `look`: shown some of the answers."""
+    return asyncio.run(_turn(address, method, bodies, calls, at_once, look))
+
+
+async def _turn(address, method, bodies, calls, at_once, look):
+    async with AsyncExitStack() as stack:
+        call = await _way(stack, address, method)
+        took_ms: list[float] = []
+        # One iterator for all: bodies are taken in order, whoever is free.
+        left = iter(bodies) if calls is None else islice(cycle(bodies), calls)
+
+        async def send():
+            for body in left:
+                start = time.perf_counter()
+                answer = await call(body)
+                took_ms.append((time.perf_counter() - start) * 1_000)
+                if look is not None and len(took_ms) % 50 == 1:
+                    look(answer)
+
+        start = time.perf_counter()
+        await asyncio.gather(*(send() for _ in range(at_once)))
+        return time.perf_counter() - start, took_ms
+
+
+# -- a set rate
+
+
+def at_rate(address, method, bodies, rate, seconds):
+    """Send at a rate that does not wait for answers. Returns the milliseconds of each call."""
+    if shutil.which("h2load"):
+        return _h2load_at_rate(address, method, bodies, rate, seconds)
+    return asyncio.run(_python_at_rate(address, method, bodies, rate, seconds))
+
+
+def _h2load_at_rate(address, method, bodies, rate, seconds):
+    each = rate / len(bodies)
+    calls = max(1, round(each * seconds))
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, f"log-{number}") for number in range(len(bodies))]
+        options = [
+            ["-n", str(calls), "-c", "1", "-m", str(IN_FLIGHT_MAX), f"--rps={each:.3f}", f"--log-file={log}"]
+            for log in logs
+        ]
+        _h2load(folder, [(address, framed(body)) for body in bodies], method, options)
+        lines = [line.split("\t") for log in logs for line in log.read_text().splitlines()]
+    if len(lines) != calls * len(bodies) or any(status != "200" for _, status, *_ in lines):
+        raise SystemExit(f"only {len(lines)} of {calls * len(bodies)} calls were answered")
+    return [int(micros) / 1_000 for _, _, micros, *_ in lines]
+
+
+async def _python_at_rate(address, method, bodies, rate, seconds):
+    """Each call's time counts from when it was due, however late the client itself was."""
+    async with AsyncExitStack() as stack:
+        call = await _way(stack, address, method)
+        took_ms: list[float] = []
+        drawn = random.Random(1)
+
+        async def send(body, due):
+            await call(body)
+            took_ms.append((time.perf_counter() - due) * 1_000)
+
+        start = due = time.perf_counter()
+        pending = []
+        for body in cycle(bodies):
+            due += drawn.expovariate(rate)
+            if due > start + seconds:
+                break
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            pending.append(asyncio.ensure_future(send(body, due)))
+        await asyncio.gather(*pending)
+        return took_ms

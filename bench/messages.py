@@ -7,8 +7,13 @@ from collections.abc import Iterable
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.v1.service_pb2 import RecordWorkerHeartbeatRequest, RecordWorkerHeartbeatsRequest
+from liveness.v1.service_pb2 import (
+    RecordWorkerHeartbeatRequest,
+    RecordWorkerHeartbeatsRequest,
+    RecordWorkerHeartbeatsResponse,
+)
 from liveness.v1.worker_pb2 import (
+    ActivityRef,
     HeartbeatOutcome,
     HeartbeatResult,
     WorkerHeartbeat,
@@ -18,14 +23,16 @@ from liveness.v1.worker_pb2 import (
 
 NAMESPACE = "bench"
 SUCCESSES_PER_BEAT = 3
+CHANGES_MAX = 200
+"""Of bindings, in one heartbeat: more are refused."""
 LEASE_S = 3_600  # nothing may expire while it is measured
 
 
-def heartbeat(number: int) -> WorkerHeartbeat:
+def heartbeat(number: int, lease_s: float = LEASE_S) -> WorkerHeartbeat:
     return WorkerHeartbeat(
         worker_instance_key=f"worker-{number:06d}-5f7c9d",
         session_id=f"2026-11-16T08:00:00-{number:08d}",
-        lease_duration=Duration(seconds=LEASE_S),
+        lease_duration=Duration(nanos=round(lease_s % 1 * 1e9), seconds=int(lease_s)),
         status=WorkerStatus.WORKER_STATUS_RUNNING,
         successes=SUCCESSES_PER_BEAT,
         worker_identity=f"{1_000 + number}@host-{number % 100}",
@@ -48,8 +55,61 @@ def batch_request(first: int, size: int) -> bytes:
 
 
 def batch_of(numbers: Iterable[int]) -> bytes:
-    beats = [heartbeat(number) for number in numbers]
+    return batch([heartbeat(number) for number in numbers])
+
+
+def alone(beat: WorkerHeartbeat) -> bytes:
+    return RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat).SerializeToString()
+
+
+def batch(beats: Iterable[WorkerHeartbeat]) -> bytes:
     return RecordWorkerHeartbeatsRequest(namespace=NAMESPACE, heartbeats=beats).SerializeToString()
+
+
+def activities(worker: int, places: Iterable[int]) -> list[ActivityRef]:
+    """As an engine names them: a workflow of its own each, a run id as UUIDs are long."""
+    return [
+        ActivityRef(
+            workflow_id=f"order-{worker:06d}-{place:04d}",
+            run_id=f"{worker:08x}-{place:04x}-4000-8000-00000000cafe",
+            activity_id="charge",
+            attempt=1,
+        )
+        for place in places
+    ]
+
+
+def holding(worker: int, held: int, lease_s: float = LEASE_S) -> WorkerHeartbeat:
+    """The first heartbeat of a worker that holds so many activities."""
+    beat = heartbeat(worker, lease_s)
+    beat.full_bindings = True
+    beat.bound_activities.extend(activities(worker, range(held)))
+    return beat
+
+
+def changed(held: int) -> int:
+    """How many a heartbeat gives up, and how many others it takes up."""
+    return min(max(1, held // 2), CHANGES_MAX // 2)
+
+
+def changing(worker: int, held: int) -> tuple[WorkerHeartbeat, WorkerHeartbeat]:
+    """Two heartbeats to be sent by turns after the first one: each gives up half of what is held and takes up as
+    many others, as far as one heartbeat may."""
+    half = changed(held)
+    one, other = activities(worker, range(half)), activities(worker, range(held, held + half))
+    there, back = heartbeat(worker), heartbeat(worker)
+    there.unbound_activities.extend(one)
+    there.bound_activities.extend(other)
+    back.unbound_activities.extend(other)
+    back.bound_activities.extend(one)
+    return there, back
+
+
+def check_batch(answer: bytes) -> None:
+    """A batch is answered as a whole; what became of each heartbeat is inside."""
+    for item in RecordWorkerHeartbeatsResponse.FromString(answer).items:
+        if not item.HasField("result"):
+            raise SystemExit(f"a heartbeat of a batch was refused: {item}")
 
 
 def result() -> HeartbeatResult:

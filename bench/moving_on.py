@@ -22,6 +22,7 @@ from pathlib import Path
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
+from bench.rounds import quantile, rounded, row, say, spread
 from bench.sides import side
 from liveness.v1 import activity_pb2, service_pb2, worker_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
@@ -49,7 +50,7 @@ async def _detect(address, pairs):
     for key, child in children.items():
         if child.stdout.readline().strip() != "holding":
             raise SystemExit(f"worker {key} did not start")
-    print("  detection: workers hold their activities", file=sys.stderr, flush=True)
+    say("detection: workers hold their activities")
     async with grpc.aio.insecure_channel(address) as channel:
         heir = Heir(channel)
         await heir.begin()
@@ -151,41 +152,44 @@ async def _hand_out(address, count):
     return {"polled": polled, "scheduled": scheduled}
 
 
+DETECTION, HANDING_OUT = "detection after kill -9", "scheduled to polled"
+NAMES = {
+    DETECTION: "seconds until another worker has what it held, with a stream against without",
+    HANDING_OUT: "milliseconds until a waiting poll has it, against the answer to the call that scheduled it",
+}
+
+
 def quantiles(values):
-    ordered = sorted(values)
-    return {
-        "p50": round(statistics.median(ordered), 2),
-        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 2),
-        "min": round(ordered[0], 2),
-        "max": round(ordered[-1], 2),
-    }
+    return {"p50": rounded(statistics.median(values)), "p99": rounded(quantile(values, 0.99))}
 
 
-def measure(scale):
-    """Both, with ratios."""
-    found = detection(max(2, int(8 * scale)))
-    handed = handing_out(max(50, int(500 * scale)))
-    attached, plain = quantiles(found["attached"]), quantiles(found["plain"])
-    polled, scheduled = quantiles(handed["polled"]), quantiles(handed["scheduled"])
-    return [
-        {
-            "row": "detection after kill -9, seconds",
-            "with Attach": attached,
-            "without": plain,
-            "ratio": round(attached["p50"] / plain["p50"], 3),
-        },
-        {
-            "row": "scheduled to polled, milliseconds",
-            "poll's answer": polled,
-            "schedule's answer": scheduled,
-            "ratio": round(polled["p50"] / scheduled["p50"], 3),
-        },
-    ]
+def compared(name, unit, found, ours, theirs, notes):
+    """These are many single times, not rounds: the ratio is that of the medians."""
+    sides = {side: [statistics.median(values)] for side, values in found.items()}
+    made = row(name, unit, sides, ours, theirs, notes=notes)
+    made["sides"] = {side: spread(values) for side, values in found.items()}
+    made["more"] = {f"{side}, {unit}": quantiles(values) for side, values in found.items()}
+    return made
 
 
-def show(results):
-    for result in results:
-        print(f"\n{result['row']} (ratio of medians {result['ratio']:.2f})")
-        for name, value in result.items():
-            if isinstance(value, dict):
-                print(f"  {name:20}" + "".join(f"{key:>6} {number:>8}" for key, number in value.items()))
+def measure(plan):
+    found = detection(plan.sized(8, 2))
+    yield compared(
+        DETECTION,
+        "s",
+        {"with a stream": found["attached"], "without": found["plain"]},
+        "with a stream",
+        "without",
+        [
+            f"lease {LEASE_S} s, disconnect grace {GRACE_S} s, the defaults; killed at moments spread over an interval"
+        ],
+    )
+    handed = handing_out(plan.sized(500, 50))
+    yield compared(
+        HANDING_OUT,
+        "ms",
+        {"poll's answer": handed["polled"], "schedule's answer": handed["scheduled"]},
+        "poll's answer",
+        "schedule's answer",
+        ["one activity at a time, the poll waiting"],
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -17,9 +16,11 @@ import grpc
 
 from bench.clusters import cluster
 from bench.messages import NAMESPACE, heartbeat, unary_request
+from bench.rounds import rounded, row, say
 from liveness.domain.keys import shard_of
 from liveness.v1 import cluster_pb2
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
+from tests.databases import PostgresServer
 
 SHARDS = (16, 64, 256)
 NODES = 3
@@ -112,42 +113,39 @@ def once(postgres, how, shards):
         return took, longest, len(theirs)
 
 
-def measure(postgres, scale, rounds):
-    results = []
-    times = max(1, round(min(rounds, 3) * min(scale, 1)))
+def named(how, shards):
+    return f"take-over: {how}, {shards} shards on {NODES} nodes"
+
+
+NAMES = {
+    named(how, shards): f"seconds until another node serves every shard, against {SHARDS[0]} shards"
+    for shards in SHARDS
+    for how in HOW
+}
+
+
+def measure(plan):
     found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
-    for number in range(times):
-        for shards in SHARDS:
-            for how in HOW:
-                found.setdefault((how, shards), []).append(once(postgres, how, shards))
-        print(f"  take-over: round {number + 1} of {times}", file=sys.stderr, flush=True)
+    with PostgresServer(fsync=True) as postgres:
+        times = max(1, round(plan.few_rounds * min(plan.scale, 1)))
+        for number in range(times):
+            for shards in SHARDS:
+                for how in HOW:
+                    found.setdefault((how, shards), []).append(once(postgres, how, shards))
+            say(f"take-over: round {number + 1} of {times}")
     for (how, shards), runs in found.items():
         took, longest, moved = zip(*runs, strict=True)
-        base = statistics.median(run[0] for run in found[how, SHARDS[0]])
-        results.append(
-            {
-                "row": f"take-over: {how}, {shards} shards on {NODES} nodes",
-                "shards_moved": round(statistics.mean(moved), 1),
-                "seconds": round(statistics.median(took), 2),
-                "seconds_min": round(min(took), 2),
-                "seconds_max": round(max(took), 2),
-                "longest_wait_s": round(max(longest), 2),
-                "ratio": round(statistics.median(took) / base, 3),
-            }
-        )
-    return results
-
-
-def show(results):
-    if results:
-        print(
-            f"\nuntil every shard of a node that goes is served by another (node lease 4 s; ratio to {SHARDS[0]} shards)\n"
-        )
-        print(
-            f"{'':50}{'moved':>7}{'seconds':>9}{'spread':>16}{'longest wait of a heartbeat':>29}{'ratio':>7}"
-        )
-    for r in results:
-        spread = f"{r['seconds_min']:.2f} to {r['seconds_max']:.2f}"
-        print(
-            f"{r['row']:50}{r['shards_moved']:>7}{r['seconds']:>9.2f}{spread:>16}{r['longest_wait_s']:>29.2f}{r['ratio']:>7.2f}"
+        base = [run[0] for run in found[how, SHARDS[0]]]
+        mine, other = f"{shards} shards", f"{SHARDS[0]} shards"
+        yield row(
+            named(how, shards),
+            "s",
+            {mine: took, other: base},
+            mine,
+            other,
+            notes=["a node's lease is 4 s; each shard has a worker that heartbeats all the while"],
+            more={
+                "shards moved": rounded(statistics.mean(moved)),
+                "longest wait of a heartbeat, s": rounded(max(longest)),
+            },
         )

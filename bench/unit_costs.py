@@ -14,11 +14,11 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 from bench import load
 from bench.clusters import PostgresProcesses, cluster
 from bench.messages import batch_of
+from bench.sides import resident_bytes
 from liveness.clock import SystemClock
 from liveness.cluster.membership import TAKEN_AT_ONCE
 from liveness.shard.node import Node
@@ -35,13 +35,6 @@ LOOKED_AT = ((16, 3), (64, 3), (256, 3), (1_024, 3), (4_096, 3), (64, 30), (1_02
 LOOKS = 30
 IDLE_SHARDS = (64, 256, 1_024)
 IDLE_SECONDS = 5
-
-
-def resident_bytes(pid):
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1_024
-    raise SystemExit("the system does not tell how much memory a process has")
 
 
 def log_rows(postgres, url):

@@ -144,6 +144,11 @@ class PostgresServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def programs(self) -> Path:
+        """The folder with PostgreSQL's own programs."""
+        return self._bin
+
     def log(self) -> str:
         """What the server said since its last start."""
         return self._output.text() if self._output is not None else ""

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker
+from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker, whole
 
 HEARTBEATS_MAX = 8
 STALLS_MAX = 8
@@ -123,7 +123,7 @@ def certify_afterwards(
         granted_ms = int(told[2])
     if worker is not None:
         silence_ms, granted_ms = at_ms - worker.renewed_ms, worker.granted_ms
-        profile = profile if worker.profile == NO_PROFILE else worker.profile
+        profile = profile if worker.profile == NO_PROFILE else whole(worker.profile)
     return Certificate(
         epoch=epoch,
         session_id=session_id,

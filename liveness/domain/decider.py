@@ -36,7 +36,15 @@ from liveness.domain.events import (
 )
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.domain.policy import Policy
-from liveness.domain.worker import NO_BINDINGS, NO_PROFILE, BoundActivity, InactiveReason, Worker, WorkerState
+from liveness.domain.worker import (
+    NO_BINDINGS,
+    NO_PROFILE,
+    BoundActivity,
+    InactiveReason,
+    Worker,
+    WorkerState,
+    whole,
+)
 
 ActivationT = TypeVar("ActivationT", bound=Activation)
 
@@ -92,7 +100,7 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
     if granted_ms != worker.granted_ms:
         events.append(LeaseTermsChanged(granted_ms=granted_ms))
-    profile = worker.profile if beat.profile == NO_PROFILE else beat.profile
+    profile = whole(worker.profile) if beat.profile == NO_PROFILE else beat.profile
     last_error = beat.last_error or worker.last_error
     described = (profile, beat.status, last_error, beat.loop_lag_ms)
     if described != (worker.profile, worker.status, worker.last_error, worker.standing.loop_lag_ms):
@@ -178,7 +186,7 @@ def _activate(
     kind: type[ActivationT], key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
 ) -> ActivationT:
     """A new lease whose bindings are exactly those in the heartbeat."""
-    known_profile = worker.profile if worker else NO_PROFILE
+    known_profile = whole(worker.profile) if worker else NO_PROFILE
     profile = known_profile if beat.profile == NO_PROFILE else beat.profile
     bindings = _declared(beat.bound, profile.task_queue)
     for activity in beat.unbound:

@@ -40,6 +40,8 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
+    kept,
+    shared_ms,
 )
 
 ACTIVE = WorkerState.ACTIVE
@@ -99,14 +101,14 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
         session_id=event.session_id,
         sequence=event.sequence,
         epoch=event.epoch,
-        granted_ms=event.granted_ms,
+        granted_ms=shared_ms(event.granted_ms),
         renewed_ms=event.at_ms,
         deadline_ms=event.at_ms + event.granted_ms,
         bindings=_by_id({}, event.bindings),
         # A replaced session's process is gone and has nothing left to cancel.
         lost=worker.lost if worker and worker.state is WorkerState.INACTIVE else NO_BINDINGS,
         superseded=superseded,
-        profile=event.profile,
+        profile=kept(event.profile),
         status=event.status,
         last_error=event.last_error,
         successes=event.successes,
@@ -145,7 +147,9 @@ def _stand(worker: Worker, **changes: Any) -> Worker:
 
 @_evolve.register
 def _(event: LeaseTermsChanged, worker: Worker) -> Worker:
-    return worker._replace(granted_ms=event.granted_ms, deadline_ms=worker.renewed_ms + event.granted_ms)
+    return worker._replace(
+        granted_ms=shared_ms(event.granted_ms), deadline_ms=worker.renewed_ms + event.granted_ms
+    )
 
 
 @_evolve.register
@@ -207,7 +211,7 @@ def _(event: DisconnectGraceGranted, worker: Worker) -> Worker:
 
 @_evolve.register
 def _(event: WorkerDescribed, worker: Worker) -> Worker:
-    described = worker._replace(profile=event.profile, status=event.status, last_error=event.last_error)
+    described = worker._replace(profile=kept(event.profile), status=event.status, last_error=event.last_error)
     return _stand(described, loop_lag_ms=event.loop_lag_ms)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from sys import intern
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -75,18 +75,100 @@ class Profile(NamedTuple):
     capabilities: tuple[str, ...] = ()
     current_job: str = ""
 
-    def sharing(self) -> Profile:
-        """The same with one copy in memory of what many workers have in common."""
-        return self._replace(
-            task_queue=intern(self.task_queue),
-            build_id=intern(self.build_id),
-            sdk_name=intern(self.sdk_name),
-            sdk_version=intern(self.sdk_version),
-            host_name=intern(self.host_name),
-        )
-
 
 NO_PROFILE = Profile()
+
+
+class _Common(NamedTuple):
+    """What a worker tells about itself that many others tell, too."""
+
+    task_queue: str
+    build_id: str
+    sdk_name: str
+    sdk_version: str
+    host_name: str
+    labels: tuple[tuple[str, str], ...]
+    capabilities: tuple[str, ...]
+
+
+COMMON_MAX = 16_384
+
+
+@lru_cache(maxsize=COMMON_MAX)
+def _shared(common: _Common) -> _Common:
+    """One copy in memory of what is equal."""
+    return common
+
+
+@lru_cache(maxsize=1_024)
+def shared_ms(value: int) -> int:
+    """The same for a duration, of which a fleet has few."""
+    return value
+
+
+class KeptProfile:
+    """A profile as a worker in memory has it, at half the size: what others have in common with it is there once, and
+    what is its own is one string. Equal to the profile it was made of."""
+
+    __slots__ = ("_common", "_own")
+
+    def __init__(self, profile: Profile) -> None:
+        self._common, self._own = _taken_apart(profile)
+
+    @property
+    def task_queue(self) -> str:
+        return self._common.task_queue
+
+    @property
+    def build_id(self) -> str:
+        return self._common.build_id
+
+    @property
+    def host_name(self) -> str:
+        return self._common.host_name
+
+    def whole(self) -> Profile:
+        head, _, rest = self._own.partition(":")
+        identity, process, start = head.split(",")
+        until = int(identity)
+        to = until + int(process)
+        common = self._common
+        return Profile(
+            rest[:until], common.task_queue, common.build_id, common.sdk_name, common.sdk_version, common.host_name,
+            rest[until:to], int(start) if start else None, common.labels, common.capabilities, rest[to:],
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, KeptProfile):
+            return self._own == other._own and self._common == other._common
+        if isinstance(other, Profile):
+            return (self._common, self._own) == _taken_apart(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.whole())
+
+    def __repr__(self) -> str:
+        return repr(self.whole())
+
+
+def _taken_apart(profile: Profile) -> tuple[_Common, str]:
+    (identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, start_time_ns, labels, capabilities,
+     current_job) = profile  # fmt: skip
+    start = "" if start_time_ns is None else start_time_ns
+    own = f"{len(identity)},{len(process_id)},{start}:{identity}{process_id}{current_job}"
+    return _shared(_Common(task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities)), own
+
+
+def kept(profile: Profile | KeptProfile) -> Profile | KeptProfile:
+    if isinstance(profile, KeptProfile):
+        return profile
+    return NO_PROFILE if profile == NO_PROFILE else KeptProfile(profile)
+
+
+def whole(profile: Profile | KeptProfile) -> Profile:
+    return profile.whole() if isinstance(profile, KeptProfile) else profile
+
 
 NO_BINDINGS: Mapping[ActivityId, BoundActivity] = MappingProxyType({})
 
@@ -132,7 +214,7 @@ class Worker(NamedTuple):
     """Taken from this worker and not yet unbound by it: its replies ask it to cancel these."""
     superseded: tuple[str, ...]
     """Replaced sessions, oldest first."""
-    profile: Profile
+    profile: Profile | KeptProfile
     status: WorkerStatus
     last_error: str
     successes: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.metadata import version
 from random import Random
+from sys import intern
 
 from liveness.clock import stopwatch
 from liveness.cluster.quotas import Quotas, RoomNeeded
@@ -195,6 +196,8 @@ class LivenessService:
         known = shard.workers.get(key)
         if known is None:
             identifier("heartbeat.worker_instance_key", key.instance_key)
+            # One copy of a name that all workers of the namespace have in common.
+            key = WorkerKey(intern(key.namespace), key.instance_key)
         command = wire.heartbeat(beat, volatile, policy, known)
         outcome, worker = shard.heartbeat(key, command, now_ms, self._quotas.admit)
         if outcome is not REPEATED:  # which was not applied and may say something else

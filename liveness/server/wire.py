@@ -22,6 +22,7 @@ from liveness.domain.worker import (
     WorkerState,
     WorkerStatus,
 )
+from liveness.domain.worker import whole as whole_profile
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
@@ -126,11 +127,11 @@ def _profile(beat: worker_pb2.WorkerHeartbeat, last_error: str, known: Worker | 
     if known is not None and profile == known.profile:
         if last_error and last_error != known.last_error:
             _check_profile(profile, last_error)
-        return known.profile
+        return profile
     if profile == NO_PROFILE and not last_error:
         return NO_PROFILE
     _check_profile(profile, last_error)
-    return profile.sharing()
+    return profile
 
 
 def _check_profile(profile: Profile, last_error: str) -> None:
@@ -285,7 +286,7 @@ def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -
     """`whole` includes the activities themselves, not only their number."""
     shard_id, now_ms, wall_ms, *_ = seen
     standing = worker.standing
-    profile = worker.profile
+    profile = whole_profile(worker.profile)
     message = worker_pb2.Worker(
         namespace=key.namespace,
         worker_instance_key=key.instance_key,

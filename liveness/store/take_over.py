@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from sys import intern
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, select, update
@@ -118,7 +119,8 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
     ).where(workers.c.shard_id.in_(shard_ids))
     found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
     for shard_id, namespace, key, number, as_of_seq, state, payload in connection.execute(query):
-        found[shard_id][WorkerKey(namespace, key)] = (codec.decode_worker(number, state, payload), as_of_seq)
+        own = WorkerKey(intern(namespace), key)  # one copy of a name that so many have in common
+        found[shard_id][own] = (codec.decode_worker(number, state, payload), as_of_seq)
     return found
 
 

@@ -22,6 +22,7 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
+    whole,
 )
 
 KEY = WorkerKey("default", "worker-1")
@@ -77,7 +78,7 @@ def test_a_plain_renewal_is_what_deciding_and_evolving_make_of_it(
         bound=(),
         unbound=(),
         full_bindings=False,
-        profile=worker.profile,
+        profile=whole(worker.profile),
         status=worker.status,
         last_error="",
         successes=successes,

@@ -20,6 +20,7 @@ from liveness.domain.worker import (
     InactiveReason,
     Worker,
     WorkerState,
+    whole,
 )
 from liveness.store import codec
 from liveness.store.codec import LogEntry, Pulse, Renewals
@@ -98,8 +99,9 @@ def test_a_worker_survives(worker: Worker) -> None:
 
 
 def plain(worker: Worker) -> Worker:
-    """With dictionaries in place of read-only views of them."""
+    """With dictionaries in place of read-only views of them, and a profile in place of the smaller form of it."""
     return worker._replace(
+        profile=whole(worker.profile),
         bindings=dict(worker.bindings),
         lost=dict(worker.lost),
         standing=worker.standing._replace(handed=dict(worker.standing.handed)),

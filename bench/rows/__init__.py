@@ -1,0 +1,1 @@
+"""What is measured: one family of rows in each file."""

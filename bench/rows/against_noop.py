@@ -1,0 +1,107 @@
+"""Durable heartbeats against a grpc.aio server with the same messages that does nothing: the limit."""
+
+from __future__ import annotations
+
+import statistics
+
+import grpc
+
+from bench import load
+from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_request, heartbeat, unary_request
+from bench.rounds import AT_LEAST, Bar, alternate, row
+from bench.sides import liveness, side
+from liveness.v1.service_pb2 import DescribeWorkerRequest
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+
+UNARY, BATCHES = "unary", "batches of 100"
+NAMES = {
+    UNARY: "one heartbeat per call, durable, against a server that does nothing",
+    BATCHES: "a hundred heartbeats per call, against the same",
+}
+BODIES = 8
+BATCH = 100
+
+
+class Course:
+    """One way to send heartbeats, always with the same workers."""
+
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+        single = name == UNARY
+        self.method = "RecordWorkerHeartbeat" if single else "RecordWorkerHeartbeats"
+        self.streams = 16 if single else 4
+        self.size = 1 if single else BATCH
+        self.first = 0 if single else 1_000
+        self.bodies = [
+            unary_request(place) if single else batch_request(self.first + place * BATCH, BATCH)
+            for place in range(BODIES)
+        ]
+        self.sent = 0
+        """Calls of each body that ours has answered."""
+
+    @property
+    def beats(self):
+        return self.calls * BODIES * self.size
+
+    def send(self, to, reply_bytes=None):
+        """Heartbeats per second."""
+        took = load.run(to.address, self.method, self.bodies, self.calls, self.streams, reply_bytes)
+        return self.beats / took
+
+    def send_to_ours(self, ours):
+        found = self.send(ours)
+        self.sent += self.calls
+        return found
+
+    def send_to_noop(self, noop):
+        """Which answers always the same: so the bytes of its answers tell whether each was one."""
+        return self.send(noop, load.reply_bytes_of(noop.address, self.method, self.bodies[0]))
+
+    def check_applied(self, ours):
+        """Every call must have been applied: the server's own count of successes says so."""
+        with grpc.insecure_channel(ours.address) as channel:
+            stub = LivenessServiceStub(channel)
+            for number in range(self.first, self.first + BODIES * self.size):
+                key = heartbeat(number).worker_instance_key
+                request = DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
+                found = stub.DescribeWorker(request).worker.successes
+                if found != self.sent * SUCCESSES_PER_BEAT:
+                    raise SystemExit(f"{key}: {found} successes recorded for {self.sent} heartbeats answered")
+
+
+def measure(plan):
+    with side("no-op", "bench.noop_server") as noop, liveness() as ours:
+        yield _compare(
+            plan, ours, noop, Course(UNARY, plan.sized(1_000, 20)), Bar(sense=AT_LEAST, value=0.75, aim=0.85)
+        )
+        yield _compare(
+            plan, ours, noop, Course(BATCHES, plan.sized(300, 10)), Bar(sense=AT_LEAST, value=0.30, aim=0.45)
+        )
+
+
+def _compare(plan, ours, noop, course, bar):
+    cpu: dict[str, list[float]] = {"no-op": [], "liveness": []}
+
+    def measured(to, send):
+        def once():
+            before = to.cpu_s()
+            found = send(to)
+            cpu[to.name].append((to.cpu_s() - before) / course.beats * 1e6)
+            return found
+
+        return once
+
+    sides = {"no-op": measured(noop, course.send_to_noop), "liveness": measured(ours, course.send_to_ours)}
+    found = alternate(course.name, sides, plan.rounds, warm=True)
+    course.check_applied(ours)
+    used = {name: round(statistics.median(values[1:]), 1) for name, values in cpu.items()}
+    return row(
+        course.name,
+        "heartbeats/s",
+        found,
+        "liveness",
+        "no-op",
+        bar,
+        [f"load: {load.driver()}", "SQLite, synchronous=FULL: every answer is on disk"],
+        {"CPU µs per heartbeat": used},
+    )

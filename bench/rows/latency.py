@@ -1,0 +1,58 @@
+"""How long one heartbeat takes at half the load that the server can bear."""
+
+from __future__ import annotations
+
+import statistics
+
+from bench import load
+from bench.rounds import AT_MOST, OURS, Bar, alternate, quantile, rounded, row, say, spread
+from bench.rows.against_noop import UNARY, Course
+from bench.sides import liveness, side
+
+P99 = "p99 at half the maximum load"
+NAMES = {
+    P99: "a heartbeat per call, at a set rate that does not wait for answers; against a server that does nothing"
+}
+SECONDS = 8
+
+
+def measure(plan):
+    with side("no-op", "bench.noop_server") as noop, liveness() as ours:
+        course = Course(UNARY, plan.sized(1_000, 20))
+        course.send_to_ours(ours)  # warm
+        most = statistics.median(course.send_to_ours(ours) for _ in range(plan.few_rounds))
+        rate = most / 2
+        say(f"maximum {most:,.0f} heartbeats/s; sending {rate:,.0f}/s")
+        halves: dict[str, list[float]] = {"no-op": [], "liveness": []}
+
+        def p99(to):
+            def once():
+                seconds = max(1.0, SECONDS * min(1.0, plan.scale))
+                took_ms = load.at_rate(to.address, course.method, course.bodies, rate, seconds)
+                if to is ours:
+                    course.sent += len(took_ms) // len(course.bodies)
+                halves[to.name].append(statistics.median(took_ms))
+                return quantile(took_ms, 0.99)
+
+            return once
+
+        found = alternate(P99, {"no-op": p99(noop), "liveness": p99(ours)}, plan.few_rounds)
+        if load.driver() == "h2load":  # the other client has seen every status, and counts otherwise
+            course.check_applied(ours)
+    yield row(
+        P99,
+        "ms, p99",
+        found,
+        "liveness",
+        "no-op",
+        Bar(sense=AT_MOST, value=10.0, of=OURS),
+        [
+            "the maximum is measured first, in the same run; both servers get the same rate",
+            f"an answer waits for its commit; {load.driver()}",
+        ],
+        {
+            "maximum, heartbeats/s": rounded(most),
+            "sent, heartbeats/s": rounded(rate),
+            "p50, ms": {name: spread(values)["median"] for name, values in halves.items()},
+        },
+    )
