@@ -15,7 +15,7 @@ from typing import Any
 from liveness.domain import events as facts
 from liveness.domain.worker import InactiveReason
 from liveness.store.codec import LogEntry, LogRow, Renewals, decode_bound_activity, decode_entry
-from tests.simulation.audit_activities import Activities
+from tests.simulation.audit_activities import Activities, Name, name_of
 from tests.simulation.presence import Presence
 from tests.simulation.sometimes import Sometimes
 
@@ -27,7 +27,6 @@ CLOCKS_DIFFER = 0.002
 EARLY_MS = 5
 
 Key = tuple[str, str]
-Name = tuple[str, str, str]
 _LOG = f"SELECT id, {', '.join(LogRow._fields)} FROM log WHERE id > ? ORDER BY id"
 _TASKS = "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
 
@@ -116,7 +115,7 @@ class Audit:
         for id, _, namespace, worker, epoch, text in driver.execute(_TASKS, (self._task_id,)).fetchall():
             self._task_id = id
             bound = decode_bound_activity(text)
-            asked[namespace, worker, epoch, tuple(bound.id), bound.attempt] += 1
+            asked[namespace, worker, epoch, name_of(bound.id), bound.attempt] += 1
         if asked != expected:
             missing, more = expected - asked, asked - expected
             about = tuple(item[1] for item in (*missing, *more))
@@ -254,12 +253,12 @@ class Audit:
             case facts.ActivityHanded():
                 if worker.state != ACTIVE:
                     self.report("exclusive claims", f"{key} was handed work while {worker.state}", about)
-                worker.held[tuple(event.activity.id)] = event.activity.attempt
-                worker.handed.add(tuple(event.activity.id))
+                worker.held[name_of(event.activity.id)] = event.activity.attempt
+                worker.handed.add(name_of(event.activity.id))
             case facts.BindingsEnded():
                 for id in event.ids:
-                    worker.held.pop(tuple(id), None)
-                    worker.handed.discard(tuple(id))
+                    worker.held.pop(name_of(id), None)
+                    worker.handed.discard(name_of(id))
 
     def _activate(
         self, shard_id: int, key: Key, worker: Seen | None, entry: LogEntry, event: facts.Activation,
@@ -271,7 +270,7 @@ class Audit:
                 "tenant isolation", f"{key} lives by session {event.session_id}, which is not its own", about
             )
         declared = self.declared.get((key, event.session_id, event.sequence))
-        holds = frozenset((tuple(activity.id), activity.attempt) for activity in event.bindings)
+        holds = frozenset((name_of(activity.id), activity.attempt) for activity in event.bindings)
         if declared is not None and holds != declared:
             self.report("clean slate", f"{key} declared {sorted(declared)} and holds {sorted(holds)}", about)
         if isinstance(event, facts.WorkerRegistered):
@@ -296,7 +295,7 @@ class Audit:
             if resurrected:
                 self._note_return(worker, event)
             else:
-                kept = {tuple(activity.id): activity.attempt for activity in event.bindings}
+                kept = {name_of(activity.id): activity.attempt for activity in event.bindings}
                 for name, attempt in worker.held.items():
                     if name not in kept or (name in worker.handed and kept[name] != attempt):
                         expected[key[0], key[1], worker.epoch, name, attempt] += 1
@@ -308,7 +307,7 @@ class Audit:
                 worker.replaced.add(worker.session)
         worker.state, worker.session, worker.sequence = ACTIVE, event.session_id, event.sequence
         worker.epoch, worker.granted_ms = event.epoch, event.granted_ms
-        worker.held = {tuple(activity.id): activity.attempt for activity in event.bindings}
+        worker.held = {name_of(activity.id): activity.attempt for activity in event.bindings}
         worker.handed = set()
         worker.in_doubt = event.resync
         self._heard(key, worker, event.at_ms)
@@ -323,9 +322,9 @@ class Audit:
             self.sometimes("false death, worker came back with its session")
 
     def _rebind(self, key: Key, worker: Seen, event: facts.BindingsChanged, expected: Counter[Any]) -> None:
-        bound = {tuple(activity.id): activity.attempt for activity in event.bound}
+        bound = {name_of(activity.id): activity.attempt for activity in event.bound}
         for id in event.unbound:
-            name = tuple(id)
+            name = name_of(id)
             attempt = worker.held.pop(name, None)
             if attempt is not None and name in worker.handed and name not in bound:
                 expected[key[0], key[1], worker.epoch, name, attempt] += 1

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from liveness.domain import events as facts
+from liveness.domain.keys import ActivityId
 from tests.simulation.sometimes import Sometimes
 
 Name = tuple[str, str, str]
 Report = Callable[[str, str, tuple[str, ...]], None]
+
+
+def name_of(id: ActivityId) -> Name:
+    return (id.workflow_id, id.run_id, id.activity_id)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from liveness.store.api import TaskState
 from liveness.store.codec import decode_bound_activity
 from tests.simulation.audit import ACTIVE
+from tests.simulation.audit_activities import name_of
 from tests.simulation.folding import check_fold
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Endings:
                     f"the task of {bound.id} is {TaskState(state).name}: {error}",
                     (worker,),
                 )
-            if not counted[namespace, worker, epoch, tuple(bound.id), bound.attempt]:
+            if not counted[namespace, worker, epoch, name_of(bound.id), bound.attempt]:
                 world.sometimes("reschedule found stale")
             if attempts > 1:
                 world.sometimes("reschedule tried again")

@@ -43,7 +43,7 @@ async def _wait_for_nothing(self: Any) -> None:
 
 
 def _all_time_counts(self: Any, listening_ms: int) -> int:
-    return self._durable_ms + listening_ms - self._since_ms  # type: ignore[no-any-return]
+    return self._durable_ms + listening_ms - self._since_ms
 
 
 def _trusting(term_ms: int) -> int:

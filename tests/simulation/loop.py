@@ -7,6 +7,7 @@ on; those of one that was killed never run. Time moves only when nothing is left
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
@@ -74,12 +75,14 @@ class _Handle(asyncio.Handle):
     __slots__ = ("process",)
 
     process: Process | None
+    _context: Context
 
 
 class _Timer(asyncio.TimerHandle):
     __slots__ = ("process",)
 
     process: Process | None
+    _context: Context
 
 
 class Deadlock(Exception):
@@ -87,6 +90,9 @@ class Deadlock(Exception):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
+    _ready: deque[Any]
+    _stopping: bool
+
     def __init__(self, random: Random) -> None:
         super().__init__()
         self._now = 1_000.0

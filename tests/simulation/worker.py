@@ -103,9 +103,9 @@ class Run:
             self._tasks.append(loop.create_task(self._take_work()))
 
     def _connect(self) -> None:
-        self.channel = self.world.network.connect(self._addresses[0])
-        self.liveness: Any = LivenessServiceStub(self.channel)  # type: ignore[arg-type]
-        self.activities: Any = ActivityServiceStub(self.channel)  # type: ignore[arg-type]
+        channel: Any = self.world.network.connect(self._addresses[0])
+        self.liveness: Any = LivenessServiceStub(channel)
+        self.activities: Any = ActivityServiceStub(channel)
 
     def _move(self, refusal: Refusal) -> None:
         """To the next node."""

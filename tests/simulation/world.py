@@ -8,7 +8,7 @@ import hashlib
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -146,7 +146,7 @@ class World:
             self._trace.update(f"{self.now():.6f} commit {writer} {self.audit.rows - rows}\n".encode())
             self.watch.committed(driver, writer)
 
-    def _on_log(self, _: Any, level: str, entry: dict[str, Any]) -> Any:
+    def _on_log(self, _: Any, level: str, entry: MutableMapping[str, Any]) -> Any:
         process = here()
         who = "" if process is None else process.host
         text = " ".join(f"{name}={value}" for name, value in sorted(entry.items()) if name != "event")
