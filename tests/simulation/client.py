@@ -38,6 +38,9 @@ class Client:
             cleanup_delay=duration_of_ms(plan.cleanup_delay_ms),
             max_workers=plan.quota,
             dispatch_timeout=duration_of_ms(3_000),
+            storm_min_workers=plan.brake.min_workers,
+            storm_hold=duration_of_ms(plan.brake.hold_ms),
+            storm_pace=plan.brake.pace,
         )
         for _ in range(200):
             try:
@@ -52,6 +55,16 @@ class Client:
                 self._world.audit.quota = {f"ns{number}": plan.quota for number in range(plan.namespaces)}
                 return
         raise AssertionError("nobody serves")
+
+    def release_storm(self, namespace: str) -> None:
+        self._process.spawn(self._release_storm(namespace))
+
+    async def _release_storm(self, namespace: str) -> None:
+        request = admin_pb2.ReleaseStormRequest(namespace=namespace, reason="the operator says so")
+        try:
+            await self._stub(AdminServiceStub).ReleaseStorm(request, timeout=2)
+        except grpc.aio.AioRpcError:
+            pass
 
     def start(self) -> None:
         self._process.spawn(self._schedule())

@@ -11,6 +11,7 @@ from liveness.shard.recovery import Recovered
 from liveness.store.api import ShardImage
 from liveness.store.take_over import take_over
 from tests.simulation.audit import ACTIVE, Seen
+from tests.simulation.subjects import who
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -30,7 +31,9 @@ def check_fold(world: World, shard_id: int) -> None:
         found = recovered.get(key)  # type: ignore[call-overload]
         if found is not None and _told(found) != _expected(worker):
             world.report(
-                "fold", f"{key} read back is {_told(found)}, its log says {_expected(worker)}", (key[1],)
+                "fold",
+                f"{who(key)} read back is {_told(found)}, its log says {_expected(worker)}",
+                (who(key),),
             )
 
 

@@ -3,7 +3,7 @@ in the dice that are rolled: some worlds know no partitions, some nothing else."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 ACTS = (
@@ -25,7 +25,25 @@ ACTS = (
     "worker says goodbye",
     "second run of a worker",
     "all workers of a host stop",
+    "most workers cut off",
+    "operator releases storms",
 )
+
+
+@dataclass(frozen=True)
+class Brake:
+    """What the operator has set about storms."""
+
+    min_workers: int = 20
+    hold_ms: int = 3_600_000
+    pace: int = 1_000
+
+    def holds_ms(self, lease_ms: int) -> int:
+        """How long the end of a lease may be put off, apart from the line."""
+        return min(self.hold_ms, lease_ms)
+
+    def line_s(self, workers: int) -> float:
+        return workers / self.pace if self.pace else 0.0
 
 
 @dataclass(frozen=True)
@@ -44,25 +62,40 @@ class Plan:
     commit_interval_ms: float
     checkpoint_ms: int
     leases_ms: tuple[int, ...]
+    workers_who_work: float
+    """What part of them; the others only heartbeat."""
     cleanup_delay_ms: int
     quota: int
     """Workers per namespace."""
+    brake: Brake
+    only: tuple[int, ...] | None = None
+    """Of all acts, by number, those that take place; None for all."""
 
 
-def plan_of(seed: int, size: float = 1.0) -> Plan:
+BRAKES = (
+    Brake(),
+    Brake(),
+    Brake(hold_ms=0),
+    Brake(min_workers=3),
+    Brake(min_workers=3, pace=4),
+    Brake(min_workers=2, hold_ms=700, pace=20),
+)
+LARGE_EVERY = 40
+"""Every so manieth seed is a large fleet."""
+
+
+def plan_of(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     nodes = random.choice((1, 1, 2, 3, 3, 4))
-    workers = max(2, int(random.choice((3, 6, 10, 20)) * size))
-    if random.random() < 0.02:
-        workers = int(200 * size)
+    workers = random.choice((3, 6, 10, 20))
     acts = tuple(act for act in ACTS if random.random() < 0.6) or ACTS
     namespaces = random.choice((1, 2))
-    return Plan(
+    plan = Plan(
         nodes_max=nodes,
         shards=random.choice((1, 4, 8, 16)),
         workers=workers,
         namespaces=namespaces,
-        busy_s=random.choice((8.0, 15.0, 25.0)) * min(1.0, size),
+        busy_s=random.choice((8.0, 15.0, 25.0)),
         every_s=random.choice((0.2, 0.5, 1.5)),
         acts=acts,
         grace_ms=random.choice((0, 500, 2_000, 5_000)),
@@ -70,6 +103,25 @@ def plan_of(seed: int, size: float = 1.0) -> Plan:
         commit_interval_ms=random.choice((0.0, 20.0)),
         checkpoint_ms=random.choice((1_000, 5_000, 20_000)),
         leases_ms=random.choice(((1_000,), (1_000, 2_000), (2_000, 5_000), (1_000, 3_000, 10_000))),
+        workers_who_work=1.0,
         cleanup_delay_ms=random.choice((2_000, 10_000, 3_600_000)),
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
+        brake=random.choice(BRAKES),
+    )
+    return _large(plan, random) if seed % LARGE_EVERY == 0 else plan
+
+
+def _large(plan: Plan, random: Random) -> Plan:
+    """Hundreds of workers, all of whom heartbeat, and few of whom work: a fleet is large by its leases."""
+    return replace(
+        plan,
+        workers=random.randrange(200, 401),
+        nodes_max=random.choice((2, 3)),
+        busy_s=8.0,
+        every_s=1.0,
+        leases_ms=(5_000, 10_000),
+        quota=1_000_000,
+        workers_who_work=0.05,
+        brake=random.choice((Brake(), Brake(pace=100))),
+        acts=tuple(dict.fromkeys((*plan.acts, "most workers cut off", "kill node"))),
     )

@@ -45,6 +45,15 @@ SITUATIONS = (
     "session replaced with work bound",
     "shutdown with work bound",
     "wall clock jumped while leases ran",
+    # storms
+    "storm held leases",
+    "storm known through another node",
+    "held worker came back with its lease",
+    "held worker stood in line",
+    "storm drained after its hold",
+    "storm over early, nearly all were back",
+    "storm released by an operator",
+    "take-over during a storm",
     # work
     "work of a dead worker done by another",
     "end of an attempt refused, fenced off",

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.command import run_seed, story
+from tests.simulation.command import run_seed
 from tests.simulation.flaws import FLAWS, flawed
 from tests.simulation.sometimes import SITUATIONS
+from tests.simulation.story import story
 from tests.simulation.world import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from tests.simulation import subjects
 from tests.simulation.answers import Answers
 from tests.simulation.audit import Audit
 from tests.simulation.client import Client
@@ -28,6 +29,8 @@ from tests.simulation.plan import Plan
 from tests.simulation.presence import Presence
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.station import Station
+from tests.simulation.storms import Storms
+from tests.simulation.subjects import who
 from tests.simulation.watch import Watch
 from tests.simulation.worker import Manner, Run
 
@@ -39,6 +42,8 @@ class Step(NamedTuple):
     at_s: float
     text: str
     about: tuple[str, ...]
+    alike: str = ""
+    """What it is one of many of."""
 
 
 @dataclass
@@ -53,7 +58,13 @@ class Outcome:
     rows: int = 0
     sometimes: Counter[str] = field(default_factory=Counter)
     acts: Counter[str] = field(default_factory=Counter)
+    acted: list[int] = field(default_factory=list)
+    """Numbers of the acts that took place."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """What befell single messages and transactions."""
     answers: Counter[str] = field(default_factory=Counter)
+    rule: str = ""
+    """The one that was broken."""
     violation: str = ""
     about: tuple[str, ...] = ()
     story: list[Step] = field(default_factory=list)
@@ -74,8 +85,8 @@ class World:
         self.presence = Presence()
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.database = SharedDatabase(self.loop, Random(f"database {seed}"))
-        self.audit = Audit(self.report, self.sometimes, self.presence, self.now)
-        self.answers = Answers(self.audit, self.report, self.sometimes)
+        self.audit = Audit(self.report, self.note, self.sometimes, self.presence, self.now)
+        self.answers = Answers(self.audit, self.report, self.note, self.sometimes)
         self.stations = [Station(self, number) for number in range(plan.nodes_max)]
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.contested = [f"contested-{number}" for number in range(5)]
@@ -83,6 +94,7 @@ class World:
         """Since then nothing is broken; infinite while something is."""
         self.director = Director(self)
         self.watch = Watch(self)
+        self.storms = Storms(self)
         self.client = Client(self)
         self._trace = hashlib.sha256()
         self._story: deque[Step] = deque(maxlen=STORY_MAX)
@@ -96,6 +108,7 @@ class World:
         network.may_double = lambda source, path: "Heartbeat" in path or "Complete" in path
         database.on_commit = self._on_commit
         self.watch.listen()
+        self.storms.listen()
 
     # -- what everybody uses
 
@@ -112,17 +125,22 @@ class World:
     def addresses(self) -> list[str]:
         return [station.address for station in self.stations]
 
-    def note(self, text: str, *about: str) -> None:
+    def note(self, text: str, *about: str, alike: str = "") -> None:
         self._trace.update(f"{self.now():.6f} {text}\n".encode())
-        self._story.append(Step(self.now(), text, about))
+        self._story.append(Step(self.now(), text, about, alike))
 
     def report(self, invariant: str, text: str, about: tuple[str, ...]) -> None:
         """A rule was broken."""
         if not self.outcome.violation:
-            self.outcome.violation = f"{invariant}: {text}"
-            self.outcome.about = about
-            self.note(f"VIOLATED {invariant}: {text}", *about)
+            self.outcome.rule, self.outcome.violation = invariant, f"{invariant}: {text}"
+            self.outcome.about = self._all(about)
+            self.note(f"BROKEN: {text}")
             self.loop.stop()
+
+    def _all(self, about: tuple[str, ...]) -> tuple[str, ...]:
+        """With the shards of the workers among them."""
+        workers = self.audit.workers.items()
+        return (*about, *(subjects.shard(worker.shard_id) for key, worker in workers if who(key) in about))
 
     # -- what happens
 
@@ -148,10 +166,12 @@ class World:
 
     def _on_log(self, _: Any, level: str, entry: MutableMapping[str, Any]) -> Any:
         process = here()
-        who = "" if process is None else process.host
+        host = "" if process is None else process.host
+        about: tuple[str, ...] = (host,)
         text = " ".join(f"{name}={value}" for name, value in sorted(entry.items()) if name != "event")
-        about = [str(entry[name]) for name in ("worker",) if name in entry]
-        self._story.append(Step(self.now(), f"{who}: {level} {entry.get('event')} {text}", (who, *about)))
+        if "shard" in entry:
+            about = (host, subjects.shard(entry["shard"]))
+        self._story.append(Step(self.now(), f"{host} says: {entry.get('event')} {text}", about))
         raise structlog.DropEvent
 
     # -- the whole
@@ -194,15 +214,16 @@ class World:
         plan = self.plan
         for number in range(plan.workers):
             namespace = f"ns{number % plan.namespaces}"
+            works = self.random.random() < plan.workers_who_work
             manner = Manner(
                 namespace=namespace,
                 key=f"w{number // plan.namespaces}",
                 task_queue=self.random.choice(("q0", "q1")),
                 lease_ms=self.random.choice(plan.leases_ms),
                 work_ms=self.random.choice((100, 1_000, 4_000)),
-                polls=self.random.random() < 0.6,
-                binds=self.random.random() < 0.6,
-                claims=self.random.random() < 0.3,
+                polls=works and self.random.random() < 0.6,
+                binds=works and self.random.random() < 0.6,
+                claims=works and self.random.random() < 0.3,
             )
             self.runs[namespace, manner.key] = []
             self.later(self.random.uniform(0, 3), lambda manner=manner: self.begin_run(manner))  # type: ignore[misc]
@@ -211,7 +232,7 @@ class World:
         runs = self.runs[manner.namespace, manner.key]
         run = Run(self, manner, len(runs) + 1)
         runs.append(run)
-        self.note(f"{run.session} starts", manner.key)
+        self.note(f"{run.session} starts", who(run.key))
         run.start()
 
     def _finish(self) -> None:
@@ -224,6 +245,15 @@ class World:
         outcome.rows = self.audit.rows
         outcome.sometimes = self.sometimes.counts
         outcome.answers = self.answers.given
+        outcome.faults = Counter(
+            {
+                "message lost": network.lost,
+                "message delivered twice": network.doubled,
+                "message late and overtaken": network.straggled,
+            }
+        )
+        for mishap, times in self.database.mishaps.items():
+            outcome.faults[f"transaction: {mishap.value}"] += times
         outcome.story = list(self._story) if outcome.violation else []
         self.loop.bury()
         asyncio.set_event_loop(None)
@@ -240,14 +270,15 @@ def _quiet(world: World) -> Any:
     )
     threshold, hook = gc.get_threshold(), sys.unraisablehook
     gc.set_threshold(0)
+    gc.freeze()  # what was there before is not looked at when the world is cleared away
     sys.unraisablehook = lambda _: None
     try:
         yield
     finally:
         structlog.configure(**configured)
-        gc.unfreeze()
-        gc.set_threshold(*threshold)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what was begun and never ran
             gc.collect()
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
         sys.unraisablehook = hook
