@@ -50,8 +50,8 @@ class Client:
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.2)
             else:
-                # Other nodes hear of it within their rounds.
-                await asyncio.sleep(3)
+                if plan.nodes_max > 1:
+                    await asyncio.sleep(3)  # other nodes hear of it within their rounds
                 self._world.audit.quota = {f"ns{number}": plan.quota for number in range(plan.namespaces)}
                 return
         raise AssertionError("nobody serves")

@@ -9,9 +9,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
-from tests.simulation.plan import plan_of
+from tests.simulation.plan import AS_IT_IS, Instead
 from tests.simulation.results import Sum, as_json, keep, printed
 from tests.simulation.story import LINES_MAX, shrunk, story
 from tests.simulation.world import Outcome, World
@@ -22,28 +21,8 @@ MANY = 100
 """So many worlds must have met each."""
 
 
-@dataclass(frozen=True)
-class Instead:
-    """What is otherwise than the seed says."""
-
-    workers: int = 0
-    nodes: int = 0
-    shards: int = 0
-    only: tuple[int, ...] | None = None
-
-
-def run_seed(seed: int, instead: Instead = Instead()) -> Outcome:  # noqa: B008  # frozen
-    plan = plan_of(seed)
-    return World(
-        seed,
-        replace(
-            plan,
-            workers=instead.workers or plan.workers,
-            nodes_max=instead.nodes or plan.nodes_max,
-            shards=instead.shards or plan.shards,
-            only=instead.only,
-        ),
-    ).run()
+def run_seed(seed: int, instead: Instead = AS_IT_IS) -> Outcome:
+    return World(seed, instead.plan(seed)).run()
 
 
 def _outcomes(seeds: Sequence[int], instead: Instead, jobs: int) -> Iterator[Outcome]:

@@ -62,6 +62,10 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
+FOUND_BY: Mapping[str, tuple[int, ...]] = {name: () for name in FLAWS}
+"""Seeds whose worlds are known to break a rule with the flaw."""
+
+
 @contextmanager
 def flawed(name: str) -> Iterator[None]:
     place, attribute, flaw = FLAWS[name]

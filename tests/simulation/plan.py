@@ -86,23 +86,23 @@ LARGE_EVERY = 40
 
 def plan_of(seed: int) -> Plan:
     random = Random(f"plan {seed}")
-    nodes = random.choice((1, 1, 2, 3, 3, 4))
+    nodes = random.choice((1, 1, 2, 2, 3, 3, 4))
     workers = random.choice((3, 6, 10, 20))
     acts = tuple(act for act in ACTS if random.random() < 0.6) or ACTS
     namespaces = random.choice((1, 2))
     plan = Plan(
         nodes_max=nodes,
-        shards=random.choice((1, 4, 8, 16)),
+        shards=random.choice((1, 2, 4, 8)),
         workers=workers,
         namespaces=namespaces,
-        busy_s=random.choice((8.0, 15.0, 25.0)),
-        every_s=random.choice((0.2, 0.5, 1.5)),
+        busy_s=random.choice((6.0, 10.0, 16.0)),
+        every_s=random.choice((0.2, 0.4, 1.0)),
         acts=acts,
         grace_ms=random.choice((0, 500, 2_000, 5_000)),
-        node_lease_ms=random.choice((1_000, 2_000, 4_000)),
+        node_lease_ms=random.choice((1_500, 2_500, 4_000)),
         commit_interval_ms=random.choice((0.0, 20.0)),
         checkpoint_ms=random.choice((1_000, 5_000, 20_000)),
-        leases_ms=random.choice(((1_000,), (1_000, 2_000), (2_000, 5_000), (1_000, 3_000, 10_000))),
+        leases_ms=random.choice(((1_000,), (1_000, 2_000), (2_000, 4_000), (1_000, 3_000, 6_000))),
         workers_who_work=1.0,
         cleanup_delay_ms=random.choice((2_000, 10_000, 3_600_000)),
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
@@ -117,11 +117,52 @@ def _large(plan: Plan, random: Random) -> Plan:
         plan,
         workers=random.randrange(200, 401),
         nodes_max=random.choice((2, 3)),
-        busy_s=8.0,
+        busy_s=6.0,
         every_s=1.0,
         leases_ms=(5_000, 10_000),
         quota=1_000_000,
         workers_who_work=0.05,
         brake=random.choice((Brake(), Brake(pace=100))),
         acts=tuple(dict.fromkeys((*plan.acts, "most workers cut off", "kill node"))),
+    )
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What is otherwise than the seed says."""
+
+    workers: int = 0
+    nodes: int = 0
+    shards: int = 0
+    only: tuple[int, ...] | None = None
+
+    def plan(self, seed: int) -> Plan:
+        usual = plan_of(seed)
+        return replace(
+            usual,
+            workers=self.workers or usual.workers,
+            nodes_max=self.nodes or usual.nodes_max,
+            shards=self.shards or usual.shards,
+            only=self.only,
+        )
+
+    def options(self) -> list[str]:
+        """As they are given to `make sim`."""
+        given = {"workers": self.workers, "nodes": self.nodes, "shards": self.shards}
+        options = [f"--{name} {number}" for name, number in given.items() if number]
+        if self.only is not None:
+            options.append(f"--only {','.join(map(str, self.only)) or 'none'}")
+        return options
+
+
+AS_IT_IS = Instead()
+
+
+def instead_of(seed: int, plan: Plan) -> Instead:
+    usual = plan_of(seed)
+    return Instead(
+        plan.workers if plan.workers != usual.workers else 0,
+        plan.nodes_max if plan.nodes_max != usual.nodes_max else 0,
+        plan.shards if plan.shards != usual.shards else 0,
+        plan.only,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from tests.simulation.plan import Plan, plan_of
+from tests.simulation.plan import Plan, instead_of
 from tests.simulation.rules import RULES
 from tests.simulation.world import Outcome, Step, World
 
@@ -34,17 +34,8 @@ def story(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
 
 def command(outcome: Outcome) -> str:
     """What shows the same world again."""
-    usual, plan = plan_of(outcome.seed), outcome.plan
-    options = [f"--first {outcome.seed} --seeds 1"]
-    if plan.workers != usual.workers:
-        options.append(f"--workers {plan.workers}")
-    if plan.nodes_max != usual.nodes_max:
-        options.append(f"--nodes {plan.nodes_max}")
-    if plan.shards != usual.shards:
-        options.append(f"--shards {plan.shards}")
-    if plan.only is not None:
-        options.append(f"--only {','.join(map(str, plan.only)) or 'none'}")
-    return f'make sim ARGS="{" ".join(options)}"'
+    options = instead_of(outcome.seed, outcome.plan).options()
+    return f'make sim ARGS="{" ".join((f"--first {outcome.seed} --seeds 1", *options))}"'
 
 
 def _world(outcome: Outcome) -> str:
