@@ -326,8 +326,13 @@ class Audit:
                 worker.replaced.add(worker.session)
         worker.state, worker.session, worker.sequence = ACTIVE, event.session_id, event.sequence
         worker.epoch, worker.granted_ms = event.epoch, event.granted_ms
+        before = worker.held
         worker.held = {name_of(activity.id): activity.attempt for activity in event.bindings}
-        worker.handed = set()
+        if isinstance(event, facts.SessionReplaced):
+            # What the new session goes on with was handed out by us all the same.
+            worker.handed = {name for name in worker.handed if worker.held.get(name) == before[name]}
+        else:
+            worker.handed = set()
         worker.in_doubt = event.resync
         self._note(
             f"shard {shard_id} commits {type(event).__name__} with heartbeat {event.sequence} of {event.session_id}, "
