@@ -355,7 +355,9 @@ class Audit:
         for id in event.unbound:
             name = name_of(id)
             attempt = worker.held.pop(name, None)
-            if attempt is not None and name in worker.handed and name not in bound:
+            if name in bound:
+                continue  # an earlier attempt is over, and it goes on with this one
+            if attempt is not None and name in worker.handed:
                 expected[key[0], key[1], worker.epoch, name, attempt] += 1
             worker.handed.discard(name)
         worker.held.update(bound)
