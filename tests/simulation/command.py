@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 
 from tests.simulation.plan import AS_IT_IS, Instead
@@ -62,6 +63,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def main() -> int:
     options = _options()
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # its process had died
     seeds = range(options.first, options.first + options.seeds)
     instead = Instead(options.workers, options.nodes, options.shards, options.only)
     total, first = Sum(), None

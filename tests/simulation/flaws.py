@@ -62,7 +62,7 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
-FOUND_BY: Mapping[str, tuple[int, ...]] = {name: () for name in FLAWS}
+FOUND_BY: Mapping[str, tuple[int, ...]] = dict.fromkeys(FLAWS, ())
 """Seeds whose worlds are known to break a rule with the flaw."""
 
 

@@ -13,7 +13,7 @@ from tests.simulation.world import Outcome, Step, World
 LINES_MAX = 60
 ALIKE_SHOWN = 3
 """Of many steps in a row that say the same kind of thing: so many at either end."""
-TRIES_MAX = 60
+TRIES_MAX = 40
 
 
 def story(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
@@ -21,7 +21,7 @@ def story(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
     left_out = max(0, len(told) - lines_max)
     text = [
         f'seed {outcome.seed} breaks the rule "{outcome.rule}": {RULES[outcome.rule]}',
-        f"  {outcome.violation}",
+        f"  {outcome.violation.removeprefix(f'{outcome.rule}: ')}",
         f"  {_world(outcome)}",
         "",
     ]
@@ -119,8 +119,14 @@ class _Search:
             self._breaks(replace(self.best.plan, shards=1))
 
     def fewer_acts(self) -> None:
-        """Without a half, a quarter, … of them, as long as the rule is still broken."""
-        size = max(1, len(self.best.acted))
+        """The last few alone, and of what is left then: without a half, a quarter, … as long as the rule is broken."""
+        all_acts = self.best.acted
+        for last in (0, 1, 2, 4, 8):
+            if last >= len(all_acts) or self._breaks(
+                replace(self.best.plan, only=tuple(all_acts[len(all_acts) - last :]))
+            ):
+                break
+        size = len(self.best.acted) // 2
         while size >= 1 and self._left:
             acts, at = self.best.acted, 0
             while at < len(acts):

@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.command import run_seed
 from tests.simulation.flaws import FLAWS, FOUND_BY, flawed
 from tests.simulation.plan import instead_of
+from tests.simulation.rules import RULES
 from tests.simulation.story import command, shrunk, story
 from tests.simulation.world import Outcome
 
@@ -29,7 +30,8 @@ def test_a_flaw_is_found(name: str) -> None:
     with flawed(name):
         found = _found(name)
     told = story(found)
-    assert found.violation in told
+    assert RULES[found.rule] in told
+    assert f"BROKEN: {found.violation.removeprefix(f'{found.rule}: ')}" in told
     assert command(found) in told
 
 
