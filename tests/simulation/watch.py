@@ -35,6 +35,7 @@ class Watch:
         self._unresolved: dict[str, Mishap] = {}
         self._mishap = Mishap.NONE
         self._released: set[int] = set()
+        self._taken_now: list[int] = []
         self._under_way: set[tuple[Key, str]] = set()
 
     def listen(self) -> None:
@@ -68,6 +69,8 @@ class Watch:
         self._released = {
             id for (id,) in driver.execute("SELECT shard_id FROM shards WHERE owner = '' AND epoch > 0")
         }
+        while self._taken_now:
+            check_fold(self._world, self._taken_now.pop())
         station = self._station(writer)
         if station is not None:
             process = station.process
@@ -82,6 +85,7 @@ class Watch:
 
     def _taken(self, shard_id: int, before: str, after: str) -> None:
         world, sometimes = self._world, self._sometimes
+        self._taken_now.append(shard_id)
         world.note(
             f"{after} takes shard {shard_id} from {before or 'nobody'}",
             f"shard {shard_id}",
