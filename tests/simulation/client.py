@@ -37,6 +37,7 @@ class Client:
         rules = admin_pb2.NamespaceConfig(
             cleanup_delay=duration_of_ms(plan.cleanup_delay_ms),
             max_workers=plan.quota,
+            max_worker_deaths=plan.deaths_max,
             dispatch_timeout=duration_of_ms(3_000),
             storm_min_workers=plan.brake.min_workers,
             storm_hold=duration_of_ms(plan.brake.hold_ms),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from tests.simulation.plan import AS_IT_IS, Instead
 from tests.simulation.results import Sum, as_json, keep, printed
 from tests.simulation.story import LINES_MAX, shrunk, story
-from tests.simulation.world import Outcome, World
+from tests.simulation.world import Outcome, live
 
 OFTEN = 10
 """A situation that many worlds met less often was hardly tried."""
@@ -23,7 +23,7 @@ MANY = 100
 
 
 def run_seed(seed: int, instead: Instead = AS_IT_IS) -> Outcome:
-    return World(seed, instead.plan(seed)).run()
+    return live(seed, instead.plan(seed))
 
 
 def _outcomes(seeds: Sequence[int], instead: Instead, jobs: int) -> Iterator[Outcome]:

@@ -105,8 +105,17 @@ class Director:
     def _stop_node(self) -> None:
         station, seconds = self._station(), self._some(0.05, 15)
         self._world.note(f"{station.host} stands still for {seconds:.2f} s", station.host)
-        station.stand_still(seconds)
-        self._for_a_while(seconds + 0.5, lambda: None)
+        if self._random.random() < 0.5:
+            station.stand_still(seconds)
+        else:
+            # Most likely with a transaction under way.
+            station.health.delay_s = (0.05, 0.5)
+            self._world.later(0.2, lambda: station.stand_still(seconds))
+
+        def heal() -> None:
+            station.health.delay_s = (0.000_2, 0.002)
+
+        self._for_a_while(seconds + 0.7, heal)
 
     def _leave_in_order(self) -> None:
         station = self._station()
@@ -179,6 +188,12 @@ class Director:
         )
         station.health.mishaps = chosen
         station.health.reads_fail = share / 4
+        if self._random.random() < 0.4:
+            # So that it has to take over what was another's.
+            other = self._station()
+            if other is not station:
+                self._world.note(f"kill -9 {other.host}", other.host)
+                other.kill()
 
         def heal() -> None:
             station.health.mishaps = ()
@@ -234,8 +249,10 @@ class Director:
     # -- workers
 
     def _kill_worker(self) -> None:
-        if (run := self._run()) is None:
-            return
+        if (run := self._run()) is not None:
+            self._kill(run)
+
+    def _kill(self, run: Run) -> None:
         world = self._world
         world.note(f"kill -9 {run.session}", who(run.key))
         run.process.kill()
@@ -273,7 +290,7 @@ class Director:
         namespace = f"ns{self._random.randrange(world.plan.namespaces)}"
         share = self._random.choice((0.5, 0.8, 1.0))
         lease_s = self._random.choice(world.plan.leases_ms) / 1_000
-        seconds = lease_s * self._random.uniform(0.9, 2.6)
+        seconds = lease_s * self._random.uniform(0.9, 2.2)
         keys = [key for key in world.runs if key[0] == namespace and self._random.random() < share]
         hosts = [f"{namespace}-{key}" for _, key in keys]
         pairs = {(host, station.host) for host in hosts for station in world.stations} - cut
@@ -283,11 +300,13 @@ class Director:
         )
         cut |= pairs
         self._for_a_while(seconds, lambda: cut.difference_update(pairs))
+        if len(keys) >= 10 and world.runs[keys[0]]:
+            self._kill(world.runs[keys[0]][-1])
 
     def _release_storms(self) -> None:
         namespace = f"ns{self._random.randrange(self._world.plan.namespaces)}"
-        self._world.note(f"the operator releases storms over {namespace}", namespace)
-        self._world.client.release_storm(namespace)
+        self._world.note(f"the operator will release the next storm over {namespace}")
+        self._world.storms.to_release[namespace] = self._some(0.05, 1)
 
     def _goodbye(self) -> None:
         if (run := self._run()) is None:

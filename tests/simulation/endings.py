@@ -92,9 +92,9 @@ class Endings:
         world = self._world
         counted = world.audit.activities.effects
         rows = world.database.driver.execute(
-            "SELECT namespace, worker_key, lease_epoch, activity, state, attempts, last_error FROM tasks"
+            "SELECT namespace, worker_key, lease_epoch, activity, state, last_error FROM tasks"
         )
-        for namespace, worker, epoch, text, state, attempts, error in rows:
+        for namespace, worker, epoch, text, state, error in rows:
             bound = decode_bound_activity(text)
             if state != TaskState.DONE:
                 world.report(
@@ -104,5 +104,3 @@ class Endings:
                 )
             if not counted[namespace, worker, epoch, name_of(bound.id), bound.attempt]:
                 world.sometimes("reschedule found stale")
-            if attempts > 1:
-                world.sometimes("reschedule tried again")

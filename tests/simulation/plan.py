@@ -30,6 +30,11 @@ ACTS = (
 )
 
 
+MANY_NODES = ("cut nodes apart",)
+ONE_NODE = ("disk fails",)
+"""Acts that make sense only there."""
+
+
 @dataclass(frozen=True)
 class Brake:
     """What the operator has set about storms."""
@@ -67,6 +72,8 @@ class Plan:
     cleanup_delay_ms: int
     quota: int
     """Workers per namespace."""
+    deaths_max: int
+    """Of workers that held an activity, until it is put into quarantine."""
     brake: Brake
     only: tuple[int, ...] | None = None
     """Of all acts, by number, those that take place; None for all."""
@@ -88,7 +95,10 @@ def plan_of(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     nodes = random.choice((1, 1, 2, 2, 3, 3, 4))
     workers = random.choice((3, 6, 10, 20))
-    acts = tuple(act for act in ACTS if random.random() < 0.6) or ACTS
+    senseless = MANY_NODES if nodes == 1 else ONE_NODE
+    acts = tuple(act for act in ACTS if random.random() < 0.6 and act not in senseless)
+    if nodes == 1:
+        acts = tuple(dict.fromkeys((*acts, *ONE_NODE)))
     namespaces = random.choice((1, 2))
     plan = Plan(
         nodes_max=nodes,
@@ -106,6 +116,7 @@ def plan_of(seed: int) -> Plan:
         workers_who_work=1.0,
         cleanup_delay_ms=random.choice((2_000, 10_000, 3_600_000)),
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
+        deaths_max=random.choice((2, 3)),
         brake=random.choice(BRAKES),
     )
     return _large(plan, random) if seed % LARGE_EVERY == 0 else plan

@@ -60,7 +60,7 @@ SITUATIONS = (
     "hand-out never confirmed and taken back",
     "claim refused, held by another",
     "reschedule found stale",
-    "reschedule tried again",
+    "reschedule interrupted, and tried again",
     "work quarantined",
     "quota refused a worker",
     "same key alive in two namespaces",

@@ -32,6 +32,10 @@ class Storms:
         self._brake = world.plan.brake
         self._held: dict[Key, Phase] = {}
         """Who was held at the last look."""
+        self._held_since: dict[Key, tuple[int, int]] = {}
+        """Everybody who was ever held: the epoch and sequence of the heartbeat before."""
+        self.to_release: dict[str, float] = {}
+        """Namespaces whose next storm an operator releases, after so many seconds."""
         self._gales: list[Gale] = []
         """That were seen before; by identity."""
         self._fell: defaultdict[str, deque[float]] = defaultdict(deque)
@@ -85,6 +89,8 @@ class Storms:
                 for key, hold in gale.held.items():
                     worker = (key.namespace, key.instance_key)
                     held[worker] = gale.phase
+                    if (seen := self._world.audit.workers.get(worker)) is not None:
+                        self._held_since[worker] = (seen.epoch, seen.sequence)
                     self._check(station, worker, hold)
         self._held = held
 
@@ -99,6 +105,9 @@ class Storms:
             strikes = station.server.node.brake.strikes
             if len(gale.held) + strikes.recent(namespace) < self._brake.min_workers:
                 self._sometimes("storm known through another node")
+            if (after_s := self.to_release.pop(namespace, None)) is not None:
+                self._world.note(f"the operator releases the storm over {namespace}", station.host)
+                self._world.later(after_s, lambda: self._world.client.release_storm(namespace))
         if any(hold.turn_ms is not None for hold in gale.held.values()):
             self._sometimes("held worker stood in line")
         if gale.phase is Phase.DRAINING and gale.storm.returned >= 0.9 * gale.storm.caught > 0:
@@ -137,7 +146,7 @@ class Storms:
         self._fell[key[0]].append(self._world.now())
         phase = self._held.pop(key, None)
         if phase is not None:
-            released = phase is Phase.RELEASED
+            released = phase is Phase.RELEASED or self._is_released(key[0])
             self._sometimes("storm released by an operator" if released else "storm drained after its hold")
 
     def _came_back_late(self, key: Key) -> None:
@@ -148,9 +157,18 @@ class Storms:
             self._sometimes("lease saved by the grace after a take-over")
 
     def _taken(self, shard_id: int, before: str, after: str) -> None:
-        workers = self._world.audit.workers
-        if any(key in workers and workers[key].shard_id == shard_id for key in self._held):
-            self._sometimes("take-over during a storm")
+        for key, heard in self._held_since.items():
+            worker = self._world.audit.workers.get(key)
+            if worker is None or worker.shard_id != shard_id or worker.state != ACTIVE:
+                continue
+            if (worker.epoch, worker.sequence) == heard:
+                self._sometimes("take-over during a storm")
+                break
+
+    def _is_released(self, namespace: str) -> bool:
+        servers = [station.server for station in self._world.stations if station.server is not None]
+        gales = [server.node.brake.gales.get(namespace) for server in servers]
+        return any(gale is not None and gale.phase is Phase.RELEASED for gale in gales)
 
 
 def _due(worker: Seen) -> float:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from tests.simulation.plan import Plan, instead_of
 from tests.simulation.rules import RULES
-from tests.simulation.world import Outcome, Step, World
+from tests.simulation.world import Outcome, Step, live
 
 LINES_MAX = 60
 ALIKE_SHOWN = 3
@@ -102,7 +102,7 @@ class _Search:
         if self._left == 0:
             return False
         self._left -= 1
-        found = World(self.best.seed, plan).run()
+        found = live(self.best.seed, plan)
         if found.rule != self.best.rule:
             return False
         self.best = found

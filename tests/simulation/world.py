@@ -8,7 +8,7 @@ import hashlib
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -172,16 +172,22 @@ class World:
         if "shard" in entry:
             about = (host, subjects.shard(entry["shard"]))
         self._story.append(Step(self.now(), f"{host} says: {entry.get('event')} {text}", about))
+        if entry.get("event") == "queue interrupted":
+            self.sometimes("reschedule interrupted, and tried again")
         raise structlog.DropEvent
 
     # -- the whole
 
     def run(self) -> Outcome:
-        with _quiet(self):
-            try:
-                self._run()
-            finally:
-                self._finish()
+        structlog.configure(
+            processors=[self._on_log],
+            wrapper_class=structlog.make_filtering_bound_logger(20),
+            logger_factory=structlog.ReturnLoggerFactory(),
+        )
+        try:
+            self._run()
+        finally:
+            self._finish()
         return self.outcome
 
     def _run(self) -> None:
@@ -259,15 +265,16 @@ class World:
         asyncio.set_event_loop(None)
 
 
+def live(seed: int, plan: Plan) -> Outcome:
+    """From the beginning to the end of a world, and until nothing is left of it."""
+    with _alone():
+        return World(seed, plan).run()
+
+
 @contextmanager
-def _quiet(world: World) -> Any:
+def _alone() -> Iterator[None]:
     """While a world lives, logs are its story; and nothing is collected, because what is collected may still run."""
     configured = structlog.get_config()
-    structlog.configure(
-        processors=[world._on_log],
-        wrapper_class=structlog.make_filtering_bound_logger(20),
-        logger_factory=structlog.ReturnLoggerFactory(),
-    )
     threshold, hook = gc.get_threshold(), sys.unraisablehook
     gc.set_threshold(0)
     gc.freeze()  # what was there before is not looked at when the world is cleared away
