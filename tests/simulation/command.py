@@ -73,9 +73,9 @@ def main() -> int:
         if options.hashes:
             print(outcome.seed, outcome.trace, flush=True)
         elif outcome.violation or total.seeds % 20 == 0:
-            rare = ", ".join(total.rare(OFTEN)) or "nothing"
+            so_far = ", ".join(total.rare(OFTEN)) or "nothing"
             state = (
-                f"seed {outcome.seed}: {outcome.violation}" if outcome.violation else f"rare so far: {rare}"
+                f"seed {outcome.seed}: {outcome.violation}" if outcome.violation else f"rare so far: {so_far}"
             )
             hours = total.virtual_s / 3_600
             print(f"{total.seeds}/{len(seeds)} seeds, {hours:.1f} virtual hours: {state}", file=sys.stderr)
