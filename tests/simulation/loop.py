@@ -188,6 +188,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.ended = True
         self._ready.clear()
         self._timers.clear()
+        self.close()
 
 
 def _keep_task(loop: SimulatedLoop) -> Any:
