@@ -77,7 +77,19 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
-FOUND_BY: Mapping[str, tuple[int, ...]] = dict.fromkeys(FLAWS, ())
+FOUND_BY: Mapping[str, tuple[int, ...]] = {
+    "no reschedule with the end of a lease": (2, 3),
+    "commits without a look at the epoch": (4, 8, 7),
+    "answers before the commit": (1, 3),
+    "answers though the commit failed": (2, 5),
+    "downtime counts as silence": (),
+    "a replaced session's work is forgotten": (),
+    "workers trust their lease too long": (),
+    "leases end three seconds late": (),
+    "a storm never lets go": (),
+    "a heartbeat does not end a hold": (),
+    "no quota": (),
+}
 """Seeds whose worlds are known to break a rule with the flaw."""
 
 

@@ -101,6 +101,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._count = 0
         self.steps = 0
         self.ended = False
+        self.until = float("inf")
+        """It stops then. No timer, which would change what the dice say to others."""
         self.failures: list[str] = []
         """What no task took care of."""
         self.set_exception_handler(self._note)
@@ -167,6 +169,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not timers:
             raise Deadlock
         self._now = timers[0][0]
+        if self._now > self.until:
+            self.stop()
         while timers and timers[0][0] <= self._now:
             timer = heappop(timers)[2]
             if not timer._cancelled:

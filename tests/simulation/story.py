@@ -14,6 +14,8 @@ LINES_MAX = 60
 ALIKE_SHOWN = 3
 """Of many steps in a row that say the same kind of thing: so many at either end."""
 TRIES_MAX = 40
+LATER_S = 5.0
+"""What has not broken the rule so long after the world did that is looked at is not waited for."""
 
 
 def story(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
@@ -102,7 +104,7 @@ class _Search:
         if self._left == 0:
             return False
         self._left -= 1
-        found = live(self.best.seed, plan)
+        found = live(self.best.seed, plan, self.best.virtual_s + LATER_S)
         if found.rule != self.best.rule:
             return False
         self.best = found

@@ -178,7 +178,8 @@ class World:
 
     # -- the whole
 
-    def run(self) -> Outcome:
+    def run(self, seconds: float) -> Outcome:
+        self.loop.until = self.now() + seconds
         structlog.configure(
             processors=[self._on_log],
             wrapper_class=structlog.make_filtering_bound_logger(20),
@@ -198,7 +199,7 @@ class World:
         task = self._context.run(loop.create_task, self._live())
         task.add_done_callback(lambda _: loop.stop())
         loop.run_forever()
-        if not outcome.violation:
+        if not outcome.violation and task.done():
             task.result()
         if not outcome.violation and loop.failures:
             self.report("no crash", loop.failures[0], ())
@@ -265,10 +266,10 @@ class World:
         asyncio.set_event_loop(None)
 
 
-def live(seed: int, plan: Plan) -> Outcome:
-    """From the beginning to the end of a world, and until nothing is left of it."""
+def live(seed: int, plan: Plan, seconds: float = float("inf")) -> Outcome:
+    """From the beginning to the end of a world, if that is not later than `seconds`, and until nothing is left of it."""
     with _alone():
-        return World(seed, plan).run()
+        return World(seed, plan).run(seconds)
 
 
 @contextmanager
