@@ -10,9 +10,10 @@ from google.rpc.status_pb2 import Status
 
 from liveness.sdk.refusals import Refusal, of_status
 from liveness.v1 import activity_pb2, service_pb2, worker_pb2
-from tests.simulation.audit import CLEANED_UP, Audit, Report
+from tests.simulation.audit import CLEANED_UP, Audit, Note, Report
 from tests.simulation.network import Delivered
 from tests.simulation.sometimes import Sometimes
+from tests.simulation.subjects import who
 
 _ONE = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
 _MANY = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
@@ -24,8 +25,9 @@ REPEATED = worker_pb2.HEARTBEAT_OUTCOME_REPEATED
 
 
 class Answers:
-    def __init__(self, audit: Audit, report: Report, sometimes: Sometimes) -> None:
+    def __init__(self, audit: Audit, report: Report, note: Note, sometimes: Sometimes) -> None:
         self._audit = audit
+        self._note = note
         self._report = report
         self._sometimes = sometimes
         self.given: Counter[str] = Counter()
@@ -67,47 +69,59 @@ class Answers:
         for beat, result in zip(request.heartbeats, results, strict=True):
             key = (request.namespace, beat.worker_instance_key)
             if isinstance(result, Refusal):
-                self.given[result.reason or result.code.name] += 1
+                reason = result.reason or result.code.name
+                self.given[reason] += 1
+                self._note(
+                    f"{given.process.host} refuses heartbeat {beat.sequence} of {beat.session_id}: {reason}",
+                    who(key),
+                )
                 self._check_refusal(key, beat, result)
             else:
                 self.given[worker_pb2.HeartbeatOutcome.Name(result.outcome)] += 1
+                self._note(
+                    f"{given.process.host} answers heartbeat {beat.sequence} of {beat.session_id}",
+                    who(key),
+                    alike=f"heartbeats of {who(key)}",
+                )
                 self._check_ack(key, beat, result)
 
     def _check_ack(self, key: tuple[str, str], beat: Any, result: worker_pb2.HeartbeatResult) -> None:
-        about = (key[1],)
+        about = (who(key),)
         if (beat.session_id, beat.sequence) not in self._audit.applied[key]:
             self._report(
                 "durable ack",
-                f"{key}: heartbeat {beat.sequence} of {beat.session_id} was answered and is not durable",
+                f"{who(key)}: heartbeat {beat.sequence} of {beat.session_id} was answered and is not durable",
                 about,
             )
             return
         worker = self._audit.workers.get(key)
         if worker is None or result.lease_epoch > worker.epoch:
             self._report(
-                "durable ack", f"{key} was told epoch {result.lease_epoch}, which is not durable", about
+                "durable ack", f"{who(key)} was told epoch {result.lease_epoch}, which is not durable", about
             )
         if result.outcome == REPEATED:
             self._sometimes("repeated heartbeat answered alike")
 
     def _check_refusal(self, key: tuple[str, str], beat: Any, refusal: Refusal) -> None:
-        worker, about = self._audit.workers.get(key), (key[1],)
+        worker, about = self._audit.workers.get(key), (who(key),)
         match refusal.reason:
             case "STALE_HEARTBEAT":
                 if worker is None or worker.session != beat.session_id or worker.sequence <= beat.sequence:
                     self._report(
-                        "honest failure", f"{key}: {beat.sequence} was refused as stale and is not", about
+                        "honest failure",
+                        f"{who(key)}: {beat.sequence} was refused as stale and is not",
+                        about,
                     )
                 self._sometimes("copy of a heartbeat arrived late and was refused")
             case "SESSION_SUPERSEDED":
                 if worker is None or beat.session_id not in worker.replaced:
                     self._report(
-                        "honest failure", f"{key}: {beat.session_id} was not replaced durably", about
+                        "honest failure", f"{who(key)}: {beat.session_id} was not replaced durably", about
                     )
                 self._sometimes("heartbeat of a replaced session refused")
             case "WORKER_CLEANED_UP":
                 if worker is None or worker.state != CLEANED_UP:
-                    self._report("honest failure", f"{key} was refused as cleaned up and is not", about)
+                    self._report("honest failure", f"{who(key)} was refused as cleaned up and is not", about)
                 self._sometimes("heartbeat of a cleaned-up worker refused")
             case "WORKER_QUOTA_EXCEEDED":
                 self._sometimes("quota refused a worker")

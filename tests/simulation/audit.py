@@ -15,9 +15,10 @@ from typing import Any
 from liveness.domain import events as facts
 from liveness.domain.worker import InactiveReason
 from liveness.store.codec import LogEntry, LogRow, Renewals, decode_bound_activity, decode_entry
-from tests.simulation.audit_activities import Activities
+from tests.simulation.audit_activities import Activities, Name, name_of
 from tests.simulation.presence import Presence
 from tests.simulation.sometimes import Sometimes
+from tests.simulation.subjects import Key, who
 
 ACTIVE, INACTIVE, CLEANED_UP = "ACTIVE", "INACTIVE", "CLEANED_UP"
 TIE_MS = 100
@@ -26,13 +27,13 @@ CLOCKS_DIFFER = 0.002
 """By how much a node's clock may run fast in a simulation."""
 EARLY_MS = 5
 
-Key = tuple[str, str]
-Name = tuple[str, str, str]
 _LOG = f"SELECT id, {', '.join(LogRow._fields)} FROM log WHERE id > ? ORDER BY id"
 _TASKS = "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
 
 Report = Callable[[str, str, tuple[str, ...]], None]
 """The invariant that was broken, how, and what it concerns."""
+Note = Callable[..., None]
+"""A step of the story."""
 
 
 @dataclass
@@ -65,15 +66,18 @@ class Shard:
     owner: str = ""
     observed_ms: int = 0
     taken_at: float = 0.0
+    taken_ms: int = 0
+    """The same by its own clock."""
     numbers: dict[int, Key] = field(default_factory=dict)
     checkpoint_seq: int = 0
 
 
 class Audit:
     def __init__(
-        self, report: Report, sometimes: Sometimes, presence: Presence, now: Callable[[], float]
+        self, report: Report, note: Note, sometimes: Sometimes, presence: Presence, now: Callable[[], float]
     ) -> None:
         self.report = report
+        self._note = note
         self.sometimes = sometimes
         self.workers: dict[Key, Seen] = {}
         self.shards: defaultdict[int, Shard] = defaultdict(Shard)
@@ -89,6 +93,8 @@ class Audit:
         self.on_taken: list[Callable[[int, str, str], None]] = []
         """Told of a shard, who had it and who has it now."""
         self.on_silence_ended: list[Callable[[Key, Seen], None]] = []
+        self.on_late_renewal: list[Callable[[Key], None]] = []
+        """Told of a heartbeat that found its lease over, but not ended."""
         self.on_replaced: list[Callable[[Key, str], None]] = []
         self.rows = 0
         self.taken: Counter[tuple[str, str, int, Name, int]] = Counter()
@@ -116,10 +122,10 @@ class Audit:
         for id, _, namespace, worker, epoch, text in driver.execute(_TASKS, (self._task_id,)).fetchall():
             self._task_id = id
             bound = decode_bound_activity(text)
-            asked[namespace, worker, epoch, tuple(bound.id), bound.attempt] += 1
+            asked[namespace, worker, epoch, name_of(bound.id), bound.attempt] += 1
         if asked != expected:
             missing, more = expected - asked, asked - expected
-            about = tuple(item[1] for item in (*missing, *more))
+            about = tuple(who(item[:2]) for item in (*missing, *more))
             self.report(
                 "no lost reschedule",
                 f"one transaction took {sorted(missing)} without a reschedule, and rescheduled {sorted(more)} that it did not take",
@@ -141,7 +147,7 @@ class Audit:
         shard.seq = entry.seq
         event = entry.event
         if isinstance(event, facts.ShardTaken):
-            self._take_over(shard_id, shard, event)
+            self._take_over(shard_id, shard, event, entry.observed_ms)
             return
         if self._writer != shard.owner:
             self.report(
@@ -163,7 +169,7 @@ class Audit:
             assert entry.namespace is not None
             self.activities.take(entry.namespace, entry.workflow_id, event, self.workers)
 
-    def _take_over(self, shard_id: int, shard: Shard, event: facts.ShardTaken) -> None:
+    def _take_over(self, shard_id: int, shard: Shard, event: facts.ShardTaken, observed_ms: int) -> None:
         if event.epoch != shard.epoch + 1:
             self.report(
                 "one owner",
@@ -173,7 +179,7 @@ class Audit:
         for tell in self.on_taken:
             tell(shard_id, shard.owner, event.owner)
         shard.epoch, shard.owner = event.epoch, event.owner
-        shard.taken_at = self._now()
+        shard.taken_at, shard.taken_ms = self._now(), observed_ms
         self._presence.owned(shard_id, self.host_of(event.owner), self._now())
 
     # -- workers
@@ -184,26 +190,32 @@ class Audit:
             self.report("fold", f"shard {shard_id} renews worker {number}, which it never registered", ())
             return
         worker = self.workers[key]
-        about = (key[1],)
+        about = (who(key),)
         if worker.state != ACTIVE:
-            self.report("legal edges", f"{key} was renewed while {worker.state}", about)
+            self.report("legal edges", f"{who(key)} was renewed while {worker.state}", about)
         if renewal.sequence <= worker.sequence:
             self.report(
                 "idempotent heartbeats",
-                f"{key} was renewed with {renewal.sequence} after {worker.sequence}",
+                f"{who(key)} was renewed with {renewal.sequence} after {worker.sequence}",
                 about,
             )
         deadline_ms = worker.renewed_ms + worker.granted_ms
         if 0 <= deadline_ms - renewal.at_ms <= TIE_MS:
             self.sometimes("heartbeat in the last moment")
         if renewal.at_ms > deadline_ms:
-            self.sometimes("lease saved by the grace after a take-over")
+            for tell in self.on_late_renewal:
+                tell(key)
         worker.sequence = renewal.sequence
+        self._note(
+            f"shard {shard_id} commits heartbeat {renewal.sequence} of {worker.session}",
+            *about,
+            alike=f"heartbeats of {who(key)}",
+        )
         self._heard(key, worker, renewal.at_ms)
 
     def _heard(self, key: Key, worker: Seen, at_ms: int) -> None:
         if at_ms < worker.renewed_ms:
-            self.report("time", f"{key} was heard at {at_ms} after {worker.renewed_ms}", (key[1],))
+            self.report("time", f"{who(key)} was heard at {at_ms} after {worker.renewed_ms}", (who(key),))
         worker.renewed_ms = at_ms
         host = self.host_of(self._writer)
         heartbeat = (key, worker.session, worker.sequence, host)
@@ -211,40 +223,40 @@ class Audit:
         if arrived is None:
             self.report(
                 "durable ack",
-                f"{key}: heartbeat {worker.sequence} of {worker.session} never came to {host}",
-                (key[1],),
+                f"{who(key)}: heartbeat {worker.sequence} of {worker.session} never came to {host}",
+                (who(key),),
             )
             arrived = self._now()
         worker.heard = arrived
         mark = (worker.session, worker.sequence)
         if mark in self.applied[key]:
-            self.report("idempotent heartbeats", f"{key}: {mark} was applied twice", (key[1],))
+            self.report("idempotent heartbeats", f"{who(key)}: {mark} was applied twice", (who(key),))
         self.applied[key].add(mark)
 
     def _take_fact(
         self, shard_id: int, key: Key, entry: LogEntry, event: Any, expected: Counter[Any]
     ) -> None:
         worker = self.workers.get(key)
-        about = (key[1],)
+        about = (who(key),)
         if worker is not None and worker.state == CLEANED_UP and not isinstance(event, facts.WorkerForgotten):
-            self.report("legal edges", f"{key} is CLEANED_UP, and then {type(event).__name__}", about)
+            self.report("legal edges", f"{who(key)} is CLEANED_UP, and then {type(event).__name__}", about)
         if isinstance(event, facts.Activation):
             self._activate(shard_id, key, worker, entry, event, expected)
             return
         if worker is None:
-            self.report("legal edges", f"{key} is not known, and then {type(event).__name__}", about)
+            self.report("legal edges", f"{who(key)} is not known, and then {type(event).__name__}", about)
             return
         match event:
             case facts.WorkerDeactivated():
                 self._deactivate(shard_id, key, worker, event, expected)
             case facts.WorkerCleanedUp():
                 if worker.state != INACTIVE:
-                    self.report("legal edges", f"{key} was cleaned up while {worker.state}", about)
+                    self.report("legal edges", f"{who(key)} was cleaned up while {worker.state}", about)
                 worker.state = CLEANED_UP
                 self._population[key[0]] -= 1
             case facts.WorkerForgotten():
                 if worker.state != CLEANED_UP:
-                    self.report("legal edges", f"{key} was forgotten while {worker.state}", about)
+                    self.report("legal edges", f"{who(key)} was forgotten while {worker.state}", about)
                 del self.workers[key]
                 self.applied.pop(key, None)
             case facts.LeaseTermsChanged():
@@ -253,30 +265,34 @@ class Audit:
                 self._rebind(key, worker, event, expected)
             case facts.ActivityHanded():
                 if worker.state != ACTIVE:
-                    self.report("exclusive claims", f"{key} was handed work while {worker.state}", about)
-                worker.held[tuple(event.activity.id)] = event.activity.attempt
-                worker.handed.add(tuple(event.activity.id))
+                    self.report("exclusive claims", f"{who(key)} was handed work while {worker.state}", about)
+                worker.held[name_of(event.activity.id)] = event.activity.attempt
+                worker.handed.add(name_of(event.activity.id))
             case facts.BindingsEnded():
                 for id in event.ids:
-                    worker.held.pop(tuple(id), None)
-                    worker.handed.discard(tuple(id))
+                    worker.held.pop(name_of(id), None)
+                    worker.handed.discard(name_of(id))
 
     def _activate(
         self, shard_id: int, key: Key, worker: Seen | None, entry: LogEntry, event: facts.Activation,
         expected: Counter[Any],
     ) -> None:  # fmt: skip
-        about = (key[1],)
+        about = (who(key),)
         if self.sessions.get(event.session_id) != key:
             self.report(
-                "tenant isolation", f"{key} lives by session {event.session_id}, which is not its own", about
+                "tenant isolation",
+                f"{who(key)} lives by session {event.session_id}, which is not its own",
+                about,
             )
         declared = self.declared.get((key, event.session_id, event.sequence))
-        holds = frozenset((tuple(activity.id), activity.attempt) for activity in event.bindings)
+        holds = frozenset((name_of(activity.id), activity.attempt) for activity in event.bindings)
         if declared is not None and holds != declared:
-            self.report("clean slate", f"{key} declared {sorted(declared)} and holds {sorted(holds)}", about)
+            self.report(
+                "clean slate", f"{who(key)} declared {sorted(declared)} and holds {sorted(holds)}", about
+            )
         if isinstance(event, facts.WorkerRegistered):
             if worker is not None:
-                self.report("legal edges", f"{key} was registered twice", about)
+                self.report("legal edges", f"{who(key)} was registered twice", about)
             worker = self.workers[key] = Seen(shard_id)
             self.shards[shard_id].numbers[entry.seq] = key
             self._population[key[0]] += 1
@@ -284,19 +300,21 @@ class Audit:
             assert worker is not None
             resurrected = isinstance(event, facts.WorkerResurrected)
             if worker.state != (INACTIVE if resurrected else ACTIVE):
-                self.report("legal edges", f"{type(event).__name__} of {key}, which is {worker.state}", about)
+                self.report(
+                    "legal edges", f"{type(event).__name__} of {who(key)}, which is {worker.state}", about
+                )
             if event.epoch != worker.epoch + 1:
-                self.report("one owner", f"{key}: epoch {event.epoch} follows {worker.epoch}", about)
+                self.report("one owner", f"{who(key)}: epoch {event.epoch} follows {worker.epoch}", about)
             if event.session_id in worker.replaced:
                 self.report(
                     "idempotent heartbeats",
-                    f"{key}: the replaced session {event.session_id} came back",
+                    f"{who(key)}: the replaced session {event.session_id} came back",
                     about,
                 )
             if resurrected:
                 self._note_return(worker, event)
             else:
-                kept = {tuple(activity.id): activity.attempt for activity in event.bindings}
+                kept = {name_of(activity.id): activity.attempt for activity in event.bindings}
                 for name, attempt in worker.held.items():
                     if name not in kept or (name in worker.handed and kept[name] != attempt):
                         expected[key[0], key[1], worker.epoch, name, attempt] += 1
@@ -308,9 +326,19 @@ class Audit:
                 worker.replaced.add(worker.session)
         worker.state, worker.session, worker.sequence = ACTIVE, event.session_id, event.sequence
         worker.epoch, worker.granted_ms = event.epoch, event.granted_ms
-        worker.held = {tuple(activity.id): activity.attempt for activity in event.bindings}
-        worker.handed = set()
+        before = worker.held
+        worker.held = {name_of(activity.id): activity.attempt for activity in event.bindings}
+        if isinstance(event, facts.SessionReplaced):
+            # What the new session goes on with was handed out by us all the same.
+            worker.handed = {name for name in worker.handed if worker.held.get(name) == before[name]}
+        else:
+            worker.handed = set()
         worker.in_doubt = event.resync
+        self._note(
+            f"shard {shard_id} commits {type(event).__name__} with heartbeat {event.sequence} of {event.session_id}, "
+            f"epoch {event.epoch}",
+            *about,
+        )
         self._heard(key, worker, event.at_ms)
 
     def _note_return(self, worker: Seen, event: facts.Activation) -> None:
@@ -323,11 +351,13 @@ class Audit:
             self.sometimes("false death, worker came back with its session")
 
     def _rebind(self, key: Key, worker: Seen, event: facts.BindingsChanged, expected: Counter[Any]) -> None:
-        bound = {tuple(activity.id): activity.attempt for activity in event.bound}
+        bound = {name_of(activity.id): activity.attempt for activity in event.bound}
         for id in event.unbound:
-            name = tuple(id)
+            name = name_of(id)
             attempt = worker.held.pop(name, None)
-            if attempt is not None and name in worker.handed and name not in bound:
+            if name in bound:
+                continue  # an earlier attempt is over, and it goes on with this one
+            if attempt is not None and name in worker.handed:
                 expected[key[0], key[1], worker.epoch, name, attempt] += 1
             worker.handed.discard(name)
         worker.held.update(bound)
@@ -339,9 +369,9 @@ class Audit:
     def _deactivate(
         self, shard_id: int, key: Key, worker: Seen, event: facts.WorkerDeactivated, expected: Counter[Any]
     ) -> None:
-        about = (key[1],)
+        about = (who(key),)
         if worker.state != ACTIVE:
-            self.report("legal edges", f"{key} was deactivated while {worker.state}", about)
+            self.report("legal edges", f"{who(key)} was deactivated while {worker.state}", about)
         for name, attempt in worker.held.items():
             expected[key[0], key[1], worker.epoch, name, attempt] += 1
         if event.reason is InactiveReason.LEASE_EXPIRED:
@@ -352,6 +382,11 @@ class Audit:
             if worker.held and event.reason is InactiveReason.SHUTDOWN:
                 self.sometimes("shutdown with work bound")
         worker.state = INACTIVE
+        self._note(
+            f"shard {shard_id} commits the end of epoch {worker.epoch} of {who(key)}: {event.reason.name}, "
+            f"{len(worker.held)} activities lost",
+            *about,
+        )
         worker.deactivated_ms = event.at_ms
         worker.dead_since = self._now()
         worker.held, worker.handed = {}, set()
@@ -362,15 +397,15 @@ class Audit:
         if event.at_ms - worker.renewed_ms < worker.granted_ms:
             self.report(
                 "no early expiry",
-                f"{key}: a lease of {worker.granted_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
-                (key[1],),
+                f"{who(key)}: a lease of {worker.granted_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
+                (who(key),),
             )
         listened_ms = self._presence.listened_s(shard_id, worker.heard, self._now()) * 1_000
         if listened_ms * (1 + CLOCKS_DIFFER) + EARLY_MS < worker.granted_ms:
             self.report(
                 "no early expiry",
-                f"{key}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which somebody listened",
-                (key[1], f"shard {shard_id}"),
+                f"{who(key)}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which somebody listened",
+                (who(key), f"shard {shard_id}"),
             )
 
     # -- what others ask

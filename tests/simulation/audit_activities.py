@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from liveness.domain import events as facts
+from liveness.domain.keys import ActivityId
 from tests.simulation.sometimes import Sometimes
+from tests.simulation.subjects import who
 
 Name = tuple[str, str, str]
 Report = Callable[[str, str, tuple[str, ...]], None]
+
+
+def name_of(id: ActivityId) -> Name:
+    return (id.workflow_id, id.run_id, id.activity_id)
 
 
 @dataclass
@@ -71,7 +77,7 @@ class Activities:
                 course.finished = ""
 
     def _start(self, namespace: str, name: Name, course: Course, event: facts.ActivityStarted) -> None:
-        about = (name[0], event.worker)
+        about = (name[0], who((namespace, event.worker)))
         if course.holder is not None:
             self._report(
                 "exclusive claims", f"{name} is {course.holder}'s, and was given to {event.worker}", about
@@ -86,7 +92,7 @@ class Activities:
             tell(namespace, name, event.worker, course)
 
     def _end(self, namespace: str, name: Name, course: Course, event: facts.AttemptEnded) -> None:
-        about = (name[0], event.worker)
+        about = (name[0], who((namespace, event.worker)))
         if course.holder != (event.worker, event.epoch, event.attempt):
             self._report(
                 "exclusive claims",
@@ -107,7 +113,7 @@ class Activities:
     def _reschedule(
         self, namespace: str, name: Name, course: Course, event: facts.ActivityCancelRequested
     ) -> None:
-        about = (name[0], event.worker)
+        about = (name[0], who((namespace, event.worker)))
         effect = (namespace, event.worker, event.epoch, name, event.attempt)
         self.effects[effect] += 1
         if self.effects[effect] > self._taken[effect]:

@@ -37,7 +37,11 @@ class Client:
         rules = admin_pb2.NamespaceConfig(
             cleanup_delay=duration_of_ms(plan.cleanup_delay_ms),
             max_workers=plan.quota,
+            max_worker_deaths=plan.deaths_max,
             dispatch_timeout=duration_of_ms(3_000),
+            storm_min_workers=plan.brake.min_workers,
+            storm_hold=duration_of_ms(plan.brake.hold_ms),
+            storm_pace=plan.brake.pace,
         )
         for _ in range(200):
             try:
@@ -47,11 +51,21 @@ class Client:
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.2)
             else:
-                # Other nodes hear of it within their rounds.
-                await asyncio.sleep(3)
+                if plan.nodes_max > 1:
+                    await asyncio.sleep(3)  # other nodes hear of it within their rounds
                 self._world.audit.quota = {f"ns{number}": plan.quota for number in range(plan.namespaces)}
                 return
         raise AssertionError("nobody serves")
+
+    def release_storm(self, namespace: str) -> None:
+        self._process.spawn(self._release_storm(namespace))
+
+    async def _release_storm(self, namespace: str) -> None:
+        request = admin_pb2.ReleaseStormRequest(namespace=namespace, reason="the operator says so")
+        try:
+            await self._stub(AdminServiceStub).ReleaseStorm(request, timeout=2)
+        except grpc.aio.AioRpcError:
+            pass
 
     def start(self) -> None:
         self._process.spawn(self._schedule())

@@ -53,6 +53,10 @@ class Health:
     reads_fail: float = 0.0
 
 
+_COMPILED: dict[Any, Any] = {}
+"""Statements as text, which are the same in every world."""
+
+
 @cache
 def _template() -> bytes:
     """An empty database with all tables. Making one anew takes longer than many a simulation."""
@@ -65,7 +69,12 @@ def _template() -> bytes:
 
 
 def _engine() -> Engine:
-    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"cached_statements": 512})
+    engine = create_engine(
+        "sqlite://",
+        poolclass=StaticPool,
+        connect_args={"cached_statements": 512},
+        execution_options={"compiled_cache": _COMPILED},
+    )
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _: object) -> None:

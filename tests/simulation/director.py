@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.database import Mishap
+from tests.simulation.subjects import who
 
 if TYPE_CHECKING:
     from tests.simulation.station import Station
@@ -42,16 +44,24 @@ class Director:
             "worker says goodbye": self._goodbye,
             "second run of a worker": self._second_run,
             "all workers of a host stop": self._stop_many,
+            "most workers cut off": self._cut_most,
+            "operator releases storms": self._release_storms,
         }
 
     async def act(self) -> None:
-        world, random = self._world, self._random
-        until = world.now() + world.plan.busy_s
-        while world.now() < until:
-            await asyncio.sleep(random.expovariate(1 / world.plan.every_s))
-            act = random.choice(world.plan.acts)
-            world.outcome.acts[act] += 1
-            self._acts[act]()
+        """Each act has dice of its own: without one of them, the others are what they were."""
+        world, plan, dice = self._world, self._world.plan, Random(f"director {self._world.seed}")
+        until = world.now() + plan.busy_s
+        for number in count(1):
+            await asyncio.sleep(dice.expovariate(1 / plan.every_s))
+            if world.now() > until:
+                break
+            act = dice.choice(plan.acts)
+            self._random = Random(f"act {world.seed} {number}")
+            if plan.only is None or number in plan.only:
+                world.outcome.acted.append(number)
+                world.outcome.acts[act] += 1
+                self._acts[act]()
         self._over = True
 
     def _for_a_while(self, seconds: float, heal: Callable[[], None]) -> None:
@@ -95,8 +105,17 @@ class Director:
     def _stop_node(self) -> None:
         station, seconds = self._station(), self._some(0.05, 15)
         self._world.note(f"{station.host} stands still for {seconds:.2f} s", station.host)
-        station.stand_still(seconds)
-        self._for_a_while(seconds + 0.5, lambda: None)
+        if self._random.random() < 0.5:
+            station.stand_still(seconds)
+        else:
+            # Most likely with a transaction under way.
+            station.health.delay_s = (0.05, 0.5)
+            self._world.later(0.2, lambda: station.stand_still(seconds))
+
+        def heal() -> None:
+            station.health.delay_s = (0.000_2, 0.002)
+
+        self._for_a_while(seconds + 0.7, heal)
 
     def _leave_in_order(self) -> None:
         station = self._station()
@@ -169,6 +188,12 @@ class Director:
         )
         station.health.mishaps = chosen
         station.health.reads_fail = share / 4
+        if self._random.random() < 0.4:
+            # So that it has to take over what was another's.
+            other = self._station()
+            if other is not station:
+                self._world.note(f"kill -9 {other.host}", other.host)
+                other.kill()
 
         def heal() -> None:
             station.health.mishaps = ()
@@ -224,10 +249,12 @@ class Director:
     # -- workers
 
     def _kill_worker(self) -> None:
-        if (run := self._run()) is None:
-            return
+        if (run := self._run()) is not None:
+            self._kill(run)
+
+    def _kill(self, run: Run) -> None:
         world = self._world
-        world.note(f"kill -9 {run.session}", run.manner.key)
+        world.note(f"kill -9 {run.session}", who(run.key))
         run.process.kill()
         if self._random.random() < 0.8 and not self._over:
             world.later(self._some(0.001, 8), lambda: self._again(run))
@@ -242,7 +269,7 @@ class Director:
 
     def _stop(self, run: Run, seconds: float) -> None:
         world = self._world
-        world.note(f"{run.session} stands still for {seconds:.2f} s", run.manner.key)
+        world.note(f"{run.session} stands still for {seconds:.2f} s", who(run.key))
         run.process.stop()
         world.later(seconds, run.process.go_on)
 
@@ -257,16 +284,41 @@ class Director:
         if (run := self._run()) is not None:
             self._cut(run.host, self._station().host, self._some(0.1, 12))
 
+    def _cut_most(self) -> None:
+        """A switch fails: most workers of a namespace fall silent together, and come back together."""
+        world, cut = self._world, self._world.network.weather.cut
+        namespace = f"ns{self._random.randrange(world.plan.namespaces)}"
+        share = self._random.choice((0.5, 0.8, 1.0))
+        lease_s = self._random.choice(world.plan.leases_ms) / 1_000
+        seconds = lease_s * self._random.uniform(0.9, 2.2)
+        keys = [key for key in world.runs if key[0] == namespace and self._random.random() < share]
+        hosts = [f"{namespace}-{key}" for _, key in keys]
+        pairs = {(host, station.host) for host in hosts for station in world.stations} - cut
+        world.note(
+            f"{len(hosts)} workers of {namespace} are cut off from all nodes for {seconds:.2f} s",
+            *map(who, keys),
+        )
+        cut |= pairs
+        self._for_a_while(seconds, lambda: cut.difference_update(pairs))
+        if len(keys) >= 10 and world.runs[keys[0]]:
+            self._kill(world.runs[keys[0]][-1])
+
+    def _release_storms(self) -> None:
+        namespace = f"ns{self._random.randrange(self._world.plan.namespaces)}"
+        self._world.note(f"the operator will release the next storm over {namespace}")
+        self._world.storms.to_release[namespace] = self._some(0.05, 1)
+
     def _goodbye(self) -> None:
         if (run := self._run()) is None:
             return
         world = self._world
-        world.note(f"{run.session} says goodbye", run.manner.key)
+        world.note(f"{run.session} says goodbye", who(run.key))
+        away_s = self._some(0.01, 8)
 
         def gone() -> None:
             run.process.kill()
             if not self._over:
-                world.later(self._some(0.01, 8), lambda: self._again(run))
+                world.later(away_s, lambda: self._again(run))
 
         run.say_goodbye(gone)
 

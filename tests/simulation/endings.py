@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from liveness.store.api import TaskState
 from liveness.store.codec import decode_bound_activity
 from tests.simulation.audit import ACTIVE
+from tests.simulation.audit_activities import name_of
 from tests.simulation.folding import check_fold
+from tests.simulation.subjects import who
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -37,7 +39,8 @@ class Endings:
             for run in runs:
                 run.process.kill()
         world.note("all workers are killed")
-        await asyncio.sleep(longest_s + plan.grace_ms / 1_000 + 1.5)
+        held_s = plan.brake.holds_ms(max(plan.leases_ms)) / 1_000 + plan.brake.line_s(plan.workers)
+        await asyncio.sleep(longest_s + held_s + plan.grace_ms / 1_000 + 1.5)
         self._check_all_over()
         await self._until(WORKED_OFF_S_MAX, self._nothing_open, "work is left undone")
         self._check_tasks()
@@ -67,12 +70,14 @@ class Endings:
             worker = world.audit.workers.get(key)
             if worker is None or worker.state != ACTIVE or not run.trusts_its_lease:
                 state = None if worker is None else worker.state
-                world.report("recovery", f"{run.session} runs, and is {state} at the server", (key[1],))
+                world.report("recovery", f"{run.session} runs, and is {state} at the server", (who(key),))
 
     def _check_all_over(self) -> None:
         for key, worker in self._world.audit.workers.items():
             if worker.state == ACTIVE:
-                self._world.report("bounded lateness", f"{key} is ACTIVE though nobody is left", (key[1],))
+                self._world.report(
+                    "bounded lateness", f"{who(key)} is ACTIVE though nobody is left", (who(key),)
+                )
 
     def _open_tasks(self) -> list[tuple[object, ...]]:
         return self._world.database.driver.execute(
@@ -87,17 +92,15 @@ class Endings:
         world = self._world
         counted = world.audit.activities.effects
         rows = world.database.driver.execute(
-            "SELECT namespace, worker_key, lease_epoch, activity, state, attempts, last_error FROM tasks"
+            "SELECT namespace, worker_key, lease_epoch, activity, state, last_error FROM tasks"
         )
-        for namespace, worker, epoch, text, state, attempts, error in rows:
+        for namespace, worker, epoch, text, state, error in rows:
             bound = decode_bound_activity(text)
             if state != TaskState.DONE:
                 world.report(
                     "no lost reschedule",
                     f"the task of {bound.id} is {TaskState(state).name}: {error}",
-                    (worker,),
+                    (who((namespace, worker)),),
                 )
-            if not counted[namespace, worker, epoch, tuple(bound.id), bound.attempt]:
+            if not counted[namespace, worker, epoch, name_of(bound.id), bound.attempt]:
                 world.sometimes("reschedule found stale")
-            if attempts > 1:
-                world.sometimes("reschedule tried again")

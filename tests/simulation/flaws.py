@@ -13,11 +13,14 @@ import liveness.cluster.quotas
 import liveness.domain.decider
 import liveness.domain.reactions
 import liveness.sdk.fence
+import liveness.shard.brake
 import liveness.shard.committer
+import liveness.shard.endings
 import liveness.shard.node
 import liveness.shard.observed_clock
 import liveness.shard.shard
 import liveness.store.commit
+from liveness.shard.brake import Hold
 from liveness.store.api import ShardCommit
 from liveness.store.bulk import update_rows
 
@@ -43,11 +46,20 @@ async def _wait_for_nothing(self: Any) -> None:
 
 
 def _all_time_counts(self: Any, listening_ms: int) -> int:
-    return self._durable_ms + listening_ms - self._since_ms  # type: ignore[no-any-return]
+    return self._durable_ms + listening_ms - self._since_ms
 
 
 def _trusting(term_ms: int) -> int:
     return term_ms + 200
+
+
+def _three_seconds_late(self: Any, worker: Any) -> int:
+    return worker.deadline_ms + 3_000
+
+
+def _hold_for_ever(self: Any, gale: Any, one: Any, *_: object) -> Hold:
+    now_ms = one.shard.now_ms()
+    return Hold(one.shard, now_ms, now_ms + one.worker.granted_ms)
 
 
 FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
@@ -58,8 +70,27 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "downtime counts as silence": (liveness.shard.observed_clock.ObservedClock, "now_ms", _all_time_counts),
     "a replaced session's work is forgotten": (liveness.domain.reactions, "lost_with", lambda *_: {}),
     "workers trust their lease too long": (liveness.sdk.fence, "_trusted_ms", _trusting),
+    "leases end three seconds late": (liveness.shard.endings.Endings, "expiry_ms", _three_seconds_late),
+    "a storm never lets go": (liveness.shard.brake.Brake, "_hold", _hold_for_ever),
+    "a heartbeat does not end a hold": (liveness.shard.brake.Brake, "heard", lambda *_: False),
     "no quota": (liveness.cluster.quotas.Quotas, "admit", lambda *_: None),
 }
+
+
+FOUND_BY: Mapping[str, tuple[int, ...]] = {
+    "no reschedule with the end of a lease": (2, 3),
+    "commits without a look at the epoch": (4, 8, 7),
+    "answers before the commit": (1, 3),
+    "answers though the commit failed": (2, 5),
+    "downtime counts as silence": (),
+    "a replaced session's work is forgotten": (),
+    "workers trust their lease too long": (),
+    "leases end three seconds late": (),
+    "a storm never lets go": (),
+    "a heartbeat does not end a hold": (),
+    "no quota": (),
+}
+"""Seeds whose worlds are known to break a rule with the flaw."""
 
 
 @contextmanager

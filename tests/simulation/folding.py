@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
@@ -10,7 +11,9 @@ from liveness.domain.worker import Worker
 from liveness.shard.recovery import Recovered
 from liveness.store.api import ShardImage
 from liveness.store.take_over import take_over
+from tests.simulation import subjects
 from tests.simulation.audit import ACTIVE, Seen
+from tests.simulation.subjects import who
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -20,7 +23,13 @@ def check_fold(world: World, shard_id: int) -> None:
     def read_back(connection: Connection) -> list[ShardImage]:
         return take_over(connection, [shard_id], "auditor", 0)
 
-    [image] = world.database.try_out(read_back)
+    try:
+        [image] = world.database.try_out(read_back)
+    except sqlite3.Error as error:
+        world.report(
+            "fold", f"shard {shard_id} cannot be taken over any more: {error}", (subjects.shard(shard_id),)
+        )
+        return
     recovered = Recovered(image).workers
     seen = {key: worker for key, worker in world.audit.workers.items() if worker.shard_id == shard_id}
     if recovered.keys() != seen.keys():
@@ -30,7 +39,9 @@ def check_fold(world: World, shard_id: int) -> None:
         found = recovered.get(key)  # type: ignore[call-overload]
         if found is not None and _told(found) != _expected(worker):
             world.report(
-                "fold", f"{key} read back is {_told(found)}, its log says {_expected(worker)}", (key[1],)
+                "fold",
+                f"{who(key)} read back is {_told(found)}, its log says {_expected(worker)}",
+                (who(key),),
             )
 
 

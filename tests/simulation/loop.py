@@ -7,6 +7,7 @@ on; those of one that was killed never run. Time moves only when nothing is left
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
@@ -74,12 +75,14 @@ class _Handle(asyncio.Handle):
     __slots__ = ("process",)
 
     process: Process | None
+    _context: Context
 
 
 class _Timer(asyncio.TimerHandle):
     __slots__ = ("process",)
 
     process: Process | None
+    _context: Context
 
 
 class Deadlock(Exception):
@@ -87,6 +90,9 @@ class Deadlock(Exception):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
+    _ready: deque[Any]
+    _stopping: bool
+
     def __init__(self, random: Random) -> None:
         super().__init__()
         self._now = 1_000.0
@@ -95,6 +101,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._count = 0
         self.steps = 0
         self.ended = False
+        self.until = float("inf")
+        """It stops then. No timer, which would change what the dice say to others."""
         self.failures: list[str] = []
         """What no task took care of."""
         self.set_exception_handler(self._note)
@@ -161,6 +169,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not timers:
             raise Deadlock
         self._now = timers[0][0]
+        if self._now > self.until:
+            self.stop()
         while timers and timers[0][0] <= self._now:
             timer = heappop(timers)[2]
             if not timer._cancelled:
@@ -182,6 +192,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.ended = True
         self._ready.clear()
         self._timers.clear()
+        self.close()
 
 
 def _keep_task(loop: SimulatedLoop) -> Any:

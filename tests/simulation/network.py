@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from tests.simulation.calls import Served, StreamCall, UnaryCall
+from tests.simulation.calls import Served, UnaryCall
 from tests.simulation.loop import Process, SimulatedLoop, here
+from tests.simulation.streams import StreamCall
 
 
 @dataclass

@@ -3,7 +3,7 @@ in the dice that are rolled: some worlds know no partitions, some nothing else."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 ACTS = (
@@ -25,7 +25,30 @@ ACTS = (
     "worker says goodbye",
     "second run of a worker",
     "all workers of a host stop",
+    "most workers cut off",
+    "operator releases storms",
 )
+
+
+MANY_NODES = ("cut nodes apart",)
+ONE_NODE = ("disk fails",)
+"""Acts that make sense only there."""
+
+
+@dataclass(frozen=True)
+class Brake:
+    """What the operator has set about storms."""
+
+    min_workers: int = 20
+    hold_ms: int = 3_600_000
+    pace: int = 1_000
+
+    def holds_ms(self, lease_ms: int) -> int:
+        """How long the end of a lease may be put off, apart from the line."""
+        return min(self.hold_ms, lease_ms)
+
+    def line_s(self, workers: int) -> float:
+        return workers / self.pace if self.pace else 0.0
 
 
 @dataclass(frozen=True)
@@ -44,32 +67,113 @@ class Plan:
     commit_interval_ms: float
     checkpoint_ms: int
     leases_ms: tuple[int, ...]
+    workers_who_work: float
+    """What part of them; the others only heartbeat."""
     cleanup_delay_ms: int
     quota: int
     """Workers per namespace."""
+    deaths_max: int
+    """Of workers that held an activity, until it is put into quarantine."""
+    brake: Brake
+    only: tuple[int, ...] | None = None
+    """Of all acts, by number, those that take place; None for all."""
 
 
-def plan_of(seed: int, size: float = 1.0) -> Plan:
+BRAKES = (
+    Brake(),
+    Brake(),
+    Brake(hold_ms=0),
+    Brake(min_workers=3),
+    Brake(min_workers=3, pace=4),
+    Brake(min_workers=2, hold_ms=700, pace=20),
+)
+LARGE_EVERY = 40
+"""Every so manieth seed is a large fleet."""
+
+
+def plan_of(seed: int) -> Plan:
     random = Random(f"plan {seed}")
-    nodes = random.choice((1, 1, 2, 3, 3, 4))
-    workers = max(2, int(random.choice((3, 6, 10, 20)) * size))
-    if random.random() < 0.02:
-        workers = int(200 * size)
-    acts = tuple(act for act in ACTS if random.random() < 0.6) or ACTS
+    nodes = random.choice((1, 1, 2, 2, 3, 3, 4))
+    workers = random.choice((3, 6, 10, 20))
+    senseless = MANY_NODES if nodes == 1 else ONE_NODE
+    acts = tuple(act for act in ACTS if random.random() < 0.6 and act not in senseless)
+    if nodes == 1:
+        acts = tuple(dict.fromkeys((*acts, *ONE_NODE)))
     namespaces = random.choice((1, 2))
-    return Plan(
+    plan = Plan(
         nodes_max=nodes,
-        shards=random.choice((1, 4, 8, 16)),
+        shards=random.choice((1, 2, 4, 8)),
         workers=workers,
         namespaces=namespaces,
-        busy_s=random.choice((8.0, 15.0, 25.0)) * min(1.0, size),
-        every_s=random.choice((0.2, 0.5, 1.5)),
+        busy_s=random.choice((6.0, 10.0, 16.0)),
+        every_s=random.choice((0.2, 0.4, 1.0)),
         acts=acts,
         grace_ms=random.choice((0, 500, 2_000, 5_000)),
-        node_lease_ms=random.choice((1_000, 2_000, 4_000)),
+        node_lease_ms=random.choice((1_500, 2_500, 4_000)),
         commit_interval_ms=random.choice((0.0, 20.0)),
         checkpoint_ms=random.choice((1_000, 5_000, 20_000)),
-        leases_ms=random.choice(((1_000,), (1_000, 2_000), (2_000, 5_000), (1_000, 3_000, 10_000))),
+        leases_ms=random.choice(((1_000,), (1_000, 2_000), (2_000, 4_000), (1_000, 3_000, 6_000))),
+        workers_who_work=1.0,
         cleanup_delay_ms=random.choice((2_000, 10_000, 3_600_000)),
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
+        deaths_max=random.choice((2, 3)),
+        brake=random.choice(BRAKES),
+    )
+    return _large(plan, random) if seed % LARGE_EVERY == 0 else plan
+
+
+def _large(plan: Plan, random: Random) -> Plan:
+    """Hundreds of workers, all of whom heartbeat, and few of whom work: a fleet is large by its leases."""
+    return replace(
+        plan,
+        workers=random.randrange(200, 401),
+        nodes_max=random.choice((2, 3)),
+        busy_s=6.0,
+        every_s=1.0,
+        leases_ms=(5_000, 10_000),
+        quota=1_000_000,
+        workers_who_work=0.05,
+        brake=random.choice((Brake(), Brake(pace=100))),
+        acts=tuple(dict.fromkeys((*plan.acts, "most workers cut off", "kill node"))),
+    )
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What is otherwise than the seed says."""
+
+    workers: int = 0
+    nodes: int = 0
+    shards: int = 0
+    only: tuple[int, ...] | None = None
+
+    def plan(self, seed: int) -> Plan:
+        usual = plan_of(seed)
+        return replace(
+            usual,
+            workers=self.workers or usual.workers,
+            nodes_max=self.nodes or usual.nodes_max,
+            shards=self.shards or usual.shards,
+            only=self.only,
+        )
+
+    def options(self) -> list[str]:
+        """As they are given to `make sim`."""
+        given = {"workers": self.workers, "nodes": self.nodes, "shards": self.shards}
+        options = [f"--{name} {number}" for name, number in given.items() if number]
+        if self.only is not None:
+            options.append(f"--only {','.join(map(str, self.only)) or 'none'}")
+        return options
+
+
+AS_IT_IS = Instead()
+
+
+def instead_of(seed: int, plan: Plan) -> Instead:
+    usual = plan_of(seed)
+    return Instead(
+        plan.workers if plan.workers != usual.workers else 0,
+        plan.nodes_max if plan.nodes_max != usual.nodes_max else 0,
+        plan.shards if plan.shards != usual.shards else 0,
+        plan.only,
     )

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from liveness.store.errors import ShardsLost, StoreError
 from liveness.v1 import service_pb2
-from tests.simulation.audit import ACTIVE, Key, Seen
+from tests.simulation.audit import ACTIVE, Seen
 from tests.simulation.database import Mishap
 from tests.simulation.folding import check_fold
 from tests.simulation.loop import Process
 from tests.simulation.network import Delivered
+from tests.simulation.subjects import Key, who
 
 if TYPE_CHECKING:
     from tests.simulation.station import Station
@@ -34,6 +35,7 @@ class Watch:
         self._unresolved: dict[str, Mishap] = {}
         self._mishap = Mishap.NONE
         self._released: set[int] = set()
+        self._taken_now: list[int] = []
         self._under_way: set[tuple[Key, str]] = set()
 
     def listen(self) -> None:
@@ -67,6 +69,8 @@ class Watch:
         self._released = {
             id for (id,) in driver.execute("SELECT shard_id FROM shards WHERE owner = '' AND epoch > 0")
         }
+        while self._taken_now:
+            check_fold(self._world, self._taken_now.pop())
         station = self._station(writer)
         if station is not None:
             process = station.process
@@ -81,6 +85,7 @@ class Watch:
 
     def _taken(self, shard_id: int, before: str, after: str) -> None:
         world, sometimes = self._world, self._sometimes
+        self._taken_now.append(shard_id)
         world.note(
             f"{after} takes shard {shard_id} from {before or 'nobody'}",
             f"shard {shard_id}",
@@ -126,7 +131,6 @@ class Watch:
     def _silence_ended(self, key: Key, worker: Seen) -> None:
         """A lease is over. If its time had come, the worker must have been the first to know."""
         world = self._world
-        world.note(f"{key[0]}/{key[1]} is INACTIVE, epoch {worker.epoch}", key[1])
         if worker.died_with != worker.session:
             return
         for run in world.runs.get(key, ()):
@@ -134,7 +138,7 @@ class Watch:
                 world.report(
                     "no early expiry",
                     f"{run.session} still relies on a lease that the server has ended",
-                    (key[1],),
+                    (who(key),),
                 )
 
     def _replaced(self, key: Key, before: str) -> None:
@@ -153,7 +157,8 @@ class Watch:
                 self._sometimes("heartbeat sent again was applied only once")
             self._world.note(
                 f"{target} hears heartbeat {beat.sequence} of {beat.session_id} from {source}",
-                beat.worker_instance_key,
+                who(key),
+                alike=f"heartbeats of {who(key)}",
             )
 
     def answered(self, given: Delivered) -> None:
@@ -172,6 +177,7 @@ class Watch:
             count += 1
             self._look_for_doubles()
             self._check_lateness()
+            world.storms.look()
             if count % FOLDED_EVERY == 0:
                 check_fold(world, world.random.randrange(world.plan.shards))
 
@@ -197,11 +203,12 @@ class Watch:
             lease_s = worker.granted_ms / 1_000
             taken_at = world.audit.shards[worker.shard_id].taken_at
             due = max(worker.heard + lease_s, taken_at + plan.grace_ms / 1_000, settled + lease_s)
-            if now > due + LATE_S_MAX + SLACK_S + lease_s * 0.002:
+            latest = due + LATE_S_MAX + SLACK_S + lease_s * 0.002
+            if now > latest and now > latest + world.storms.may_hold_s(key[0], lease_s):
                 world.report(
                     "bounded lateness",
-                    f"{key} has been silent for {now - worker.heard:.2f} s with a lease of {lease_s:.1f} s and is ACTIVE",
-                    (key[1], f"shard {worker.shard_id}"),
+                    f"{who(key)} has been silent for {now - worker.heard:.2f} s with a lease of {lease_s:.1f} s and is ACTIVE",
+                    (who(key), f"shard {worker.shard_id}"),
                 )
 
 

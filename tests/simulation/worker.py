@@ -19,6 +19,7 @@ from liveness.v1 import activity_pb2, service_pb2, worker_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.simulation.clocks import SimulatedClock
+from tests.simulation.subjects import who
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -103,9 +104,9 @@ class Run:
             self._tasks.append(loop.create_task(self._take_work()))
 
     def _connect(self) -> None:
-        self.channel = self.world.network.connect(self._addresses[0])
-        self.liveness: Any = LivenessServiceStub(self.channel)  # type: ignore[arg-type]
-        self.activities: Any = ActivityServiceStub(self.channel)  # type: ignore[arg-type]
+        channel: Any = self.world.network.connect(self._addresses[0])
+        self.liveness: Any = LivenessServiceStub(channel)
+        self.activities: Any = ActivityServiceStub(channel)
 
     def _move(self, refusal: Refusal) -> None:
         """To the next node."""
@@ -127,6 +128,11 @@ class Run:
                 continue
             message = pulse.send(clock.monotonic_ms())
             self._declare(message)
+            self.world.note(
+                f"{self.session} sends heartbeat {message.sequence} to {self._addresses[0].partition(':')[0]}",
+                who(self.key),
+                alike=f"heartbeats of {who(self.key)}",
+            )
             request = service_pb2.RecordWorkerHeartbeatsRequest(
                 namespace=self.manner.namespace, heartbeats=[message]
             )

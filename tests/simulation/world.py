@@ -8,7 +8,7 @@ import hashlib
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from tests.simulation import subjects
 from tests.simulation.answers import Answers
 from tests.simulation.audit import Audit
 from tests.simulation.client import Client
@@ -28,17 +29,21 @@ from tests.simulation.plan import Plan
 from tests.simulation.presence import Presence
 from tests.simulation.sometimes import Sometimes
 from tests.simulation.station import Station
+from tests.simulation.storms import Storms
+from tests.simulation.subjects import who
 from tests.simulation.watch import Watch
 from tests.simulation.worker import Manner, Run
 
 STORY_MAX = 20_000
-STEPS_MAX = 3_000_000
+COLLECTED_MAX = 4
 
 
 class Step(NamedTuple):
     at_s: float
     text: str
     about: tuple[str, ...]
+    alike: str = ""
+    """What it is one of many of."""
 
 
 @dataclass
@@ -53,7 +58,13 @@ class Outcome:
     rows: int = 0
     sometimes: Counter[str] = field(default_factory=Counter)
     acts: Counter[str] = field(default_factory=Counter)
+    acted: list[int] = field(default_factory=list)
+    """Numbers of the acts that took place."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """What befell single messages and transactions."""
     answers: Counter[str] = field(default_factory=Counter)
+    rule: str = ""
+    """The one that was broken."""
     violation: str = ""
     about: tuple[str, ...] = ()
     story: list[Step] = field(default_factory=list)
@@ -74,8 +85,8 @@ class World:
         self.presence = Presence()
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.database = SharedDatabase(self.loop, Random(f"database {seed}"))
-        self.audit = Audit(self.report, self.sometimes, self.presence, self.now)
-        self.answers = Answers(self.audit, self.report, self.sometimes)
+        self.audit = Audit(self.report, self.note, self.sometimes, self.presence, self.now)
+        self.answers = Answers(self.audit, self.report, self.note, self.sometimes)
         self.stations = [Station(self, number) for number in range(plan.nodes_max)]
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.contested = [f"contested-{number}" for number in range(5)]
@@ -83,6 +94,7 @@ class World:
         """Since then nothing is broken; infinite while something is."""
         self.director = Director(self)
         self.watch = Watch(self)
+        self.storms = Storms(self)
         self.client = Client(self)
         self._trace = hashlib.sha256()
         self._story: deque[Step] = deque(maxlen=STORY_MAX)
@@ -96,6 +108,7 @@ class World:
         network.may_double = lambda source, path: "Heartbeat" in path or "Complete" in path
         database.on_commit = self._on_commit
         self.watch.listen()
+        self.storms.listen()
 
     # -- what everybody uses
 
@@ -112,17 +125,22 @@ class World:
     def addresses(self) -> list[str]:
         return [station.address for station in self.stations]
 
-    def note(self, text: str, *about: str) -> None:
+    def note(self, text: str, *about: str, alike: str = "") -> None:
         self._trace.update(f"{self.now():.6f} {text}\n".encode())
-        self._story.append(Step(self.now(), text, about))
+        self._story.append(Step(self.now(), text, about, alike))
 
     def report(self, invariant: str, text: str, about: tuple[str, ...]) -> None:
         """A rule was broken."""
         if not self.outcome.violation:
-            self.outcome.violation = f"{invariant}: {text}"
-            self.outcome.about = about
-            self.note(f"VIOLATED {invariant}: {text}", *about)
+            self.outcome.rule, self.outcome.violation = invariant, f"{invariant}: {text}"
+            self.outcome.about = self._all(about)
+            self.note(f"BROKEN: {text}")
             self.loop.stop()
+
+    def _all(self, about: tuple[str, ...]) -> tuple[str, ...]:
+        """With the shards of the workers among them."""
+        workers = self.audit.workers.items()
+        return (*about, *(subjects.shard(worker.shard_id) for key, worker in workers if who(key) in about))
 
     # -- what happens
 
@@ -146,22 +164,31 @@ class World:
             self._trace.update(f"{self.now():.6f} commit {writer} {self.audit.rows - rows}\n".encode())
             self.watch.committed(driver, writer)
 
-    def _on_log(self, _: Any, level: str, entry: dict[str, Any]) -> Any:
+    def _on_log(self, _: Any, level: str, entry: MutableMapping[str, Any]) -> Any:
         process = here()
-        who = "" if process is None else process.host
+        host = "" if process is None else process.host
+        about: tuple[str, ...] = (host,)
         text = " ".join(f"{name}={value}" for name, value in sorted(entry.items()) if name != "event")
-        about = [str(entry[name]) for name in ("worker",) if name in entry]
-        self._story.append(Step(self.now(), f"{who}: {level} {entry.get('event')} {text}", (who, *about)))
+        if "shard" in entry:
+            about = (host, subjects.shard(entry["shard"]))
+        self._story.append(Step(self.now(), f"{host} says: {entry.get('event')} {text}", about))
+        if entry.get("event") == "queue interrupted":
+            self.sometimes("reschedule interrupted, and tried again")
         raise structlog.DropEvent
 
     # -- the whole
 
-    def run(self) -> Outcome:
-        with _quiet(self):
-            try:
-                self._run()
-            finally:
-                self._finish()
+    def run(self, seconds: float) -> Outcome:
+        self.loop.until = self.now() + seconds
+        structlog.configure(
+            processors=[self._on_log],
+            wrapper_class=structlog.make_filtering_bound_logger(20),
+            logger_factory=structlog.ReturnLoggerFactory(),
+        )
+        try:
+            self._run()
+        finally:
+            self._finish()
         return self.outcome
 
     def _run(self) -> None:
@@ -172,7 +199,7 @@ class World:
         task = self._context.run(loop.create_task, self._live())
         task.add_done_callback(lambda _: loop.stop())
         loop.run_forever()
-        if not outcome.violation:
+        if not outcome.violation and task.done():
             task.result()
         if not outcome.violation and loop.failures:
             self.report("no crash", loop.failures[0], ())
@@ -194,15 +221,16 @@ class World:
         plan = self.plan
         for number in range(plan.workers):
             namespace = f"ns{number % plan.namespaces}"
+            works = self.random.random() < plan.workers_who_work
             manner = Manner(
                 namespace=namespace,
                 key=f"w{number // plan.namespaces}",
                 task_queue=self.random.choice(("q0", "q1")),
                 lease_ms=self.random.choice(plan.leases_ms),
                 work_ms=self.random.choice((100, 1_000, 4_000)),
-                polls=self.random.random() < 0.6,
-                binds=self.random.random() < 0.6,
-                claims=self.random.random() < 0.3,
+                polls=works and self.random.random() < 0.6,
+                binds=works and self.random.random() < 0.6,
+                claims=works and self.random.random() < 0.3,
             )
             self.runs[namespace, manner.key] = []
             self.later(self.random.uniform(0, 3), lambda manner=manner: self.begin_run(manner))  # type: ignore[misc]
@@ -211,7 +239,7 @@ class World:
         runs = self.runs[manner.namespace, manner.key]
         run = Run(self, manner, len(runs) + 1)
         runs.append(run)
-        self.note(f"{run.session} starts", manner.key)
+        self.note(f"{run.session} starts", who(run.key))
         run.start()
 
     def _finish(self) -> None:
@@ -224,20 +252,30 @@ class World:
         outcome.rows = self.audit.rows
         outcome.sometimes = self.sometimes.counts
         outcome.answers = self.answers.given
+        outcome.faults = Counter(
+            {
+                "message lost": network.lost,
+                "message delivered twice": network.doubled,
+                "message late and overtaken": network.straggled,
+            }
+        )
+        for mishap, times in self.database.mishaps.items():
+            outcome.faults[f"transaction: {mishap.value}"] += times
         outcome.story = list(self._story) if outcome.violation else []
         self.loop.bury()
         asyncio.set_event_loop(None)
 
 
+def live(seed: int, plan: Plan, seconds: float = float("inf")) -> Outcome:
+    """From the beginning to the end of a world, if that is not later than `seconds`, and until nothing is left of it."""
+    with _alone():
+        return World(seed, plan).run(seconds)
+
+
 @contextmanager
-def _quiet(world: World) -> Any:
+def _alone() -> Iterator[None]:
     """While a world lives, logs are its story; and nothing is collected, because what is collected may still run."""
     configured = structlog.get_config()
-    structlog.configure(
-        processors=[world._on_log],
-        wrapper_class=structlog.make_filtering_bound_logger(20),
-        logger_factory=structlog.ReturnLoggerFactory(),
-    )
     threshold, hook = gc.get_threshold(), sys.unraisablehook
     gc.set_threshold(0)
     sys.unraisablehook = lambda _: None
@@ -245,9 +283,10 @@ def _quiet(world: World) -> Any:
         yield
     finally:
         structlog.configure(**configured)
-        gc.unfreeze()
-        gc.set_threshold(*threshold)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what was begun and never ran
-            gc.collect()
+            for _ in range(COLLECTED_MAX):  # what is collected may keep something alive until the next time
+                if not gc.collect():
+                    break
+        gc.set_threshold(*threshold)
         sys.unraisablehook = hook

@@ -1,0 +1,26 @@
+"""What `make sim` keeps of a run, and shows."""
+
+from __future__ import annotations
+
+import json
+
+from tests.simulation.results import BEGIN, END, KEPT, PAGE, Sum, rendered
+from tests.simulation.sometimes import SITUATIONS
+
+
+def test_the_page_shows_the_kept_result() -> None:
+    page = PAGE.read_text()
+    assert page.split(BEGIN)[1].split(END)[0].strip() == rendered(json.loads(KEPT.read_text())).strip()
+
+
+def test_the_kept_result_met_every_situation_and_broke_no_rule() -> None:
+    result = json.loads(KEPT.read_text())
+    assert result["rules_broken"] == {}
+    assert list(result["situations"]) == list(SITUATIONS)
+
+
+def test_a_situation_that_was_hardly_met_is_named() -> None:
+    total = Sum()
+    total.sometimes.update(dict.fromkeys(SITUATIONS, 10))
+    total.sometimes[SITUATIONS[3]] = 9
+    assert total.rare(10) == [SITUATIONS[3]]
