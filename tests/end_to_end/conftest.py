@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.databases import PostgresServer, StoreHome, sqlite_home
+from tests.end_to_end.campaign import Say
 from tests.end_to_end.disk import Disk, compile_library
 from tests.end_to_end.server_process import ServerProcess
 
-Say = Callable[[str], None]
 MakeServer = Callable[..., ServerProcess]
 
 EXPOSED = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
@@ -24,9 +24,10 @@ WHOLE_LOG = {"LIVENESS_CHECKPOINT_INTERVAL_S": "3600"}
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Say:
-    """Tell the person who runs the tests, whatever else is captured."""
+    """Whatever else is captured."""
 
-    def say(text: str) -> None:
+    def say(text: str, *, tried: int = 0, violated: int = 0) -> None:
+        request.node.user_properties += [("tried", tried), ("violated", violated)]
         with capsys.disabled():
             print(f"\n{request.node.name}: {text}", file=sys.stderr, flush=True)
 
