@@ -37,6 +37,7 @@ INVARIANTS = {
 
 _KILL = "tests/end_to_end/test_kill.py"
 _DISK = "tests/end_to_end/test_disk_faults.py"
+_BROKERS = "tests/relay/test_cluster.py"
 _NODES = "tests/cluster/test_node_lost.py"
 
 FAULTS = (
@@ -150,10 +151,7 @@ FAULTS = (
         "broker killed and wiped",
         "Of three NATS servers the stream's leader is killed and loses its disk, one after the other.",
         (2, 3),
-        (
-            "tests/relay/test_cluster.py::"
-            "test_nothing_is_lost_or_doubled_when_leader_after_leader_is_killed_and_wiped",
-        ),
+        (f"{_BROKERS}::test_nothing_is_lost_or_doubled_when_leader_after_leader_is_killed_and_wiped",),
     ),
     Fault(
         "workers and server of the SDK",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -65,29 +66,38 @@ def _untried(fault: Fault, why: str) -> Row:
 def read(fault: Fault, results: ElementTree.Element) -> list[Row]:
     rows: defaultdict[str, list[Row]] = defaultdict(list)
     for case in results.iter("testcase"):
-        row = _row(fault, case)
-        rows[row.name].append(row)
+        for row in _rows(fault, case):
+            rows[row.name].append(row)
     if not rows:
         return [_untried(fault, "there is no such test")]
     return [_sum(parts) for parts in rows.values()]
 
 
-def _row(fault: Fault, case: ElementTree.Element) -> Row:
-    told: defaultdict[str, list[str]] = defaultdict(list)
-    for told_of in case.iter("property"):
-        told[told_of.get("name", "")].append(told_of.get("value", ""))
+def _rows(fault: Fault, case: ElementTree.Element) -> list[Row]:
+    told = [
+        json.loads(found.get("value", "")) for found in case.iter("property") if found.get("name") == "told"
+    ]
     name = case.get("name", "")
-    seconds = float(case.get("time", "0"))
-    failed = [*case.iter("failure"), *case.iter("error")]
-    row = f"{fault.name}: {told['row'][0]}" if told["row"] else fault.name
+    row = Row(fault.name, fault.name, 1, 0, float(case.get("time", "0")))
     if (skipped := case.find("skipped")) is not None:
-        why = f"{name} skipped: {skipped.get('message', '')}"
-        return Row(row, fault.name, 0, 0, seconds, notes=(why,))
+        return [row._replace(tried=0, notes=(f"{name} skipped: {skipped.get('message', '')}",))]
+    if failed := [*case.iter("failure"), *case.iter("error")]:
+        words = tuple(f"{name} failed: {(end.text or '')[-WORDS_MAX:].strip()}" for end in failed)
+        violated = max(1, sum(part["violated"] for part in told))
+        return [row._replace(violated=violated, notes=words)]
+    counted = [part for part in told if part["tried"]]
     # A test that counts nothing is one try.
-    tried = sum(map(int, told["tried"])) or 1
-    violated = max(sum(map(int, told["violated"])), len(failed))
-    words = tuple(f"{name} failed: {(end.text or '')[-WORDS_MAX:].strip()}" for end in failed)
-    return Row(row, fault.name, tried, violated, seconds, notes=(*told["note"], *words))
+    return [_counted(row, part) for part in counted] or [row]
+
+
+def _counted(row: Row, part: dict[str, Any]) -> Row:
+    return row._replace(
+        name=f"{row.fault}: {part['row']}" if part["row"] else row.name,
+        tried=part["tried"],
+        violated=part["violated"],
+        seconds=row.seconds if part["seconds"] is None else part["seconds"],
+        notes=() if part["text"] == part["row"] else (part["text"],) if part["row"] else (),
+    )
 
 
 def _sum(parts: list[Row]) -> Row:

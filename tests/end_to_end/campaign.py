@@ -24,8 +24,11 @@ ANSWER_SECONDS_MAX = 60
 
 
 class Say(Protocol):
-    def __call__(self, text: str, *, tried: int = 0, violated: int = 0) -> None:
-        """Tell the person who runs the tests; `make crash` also counts how often something was tried."""
+    def __call__(
+        self, text: str, *, tried: int = 0, violated: int = 0, row: str = "", seconds: float | None = None
+    ) -> None:
+        """Tell the person who runs the tests. `make crash` also keeps how often something was tried: in a row of its
+        own, if that has a name, and the seconds that it took of the whole test."""
 
 
 async def crash_again_and_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -26,8 +27,11 @@ WHOLE_LOG = {"LIVENESS_CHECKPOINT_INTERVAL_S": "3600"}
 def say(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Say:
     """Whatever else is captured."""
 
-    def say(text: str, *, tried: int = 0, violated: int = 0) -> None:
-        request.node.user_properties += [("tried", tried), ("violated", violated)]
+    def say(
+        text: str, *, tried: int = 0, violated: int = 0, row: str = "", seconds: float | None = None
+    ) -> None:
+        told = {"tried": tried, "violated": violated, "row": row, "seconds": seconds, "text": text}
+        request.node.user_properties.append(("told", json.dumps(told)))
         with capsys.disabled():
             print(f"\n{request.node.name}: {text}", file=sys.stderr, flush=True)
 
