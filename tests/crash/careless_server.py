@@ -25,5 +25,6 @@ if __name__ == "__main__":
     def connect(*args: Any, **options: Any) -> sqlite3.Connection:
         return real(*args, **{"factory": Careless, **options})
 
-    sqlite3.dbapi2.connect = sqlite3.connect = connect
+    for module in (sqlite3, sqlite3.dbapi2):
+        setattr(module, "connect", connect)  # noqa: B010  # overloaded, to who checks types
     main(prog_name="liveness")

@@ -26,6 +26,7 @@ import liveness.store.sql as sql
 from liveness.cli import main
 from liveness.domain.errors import Unavailable
 from liveness.store.api import ShardCommit
+from liveness.store.commit import apply_commits
 from liveness.store.errors import CommitRejected, CommitUnknown
 from liveness.store.sql import SqlStore
 from tasks.relay import RelaySink
@@ -97,7 +98,7 @@ def _around(
 
 
 def _wrap_commits() -> None:
-    commit, apply = SqlStore.commit, sql.apply_commits
+    commit, apply = SqlStore.commit, apply_commits
 
     async def wrapped(self: SqlStore, commits: Sequence[ShardCommit]) -> None:
         settles = any(part.task_updates for part in commits)
@@ -114,7 +115,7 @@ def _wrap_commits() -> None:
         _pass_blocking("in transaction", _rejected)
 
     SqlStore.commit = wrapped  # type: ignore[method-assign]
-    sql.apply_commits = applied
+    setattr(sql, "apply_commits", applied)  # noqa: B010  # where the store finds it
 
 
 def _wrap_answers() -> None:

@@ -143,7 +143,7 @@ async def test_failpoint(
 
 async def make_events_that_go(server: ServerProcess) -> None:
     """So that retention has something to delete."""
-    config = admin_pb2.UpdateNamespaceConfigRequest(namespace=ELSEWHERE)
+    config = admin_pb2.UpdateConfigRequest(namespace=ELSEWHERE)
     config.set.event_retention.FromMilliseconds(1)
     sequence = 0
     while True:
@@ -154,7 +154,7 @@ async def make_events_that_go(server: ServerProcess) -> None:
             Beat("", "", 0, 0, frozenset([f"activity-{sequence - 1}"])).message().bound_activities
         )
         try:
-            await server.admin.UpdateNamespaceConfig(config)
+            await server.admin.UpdateConfig(config)
             await server.liveness.RecordWorkerHeartbeat(request)
         except grpc.aio.AioRpcError:
             pass  # whatever it was, the next one will do

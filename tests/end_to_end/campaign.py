@@ -69,7 +69,8 @@ async def crash_again_and_again(
     say(
         f"tried {tried}, violated {len(ledger.violations)} in {time.monotonic() - began:.1f} s "
         f"({ledger.acked} acknowledged, {ledger.in_doubt} in doubt, of which {ledger.in_doubt_applied} applied; "
-        f"{ledger.lapses} leases lapsed; {rows} log rows)",
+        f"{ledger.lapses} leases lapsed; {rows} log rows)"
+        + "".join(f"\n  {what}" for what in ledger.violations[:5]),
         tried=tried,
         violated=len(ledger.violations),
     )
