@@ -32,16 +32,26 @@ def flip_in_row(path: Path, random: Random, table: str) -> str:
     return f"{table} {key}: {payload!r} became {flipped!r}"
 
 
-def flip_in_file(path: Path, random: Random) -> str:
-    """One bit of the file, or of its write-ahead log. Returns where."""
-    files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists()]
-    [file] = random.choices(files, [file.stat().st_size for file in files])
+def flip_in_file(file: Path, random: Random, until: int | None = None) -> str:
+    """One bit of the file, or of its first bytes. Returns where."""
     data = bytearray(file.read_bytes())
-    at = random.randrange(len(data))
+    at = random.randrange(until or len(data))
     bit = 1 << random.randrange(8)
     data[at] ^= bit
     file.write_bytes(data)
     return f"bit {bit} of byte {at} of {file.name}"
+
+
+def last_commit(log: Path) -> int:
+    """Where the last commit begins in a write-ahead log: damage to it cannot be told from a commit that was torn off."""
+    data = log.read_bytes()
+    frame_bytes = 24 + int.from_bytes(data[8:12])
+    ends = [
+        at + frame_bytes
+        for at in range(32, len(data), frame_bytes)
+        if data[at + 8 : at + 16] == data[16:24] and any(data[at + 4 : at + 8])
+    ]
+    return ends[-2]
 
 
 def flip(data: bytes, random: Random) -> bytes:

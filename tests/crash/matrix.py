@@ -77,8 +77,11 @@ FAULTS = (
     ),
     Fault(
         "bit flips",
-        "A bit of a row, or of any byte of the file, is flipped while nobody has it open. The server refuses, says so, "
-        "or serves what it acknowledged.",
+        "A bit of a row, of the file or of its write-ahead log is flipped while nobody has it open. The server does not "
+        "start, refuses to tell, or tells what it acknowledged. Three things no checksum of a row finds: damage to the "
+        "last commit in the log of a server that was killed, which looks like a commit that was torn off; what is "
+        "written beside a task's payload when it is tried; and an entry of SQLite's own index that leads nowhere, so that a "
+        "history tells less.",
         (1, 8, 13),
         ("tests/crash/test_bit_flips.py",),
     ),
