@@ -146,9 +146,12 @@ def _write_activities(connection: Connection, commit: ShardCommit) -> None:
 
 def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:
     task = new.task
+    kind, died = type(task).__name__, int(task.died)
+    # What never changes; the rest does each time it is tried.
+    place = (new.shard_id, kind, task.namespace, task.worker, task.epoch, died, wall_ms)
     return (
         new.shard_id,
-        type(task).__name__,
+        kind,
         int(TaskState.PENDING),
         0,  # due at once, whatever the activity's shard thinks the time is
         0,
@@ -156,10 +159,8 @@ def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:
         task.namespace,
         task.worker,
         task.epoch,
-        codec.seal(
-            codec.encode_bound_activity(task.activity), new.shard_id, task.namespace, task.worker, task.epoch
-        ),
-        int(task.died),
+        codec.seal(codec.encode_bound_activity(task.activity), *place),
+        died,
         wall_ms,
         None,
     )

@@ -158,7 +158,7 @@ def _check_activities(connection: sqlite3.Connection, shards: int, progress: Pro
 
 def _check_tasks(connection: sqlite3.Connection, progress: Progress) -> int:
     count = 0
-    columns = "task_id, activity, shard_id, namespace, worker_key, lease_epoch"
+    columns = "task_id, activity, shard_id, kind, namespace, worker_key, lease_epoch, died, created_wall_ms"
     for task_id, activity, *place in _rows(connection, "tasks", columns, "task_id", progress):
         codec.check_seal(activity, "tasks", *place)
         _readable(codec.decode_bound_activity, activity, f"task {task_id}")

@@ -417,7 +417,10 @@ def after_prefix(prefix: str) -> str | None:
 
 
 def _stored_task(row: Row[Any]) -> StoredTask:
-    codec.check_seal(row.activity, "tasks", row.shard_id, row.namespace, row.worker_key, row.lease_epoch)
+    place = (
+        row.shard_id, row.kind, row.namespace, row.worker_key, row.lease_epoch, row.died, row.created_wall_ms,
+    )  # fmt: skip
+    codec.check_seal(row.activity, "tasks", *place)
     activity = codec.decode_bound_activity(row.activity)
     return StoredTask(
         task_id=row.task_id,

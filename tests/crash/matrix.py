@@ -79,8 +79,8 @@ FAULTS = (
         "bit flips",
         "A bit of a row, of the file or of its write-ahead log is flipped while nobody has it open. The server does not "
         "start, refuses to tell, or tells what it acknowledged. Three things no checksum of a row finds: damage to the "
-        "last commit in the log of a server that was killed, which looks like a commit that was torn off; what is "
-        "written beside a task's payload when it is tried; and an entry of SQLite's own index that leads nowhere, so that a "
+        "last commit in the log of a server that was killed, which looks like a commit that was torn off; how it "
+        "stands with a task (its state, attempts, last error), which is written beside its payload; and an entry of SQLite's own index that leads nowhere, so that a "
         "history tells less.",
         (1, 8, 13),
         ("tests/crash/test_bit_flips.py",),

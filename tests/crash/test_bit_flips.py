@@ -119,8 +119,8 @@ async def all_it_tells(site: Site) -> Served:
 
 
 def bears(name: str, told: bytes, acknowledged: bytes) -> bool:
-    """What no checksum of a row can find: how often and when a task was tried, which changes beside its payload, and an
-    entry of SQLite's own index that leads nowhere, so that an event is missing from a history."""
+    """What no checksum of a row can find: how it stands with a task, which changes beside its payload each time it is tried,
+    and an entry of SQLite's own index that leads nowhere, so that an event is missing from a history."""
     if name == "tasks":
         return _without_bookkeeping(told) == _without_bookkeeping(acknowledged)
     if name.startswith("history"):
@@ -134,7 +134,7 @@ def bears(name: str, told: bytes, acknowledged: bytes) -> bool:
 def _without_bookkeeping(tasks: bytes) -> list[admin_pb2.Task]:
     answer = admin_pb2.ListTasksResponse.FromString(tasks)
     for task in answer.tasks:
-        for field in ("attempts", "last_error", "create_time", "finish_time"):
+        for field in ("task_id", "state", "attempts", "last_error", "finish_time"):
             task.ClearField(field)
     return list(answer.tasks)
 
