@@ -12,7 +12,9 @@ StoreError
     ├── StoreInUse
     ├── RestoreInterrupted
     ├── NotABackup
-    └── CorruptRow
+    ├── CorruptRow
+    ├── LogIncomplete
+    └── LogDamaged
 """
 
 from __future__ import annotations
