@@ -175,22 +175,28 @@ _BLANKS = tuple("".join(" \t\n\r"[byte >> shift & 3] for shift in (6, 4, 2, 0)) 
 _SEAL_CHARS = 16
 
 
-def seal(payload: str, *place: object) -> str:
+def seal(payload: str, *place: str | int) -> str:
     """The JSON with a checksum over it and over what the row says in other columns.
 
     It is written in white space after the JSON, which every reader of JSON skips: a version that knows nothing of it reads
     the row, and rows that such a version writes carry none and are taken as they are."""
-    checksum = _seal_checksum(payload, place)
-    return f"{payload}{''.join([_BLANKS[byte] for byte in checksum.to_bytes(4)])}"
+    return payload + _blanks(payload, place)
 
 
-def check_seal(payload: str, table: str, *place: object) -> None:
-    if payload[-1:].isspace() and seal(payload[:-_SEAL_CHARS], *place) != payload:
+def check_seal(payload: str, table: str, *place: str | int) -> None:
+    if payload[-1:].isspace() and payload[-_SEAL_CHARS:] != _blanks(payload[:-_SEAL_CHARS], place):
         raise CorruptRow(table=table, place=", ".join(map(str, place)))
 
 
-def _seal_checksum(payload: str, place: tuple[object, ...]) -> int:
-    return crc32(payload.encode(), crc32("\0".join(map(str, place)).encode()))
+def _blanks(payload: str, place: tuple[str | int, ...]) -> str:
+    """What is printable changes between versions of Python, so that `repr` of a name would; `ascii` does not."""
+    checksum = crc32(payload.encode(), crc32(ascii(place).encode()))
+    return (
+        _BLANKS[checksum >> 24]
+        + _BLANKS[checksum >> 16 & 255]
+        + _BLANKS[checksum >> 8 & 255]
+        + _BLANKS[checksum & 255]
+    )
 
 
 class Pulse(NamedTuple):
