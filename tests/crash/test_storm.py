@@ -102,12 +102,16 @@ class Site:
 
     async def storm(self) -> int:
         """Until everybody who fell silent is held or has died. Returns how many had died before it was seen."""
-        await until(self.held, bool, "the storm")
-        active = await self.active()
-        dead = STEADY + len(self.fleet) - active
-        await until(self.held, lambda held: held >= active - STEADY, "that all are held")
+
+        async def look() -> tuple[int, int]:
+            return await self.held(), await self.active()
+
+        # Those who died before are counted once that is committed.
+        held, active = await until(
+            look, lambda seen: seen[0] > 0 and seen[0] == seen[1] - STEADY, "that all are held"
+        )
         assert await self.active() == active, "leases ended while they should have been held"
-        return dead
+        return len(self.fleet) - held
 
     def answered_within_ms(self) -> str:
         times = sorted(self.steady_latencies_s)
