@@ -76,8 +76,8 @@ bench: $(VENV)/.ready-bench ## run the benchmarks (ARGS: options of `python -m b
 sim: $(VENV)/.ready-dev ## run simulated worlds (ARGS: options of `python -m tests.simulation`)
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
-crash: $(VENV)/.ready-dev ## run the long crash campaign (ARGS: options of pytest)
-	@$(BIN)/pytest tests/end_to_end tests/sdk_end_to_end tests/cluster tests/relay tests/postgres_failures -m crash_long --timeout=3600 $(ARGS)
+crash: $(VENV)/.ready-dev ## let real faults happen to real processes (ARGS: options of `python -m tests.crash`)
+	@$(BIN)/python -m tests.crash $(ARGS)
 
 mutants: $(VENV)/.ready-dev ## plant bugs in copies of the tree and see who notices (ARGS: names, --jobs, --json, --write)
 	@$(BIN)/python -m tests.mutants $(ARGS)

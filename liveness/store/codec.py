@@ -1,7 +1,7 @@
 """The only mapping between domain values and stored rows.
 
 Payloads are JSON: small enough, and readable with any database shell. Each log row carries a checksum over all its
-columns, so that a flipped bit is found and never served.
+columns, so that a flipped bit is found and never served. Rows of projections and queues are sealed: see `seal`.
 """
 
 from __future__ import annotations
@@ -170,6 +170,36 @@ def _checksum(
         names = "\0".join("" if part is None else f"={part}" for part in (namespace, worker_key, workflow_id))
     place = f"={shard_id}\0={seq}\0={kind}\0={version}\0{names}\0={wall_ms}\0={observed_ms}"
     return crc32(payload.encode(), crc32(place.encode()))
+
+
+# -- seals
+
+_BLANKS = tuple("".join(" \t\n\r"[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256))
+_SEAL_CHARS = 16
+
+
+def seal(payload: str, *place: str | int) -> str:
+    """The JSON with a checksum over it and over what the row says in other columns.
+
+    It is written in white space after the JSON, which every reader of JSON skips: a version that knows nothing of it reads
+    the row, and rows that such a version writes carry none and are taken as they are."""
+    return payload + _blanks(payload, place)
+
+
+def check_seal(payload: str, table: str, *place: str | int) -> None:
+    if payload[-1:].isspace() and payload[-_SEAL_CHARS:] != _blanks(payload[:-_SEAL_CHARS], place):
+        raise CorruptRow(table=table, place=", ".join(map(str, place)))
+
+
+def _blanks(payload: str, place: tuple[str | int, ...]) -> str:
+    """What is printable changes between versions of Python, so that `repr` of a name would; `ascii` does not."""
+    checksum = crc32(payload.encode(), crc32(ascii(place).encode()))
+    return (
+        _BLANKS[checksum >> 24]
+        + _BLANKS[checksum >> 16 & 255]
+        + _BLANKS[checksum >> 8 & 255]
+        + _BLANKS[checksum & 255]
+    )
 
 
 class Pulse(NamedTuple):

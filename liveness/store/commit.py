@@ -114,7 +114,7 @@ def _write_workers(connection: Connection, commit: ShardCommit) -> None:
                 profile.task_queue,
                 profile.build_id,
                 profile.host_name,
-                codec.encode_worker(worker),
+                codec.seal(codec.encode_worker(worker), *key, worker.number, as_of_seq, int(worker.state)),
             )
         )
     insert_rows(connection, workers, rows, replace_on=("namespace", "worker_key"))
@@ -129,7 +129,13 @@ def _write_activities(connection: Connection, commit: ShardCommit) -> None:
             activity.task_queue,
             activity.worker,
             commit.wall_ms if activity.state in FINISHED else None,
-            codec.encode_activity(activity),
+            codec.seal(
+                codec.encode_activity(activity),
+                *key,
+                int(activity.state),
+                activity.task_queue,
+                activity.worker,
+            ),
         )
         for key, activity in commit.activities.items()
     ]
@@ -140,9 +146,12 @@ def _write_activities(connection: Connection, commit: ShardCommit) -> None:
 
 def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:
     task = new.task
+    kind, died = type(task).__name__, int(task.died)
+    # What never changes; the rest does each time it is tried.
+    place = (new.shard_id, kind, task.namespace, task.worker, task.epoch, died, wall_ms)
     return (
         new.shard_id,
-        type(task).__name__,
+        kind,
         int(TaskState.PENDING),
         0,  # due at once, whatever the activity's shard thinks the time is
         0,
@@ -150,8 +159,8 @@ def _new_task_row(new: NewTask, wall_ms: int) -> tuple[Any, ...]:
         task.namespace,
         task.worker,
         task.epoch,
-        codec.encode_bound_activity(task.activity),
-        int(task.died),
+        codec.seal(codec.encode_bound_activity(task.activity), *place),
+        died,
         wall_ms,
         None,
     )
@@ -182,5 +191,8 @@ def _write_checkpoints(connection: Connection, commits: Sequence[ShardCommit]) -
     if made:
         # Every row of these shards up to their checkpoint is in the log by now, at or before this place.
         position = connection.execute(select(func.coalesce(func.max(log.c.id), 0))).scalar_one()
-        rows = [(shard_id, seq, position, codec.encode_pulses(pulses)) for shard_id, seq, pulses in made]
+        rows = [
+            (shard_id, seq, position, codec.seal(codec.encode_pulses(pulses), shard_id, seq, position))
+            for shard_id, seq, pulses in made
+        ]
         insert_rows(connection, checkpoints, rows, replace_on=("shard_id",))

@@ -12,7 +12,9 @@ StoreError
     ├── StoreInUse
     ├── RestoreInterrupted
     ├── NotABackup
-    └── CorruptRow
+    ├── CorruptRow
+    ├── LogIncomplete
+    └── LogDamaged
 """
 
 from __future__ import annotations
@@ -79,3 +81,11 @@ class NotABackup(StoreUnusable):
 
 class CorruptRow(StoreUnusable):
     """The row at {place} of table {table} does not match its checksum; restore the database from a backup."""
+
+
+class LogIncomplete(StoreUnusable):
+    """Of the log of shard {shard_id}, entries between {after} and {head} are missing or out of order; restore the database from a backup."""
+
+
+class LogDamaged(StoreUnusable):
+    """{path} is damaged, and commits that were acknowledged would be lost; restore the database from a backup."""

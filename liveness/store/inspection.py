@@ -97,7 +97,10 @@ def _inspect(connection: sqlite3.Connection, path: Path, progress: Progress) -> 
 def _check_log(connection: sqlite3.Connection, heads: dict[int, int], progress: Progress) -> int:
     """Each row matches its checksum, each shard's rows are in order, and none is missing behind its checkpoint."""
     folded = {}
-    for shard_id, seq, pulses in connection.execute("SELECT shard_id, seq, payload FROM checkpoints"):
+    for shard_id, seq, position, pulses in connection.execute(
+        "SELECT shard_id, seq, position, payload FROM checkpoints"
+    ):
+        codec.check_seal(pulses, "checkpoints", shard_id, seq, position)
         _readable(codec.decode_pulses, pulses, f"the checkpoint of shard {shard_id}")
         folded[shard_id] = seq
     last: dict[int, int] = {}
@@ -127,6 +130,8 @@ def _check_workers(connection: sqlite3.Connection, heads: dict[int, int], progre
         connection, "workers", columns, "1, 2", progress
     ):
         place = f"worker {key} of namespace {namespace}"
+        number, state, payload = stored
+        codec.check_seal(payload, "workers", namespace, key, number, as_of_seq, state)
         _readable(lambda row: codec.decode_worker(*row), stored, place)
         if shard_of(namespace, key, len(heads)) != shard_id or as_of_seq > heads[shard_id]:
             raise _Damaged(f"{place} does not fit its shard")
@@ -142,6 +147,8 @@ def _check_activities(connection: sqlite3.Connection, shards: int, progress: Pro
     ):
         id = ActivityId(workflow_id, run_id, activity_id)
         place = f"activity {'/'.join(id)} of namespace {namespace}"
+        *rest, payload = stored
+        codec.check_seal(payload, "activities", namespace, *id, *rest)
         _readable(lambda row: codec.decode_activity(*row), (id, *stored), place)
         if shard_of(namespace, workflow_id, shards) != shard_id:
             raise _Damaged(f"{place} does not fit its shard")
@@ -151,7 +158,9 @@ def _check_activities(connection: sqlite3.Connection, shards: int, progress: Pro
 
 def _check_tasks(connection: sqlite3.Connection, progress: Progress) -> int:
     count = 0
-    for task_id, activity in _rows(connection, "tasks", "task_id, activity", "task_id", progress):
+    columns = "task_id, activity, shard_id, kind, namespace, worker_key, lease_epoch, died, created_wall_ms"
+    for task_id, activity, *place in _rows(connection, "tasks", columns, "task_id", progress):
+        codec.check_seal(activity, "tasks", *place)
         _readable(codec.decode_bound_activity, activity, f"task {task_id}")
         count += 1
     for namespace, payload in connection.execute("SELECT namespace, payload FROM config"):

@@ -132,7 +132,12 @@ class SqlStore:
     ) -> list[WorkerRow]:
         query = (
             select(
-                workers.c.worker_key, workers.c.shard_id, workers.c.number, workers.c.state, workers.c.payload
+                workers.c.worker_key,
+                workers.c.shard_id,
+                workers.c.number,
+                workers.c.as_of_seq,
+                workers.c.state,
+                workers.c.payload,
             )
             .where(_matches(namespace, where))
             .order_by(workers.c.worker_key)
@@ -140,11 +145,12 @@ class SqlStore:
         )
         if after_key is not None:
             query = query.where(workers.c.worker_key > after_key)
-        rows = await self._all(query)
-        return [
-            WorkerRow(WorkerKey(namespace, key), shard_id, codec.decode_worker(number, state, payload))
-            for key, shard_id, number, state, payload in rows
-        ]
+        found = []
+        for key, shard_id, number, as_of_seq, state, payload in await self._all(query):
+            codec.check_seal(payload, "workers", namespace, key, number, as_of_seq, state)
+            worker = codec.decode_worker(number, state, payload)
+            found.append(WorkerRow(WorkerKey(namespace, key), shard_id, worker))
+        return found
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]:
         query = (
@@ -411,6 +417,10 @@ def after_prefix(prefix: str) -> str | None:
 
 
 def _stored_task(row: Row[Any]) -> StoredTask:
+    place = (
+        row.shard_id, row.kind, row.namespace, row.worker_key, row.lease_epoch, row.died, row.created_wall_ms,
+    )  # fmt: skip
+    codec.check_seal(row.activity, "tasks", *place)
     activity = codec.decode_bound_activity(row.activity)
     return StoredTask(
         task_id=row.task_id,

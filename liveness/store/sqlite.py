@@ -22,6 +22,7 @@ from sqlalchemy.pool import StaticPool
 
 from liveness.store.errors import (
     CommitRejected,
+    LogDamaged,
     ReadFailed,
     RestoreInterrupted,
     StoreBroken,
@@ -29,6 +30,7 @@ from liveness.store.errors import (
     StoreInUse,
     StoreUnusable,
 )
+from liveness.store.write_ahead_log import has_lost_commits
 
 T = TypeVar("T")
 
@@ -129,7 +131,7 @@ class SqliteDatabase:
     def _write(self, work: Callable[[Connection], T]) -> T:
         try:
             if self._write_connection is None:
-                self._write_connection = self._write_engine.connect()
+                self._write_connection = self._open_to_write()
             with self._write_connection.begin():
                 return work(self._write_connection)
         except StoreError:
@@ -142,6 +144,14 @@ class SqliteDatabase:
                 self._broken = StoreBroken(detail=str(cause))
                 raise self._broken from error
             raise CommitRejected(detail=str(cause)) from error
+
+    def _open_to_write(self) -> Connection:
+        connection = self._write_engine.connect()
+        # Opening it has read the log back. Nothing has been written yet.
+        if has_lost_commits(beside(self.path, WAL), beside(self.path, SHARED_MEMORY)):
+            connection.close()
+            raise LogDamaged(path=beside(self.path, WAL))
+        return connection
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         return await self._reader.run(self._read, work)

@@ -15,7 +15,8 @@ from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.store import codec
 from liveness.store.api import TAKEOVERS_KEPT, ShardImage
 from liveness.store.bulk import insert_rows
-from liveness.store.codec import LogEntry, LogRow, encode_entry
+from liveness.store.codec import LogEntry, LogRow, Pulse, encode_entry
+from liveness.store.errors import LogIncomplete
 from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
 
 UNPACKING_SECONDS_MAX = 15
@@ -78,7 +79,7 @@ def take_over(
             observed_ms=head.observed_ms,
             takeovers=takeovers[head.shard_id],
             checkpoint_seq=saved[head.shard_id].seq if head.shard_id in saved else 0,
-            pulses=codec.decode_pulses(saved[head.shard_id].payload) if head.shard_id in saved else [],
+            pulses=_pulses(saved[head.shard_id]) if head.shard_id in saved else [],
             workers=worker_rows[head.shard_id],
             tail=tails[head.shard_id],
             activities=activity_rows[head.shard_id],
@@ -86,6 +87,11 @@ def take_over(
         )
         for head in heads
     ]
+
+
+def _pulses(row: Row[Any]) -> list[Pulse]:
+    codec.check_seal(row.payload, "checkpoints", row.shard_id, row.seq, row.position)
+    return codec.decode_pulses(row.payload)
 
 
 def _unchanged(connection: Connection, shard_ids: Sequence[int], seen: Mapping[int, int]) -> list[int]:
@@ -119,6 +125,7 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
     ).where(workers.c.shard_id.in_(shard_ids))
     found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
     for shard_id, namespace, key, number, as_of_seq, state, payload in connection.execute(query):
+        codec.check_seal(payload, "workers", namespace, key, number, as_of_seq, state)
         own = WorkerKey(intern(namespace), key)  # one copy of a name that so many have in common
         found[shard_id][own] = (codec.decode_worker(number, state, payload), as_of_seq)
     return found
@@ -137,6 +144,7 @@ def _read_activities(
 
 def stored_activity(row: Row[Any]) -> tuple[ActivityKey, Activity]:
     id = ActivityId(row.workflow_id, row.run_id, row.activity_id)
+    codec.check_seal(row.payload, "activities", row.namespace, *id, row.state, row.task_queue, row.worker_key)
     activity = codec.decode_activity(id, row.state, row.task_queue, row.worker_key, row.payload)
     return ActivityKey(row.namespace, *id), activity
 
@@ -154,4 +162,9 @@ def _read_tails(
     for row in connection.execute(query):
         if places.get(row.shard_id, (0, 0))[0] < row.seq <= heads[row.shard_id]:
             found[row.shard_id].append(codec.decode_entry(LogRow(*row)))
+    for shard_id in behind:
+        after = places.get(shard_id, (0, 0))[0]
+        if [entry.seq for entry in found[shard_id]] != list(range(after + 1, heads[shard_id] + 1)):
+            # A checksum says nothing of a row that is not there.
+            raise LogIncomplete(shard_id=shard_id, after=after, head=heads[shard_id])
     return found

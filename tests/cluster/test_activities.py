@@ -15,6 +15,7 @@ from liveness.domain.keys import shard_of
 from liveness.v1 import activity_pb2, service_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from tests.cluster.nodes import SHARDS, Cluster, Node
+from tests.crash.scale import seeds
 from tests.end_to_end.campaign import Say
 from tests.sdk_end_to_end.notes import Deed
 from tests.sdk_end_to_end.reckoning import reckon
@@ -75,7 +76,7 @@ async def test_all_are_completed_once_though_workers_die(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("kills", range(3, 9))
+@pytest.mark.parametrize("kills", seeds(3, 6))
 async def test_many_deaths_long(
     standing: Cluster, namespace: str, tmp_path: Path, say: Say, kills: int
 ) -> None:

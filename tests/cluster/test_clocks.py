@@ -11,6 +11,7 @@ from tests.cluster.conftest import MakeCluster, Place
 from tests.cluster.nodes import LEASE_MS, Cluster
 from tests.cluster.test_node_lost import SOME, load_on, no_steady_worker_lapsed, taken_over
 from tests.cluster.verdict import pass_verdict, written_by_owners_only
+from tests.crash.scale import seeds
 from tests.end_to_end.campaign import Say, acknowledged
 
 MINUTE_MS = 60_000
@@ -46,7 +47,7 @@ async def test_clocks_that_are_minutes_apart_change_nothing(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(60, 68))
+@pytest.mark.parametrize("seed", seeds(60, 8))
 async def test_clocks_long(make_cluster: MakeCluster, place: Place, say: Say, seed: int) -> None:
     cluster = make_cluster(place.url, skews_ms=SKEWS_MS, seed=seed)
     await stop_one_and_kill_another(cluster, place, say, seed)

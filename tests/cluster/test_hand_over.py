@@ -16,6 +16,7 @@ from liveness.v1 import worker_pb2
 from tests.cluster.conftest import MakeCluster, Place
 from tests.cluster.nodes import Cluster, Node
 from tests.cluster.verdict import pass_verdict
+from tests.crash.scale import seeds
 from tests.end_to_end.campaign import Say, acknowledged
 from tests.end_to_end.ledger import Ledger
 from tests.end_to_end.load import Load
@@ -144,7 +145,7 @@ async def test_all_nodes_are_replaced_by_newer_ones_one_after_the_other(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(50, 58))
+@pytest.mark.parametrize("seed", seeds(50, 8))
 async def test_rolling_restart_long(
     make_cluster: MakeCluster, place: Place, tmp_path: Path, say: Say, seed: int
 ) -> None:

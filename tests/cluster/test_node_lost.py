@@ -18,6 +18,7 @@ from liveness.v1 import service_pb2, worker_pb2
 from tests.cluster.conftest import MakeCluster, Place
 from tests.cluster.nodes import HASTY, LEASE_MS, SHARDS, Cluster, Node
 from tests.cluster.verdict import pass_verdict
+from tests.crash.scale import seeds
 from tests.end_to_end.audit import audit_workers
 from tests.end_to_end.campaign import Say, acknowledged
 from tests.end_to_end.conftest import WHOLE_LOG
@@ -94,7 +95,7 @@ async def test_a_killed_nodes_shards_are_served_again_within_seconds(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(10, 20))
+@pytest.mark.parametrize("seed", seeds(10, 10))
 async def test_killed_long(make_cluster: MakeCluster, place: Place, say: Say, seed: int) -> None:
     await kill_one(make_cluster(place.url, environ=AT_DEFAULTS, seed=seed), place, say, seed)
 
@@ -181,7 +182,7 @@ async def test_a_node_that_stood_still_shows_and_commits_nothing_old(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(20, 30))
+@pytest.mark.parametrize("seed", seeds(20, 10))
 async def test_stood_still_long(make_cluster: MakeCluster, place: Place, say: Say, seed: int) -> None:
     await stop_and_continue(make_cluster(place.url, seed=seed), place, say, seed)
 
@@ -221,7 +222,7 @@ async def test_a_node_without_its_database_is_replaced_and_comes_back(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(30, 34))
+@pytest.mark.parametrize("seed", seeds(30, 4))
 @pytest.mark.parametrize("how", ["black hole", "closed"])
 async def test_cut_off_long(make_cluster: MakeCluster, place: Place, say: Say, how: str, seed: int) -> None:
     await cut_off(make_cluster, place, say, how, seed)

@@ -14,6 +14,7 @@ from liveness.v1 import service_pb2
 from liveness.v1.event_pb2 import Event
 from tests.cluster.conftest import MakeCluster, Place
 from tests.cluster.nodes import PASSING, SECONDS_MAX, SHARDS, Cluster, Node
+from tests.crash.scale import seeds
 from tests.end_to_end.campaign import Say
 from tests.sdk_end_to_end.record import Record
 
@@ -123,6 +124,6 @@ async def test_a_watcher_misses_nothing_and_resumes_elsewhere(
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(70, 78))
+@pytest.mark.parametrize("seed", seeds(70, 8))
 async def test_watch_long(make_cluster: MakeCluster, place: Place, say: Say, seed: int) -> None:
     await watch_through_deaths(make_cluster(place.url, seed=seed), place, say)

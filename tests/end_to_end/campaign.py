@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from signal import SIGTERM
+from typing import Protocol
 
 from tests.databases import StoreHome
 from tests.end_to_end.audit import ClockAudit, all_leases_over, audit_database, audit_workers
@@ -21,7 +22,13 @@ LONG_OUTAGE_SECONDS = 1.5
 
 ANSWER_SECONDS_MAX = 60
 
-Say = Callable[[str], None]
+
+class Say(Protocol):
+    def __call__(
+        self, text: str, *, tried: int = 0, violated: int = 0, row: str = "", seconds: float | None = None
+    ) -> None:
+        """Tell the person who runs the tests. `make crash` also keeps how often something was tried: in a row of its
+        own, if that has a name, and the seconds that it took of the whole test."""
 
 
 async def crash_again_and_again(
@@ -50,7 +57,7 @@ async def crash_again_and_again(
             load.pause()
             await load.quiet()
             await server.disconnect()
-            if tried % LONG_OUTAGE_EVERY == 0:
+            if tried % LONG_OUTAGE_EVERY == 3:
                 await asyncio.sleep(LONG_OUTAGE_SECONDS)
             await server.start()
             await clocks.read()
@@ -63,6 +70,9 @@ async def crash_again_and_again(
         f"tried {tried}, violated {len(ledger.violations)} in {time.monotonic() - began:.1f} s "
         f"({ledger.acked} acknowledged, {ledger.in_doubt} in doubt, of which {ledger.in_doubt_applied} applied; "
         f"{ledger.lapses} leases lapsed; {rows} log rows)"
+        + "".join(f"\n  {what}" for what in ledger.violations[:5]),
+        tried=tried,
+        violated=len(ledger.violations),
     )
     return ledger
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.databases import PostgresServer, StoreHome, sqlite_home
+from tests.end_to_end.campaign import Say
 from tests.end_to_end.disk import Disk, compile_library
 from tests.end_to_end.server_process import ServerProcess
 
-Say = Callable[[str], None]
 MakeServer = Callable[..., ServerProcess]
 
 EXPOSED = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
@@ -24,9 +25,13 @@ WHOLE_LOG = {"LIVENESS_CHECKPOINT_INTERVAL_S": "3600"}
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Say:
-    """Tell the person who runs the tests, whatever else is captured."""
+    """Whatever else is captured."""
 
-    def say(text: str) -> None:
+    def say(
+        text: str, *, tried: int = 0, violated: int = 0, row: str = "", seconds: float | None = None
+    ) -> None:
+        told = {"tried": tried, "violated": violated, "row": row, "seconds": seconds, "text": text}
+        request.node.user_properties.append(("told", json.dumps(told)))
         with capsys.disabled():
             print(f"\n{request.node.name}: {text}", file=sys.stderr, flush=True)
 

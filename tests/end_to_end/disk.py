@@ -36,11 +36,13 @@ class Disk:
         new.replace(self._control)
 
 
-def compile_library(folder: Path) -> Path:
+def compile_library(folder: Path, source: Path = SOURCE) -> Path:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to build the library that breaks the disk")
-    library = folder / "fsync_faults.so"
+        pytest.skip(
+            "there is no C compiler to build a library that stands between the server and the machine"
+        )
+    library = folder / f"{source.stem}.so"
     command: list[str | Path] = [
         compiler,
         "-shared",
@@ -50,7 +52,7 @@ def compile_library(folder: Path) -> Path:
         "-Werror",
         "-o",
         library,
-        SOURCE,
+        source,
         "-ldl",
     ]
     subprocess.run(command, check=True)

@@ -162,10 +162,17 @@ class Ledger:
         return list(self._possible)
 
     def view(self, key: str) -> View | None:
-        """What is known for certain; call only when nothing is in doubt."""
+        """What is known for certain; call only when nothing is in doubt but, perhaps, why it is INACTIVE."""
         possible = self._possible.get(key, [None])
-        assert len(possible) == 1, f"{key} is in doubt"
-        return possible[0]
+        first = possible[0]
+        assert all(
+            first is not None
+            and view is not None
+            and first.ended
+            and view == replace(first, ended=view.ended)
+            for view in possible[1:]
+        ), f"{key} is in doubt"
+        return first
 
     @property
     def lapses(self) -> int:
@@ -243,12 +250,17 @@ class Ledger:
         self, key: str, agrees: Callable[[View | None], View | None], what: Callable[[], str]
     ) -> View | None:
         possible = self._possible.get(key, [None])
+        agreeing: list[View] = []
         for view in _perhaps_lapsed(possible):
             now = agrees(view)
-            if now is not None:
-                self._possible[key] = [now]
-                self._check_lapses(key, now)
-                return now
+            if now is not None and now not in agreeing:
+                agreeing.append(now)
+        if agreeing:
+            # More than one: whoever holds nothing and says goodbye is not told whether the lease had lapsed before.
+            self._possible[key] = list(agreeing)
+            if len(agreeing) == 1:
+                self._check_lapses(key, agreeing[0])
+            return agreeing[0]
         self.violate(f"{key}: {what()} agrees with none of {possible}")
         self._possible[key] = possible[:1]
         return None

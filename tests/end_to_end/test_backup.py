@@ -17,6 +17,7 @@ import pytest
 
 from liveness.store.codec import decode_bound_activity
 from liveness.v1 import service_pb2, worker_pb2
+from tests.databases import sqlite_home
 from tests.end_to_end.audit import audit_workers, describe
 from tests.end_to_end.campaign import Say, acknowledged, check, stop
 from tests.end_to_end.conftest import EXPOSED, MakeServer
@@ -25,9 +26,11 @@ from tests.end_to_end.load import Load
 from tests.end_to_end.server_process import ROOT, command, environment, run_to_end
 
 COMPACTING = EXPOSED | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
-PADDING_MB = 64
+PADDING_MB = 32
 """So much that a copy takes long enough to be killed in the middle of it."""
 WAIT_SECONDS_MAX = 60
+SHARDS = 8
+"""Of every server here."""
 
 
 def progress(worker: View | worker_pb2.Worker) -> tuple[int, int, int]:
@@ -41,8 +44,11 @@ def _number(session: str) -> int:
     return int(session.rpartition("-")[2])
 
 
-def pad(path: Path) -> None:
-    """Make a database at rest as large as one that was used for long. What is not ours is copied like the rest."""
+async def make_large_database(path: Path) -> None:
+    """As large as one that was used for long. What is not ours is copied like the rest."""
+    home = sqlite_home(path.parent)
+    await home.open(SHARDS)
+    await home.close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE padding (bytes BLOB)")
         connection.executemany("INSERT INTO padding VALUES (randomblob(1048576))", [()] * PADDING_MB)
@@ -55,12 +61,10 @@ async def test_what_was_acknowledged_before_a_backup_is_in_it_and_is_there_again
     path, target = tmp_path / "liveness.db", tmp_path / "backup.db"
     server = make_server(f"sqlite:///{path}", environ=COMPACTING)
     ledger = Ledger(server)
-    await server.start()
-    await stop(server)
-    pad(path)
+    await make_large_database(path)
     await server.start()
     async with Load(server, ledger, Random(5)) as load:
-        await acknowledged(ledger, 500)
+        await acknowledged(ledger, 250)
         load.pause()
         await load.quiet()
         await audit_workers(server, ledger)
@@ -70,7 +74,7 @@ async def test_what_was_acknowledged_before_a_backup_is_in_it_and_is_there_again
         ended = await run_to_end("backup", "--db", server.db, str(target))
         meanwhile = ledger.acked - answered
         assert (ended.code, ended.stderr) == (0, "")
-        await acknowledged(ledger, 200)
+        await acknowledged(ledger, 100)
         load.pause()
         await load.quiet()
         await audit_workers(server, ledger)
@@ -126,9 +130,7 @@ async def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(
 ) -> None:
     path, target = tmp_path / "liveness.db", tmp_path / "backup.db"
     server = make_server(f"sqlite:///{path}")
-    await server.start()
-    await stop(server)
-    pad(path)
+    await make_large_database(path)
     await server.start()
     await _kill_when(target.with_name("backup.db.unfinished"), "backup", "--db", server.db, str(target))
     assert not target.exists()
@@ -149,9 +151,7 @@ async def test_a_restore_that_is_killed_leaves_the_old_database(
     path, target = tmp_path / "liveness.db", tmp_path / "backup.db"
     server = make_server(f"sqlite:///{path}")
     ledger = Ledger(server)
-    await server.start()
-    await stop(server)
-    pad(path)
+    await make_large_database(path)
     assert (await run_to_end("backup", "--db", server.db, str(target))).code == 0
     await server.start()
     async with Load(server, ledger, Random(6)) as load:
@@ -221,9 +221,7 @@ async def test_a_disk_without_room_gets_no_backup_and_loses_no_database(
 ) -> None:
     path = tmp_path / "liveness.db"
     server = make_server(f"sqlite:///{path}")
-    await server.start()
-    await stop(server)
-    pad(path)
+    await make_large_database(path)
     target = small_disk / "backup.db"
     ended = await run_to_end("backup", "--db", server.db, str(target))
     assert ended.code == 1

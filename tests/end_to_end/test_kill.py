@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from tests.crash.scale import scaled
 from tests.databases import PostgresServer, StoreHome, postgres_home
 from tests.end_to_end.audit import audit_workers
 from tests.end_to_end.campaign import Say, acknowledged, check, crash_again_and_again, wind_up
@@ -24,21 +25,21 @@ async def test_sqlite_whole_log(
     make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, say: Say
 ) -> None:
     server = make_server(sqlite_url, environ=EXPOSED)
-    check(await crash_again_and_again(server, sqlite_file, say, times=12, compacted=False))
+    check(await crash_again_and_again(server, sqlite_file, say, times=4, compacted=False))
 
 
 async def test_sqlite_while_compacting(
     make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, say: Say
 ) -> None:
     server = make_server(sqlite_url, environ=COMPACTING)
-    check(await crash_again_and_again(server, sqlite_file, say, times=12, compacted=True, seed=2))
+    check(await crash_again_and_again(server, sqlite_file, say, times=4, compacted=True, seed=2))
 
 
 async def test_postgres(make_server: MakeServer, durable_postgres: PostgresServer, say: Say) -> None:
     database = durable_postgres.create_database()
     server = make_server(durable_postgres.url(database), environ=EXPOSED)
     home = postgres_home(durable_postgres, database)
-    check(await crash_again_and_again(server, home, say, times=6, compacted=False))
+    check(await crash_again_and_again(server, home, say, times=3, compacted=False))
 
 
 async def test_postgres_itself_crashes(
@@ -68,7 +69,9 @@ async def test_postgres_itself_crashes(
         load.pause()
         await load.quiet()
     await wind_up(server, postgres_home(durable_postgres, database), ledger)
-    say(f"tried {times}, violated {len(ledger.violations)} in {time.monotonic() - began:.1f} s")
+    violated = len(ledger.violations)
+    seconds = time.monotonic() - began
+    say(f"tried {times}, violated {violated} in {seconds:.1f} s", tried=times, violated=violated)
     check(ledger)
 
 
@@ -79,7 +82,9 @@ async def test_sqlite_long(
 ) -> None:
     server = make_server(sqlite_url, environ=COMPACTING if seed % 2 else EXPOSED)
     check(
-        await crash_again_and_again(server, sqlite_file, say, times=100, compacted=bool(seed % 2), seed=seed)
+        await crash_again_and_again(
+            server, sqlite_file, say, times=scaled(100), compacted=bool(seed % 2), seed=seed
+        )
     )
 
 
@@ -91,4 +96,6 @@ async def test_postgres_long(
     database = durable_postgres.create_database()
     server = make_server(durable_postgres.url(database), environ=COMPACTING if seed % 2 else EXPOSED)
     home = postgres_home(durable_postgres, database)
-    check(await crash_again_and_again(server, home, say, times=60, compacted=bool(seed % 2), seed=seed))
+    check(
+        await crash_again_and_again(server, home, say, times=scaled(50), compacted=bool(seed % 2), seed=seed)
+    )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.databases import PostgresServer, StoreHome
-from tests.end_to_end.campaign import stop
 from tests.end_to_end.conftest import MakeServer
 from tests.end_to_end.server_process import run_to_end
 
@@ -24,18 +23,22 @@ async def refused(*arguments: str, environ: Mapping[str, str] | None = None) -> 
     return lines[0]
 
 
-async def test_another_shard_count(make_server: MakeServer, sqlite_url: str) -> None:
-    server = make_server(sqlite_url, shards=8)
-    await server.start()
-    assert await stop(server) == 0
+@pytest.fixture
+async def database(sqlite_file: StoreHome) -> None:
+    """There is one, with eight shards, all of which were served before."""
+    store = await sqlite_file.open(8)
+    await store.take_over(range(8), "tests", 1_750_000_000_000)
+    await sqlite_file.close()
+
+
+@pytest.mark.usefixtures("database")
+async def test_another_shard_count(sqlite_url: str) -> None:
     sentence = await refused("--db", sqlite_url, "--shards", "16")
     assert "created with 8 shards, not 16" in sentence
 
 
-async def test_a_newer_revision(make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome) -> None:
-    server = make_server(sqlite_url)
-    await server.start()
-    assert await stop(server) == 0
+@pytest.mark.usefixtures("database")
+async def test_a_newer_revision(sqlite_url: str, sqlite_file: StoreHome) -> None:
     await sqlite_file.execute("UPDATE alembic_version SET version_num = '9999'")
     await sqlite_file.execute("UPDATE meta SET value = '9999' WHERE name = 'oldest_writer'")
     sentence = await refused("--db", sqlite_url, "--shards", "8")
@@ -84,10 +87,8 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     assert path.read_bytes() == b"this was never a database\n" * 1_000
 
 
-async def test_a_damaged_database(make_server: MakeServer, sqlite_url: str, tmp_path: Path) -> None:
-    server = make_server(sqlite_url)
-    await server.start()
-    assert await stop(server) == 0
+@pytest.mark.usefixtures("database")
+async def test_a_damaged_database(sqlite_url: str, tmp_path: Path) -> None:
     path = tmp_path / "liveness.db"
     pages = bytearray(path.read_bytes())
     pages[4_096:] = b"\xa5" * (len(pages) - 4_096)
@@ -97,12 +98,9 @@ async def test_a_damaged_database(make_server: MakeServer, sqlite_url: str, tmp_
     assert str(path) in sentence
 
 
-async def test_a_changed_row(make_server: MakeServer, sqlite_url: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("database")
+async def test_a_changed_row(sqlite_url: str, tmp_path: Path) -> None:
     """One bit that is not what was written is found at the start, not served."""
-    server = make_server(sqlite_url, environ={"LIVENESS_TAKEOVER_GRACE_MS": "0"})
-    await server.start()
-    await server.kill()
-    await server.disconnect()
     with sqlite3.connect(tmp_path / "liveness.db") as database:
         database.execute("UPDATE log SET wall_ms = wall_ms + 1 WHERE shard_id = 3")
     database.close()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.crash.scale import scaled
 from tests.databases import PostgresServer, postgres_home
 from tests.end_to_end.campaign import Say
 from tests.end_to_end.conftest import EXPOSED, WHOLE_LOG, MakeServer
@@ -56,14 +57,14 @@ async def test_sessions_ended(make_server: MakeServer, durable_postgres: Postgre
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(300, 303))
+@pytest.mark.parametrize("seed", range(300, 302))
 async def test_again_and_again(
     make_server: MakeServer, durable_postgres: PostgresServer, say: Say, seed: int
 ) -> None:
     database = durable_postgres.create_database()
     server = make_server(durable_postgres.url(database), environ=EXPOSED | WHOLE_LOG)
     async with trial(server, postgres_home(durable_postgres, database), say, seed) as run:
-        for number in range(15):
+        for number in range(scaled(15)):
             await restarts(run, durable_postgres, number % 3)
             await crashes(run, durable_postgres, number % 2)
             await sessions_end(run, durable_postgres)

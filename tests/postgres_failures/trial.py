@@ -65,6 +65,8 @@ async def trial(server: ServerProcess, home: StoreHome, say: Say, seed: int = 1)
     await wind_up(server, home, ledger)
     say(
         f"tried {run.failures}, violated {len(ledger.violations)} in {time.monotonic() - began:.1f} s "
-        f"({ledger.acked} acknowledged, {ledger.in_doubt} in doubt, of which {ledger.in_doubt_applied} applied)"
+        f"({ledger.acked} acknowledged, {ledger.in_doubt} in doubt, of which {ledger.in_doubt_applied} applied)",
+        tried=run.failures,
+        violated=len(ledger.violations),
     )
     check(ledger)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.scale import scaled
 from tests.end_to_end.conftest import MakeServer
 from tests.relay.nats_servers import all_current, body, id_of, leader, messages, three_servers
 from tests.relay.site import bind, relaying, shut_down, until, until_done
@@ -52,4 +53,4 @@ async def test_nothing_is_lost_or_doubled_when_the_leader_is_killed_and_wiped(
 async def test_nothing_is_lost_or_doubled_when_leader_after_leader_is_killed_and_wiped(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
-    await storm(make_server, tmp_path, workers=61, kills=6)
+    await storm(make_server, tmp_path, workers=1 + 10 * scaled(6), kills=scaled(6))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.scale import seeds
 from tests.end_to_end.campaign import Say
 from tests.end_to_end.server_process import ServerProcess
 from tests.sdk_end_to_end.campaign import Campaign, Plan
@@ -21,7 +22,7 @@ async def test_a_short_run(server: ServerProcess, crew: Crew, record: Record, pr
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("seed", range(300, 306))
+@pytest.mark.parametrize("seed", seeds(300, 6))
 async def test_a_long_run_with_server_kills(tmp_path: Path, say: Say, seed: int) -> None:
     plan = Plan(seed=seed, workers=10, activities=900, blows=150, server_kills=True)
     async with (

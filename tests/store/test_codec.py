@@ -24,6 +24,7 @@ from liveness.domain.worker import (
 )
 from liveness.store import codec
 from liveness.store.codec import LogEntry, Pulse, Renewals
+from liveness.store.errors import CorruptRow
 from tests.domain import strategies
 from tests.store.samples import WORKER
 
@@ -228,3 +229,12 @@ def test_an_ordinary_certificate_is_a_few_hundred_bytes() -> None:
         certificate=certify(worker, 80_000, known),
     )
     assert len(codec.encode_entry(0, LogEntry(1, "n", "w", None, 0, 0, event)).payload) < 600
+
+
+def test_a_seal_never_changes() -> None:
+    """Rows that were sealed by every earlier version, on every version of Python, must go on fitting theirs."""
+    sealed = '{"a":1} \r\t \t \n\n\r\t \r\t\r\r\r'
+    assert codec.seal('{"a":1}', "orders", "wörker", 7) == sealed
+    codec.check_seal(sealed, "workers", "orders", "wörker", 7)
+    with pytest.raises(CorruptRow, match="orders, wörker, 8 of table workers"):
+        codec.check_seal(sealed, "workers", "orders", "wörker", 8)

@@ -1,15 +1,25 @@
 """Rows that were changed behind the store's back, or written by a version of the future, are never served."""
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
 
 from liveness.store import codec
-from liveness.store.errors import CorruptRow, StoreError, WrittenByNewerVersion
+from liveness.store.api import WorkerFilter
+from liveness.store.codec import Pulse
+from liveness.store.errors import (
+    CorruptRow,
+    LogDamaged,
+    LogIncomplete,
+    StoreError,
+    WrittenByNewerVersion,
+)
 from liveness.store.sql import SqlStore
-from tests.databases import StoreHome
-from tests.store.samples import About, described, image_of, key, take_one
+from tests.databases import StoreHome, sqlite_home
+from tests.store.samples import WORKER, About, activity, described, image_of, key, reschedule, take_one
 
 
 async def with_one_event(store: SqlStore) -> int:
@@ -88,6 +98,118 @@ async def test_a_flip_that_leaves_no_valid_text_is_found_too(home: StoreHome, st
         await image_of(await home.open())
     with pytest.raises(StoreError):
         await store.read_log(0, 0, seq, 10)
+
+
+# -- projections, queues and checkpoints
+
+
+async def with_one_of_each(store: SqlStore) -> None:
+    owner = await take_one(store)
+    await owner.commit(
+        [About(described("before"), key())],
+        workers={key(): WORKER},
+        activities=dict([activity()]),
+        new_tasks=[reschedule()],
+        checkpoint=[Pulse(1, 7, 0, 0, 0, False)],
+    )
+
+
+SEALED = {
+    "workers": (
+        "state = 2",
+        "number = number + 1",
+        "payload = replace(payload, 'epoch', 'epocH')",
+    ),
+    "activities": ("task_queue = 'other'", "payload = replace(payload, 'resize', 'rotate')"),
+    "checkpoints": ("seq = seq + 0, position = 0", "payload = replace(payload, '7', '8')"),
+    "tasks": (
+        "lease_epoch = 2",
+        "worker_key = 'worker-2'",
+        "activity = replace(activity, 'charge', 'refund')",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "change"), [(table, change) for table in SEALED for change in SEALED[table]]
+)
+async def test_a_changed_row_of_what_is_derived_from_the_log_is_found(
+    home: StoreHome, store: SqlStore, table: str, change: str
+) -> None:
+    await with_one_of_each(store)
+    assert await home.execute(f"UPDATE {table} SET {change}") == 1
+    with pytest.raises(CorruptRow, match=f"of table {table} does not match"):
+        await (store.due_tasks(0, 0, 10) if table == "tasks" else image_of(await home.open()))
+
+
+async def test_a_changed_worker_is_not_listed(home: StoreHome, store: SqlStore) -> None:
+    await with_one_of_each(store)
+    await home.execute(f"UPDATE workers SET {SEALED['workers'][-1]}")
+    with pytest.raises(CorruptRow):
+        await store.list_workers(key().namespace, WorkerFilter(), None, 10)
+
+
+async def test_rows_of_a_version_that_sealed_none_are_read(home: StoreHome, store: SqlStore) -> None:
+    await with_one_of_each(store)
+    for table, column in (("workers", "payload"), ("activities", "payload"), ("checkpoints", "payload")):
+        blanks = "' ' || char(9, 10, 13)" if home.dialect == "sqlite" else "E' \\t\\n\\r'"
+        assert await home.execute(f"UPDATE {table} SET {column} = rtrim({column}, {blanks})") == 1
+    image = await image_of(await home.open())
+    assert image.workers[key()][0] == WORKER
+    assert image.pulses == [Pulse(1, 7, 0, 0, 0, False)]
+
+
+async def test_an_entry_that_is_missing_after_the_checkpoint_is_found(
+    home: StoreHome, store: SqlStore
+) -> None:
+    owner = await take_one(store)
+    for word in ("one", "two", "three"):
+        await owner.commit([About(described(word), key())])
+    await home.execute(f"DELETE FROM log WHERE shard_id = 0 AND seq = {owner.head - 1}")
+    with pytest.raises(LogIncomplete, match="entries between 0 and"):
+        await image_of(await home.open())
+
+
+# -- the write-ahead log
+
+
+async def copy_of_killed(store: SqlStore, folder: Path, commits: int = 3) -> Path:
+    """The database as it lies there when its process is killed."""
+    owner = await take_one(store)
+    for number in range(commits):
+        await owner.commit([About(described(str(number)), key())])
+    killed = folder / "killed"
+    killed.mkdir()
+    for ending in ("", "-wal"):
+        shutil.copy(folder / f"liveness.db{ending}", killed)
+    return killed / "liveness.db-wal"
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("at", [12, 20, 40, 200])
+async def test_damage_that_would_cost_durable_commits_is_found(
+    store: SqlStore, tmp_path: Path, at: int
+) -> None:
+    """In the header of the write-ahead log, in that of its first page, and in the page."""
+    log = await copy_of_killed(store, tmp_path)
+    data = bytearray(log.read_bytes())
+    data[at] ^= 1
+    log.write_bytes(data)
+    home = sqlite_home(log.parent)
+    with pytest.raises(LogDamaged, match="-wal is damaged"):
+        await home.open()
+    await home.close()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+async def test_a_commit_that_was_torn_off_is_no_damage(store: SqlStore, tmp_path: Path) -> None:
+    log = await copy_of_killed(store, tmp_path)
+    data = bytearray(log.read_bytes())
+    data[-100] ^= 1
+    log.write_bytes(data)
+    home = sqlite_home(log.parent)
+    assert len(await (await home.open()).read_log(0, 0, 99, 10)) == 3
+    await home.close()
 
 
 @dataclass(frozen=True)

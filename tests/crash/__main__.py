@@ -1,0 +1,73 @@
+"""make crash: let real faults happen to real processes, and count what was violated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rich.console import Console
+
+from tests.crash.matrix import FAULTS, Fault
+from tests.crash.report import as_page, one_line, show
+from tests.crash.running import ROOT, Row, as_data, run
+
+RESULTS = ROOT / "docs" / "results" / "crash.json"
+PAGE = ROOT / "docs" / "crash.md"
+
+
+def main() -> int:
+    options = _options()
+    faults = _chosen(options.only)
+    if options.list:
+        for fault in faults:
+            print(f"{fault.name:<44}  {fault.what}")
+        return 0
+    said = Console(stderr=True, highlight=False, soft_wrap=True)
+    rows: list[Row] = []
+    for fault in faults:
+        said.print(f"-- {fault.name}", style="bold")
+        for row in run(fault, options.scale):
+            rows.append(row)
+            said.print(one_line(row))
+    if options.json:
+        print(json.dumps([as_data(row) for row in rows], indent=1))
+    else:
+        show(Console(highlight=False), rows)
+    if options.write:
+        _write(rows, {fault.name for fault in faults})
+    return 0 if all(row.held for row in rows) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PART", help="faults whose names contain it"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the tries (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--write", action="store_true", help="put these rows into docs/crash.md")
+    return parser.parse_args()
+
+
+def _chosen(parts: list[str]) -> list[Fault]:
+    chosen = [fault for fault in FAULTS if not parts or any(part in fault.name for part in parts)]
+    if not chosen:
+        sys.exit(f"no fault has a name like {' or '.join(parts)}; --list shows them")
+    return chosen
+
+
+def _write(rows: list[Row], faults: set[str]) -> None:
+    """Rows of other faults stay as they are: each says when it was run."""
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    merged = [row for row in known if row["fault"] not in faults] + [as_data(row) for row in rows]
+    place = {fault.name: number for number, fault in enumerate(FAULTS)}
+    merged = sorted((row for row in merged if row["fault"] in place), key=lambda row: place[row["fault"]])
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(as_page(merged), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Arms a server that fails where it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+MODULE = "tests.crash.failing_server"
+PASSED_SECONDS_MAX = 60
+LOOK_SECONDS = 0.01
+
+
+class NotPassed(Exception):
+    """Nobody came by, so that nothing was proved."""
+
+
+class Failpoint:
+    def __init__(self, control: Path) -> None:
+        self._control = control
+        self.environ = {"FAILPOINT": str(control)}
+
+    def arm(self, place: str, how: str) -> None:
+        # Put there as a whole, so that nobody reads half of it.
+        new = self._control.with_suffix(".new")
+        new.write_text(f"{place}|{how}")
+        new.replace(self._control)
+
+    async def passed(self) -> None:
+        """Until somebody came by and failed."""
+        deadline = time.monotonic() + PASSED_SECONDS_MAX
+        while self._control.exists():
+            if time.monotonic() > deadline:
+                raise NotPassed(self._control.read_text())
+            await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,202 @@
+"""A bit of a database flips while nobody has it open: the server refuses, or serves what it had acknowledged."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Awaitable
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+
+from liveness.store.errors import StoreError
+from liveness.v1 import activity_pb2, admin_pb2, service_pb2
+from tests.crash.damage import ROWS, flip_in_file, flip_in_row, last_commit
+from tests.crash.scale import scaled
+from tests.end_to_end.campaign import Say
+from tests.end_to_end.ledger import activity_ref
+from tests.server.site import NAMESPACE, Site
+from tests.shard.quiet import quiet as quiet
+
+WORKERS = 24
+FILE, LOG = "the file", "its write-ahead log"
+REFUSED = b"refused"
+TIMES = {FILE: 300, LOG: 150}
+
+Served = dict[str, bytes]
+
+
+class Original(NamedTuple):
+    """Folders with a database."""
+
+    killed: Path
+    """As its server left it when it was killed: most of it lies in the write-ahead log."""
+    stopped: Path
+
+
+async def live(site: Site) -> None:
+    """Some die, some finish, some go on; part of it before the checkpoint and part after."""
+
+    async def beat(number: int, sequence: int, **said: Any) -> None:
+        key = f"w{number}"
+        await site.beat(
+            key, session_id=f"{key}-session", sequence=sequence, lease_ms=5_000, task_queue="q", **said
+        )
+
+    for number in range(WORKERS):
+        await beat(number, 1, bound_activities=[activity_ref(f"a{number}"), activity_ref(f"b{number}")])
+    for sequence in (2, 3):
+        for number in range(WORKERS // 2):
+            await beat(number, sequence)
+        await site.advance(3_000)
+    await site.server.maintenance.checkpoint()
+    for number in range(WORKERS // 3):
+        await beat(number, 4, unbound_activities=[activity_ref(f"a{number}")])
+        await beat(number, 5)
+    await site.advance(1_000)
+
+
+@pytest.fixture(scope="module")
+async def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    folder, killed, stopped = map(tmp_path_factory.mktemp, ("original", "killed", "stopped"))
+    site = await Site(f"sqlite:///{folder / 'liveness.db'}").start(takeover_grace_ms=0)
+    await live(site)
+    for file in folder.glob("liveness.db*"):
+        shutil.copy(file, killed)
+    await site.stop()
+    shutil.copy(folder / "liveness.db", stopped)
+    return Original(killed, stopped)
+
+
+async def serve(folder: Path) -> Served:
+    """All that a server on this database tells. Empty if it does not start."""
+    site = Site(f"sqlite:///{folder / 'liveness.db'}")
+    try:
+        await site.start()
+    except StoreError:
+        return {}
+    try:
+        return await all_it_tells(site)
+    finally:
+        await site.stop()
+
+
+async def all_it_tells(site: Site) -> Served:
+    told: Served = {}
+
+    async def ask(name: str, call: Awaitable[Any]) -> None:
+        try:
+            told[name] = (await call).SerializeToString(deterministic=True)
+        except grpc.aio.AioRpcError as error:
+            told[name] = REFUSED if error.code() is not grpc.StatusCode.NOT_FOUND else b"not found"
+
+    await ask(
+        "workers",
+        site.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=NAMESPACE, page_size=1_000)),
+    )
+    await ask(
+        "tasks",
+        site.admin.ListTasks(
+            admin_pb2.ListTasksRequest(page_size=1_000, states=admin_pb2.TaskState.values()[1:])
+        ),
+    )
+    await ask(
+        "activities",
+        site.activities.ListActivities(
+            activity_pb2.ListActivitiesRequest(namespace=NAMESPACE, page_size=1_000)
+        ),
+    )
+    for number in range(WORKERS):
+        key: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": f"w{number}"}
+        await ask(f"worker {number}", site.liveness.DescribeWorker(service_pb2.DescribeWorkerRequest(**key)))
+        await ask(
+            f"history {number}", site.liveness.GetWorkerHistory(service_pb2.GetWorkerHistoryRequest(**key))
+        )
+    return told
+
+
+def bears(name: str, told: bytes, acknowledged: bytes) -> bool:
+    """What no checksum of a row can find: how it stands with a task, which changes beside its payload each time it is tried,
+    and an entry of SQLite's own index that leads nowhere, so that an event is missing from a history."""
+    if name == "tasks":
+        return _without_bookkeeping(told) == _without_bookkeeping(acknowledged)
+    if name.startswith("history"):
+        all_events = service_pb2.GetWorkerHistoryResponse.FromString(acknowledged).events
+        return all(
+            event in all_events for event in service_pb2.GetWorkerHistoryResponse.FromString(told).events
+        )
+    return False
+
+
+def _without_bookkeeping(tasks: bytes) -> list[admin_pb2.Task]:
+    answer = admin_pb2.ListTasksResponse.FromString(tasks)
+    for task in answer.tasks:
+        for field in ("task_id", "state", "attempts", "last_error", "finish_time"):
+            task.ClearField(field)
+    return list(answer.tasks)
+
+
+class Flips:
+    """Each on a copy of its own."""
+
+    def __init__(self, original: Path, folder: Path, acknowledged: Served) -> None:
+        self._original = original
+        self._folder = folder
+        self._acknowledged = acknowledged
+        self.ends: Counter[str] = Counter()
+        self.violations: list[str] = []
+
+    async def flip(self, seed: int, where: str) -> None:
+        copy = self._folder / "copy"
+        shutil.copytree(self._original, copy)
+        path, random = copy / "liveness.db", Random(seed)
+        log = path.with_name("liveness.db-wal")
+        if where == LOG:
+            place = flip_in_file(log, random, last_commit(log))
+        else:
+            place = flip_in_file(path, random) if where == FILE else flip_in_row(path, random, where)
+        told = await serve(copy)
+        shutil.rmtree(copy)
+        differ = [name for name, answer in told.items() if answer not in (REFUSED, self._acknowledged[name])]
+        wrong = [name for name in differ if not bears(name, told[name], self._acknowledged[name])]
+        if differ and not wrong:
+            self.ends["told less, or other bookkeeping"] += 1
+        elif wrong:
+            self.ends["silently wrong"] += 1
+            self.violations.append(f"{place}: {', '.join(wrong[:3])} told something else")
+        elif not told:
+            self.ends["did not start"] += 1
+        else:
+            self.ends["refused to tell" if REFUSED in told.values() else "made no difference"] += 1
+
+
+async def flips_of(original: Path, folder: Path) -> Flips:
+    whole = folder / "whole"
+    shutil.copytree(original, whole)
+    acknowledged = await serve(whole)
+    assert acknowledged
+    assert REFUSED not in acknowledged.values()
+    return Flips(original, folder, acknowledged)
+
+
+async def test_a_flipped_bit_is_not_served(original: Original, tmp_path: Path) -> None:
+    """Of a worker, and of the write-ahead log of a server that was killed."""
+    flips = await flips_of(original.killed, tmp_path)
+    await flips.flip(1, "workers")
+    await flips.flip(1, LOG)
+    assert flips.ends == {"did not start": 2}, flips.violations
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("where", [*ROWS, FILE, LOG])
+async def test_flips(original: Original, tmp_path: Path, say: Say, where: str) -> None:
+    flips = await flips_of(original.stopped if where == FILE else original.killed, tmp_path)
+    times = scaled(TIMES.get(where, 60))
+    for seed in range(times):
+        await flips.flip(seed, where)
+    ends = ", ".join(f"{count} {end}" for end, count in sorted(flips.ends.items()))
+    say(ends, row=f"a bit of {where}", tried=times, violated=len(flips.violations))
+    assert not flips.violations, "\n".join(flips.violations[:20])

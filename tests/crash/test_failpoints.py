@@ -1,0 +1,178 @@
+"""At a chosen place the process is killed, the step fails, or it takes longer than a lease: nobody is told a lie."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from signal import SIGKILL
+
+import grpc
+import pytest
+
+from liveness.v1 import admin_pb2, service_pb2
+from tests.crash.failpoint import MODULE, Failpoint
+from tests.crash.receiver import Receiver
+from tests.crash.scale import scaled
+from tests.databases import StoreHome
+from tests.end_to_end.audit import audit_workers
+from tests.end_to_end.campaign import Say, acknowledged, check, wind_up
+from tests.end_to_end.conftest import EXPOSED, MakeServer
+from tests.end_to_end.ledger import Beat, Ledger
+from tests.end_to_end.load import Load
+from tests.end_to_end.server_process import ServerProcess
+
+PLACES = (
+    "before commit",
+    "in transaction",
+    "after commit",
+    "before ack",
+    "after ack",
+    "before publish",
+    "after publish",
+    "before compaction",
+    "after compaction",
+    "before retention",
+    "after retention",
+    "before settling",
+    "after settling",
+)
+TRIES = {"crash": 10, "error": 20, "delay": 6}
+SOME = 30
+KEEPING_HOUSE = EXPOSED | {
+    "LIVENESS_CHECKPOINT_INTERVAL_S": "0.3",
+    "LIVENESS_RETENTION_INTERVAL_S": "0.3",
+}
+ELSEWHERE = "short-lived"
+"""A namespace that nobody audits: its events are deleted as soon as they may be."""
+
+
+class Trial:
+    def __init__(self, server: ServerProcess, ledger: Ledger, load: Load, failpoint: Failpoint) -> None:
+        self.server = server
+        self.ledger = ledger
+        self._load = load
+        self._failpoint = failpoint
+
+    async def fail(self, place: str, how: str) -> None:
+        await acknowledged(self.ledger, SOME)
+        self._failpoint.arm(place, how)
+        if how == "crash":
+            code = await self.server.ended()
+            assert code == -SIGKILL, f"it ended with {code}:\n{self.server.said()}"
+        else:
+            await self._failpoint.passed()
+            await acknowledged(self.ledger, SOME)
+            assert self.server.running, self.server.said()
+        self._load.pause()
+        await self._load.quiet()
+        if how == "crash":
+            await self.server.disconnect()
+            await self.server.start()
+        await audit_workers(self.server, self.ledger)
+        self._load.resume()
+
+
+@asynccontextmanager
+async def trial(
+    server: ServerProcess, home: StoreHome, failpoint: Failpoint, *, compacted: bool = False, seed: int = 1
+) -> AsyncIterator[Trial]:
+    """The server is started before, and audited to the last row afterwards."""
+    ledger = Ledger(server)
+    await server.start()
+    async with Load(server, ledger, Random(seed)) as load:
+        yield Trial(server, ledger, load, failpoint)
+        load.pause()
+        await load.quiet()
+    await wind_up(server, home, ledger, compacted=compacted)
+
+
+async def test_killed_after_the_commit_and_before_the_answer(
+    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, tmp_path: Path, say: Say
+) -> None:
+    """What nobody was told was committed is there, and saying it again changes nothing."""
+    failpoint = Failpoint(tmp_path / "failpoint")
+    server = make_server(sqlite_url, environ=EXPOSED | failpoint.environ, module=MODULE)
+    async with trial(server, sqlite_file, failpoint) as run:
+        await run.fail("after commit", "crash")
+        assert run.ledger.in_doubt_applied > 0, "else there would be nothing to prove"
+    place = "after commit × crash"
+    say(place, row=place, tried=1, violated=len(run.ledger.violations))
+    check(run.ledger)
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("place", PLACES)
+async def test_failpoint(
+    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, tmp_path: Path, say: Say, place: str
+) -> None:
+    failpoint = Failpoint(tmp_path / "failpoint")
+    keeps_house = "compaction" in place or "retention" in place
+    environ = (KEEPING_HOUSE if keeps_house else EXPOSED) | failpoint.environ
+    seconds: dict[str, float] = {}
+    violated: dict[str, int] = {}
+    async with Receiver() as receiver, asyncio.TaskGroup() as beside:
+        if "publish" in place:
+            environ |= receiver.environ
+        server = make_server(sqlite_url, environ=environ, module=MODULE)
+        async with trial(server, sqlite_file, failpoint, compacted=keeps_house, seed=len(place)) as run:
+            come_and_go = beside.create_task(make_events_that_go(server) if keeps_house else asyncio.sleep(0))
+            for how, times in TRIES.items():
+                began, before = time.monotonic(), len(run.ledger.violations)
+                for _ in range(scaled(times)):
+                    await run.fail(place, how)
+                seconds[how] = time.monotonic() - began
+                violated[how] = len(run.ledger.violations) - before
+            come_and_go.cancel()
+        if "publish" in place:
+            compare_deliveries(run.ledger, receiver)
+    # What only the end shows can be anybody's.
+    later = len(run.ledger.violations) - sum(violated.values())
+    for how, times in TRIES.items():
+        say(
+            f"{place} × {how}",
+            row=f"{place} × {how}",
+            tried=scaled(times),
+            violated=violated[how] + later,
+            seconds=seconds[how],
+        )
+    check(run.ledger)
+
+
+async def make_events_that_go(server: ServerProcess) -> None:
+    """So that retention has something to delete."""
+    config = admin_pb2.UpdateConfigRequest(namespace=ELSEWHERE)
+    config.set.event_retention.FromMilliseconds(1)
+    sequence = 0
+    while True:
+        sequence += 1
+        beat = Beat("worker", "session", sequence, 60_000, frozenset([f"activity-{sequence}"]))
+        request = service_pb2.RecordWorkerHeartbeatRequest(namespace=ELSEWHERE, heartbeat=beat.message())
+        request.heartbeat.unbound_activities.extend(
+            Beat("", "", 0, 0, frozenset([f"activity-{sequence - 1}"])).message().bound_activities
+        )
+        try:
+            await server.admin.UpdateConfig(config)
+            await server.liveness.RecordWorkerHeartbeat(request)
+        except grpc.aio.AioRpcError:
+            pass  # whatever it was, the next one will do
+        except grpc.aio.UsageError:
+            pass  # the channel of a server that is gone
+        await asyncio.sleep(0.05)
+
+
+def compare_deliveries(ledger: Ledger, receiver: Receiver) -> None:
+    """Each lost binding was delivered, and each time under the same id; nothing else was delivered."""
+    expected: Counter[tuple[str, int, str]] = Counter()
+    for key in ledger.keys():  # noqa: SIM118  # a method, not a mapping's
+        view = ledger.view(key)
+        for loss in view.losses if view is not None else ():
+            expected.update((key, loss.epoch, name) for name in loss.activities)
+    found = Counter(receiver.lost.values())
+    for place in expected.keys() | found.keys():
+        if expected[place] != found[place]:
+            ledger.violate(f"{place} was lost {expected[place]} times, and delivered as {found[place]}")

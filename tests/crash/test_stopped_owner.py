@@ -1,0 +1,109 @@
+"""An owner stands still inside its transaction, after the epoch check and before COMMIT, and its shards are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from signal import SIGCONT
+
+import grpc
+import pytest
+
+from liveness.v1 import service_pb2
+from tests.cluster.conftest import MakeCluster, Place
+from tests.cluster.nodes import HASTY, LEASE_MS, Cluster
+from tests.cluster.test_node_lost import SOME, load_on, no_steady_worker_lapsed, taken_over
+from tests.cluster.verdict import pass_verdict
+from tests.crash.failpoint import MODULE, Failpoint
+from tests.crash.scale import seeds
+from tests.end_to_end.campaign import Say, acknowledged
+from tests.end_to_end.conftest import MakeServer
+from tests.end_to_end.ledger import NAMESPACE, Beat
+from tests.end_to_end.server_process import ServerProcess
+
+SHARDS = 4
+CALL_SECONDS_MAX = 60
+ROWS_MAX = 100
+
+
+def stopped(server: ServerProcess) -> None:
+    """Until it stands still, as it was told to."""
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_effect(
+    make_server: MakeServer, place: Place, tmp_path: Path
+) -> None:
+    failpoint = Failpoint(tmp_path / "failpoint")
+    environ = {"LIVENESS_NODE_LEASE_MS": str(LEASE_MS), **failpoint.environ}
+    zombie = make_server(place.url, shards=SHARDS, environ=environ, module=MODULE)
+    await zombie.start()
+    beat = Beat("worker", "session", 1, 60_000, frozenset(["activity"]))
+    request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat.message())
+    failpoint.arm("in transaction", "stop")
+    call = asyncio.ensure_future(zombie.liveness.RecordWorkerHeartbeat(request, timeout=CALL_SECONDS_MAX))
+    await failpoint.passed()
+    await asyncio.to_thread(stopped, zombie)
+    successor = await place.home.open(SHARDS)
+    seen = await successor.look_at_cluster()
+    # What another node does about one that is silent: its sessions are ended, and its shards taken.
+    await successor.cut_off([node.node_id for node in seen.nodes])
+    images = await successor.take_over(range(SHARDS), "successor", time.time_ns() // 1_000_000)
+    taken = {image.shard_id: image.last_seq for image in images}
+    before = {
+        shard_id: await successor.read_log(shard_id, 0, last_seq, ROWS_MAX)
+        for shard_id, last_seq in taken.items()
+    }
+    assert not any(row.worker for rows in before.values() for row in rows), "it was committed before"
+    zombie.signal(SIGCONT)
+    [answer] = await asyncio.gather(call, return_exceptions=True)
+    if isinstance(answer, grpc.aio.AioRpcError):
+        assert answer.code() is grpc.StatusCode.UNAVAILABLE, answer
+    for shard_id, last_seq in taken.items():
+        rows = await successor.read_log(shard_id, 0, last_seq, ROWS_MAX)
+        assert rows == before[shard_id], (
+            "an owner whose shards were taken changed what its successor had read"
+        )
+    if not isinstance(answer, BaseException):
+        # It took its shards back before it answered. Then all must know what it promised.
+        look = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key="worker")
+        await zombie.liveness.DescribeWorker(look, timeout=CALL_SECONDS_MAX)
+    await place.home.close()
+
+
+async def stop_in_a_transaction(
+    cluster: Cluster, place: Place, say: Say, failpoint: Failpoint, seed: int
+) -> None:
+    zombie = cluster.nodes[seed % len(cluster.nodes)]
+    zombie.module = MODULE
+    zombie.environ |= failpoint.environ
+    await cluster.start()
+    async with load_on(cluster, seed) as (ledger, load):
+        before = await cluster.all_served()
+        failpoint.arm("in transaction", "stop")
+        await failpoint.passed()
+        await asyncio.to_thread(stopped, zombie)
+        zombie.avoided = True
+        seconds = await taken_over(cluster, zombie)
+        await acknowledged(ledger, SOME)
+        zombie.go_on()
+        zombie.avoided = False
+        after = await cluster.all_served()
+        assert all(
+            after[id].epoch > shard.epoch for id, shard in before.items() if shard.node_id == zombie.node_id
+        )
+    if load.slowest_turn_s < 1:  # else this very process stood still
+        no_steady_worker_lapsed(ledger)
+    figures = await pass_verdict(cluster, place.home, ledger)
+    say(f"taken after {seconds:.1f} s; {figures}")
+
+
+@pytest.mark.crash_long
+@pytest.mark.parametrize("seed", seeds(80, 8))
+async def test_stopped_long(
+    make_cluster: MakeCluster, place: Place, say: Say, tmp_path: Path, seed: int
+) -> None:
+    cluster = make_cluster(place.url, environ=HASTY, seed=seed)
+    await stop_in_a_transaction(cluster, place, say, Failpoint(tmp_path / "failpoint"), seed)

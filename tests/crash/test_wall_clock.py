@@ -1,0 +1,92 @@
+"""Somebody sets the clock of the machine while it serves: no lease ends early for it, and none lives for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from liveness.v1 import fleet_pb2
+from tests.crash.scale import scaled
+from tests.databases import StoreHome
+from tests.end_to_end.audit import audit_workers
+from tests.end_to_end.campaign import Say, acknowledged, check, wind_up
+from tests.end_to_end.conftest import EXPOSED, MakeServer
+from tests.end_to_end.disk import compile_library
+from tests.end_to_end.ledger import Ledger
+from tests.end_to_end.load import Load
+from tests.end_to_end.server_process import ServerProcess
+
+SOURCE = Path(__file__).with_name("wall_clock.c")
+HOUR_S = 3_600
+COMPACTING = EXPOSED | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.5"}
+SECONDS_MAX = 60
+LAPSES = 4
+SOME = 100
+
+
+class WallClock:
+    def __init__(self, library: Path, place: Path) -> None:
+        self._place = place
+        self.set(0)
+        self.environ = {"LD_PRELOAD": str(library), "LIVENESS_TEST_CLOCK": str(place)}
+
+    def set(self, wrong_by_s: int) -> None:
+        # Written in place: the process looks at this very file.
+        with self._place.open("r+b" if self._place.exists() else "wb") as file:
+            file.write(struct.pack("=q", wrong_by_s))
+
+
+@pytest.fixture
+def wall_clock(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> WallClock:
+    library = compile_library(tmp_path_factory.mktemp("clock"), SOURCE)
+    return WallClock(library, tmp_path / "clock")
+
+
+@pytest.mark.crash_long
+async def test_an_hour_ahead_and_an_hour_back(
+    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, wall_clock: WallClock, say: Say
+) -> None:
+    server = make_server(sqlite_url, environ=COMPACTING | wall_clock.environ)
+    ledger = Ledger(server)
+    await server.start()
+    jumps = [HOUR_S, 0, -HOUR_S, 0] * scaled(5)
+    async with Load(server, ledger, Random(4), leases_ms=[4_000, 5_000]) as load:
+        for wrong_by_s in jumps:
+            await acknowledged(ledger, SOME)
+            lapses = ledger.lapses
+            wall_clock.set(wrong_by_s)
+            await acknowledged(ledger, SOME)
+            assert abs(await server_time_s(server) - time.time() - wrong_by_s) < HOUR_S / 2, "it did not jump"
+            await until_lapsed(ledger, lapses + LAPSES)
+            load.pause()
+            await load.quiet()
+            await audit_workers(server, ledger)
+            load.resume()
+        if load.slowest_turn_s < 2:  # else this very process stood still
+            for key in ledger.lapsed("unary") + ledger.lapsed("batch"):
+                ledger.violate(f"{key} lost its lease though it went on beating")
+        load.pause()
+        await load.quiet()
+    await wind_up(server, sqlite_file, ledger, compacted=True)
+    say(f"{ledger.lapses} leases lapsed", tried=len(jumps), violated=len(ledger.violations))
+    check(ledger)
+
+
+async def server_time_s(server: ServerProcess) -> float:
+    fleet = await server.admin.GetFleet(fleet_pb2.GetFleetRequest(namespace="crash"))
+    return fleet.time.ToMilliseconds() / 1_000
+
+
+async def until_lapsed(ledger: Ledger, wanted: int) -> None:
+    """Workers that fell silent are found as ever."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while ledger.lapses < wanted:
+        if time.monotonic() > deadline:
+            ledger.violate("leases of silent workers have not ended since the clock was set")
+            return
+        await asyncio.sleep(0.05)
