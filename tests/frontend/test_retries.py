@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+import pytest
 
 from liveness.domain.keys import shard_of
 from liveness.frontend.routes import Routes
 from liveness.v1 import activity_pb2, service_pb2
-from tests.frontend.cluster import Cluster, Door
+from tests.frontend.cluster import Client, Cluster, Door
 from tests.frontend.test_forwarding import beat_request, describe_request
 from tests.server.site import NAMESPACE, REGISTERED, SHARDS, refusal
 
@@ -99,19 +101,30 @@ async def test_a_node_that_says_nothing_more_is_left_when_it_counts_as_lost(clus
     await lost.stop()
 
 
-async def test_what_must_not_happen_twice_is_not_sent_twice(cluster: Cluster) -> None:
+def _retry(client: Client, worker: str) -> Awaitable[Any]:
+    id = activity_pb2.ActivityId(workflow_id=worker, run_id="r", activity_id="x")
+    return client.activities.RetryActivity(activity_pb2.RetryActivityRequest(namespace=NAMESPACE, id=id))
+
+
+def _poll(client: Client, worker: str) -> Awaitable[Any]:
+    request = activity_pb2.PollActivityRequest(namespace=NAMESPACE, worker_instance_key=worker)
+    return client.activities.PollActivity(request)
+
+
+@pytest.mark.parametrize("call", [_retry, _poll])
+async def test_what_must_not_happen_twice_is_not_sent_twice(
+    cluster: Cluster, call: Callable[[Client, str], Awaitable[Any]]
+) -> None:
     worker = cluster.worker_of("a")
     recorder = cluster.owners["a"].recorder
     recorder.gate = asyncio.Event()
-    id = activity_pb2.ActivityId(workflow_id=worker, run_id="r", activity_id="x")
-    request = activity_pb2.RetryActivityRequest(namespace=NAMESPACE, id=id)
-    retried = asyncio.ensure_future(refusal(cluster.client.activities.RetryActivity(request)))
+    called = asyncio.ensure_future(refusal(call(cluster.client, worker)))
     await recorder.arrived.wait()
     await cluster.owners["a"].vanish()
     cluster.owners["b"].owned.update(range(SHARDS))
     cluster.owners["a"].owned.clear()
     cluster.publish()
-    refused = await retried
+    refused = await called
     assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "NODE_LOST")
     assert refused.retry_ms is not None
     assert cluster.owners["b"].recorder.seen == []
