@@ -14,6 +14,7 @@ from tests.mutants.report import as_json, as_page, one_line, show
 from tests.mutants.trial import Result, court
 
 PAGE = ROOT / "docs" / "mutants.md"
+KEPT = ROOT / "docs" / "results" / "mutants.json"
 
 
 def main() -> int:
@@ -42,7 +43,13 @@ def main() -> int:
     else:
         show(Console(highlight=False), invariants, ordered)
     if options.write:
-        PAGE.write_text(as_page(invariants, ordered), encoding="utf-8")
+        results_now = as_json(ordered)
+        kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else []
+        by_name = {result["bug"]: result for result in [*kept, *results_now]}
+        KEPT.parent.mkdir(exist_ok=True)
+        in_order = [by_name[bug.name] for bug in known if bug.name in by_name]
+        KEPT.write_text(json.dumps(in_order, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(as_page(invariants, known, by_name), encoding="utf-8")
     return 0 if all(result.noticed for result in ordered) else 1
 
 
@@ -57,11 +64,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--list", action="store_true", help="only say which there are")
-    parser.add_argument("--write", action="store_true", help="write docs/mutants.md; not for a selection")
-    options = parser.parse_args()
-    if options.write and options.names:
-        parser.error("--write is for a run over all bugs")
-    return options
+    parser.add_argument("--write", action="store_true", help="keep the results and write docs/mutants.md")
+    return parser.parse_args()
 
 
 def _chosen(known: list[Bug], names: list[str]) -> list[Bug]:

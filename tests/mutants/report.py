@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tests.mutants.trial import Result, Run
+from tests.mutants.bug import Bug
+from tests.mutants.trial import Result, Run, Verdict
 
 _HOW = """\
 # Planted bugs
@@ -23,8 +24,9 @@ A bug counts as caught only if a test *fails* with it and passes without it. A c
 breaks does not count. Processes that tests start run the copy, too. `make test` holds that every bug still applies to the
 code as it is.
 
-**{caught} of {count} are caught**, on CPython {python}; the table was written by `make mutants ARGS="--write"`. The seconds
-are those of a shared machine and include what did not notice.
+**{caught} of {count} are caught**, on CPython {python}. `make mutants ARGS="--write"` keeps what came of each in
+`docs/results/mutants.json` and writes this page from it; with names, only those are tried anew. The seconds are those of a
+shared machine and include what did not notice.
 
 """
 
@@ -82,28 +84,35 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
-def as_page(invariants: Mapping[int, str], results: Sequence[Result]) -> str:
-    caught = sum(bool(result.noticed) for result in results)
-    lines = [_HOW.format(count=len(results), caught=caught, python=platform.python_version())]
+def as_page(invariants: Mapping[int, str], bugs: Sequence[Bug], known: Mapping[str, Any]) -> str:
+    """`known`: what came of each bug, as `as_json` says it, by its name."""
+    caught = sum(bool(known[bug.name]["caught"]) for bug in bugs if bug.name in known)
+    lines = [_HOW.format(count=len(bugs), caught=caught, python=platform.python_version())]
     for number, name in invariants.items():
-        of_this = [result for result in results if result.bug.invariant == number]
+        of_this = [bug for bug in bugs if bug.invariant == number]
         if of_this:
             lines.append(
                 f"## {number}. {name}\n\n| bug | what it breaks | caught by | s |\n|---|---|---|---:|\n"
             )
-            lines += map(_row, of_this)
+            lines += [_row(bug, known.get(bug.name)) for bug in of_this]
             lines.append("\n")
     return "".join(lines).rstrip() + "\n"
 
 
-def _row(result: Result) -> str:
-    bug = result.bug
-    tests = "<br>".join(f"{_harness(run)}: `{run.test.partition('::')[2]}`" for run in result.noticed)
-    return f"| `{bug.name}` | {bug.breaks} | {tests or '**MISSED**'} | {result.seconds:.0f} |\n"
+def _row(bug: Bug, result: Mapping[str, Any] | None) -> str:
+    if result is None:
+        return f"| `{bug.name}` | {bug.breaks} | not tried | |\n"
+    noticed = [run for run in result["runs"] if run["verdict"] == Verdict.NOTICED.value]
+    tests = "<br>".join(f"{_folder(run['harness'])}: `{run['test'].partition('::')[2]}`" for run in noticed)
+    return f"| `{bug.name}` | {bug.breaks} | {tests or '**MISSED**'} | {result['seconds']:.0f} |\n"
+
+
+def _folder(harness: str) -> str:
+    return "/".join(harness.removesuffix(".py").split("/")[1:2])
 
 
 def _harness(run: Run) -> str:
-    return "/".join(run.harness.removesuffix(".py").split("/")[1:2])
+    return _folder(run.harness)
 
 
 def _test(run: Run) -> str:
