@@ -17,7 +17,6 @@ import liveness.shard.brake
 import liveness.shard.committer
 import liveness.shard.endings
 import liveness.shard.node
-import liveness.shard.observed_clock
 import liveness.shard.shard
 import liveness.store.commit
 from liveness.shard.brake import Hold
@@ -45,10 +44,6 @@ async def _wait_for_nothing(self: Any) -> None:
     return
 
 
-def _all_time_counts(self: Any, listening_ms: int) -> int:
-    return self._durable_ms + listening_ms - self._since_ms
-
-
 def _trusting(term_ms: int) -> int:
     return term_ms + 200
 
@@ -67,7 +62,6 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "commits without a look at the epoch": (liveness.store.commit, "_advance_heads", _heads_without_epochs),
     "answers before the commit": (liveness.shard.committer.Group, "wait", _wait_for_nothing),
     "answers though the commit failed": (liveness.shard.committer.Group, "failed", lambda *_: False),
-    "downtime counts as silence": (liveness.shard.observed_clock.ObservedClock, "now_ms", _all_time_counts),
     "a replaced session's work is forgotten": (liveness.domain.reactions, "lost_with", lambda *_: {}),
     "workers trust their lease too long": (liveness.sdk.fence, "_trusted_ms", _trusting),
     "leases end three seconds late": (liveness.shard.endings.Endings, "expiry_ms", _three_seconds_late),
@@ -82,13 +76,12 @@ FOUND_BY: Mapping[str, tuple[int, ...]] = {
     "commits without a look at the epoch": (4, 8, 7),
     "answers before the commit": (1, 3),
     "answers though the commit failed": (2, 5),
-    "downtime counts as silence": (),
-    "a replaced session's work is forgotten": (),
-    "workers trust their lease too long": (),
-    "leases end three seconds late": (),
-    "a storm never lets go": (),
-    "a heartbeat does not end a hold": (),
-    "no quota": (),
+    "a replaced session's work is forgotten": (1,),
+    "workers trust their lease too long": (3,),
+    "leases end three seconds late": (1,),
+    "a storm never lets go": (1,),
+    "a heartbeat does not end a hold": (5,),
+    "no quota": (2,),
 }
 """Seeds whose worlds are known to break a rule with the flaw."""
 

@@ -51,7 +51,6 @@ SITUATIONS = (
     "held worker came back with its lease",
     "held worker stood in line",
     "storm drained after its hold",
-    "storm over early, nearly all were back",
     "storm released by an operator",
     "take-over during a storm",
     # work

@@ -110,8 +110,6 @@ class Storms:
                 self._world.later(after_s, lambda: self._world.client.release_storm(namespace))
         if any(hold.turn_ms is not None for hold in gale.held.values()):
             self._sometimes("held worker stood in line")
-        if gale.phase is Phase.DRAINING and gale.storm.returned >= 0.9 * gale.storm.caught > 0:
-            self._sometimes("storm over early, nearly all were back")
 
     def _check(self, station: Station, key: Key, hold: Hold) -> None:
         audit, plan = self._world.audit, self._world.plan
