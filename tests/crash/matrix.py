@@ -78,10 +78,11 @@ FAULTS = (
     Fault(
         "bit flips",
         "A bit of a row, of the file or of its write-ahead log is flipped while nobody has it open. The server does not "
-        "start, refuses to tell, or tells what it acknowledged. Three things no checksum of a row finds: damage to the "
-        "last commit in the log of a server that was killed, which looks like a commit that was torn off; how it "
-        "stands with a task (its state, attempts, last error), which is written beside its payload; and an entry of SQLite's own index that leads nowhere, so that a "
-        "history tells less.",
+        "start, refuses to tell, or tells what it acknowledged. It runs in the test's own process, since hundreds of "
+        "starts would take long otherwise. Three things no checksum of a row finds: damage to the last commit in the log "
+        "of a server that was killed, which looks like a commit that was torn off; how it stands with a task (its state, "
+        "attempts, last error), which is written beside its payload; and an entry of SQLite's own index that leads "
+        "nowhere, so that a history tells less.",
         (1, 8, 13),
         ("tests/crash/test_bit_flips.py",),
     ),
@@ -140,7 +141,9 @@ FAULTS = (
     ),
     Fault(
         "storm of 20,000 workers",
-        "20,000 workers fall silent at once. Some come back within the hold, some never.",
+        "20,000 workers fall silent at once. Who is held and comes back keeps its lease; who never comes is found within "
+        "two leases, a second and its place in the line, and what it held is rescheduled once. Those whose leases end "
+        "before so many have fallen due that it is a storm, up to 30 %, die as ever.",
         (2, 3, 4, 5),
         ("tests/crash/test_storm.py",),
     ),

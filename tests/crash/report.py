@@ -18,7 +18,7 @@ _HOW = """\
 # Real processes, real faults
 
 `make crash` starts the server as an operator does, as a process of its own, puts it under load, and lets something happen to
-it: {tried} times in the run below, and {violated} times an invariant was violated.
+it: {tried} times in the rows below, and {violated} times an invariant was violated.
 
 Whether one was violated is not asked of the server. Clients keep a **ledger** outside it (`tests/end_to_end/ledger.py`): what
 was acknowledged, what is in doubt because no answer came, and which states can follow from that. Every answer, every look at
@@ -27,8 +27,9 @@ that ran only while the server could listen; each lost binding must have been re
 must be without gaps. A violation is one disagreement, not one try.
 
 The rows below were taken on {taken}, with CPython {python}, on a machine of {cpus} processors that others used as well, in
-{minutes:.0f} minutes. Scale 1 is all there is; where a row says less, it was run with a part of its tries. The table is written
-by `make crash ARGS="--write"` from [results/crash.json](results/crash.json).
+{minutes:.0f} minutes altogether. Scale 1 is all there is; where a row says less, it was run with a part of its tries. Each kind can
+be run by itself; of one that was run more than once, the last run is shown. The table is written by
+`make crash ARGS="--write"` from [results/crash.json](results/crash.json).
 
     make crash                          everything
     make crash ARGS="--list"            what there is

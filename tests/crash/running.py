@@ -83,8 +83,8 @@ def _rows(fault: Fault, case: ElementTree.Element) -> list[Row]:
         return [row._replace(tried=0, notes=(f"{name} skipped: {skipped.get('message', '')}",))]
     if failed := [*case.iter("failure"), *case.iter("error")]:
         words = tuple(f"{name} failed: {(end.text or '')[-WORDS_MAX:].strip()}" for end in failed)
-        violated = max(1, sum(part["violated"] for part in told))
-        return [row._replace(violated=violated, notes=words)]
+        tried, violated = (max(1, sum(part[count] for part in told)) for count in ("tried", "violated"))
+        return [row._replace(tried=tried, violated=violated, notes=words)]
     counted = [part for part in told if part["tried"]]
     # A test that counts nothing is one try.
     return [_counted(row, part) for part in counted] or [row]

@@ -41,7 +41,7 @@ PLACES = (
     "before settling",
     "after settling",
 )
-TRIES = {"crash": 10, "error": 20, "delay": 6}
+TRIES = {"crash": 6, "error": 6, "delay": 3}
 SOME = 30
 KEEPING_HOUSE = EXPOSED | {
     "LIVENESS_CHECKPOINT_INTERVAL_S": "0.3",

@@ -65,7 +65,7 @@ class Campaign:
             await self._strike()
         await self._feed(self._plan.activities)
         self._calm_down()
-        return await reckon(self._crew, self._record, self.jobs)
+        return await reckon(self._crew, self._record, self.jobs, server_died=self._plan.server_kills)
 
     async def _feed(self, how_many: int) -> None:
         for name, activity_type in islice(self._to_do, how_many):
