@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,20 @@ def grown(count):
     return f"{count:,} tracked workers"
 
 
+ALONE = f"{grown(COUNTS[-1])}, unary"
 MEMORY, RECOVERY = "memory per tracked worker", "recovery of 1,000,000 workers"
 NAMES = {
     **{grown(count): "heartbeats/s in batches of 100 from all of them, against 1,000" for count in COUNTS},
+    ALONE: "heartbeats/s, one per call, against 1,000",
     MEMORY: "resident memory of the server process, from 1,000 workers on",
     RECOVERY: "from the start after kill -9 until a heartbeat is answered, against 1,000 workers",
 }
 BATCH = 100
 REGISTERED_TOGETHER = 500
 AT_ONCE = 8
+AT_ONCE_ALONE = 64
 BODIES_MAX = 1_000
+SINGLE_MAX = 10_000
 BASE = 1_000
 
 
@@ -73,6 +78,7 @@ class Tracked:
         drawn = random.Random(1)
         numbers = drawn.sample(range(actual), min(actual, BODIES_MAX * BATCH))
         self._bodies = [batch_of(numbers[at : at + BATCH]) for at in range(0, len(numbers), BATCH)]
+        self._single = [unary_request(number) for number in numbers[:SINGLE_MAX]]
         say(f"{self.name}: {actual:,} are there")
 
     def _register(self, numbers):
@@ -88,6 +94,10 @@ class Tracked:
             self.server.address, "RecordWorkerHeartbeats", self._bodies, calls, AT_ONCE, check_batch
         )
         return calls * BATCH / took
+
+    def beat_alone(self, calls):
+        took, _ = load.turn(self.server.address, "RecordWorkerHeartbeat", self._single, calls, AT_ONCE_ALONE)
+        return calls / took
 
     def disk_bytes(self):
         """Of all its files, per worker."""
@@ -113,6 +123,7 @@ def measure(plan):
             fleet.register(plan.sized(fleet.count, BATCH))
         few, many = fleets[0], fleets[-1]
         yield from _rates(plan, fleets)
+        yield _alone(plan, few, many)
         yield _memory(fleets)
         times = {fleet.name: fleet.kill_and_recover for fleet in (few, many)}
         found = alternate(RECOVERY, times, plan.few_rounds)
@@ -161,6 +172,21 @@ def _rates(plan, fleets):
                 "registered, workers/s": rounded(fleet.registered_per_s),
             },
         )
+
+
+def _alone(plan, few, many):
+    calls = plan.sized(6_000, 20)
+    sides = {fleet.name: partial(fleet.beat_alone, calls) for fleet in (few, many)}
+    return row(
+        ALONE,
+        "heartbeats/s",
+        alternate(ALONE, sides, plan.rounds, warm=True),
+        many.name,
+        few.name,
+        Bar(sense=AT_LEAST, value=0.9),
+        [f"one worker per call, {AT_ONCE_ALONE} under way, from a grpc.aio client"],
+        {"tracked": many.actual},
+    )
 
 
 def _memory(fleets):
