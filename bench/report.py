@@ -183,7 +183,7 @@ class Report:
     def _line(self, family: str, title: str, across: str, by: str, unit: str) -> str:
         points = []
         for row in self.of(family):
-            if "ratio" in row and row["unit"] == "heartbeats/s":
+            if "ratio" in row and row["unit"] == "heartbeats/s" and by in row["more"]:
                 values = row["sides"][row["ours"]]
                 points.append((row["more"][by], values["median"], values["min"], values["max"]))
         return plot.lines(title, across, unit, [plot.Line("liveness", points)]) if len(points) > 1 else ""
