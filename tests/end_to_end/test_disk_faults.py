@@ -31,7 +31,7 @@ async def test_slow_syncs(
     async with Load(server, ledger, Random(7), leases_ms=[1_000, 2_000], pace_s=0.1) as load:
         await acknowledged(ledger, 100)
         disk.sync_slowly(2_000)
-        await acknowledged(ledger, 80)
+        await acknowledged(ledger, 30)
         disk.mend()
         await acknowledged(ledger, 80)
         turn_s = load.slowest_turn_s

@@ -214,7 +214,7 @@ async def test_an_activity_whose_handing_out_got_lost_runs_all_the_same(
 ) -> None:
     server.configure(namespace, dispatch_timeout=duration(1))
     with relaying(server.address) as relay:
-        async with Worker(relay.address, namespace=namespace, task_queue="queue", lease=60) as worker:
+        async with Worker(relay.address, namespace=namespace, task_queue="queue", lease=15) as worker:
 
             @worker.activity("count")
             async def count(task: Task) -> int:
