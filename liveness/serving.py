@@ -29,10 +29,10 @@ EXIT_DISK_BROKEN = 74
 # The store's thread needs the interpreter lock in short bursts. Snatching it from a busy event loop in mid-stride costs
 # both of them time: with 0.5 ms, batches of heartbeats were a quarter slower. An idle loop gives it up at once anyway.
 SWITCH_INTERVAL_S = 0.01
-# A few hundred calls under way make thousands of objects, which with Python's own first number (700) begins a collection
-# several times per commit. What survives one counts as old sooner, workers just renewed included, and every full collection
-# looks at all workers there are: with 200,000 of them, heartbeats cost half as much again.
-COLLECTOR_THRESHOLDS = (50_000, 20, 10)
+# Calls under way make garbage that is best collected while it is young, as Python does by itself. What survives, workers
+# just renewed included, soon counts as old, and then every full collection looks at all workers there are and finds nothing:
+# with 200,000 of them, heartbeats cost half as much again. So those are rare.
+COLLECTOR_THRESHOLDS = (700, 10, 1_000)
 
 
 class HttpListenFailed(StoreUnusable):
