@@ -55,14 +55,14 @@ def order() -> list[str]:
 
 
 def chosen(parts: list[str]) -> list[Family]:
-    """The families of these names; where there is none, those whose name or a row's contains it; all without any."""
-    known = {family.name for family in FAMILIES}
+    """The families of these names, or with a row of this name; where there is none, those whose name or a row's contains
+    it; all without any."""
+    known = {name for family in FAMILIES for name in (family.name, *family.names)}
 
     def wanted(family: Family) -> bool:
+        names = (family.name, *family.names)
         return any(
-            part == family.name
-            or (part not in known and any(part in name for name in (family.name, *family.names)))
-            for part in parts
+            part in names or (part not in known and any(part in name for name in names)) for part in parts
         )
 
     return [family for family in FAMILIES if not parts or wanted(family)]

@@ -95,6 +95,7 @@ def test_every_row_has_one_name() -> None:
 
 
 def test_a_family_is_chosen_by_its_name_or_by_part_of_a_row() -> None:
+    assert [family.name for family in chosen(["unary"])] == ["no-op"]
     assert [family.name for family in chosen(["etcd"])] == ["etcd"]
     assert [family.name for family in chosen(["tracked worker"])] == ["workers"]
     assert chosen([]) == list(FAMILIES)

@@ -8,6 +8,7 @@ import sys
 
 from rich.console import Console
 
+from tests.arguments import above_zero
 from tests.crash.matrix import FAULTS, Fault
 from tests.crash.report import as_page, one_line, show
 from tests.crash.running import ROOT, Row, as_data, run
@@ -44,7 +45,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="PART", help="faults whose names contain it"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the tries (default: all)")
+    parser.add_argument("--scale", type=above_zero, default=1.0, help="part of the tries (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--write", action="store_true", help="put these rows into docs/crash.md")

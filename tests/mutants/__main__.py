@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from rich.console import Console
 
+from tests.arguments import at_least_one
 from tests.mutants.bug import ROOT, Bug, read_bugs
 from tests.mutants.report import as_json, as_page, one_line, show
 from tests.mutants.trial import Result, court
@@ -58,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="bugs to plant, or parts of their names; all without"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="so many at a time (default: %(default)s)")
+    parser.add_argument("--jobs", type=at_least_one, default=2, help="so many at a time (default: %(default)s)")
     parser.add_argument(
         "--every", action="store_true", help="run all harnesses of a bug, not only until one notices"
     )

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 
+from tests.arguments import above_zero, at_least_one
 from tests.simulation.plan import AS_IT_IS, Instead
 from tests.simulation.results import Sum, as_json, keep, printed
 from tests.simulation.story import LINES_MAX, shrunk, story
@@ -40,10 +41,10 @@ def _outcomes(seeds: Sequence[int], instead: Instead, jobs: int) -> Iterator[Out
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=DEFAULT_SEEDS, help="how many")
+    parser.add_argument("--seeds", type=at_least_one, default=DEFAULT_SEEDS, help="how many")
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no more after so long")
+    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=above_zero, default=float("inf"), help="begin no more after so long")
     parser.add_argument("--write", action="store_true", help="keep the result in docs/")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(

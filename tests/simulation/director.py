@@ -302,6 +302,12 @@ class Director:
         self._for_a_while(seconds, lambda: cut.difference_update(pairs))
         if len(keys) >= 10 and world.runs[keys[0]]:
             self._kill(world.runs[keys[0]][-1])
+        if self._random.random() < 0.4:
+            # What fails next is a node, while leases are over and held.
+            station = self._station()
+            world.note(f"kill -9 {station.host} in {lease_s + 0.2:.2f} s", station.host)
+            world.later(lease_s + 0.2, station.kill)
+            self._for_a_while(lease_s + 5, lambda: None)
 
     def _release_storms(self) -> None:
         namespace = f"ns{self._random.randrange(self._world.plan.namespaces)}"
