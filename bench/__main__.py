@@ -91,7 +91,9 @@ def _options() -> argparse.Namespace:
         metavar="PART",
         help=f"only what has this in its name; may be repeated. There are: {names}",
     )
-    parser.add_argument("--rounds", type=at_least_one, default=5, help="per side (default 5; 3 where one takes long)")
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=5, help="per side (default 5; 3 where one takes long)"
+    )
     parser.add_argument("--scale", type=above_zero, default=1.0, help="of everything, relative (default 1)")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--json", action="store_true", help="print JSON; what is for people goes to stderr")

@@ -15,8 +15,6 @@ from liveness.domain.policy import BUILT_IN, Policy
 
 WINDOW_MS = COMPANY_MS
 """As with those of whom a death certificate says that they died with the worker."""
-DEATHS_MIN = BUILT_IN.storm_min_workers
-SHARE = BUILT_IN.storm_share
 CAME_BACK_SHARE = 0.9
 """When so many of those whom a storm caught have come back, it is over, and the others are likely to be gone."""
 

@@ -22,7 +22,7 @@ async def stop_one_and_kill_another(cluster: Cluster, place: Place, say: Say, se
     await cluster.start()
     skew_by_owner = {node.node_id: skew for node, skew in zip(cluster.nodes, SKEWS_MS, strict=True)}
     _, zombie, victim = cluster.nodes
-    async with load_on(cluster, seed) as (ledger, _):
+    async with load_on(cluster, seed) as (ledger, load):
         zombie.stand_still()
         zombie.avoided = True
         stood_still = asyncio.create_task(asyncio.sleep(2 * LEASE_MS / 1_000))
@@ -34,7 +34,7 @@ async def stop_one_and_kill_another(cluster: Cluster, place: Place, say: Say, se
         await acknowledged(ledger, SOME)
         await victim.kill()
         await taken_over(cluster, victim)
-    no_steady_worker_lapsed(ledger)
+    no_steady_worker_lapsed(ledger, load)
     figures = await pass_verdict(cluster, place.home, ledger)
     rows = await written_by_owners_only(place.home, skew_by_owner, time.time_ns() // 1_000_000)
     say(f"{rows} rows, each with its owner's clock; {figures}")

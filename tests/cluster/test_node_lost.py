@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -34,8 +33,8 @@ LOOKS = 5
 SENT_SECONDS = 0.3
 """After which what was said to a process that stands still lies in its socket."""
 STEADY = ("unary", "batch")
-LOAD_MAX = 3
-"""Processes per processor that want to run; with more, heartbeats wait for longer than leases last."""
+TURN_SECONDS_MAX = 0.5
+"""Between an answer and the next heartbeat, which is due after less than a tenth of a second."""
 AT_DEFAULTS = {**WHOLE_LOG, "LIVENESS_TAKEOVER_GRACE_MS": "2000"}
 """The grace has nothing to do with who takes what, and would only make the end of the test long."""
 
@@ -70,10 +69,10 @@ async def taken_over(cluster: Cluster, node: Node) -> float:
     return time.monotonic() - began
 
 
-def no_steady_worker_lapsed(ledger: Ledger) -> None:
-    """That no lease ended early the ledger checks always. That nobody lost one by being answered too late can be asked only
-    of a machine that keeps up."""
-    if os.getloadavg()[0] > LOAD_MAX * (os.cpu_count() or 1):
+def no_steady_worker_lapsed(ledger: Ledger, load: Load) -> None:
+    """That no lease ended early the ledger checks always. That nobody lost one by heartbeating too late can be asked only
+    if this very process, which heartbeats for them, did not stand still."""
+    if load.slowest_turn_s > TURN_SECONDS_MAX:
         return
     for kind in STEADY:
         assert not ledger.lapsed(kind), f"{ledger.lapsed(kind)} lost their leases though they went on beating"
@@ -85,12 +84,12 @@ def no_steady_worker_lapsed(ledger: Ledger) -> None:
 async def kill_one(cluster: Cluster, place: Place, say: Say, seed: int) -> None:
     random = Random(seed)
     await cluster.start()
-    async with load_on(cluster, seed) as (ledger, _):
+    async with load_on(cluster, seed) as (ledger, load):
         victim = random.choice(cluster.nodes)
         await victim.kill()
         seconds = await taken_over(cluster, victim)
         assert seconds < TAKE_OVER_SECONDS_MAX
-    no_steady_worker_lapsed(ledger)
+    no_steady_worker_lapsed(ledger, load)
     say(f"served again after {seconds:.1f} s; {await pass_verdict(cluster, place.home, ledger)}")
 
 
@@ -176,7 +175,7 @@ async def stop_and_continue(cluster: Cluster, place: Place, say: Say, seed: int)
         )
         assert zombie.has_said("shards are another node's now"), zombie.said()
         load.resume()
-    no_steady_worker_lapsed(ledger)
+    no_steady_worker_lapsed(ledger, load)
     answered = sum(worker is not None for worker in shown)
     figures = await pass_verdict(cluster, place.home, ledger)
     say(f"taken after {seconds:.1f} s; it answered {answered} of {len(shown)} looks; {figures}")
@@ -205,7 +204,7 @@ async def cut_off(make_cluster: MakeCluster, place: Place, say: Say, how: str, s
         )
         await cluster.start()
         node = cluster.nodes[2]
-        async with load_on(cluster, seed) as (ledger, _):
+        async with load_on(cluster, seed) as (ledger, load):
             if how == "black hole":
                 way.black_hole()
             else:
@@ -217,7 +216,7 @@ async def cut_off(make_cluster: MakeCluster, place: Place, say: Say, how: str, s
             else:
                 await way.come_back()
             await cluster.all_served()
-        no_steady_worker_lapsed(ledger)
+        no_steady_worker_lapsed(ledger, load)
         say(f"{how}: taken after {seconds:.1f} s; {await pass_verdict(cluster, place.home, ledger)}")
 
 

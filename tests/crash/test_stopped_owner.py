@@ -80,7 +80,7 @@ async def stop_in_a_transaction(
     zombie.module = MODULE
     zombie.environ |= failpoint.environ
     await cluster.start()
-    async with load_on(cluster, seed) as (ledger, _):
+    async with load_on(cluster, seed) as (ledger, load):
         before = await cluster.all_served()
         failpoint.arm("in transaction", "stop")
         await failpoint.passed()
@@ -94,7 +94,7 @@ async def stop_in_a_transaction(
         assert all(
             after[id].epoch > shard.epoch for id, shard in before.items() if shard.node_id == zombie.node_id
         )
-    no_steady_worker_lapsed(ledger)
+    no_steady_worker_lapsed(ledger, load)
     figures = await pass_verdict(cluster, place.home, ledger)
     say(f"taken after {seconds:.1f} s; {figures}")
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from liveness.cli import main
-from liveness.domain.storm import DEATHS_MIN, SHARE
+from liveness.domain.policy import BUILT_IN
 from liveness.telemetry.catalogue import CATALOGUE, Distribution
 from tests.deploy.manifests import DEPLOY
 from tests.deploy.promql import Expression, Matcher, Selector, read
@@ -169,8 +169,8 @@ def test_alerts_that_name_each_other_exist() -> None:
 
 def test_a_storm_is_the_same_to_prometheus_as_to_the_server() -> None:
     [storm] = [rule for rule in RULES if rule["alert"] == "LivenessStorm"]
-    assert f">= {DEATHS_MIN}" in storm["expr"]
-    assert f"> {SHARE:g} * (" in storm["expr"]
+    assert f">= {BUILT_IN.storm_min_workers}" in storm["expr"]
+    assert f"> {BUILT_IN.storm_share:g} * (" in storm["expr"]
     assert "[1m]" in storm["expr"]
 
 

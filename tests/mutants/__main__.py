@@ -59,7 +59,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="bugs to plant, or parts of their names; all without"
     )
-    parser.add_argument("--jobs", type=at_least_one, default=2, help="so many at a time (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=at_least_one, default=2, help="so many at a time (default: %(default)s)"
+    )
     parser.add_argument(
         "--every", action="store_true", help="run all harnesses of a bug, not only until one notices"
     )

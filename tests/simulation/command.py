@@ -44,7 +44,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=at_least_one, default=DEFAULT_SEEDS, help="how many")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=above_zero, default=float("inf"), help="begin no more after so long")
+    parser.add_argument(
+        "--seconds", type=above_zero, default=float("inf"), help="begin no more after so long"
+    )
     parser.add_argument("--write", action="store_true", help="keep the result in docs/")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
