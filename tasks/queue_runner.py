@@ -96,11 +96,11 @@ class QueueRunner:
     def _on_committed(self, handed: Sequence[HandedOver]) -> None:
         elsewhere: set[int] = set()
         for part in handed:
-            for new in part.commit.new_tasks:
-                if self._node.serves(new.shard_id):
-                    self.wake(new.shard_id)
+            for shard_id in {id for new in part.commit.new_tasks for id in new.shard_ids}:
+                if self._node.serves(shard_id):
+                    self.wake(shard_id)
                 else:
-                    elsewhere.add(new.shard_id)
+                    elsewhere.add(shard_id)
             if part.commit.task_updates:
                 self.wake(part.shard.id)
         if elsewhere:

@@ -6,6 +6,7 @@ then is decided anew. Reschedules are stored, in the transaction that took the a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from liveness.domain.decider import lost_with
@@ -58,16 +59,28 @@ class ActivityRescheduleTask(NamedTuple):
 _ORDERLY = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
 
 
-def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> tuple[ActivityRescheduleTask, ...]:
-    if before is None:
-        return ()
+class FanOut(NamedTuple):
+    """An `ActivityRescheduleTask` for each activity that one event took from a worker. They stay together until they
+    are stored: ten thousand leases may end at once, with ten activities each."""
+
+    namespace: str
+    worker: str
+    epoch: int
+    died: bool
+    activities: tuple[BoundActivity, ...]
+
+    def tasks(self) -> Iterator[ActivityRescheduleTask]:
+        for activity in self.activities:
+            yield ActivityRescheduleTask(self.namespace, activity, self.worker, self.epoch, self.died)
+
+
+def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> FanOut | None:
+    if before is None or not (taken := lost_with(before, event)):
+        return None
     orderly = isinstance(event, BindingsChanged) or (
         isinstance(event, WorkerDeactivated) and event.reason in _ORDERLY
     )
-    return tuple(
-        ActivityRescheduleTask(key.namespace, activity, key.instance_key, before.epoch, not orderly)
-        for activity in lost_with(before, event).values()
-    )
+    return FanOut(key.namespace, key.instance_key, before.epoch, not orderly, tuple(taken.values()))
 
 
 def timer_of(key: WorkerKey, worker: Worker) -> TimerTask | None:

@@ -11,7 +11,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.verdict import NO_VERDICT, Verdicts
 from liveness.domain.worker import Worker
 from liveness.shard.rhythms import Rhythms
-from liveness.store.api import NewTask, ShardCommit, TaskUpdate
+from liveness.store.api import NewTasks, ShardCommit, TaskUpdate
 from liveness.store.codec import LogEntry, Renewals
 
 
@@ -34,7 +34,7 @@ class Pending:
         self.renewals: dict[int, LeaseRenewed] = {}
         self.workers: dict[WorkerKey, tuple[Worker, int] | None] = {}
         self.activities: dict[ActivityKey, Activity] = {}
-        self.new_tasks: list[NewTask] = []
+        self.new_tasks: list[NewTasks] = []
         self.task_updates: dict[int, TaskUpdate] = {}
         self.config: dict[str, Mapping[str, float]] = {}
         self.verdicts: dict[str, Verdicts] = {}

@@ -27,10 +27,10 @@ from liveness.domain.events import (
     WorkerResurrected,
 )
 from liveness.domain.fold import evolve, renewed
-from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
+from liveness.domain.keys import ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
-from liveness.domain.reactions import ActivityRescheduleTask, react, timer_of
+from liveness.domain.reactions import ActivityRescheduleTask, FanOut, react, timer_of
 from liveness.domain.verdict import is_death, verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
@@ -43,7 +43,7 @@ from liveness.shard.pending import Pending
 from liveness.shard.recovery import Recovered, pulse_of
 from liveness.shard.suspects import Suspects
 from liveness.shard.witness import DRIFT_MS, Surroundings, Witness
-from liveness.store.api import FINISHED_TASK_STATES, NewTask, ShardCommit, ShardImage, TaskUpdate
+from liveness.store.api import FINISHED_TASK_STATES, NewTasks, ShardCommit, ShardImage, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
 
@@ -415,8 +415,9 @@ class Shard:
         else:
             self._pending.workers[key] = (after, seq) if after else None
             self._changed.discard(key)
-        tasks = react(key, before, event)
-        self._pending.new_tasks += [NewTask(self._shard_of(task), task) for task in tasks]
+        fan_out = react(key, before, event)
+        if fan_out is not None:
+            self._pending.new_tasks.append(NewTasks(self._shards_of(fan_out), fan_out))
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
@@ -428,12 +429,17 @@ class Shard:
         reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
         self.transitions.append(
             Transition(
-                key, before.state if before else None, after.state if after else None, reason, len(tasks)
+                key,
+                before.state if before else None,
+                after.state if after else None,
+                reason,
+                len(fan_out.activities) if fan_out is not None else 0,
             )
         )
 
-    def _shard_of(self, task: ActivityRescheduleTask) -> int:
-        return shard_of(task.namespace, task.activity.workflow_id, self._shard_count)
+    def _shards_of(self, fan_out: FanOut) -> list[int]:
+        seed, count = namespace_seed(fan_out.namespace), self._shard_count
+        return [shard_from_seed(seed, activity.workflow_id, count) for activity in fan_out.activities]
 
     def _arm(self, key: WorkerKey, worker: Worker) -> None:
         if timer_of(key, worker) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
-from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.reactions import ActivityRescheduleTask, FanOut
 from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.codec import LogEntry, Pulse
@@ -34,10 +34,13 @@ PARKED_MS = 2**62
 """The due time of a task that waits for something else than time."""
 
 
-class NewTask(NamedTuple):
-    shard_id: int
-    """The activity's shard, not the worker's."""
-    task: ActivityRescheduleTask
+class NewTasks(NamedTuple):
+    shard_ids: Sequence[int]
+    """Of the activities, in step with them; not the worker's."""
+    fan_out: FanOut
+
+    def each(self) -> Iterator[tuple[int, ActivityRescheduleTask]]:
+        return zip(self.shard_ids, self.fan_out.tasks(), strict=True)
 
 
 class TaskUpdate(NamedTuple):
@@ -86,7 +89,7 @@ class ShardCommit:
     workers: dict[WorkerKey, tuple[Worker, int] | None] = field(default_factory=dict)
     """Rows to write with the sequence they contain, or None to delete."""
     activities: dict[ActivityKey, Activity] = field(default_factory=dict)
-    new_tasks: list[NewTask] = field(default_factory=list)
+    new_tasks: list[NewTasks] = field(default_factory=list)
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, Verdicts] = field(default_factory=dict)

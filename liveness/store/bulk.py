@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from sqlalchemy import Connection, Table
@@ -25,12 +25,18 @@ def insert_rows(
     columns: tuple[str, ...] | None = None,
     *,
     replace_on: tuple[str, ...] = (),
+    keep: tuple[str, ...] = (),
     add: bool = False,
+    alike: tuple[tuple[str, str], ...] = (),
 ) -> None:
-    """INSERT rows given in column order; with `replace_on`, a row that exists is replaced or, with `add`, added to."""
+    """INSERT rows given in column order; with `replace_on`, a row that exists is replaced, but for the columns that it is
+    to `keep`, or, with `add`, added to. `alike`: columns that are the same in all rows, and the SQL for it.
+
+    Rows are taken as they are needed: memory for a hundred thousand at once costs more than to fill it."""
     names = columns or tuple(column.name for column in table.columns)
-    for chunk in _chunks(list(rows)):
-        statement = _insert_text(table.name, names, len(chunk), replace_on, _style(connection), add=add)
+    style = _style(connection)
+    for chunk in _chunks(rows):
+        statement = _insert_text(table.name, names, len(chunk), replace_on, keep, style, alike, add=add)
         _execute(connection, statement, tuple(chain.from_iterable(chunk)))
 
 
@@ -44,7 +50,7 @@ def update_rows(
 ) -> int:
     """UPDATE each row from its own values, named column1, column2, … in the clauses. Returns how many rows matched."""
     matched = 0
-    for chunk in _chunks(list(rows)):
+    for chunk in _chunks(rows):
         statement = _update_text(table, set_clause, where, len(chunk), casts, _style(connection))
         matched += _execute(connection, statement, tuple(chain.from_iterable(chunk)))
     return matched
@@ -58,12 +64,12 @@ def _execute(connection: Connection, statement: str, values: tuple[Any, ...]) ->
     return connection.exec_driver_sql(statement, values).rowcount
 
 
-def _chunks(rows: list[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
-    start = 0
-    while (left := len(rows) - start) > 0:
-        size = LARGE if left >= LARGE else min(left, MEDIUM)
-        yield rows[start : start + size]
-        start += size
+def _chunks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    left = iter(rows)
+    while len(chunk := list(islice(left, LARGE))) == LARGE:
+        yield chunk
+    for start in range(0, len(chunk), MEDIUM):
+        yield chunk[start : start + MEDIUM]
 
 
 def _style(connection: Connection) -> str:
@@ -72,16 +78,26 @@ def _style(connection: Connection) -> str:
 
 @cache
 def _insert_text(
-    table: str, names: tuple[str, ...], count: int, replace_on: tuple[str, ...], style: str, *, add: bool
+    table: str,
+    names: tuple[str, ...],
+    count: int,
+    replace_on: tuple[str, ...],
+    keep: tuple[str, ...],
+    style: str,
+    alike: tuple[tuple[str, str], ...],
+    *,
+    add: bool,
 ) -> str:
-    text = f"INSERT INTO {table} ({', '.join(names)}) VALUES {_values(count, ('',) * len(names), style)}"
+    all_names = (*names, *(name for name, _ in alike))
+    values = _values(count, ("",) * len(names), style, tuple(value for _, value in alike))
+    text = f"INSERT INTO {table} ({', '.join(all_names)}) VALUES {values}"
     if replace_on:
-        kept = ", ".join(
+        changes = ", ".join(
             f"{name} = {f'{table}.{name} + ' if add else ''}excluded.{name}"
             for name in names
-            if name not in replace_on
+            if name not in replace_on and name not in keep
         )
-        text += f" ON CONFLICT ({', '.join(replace_on)}) DO UPDATE SET {kept}"
+        text += f" ON CONFLICT ({', '.join(replace_on)}) DO UPDATE SET {changes}"
     return text
 
 
@@ -95,11 +111,11 @@ def _update_text(
     )
 
 
-def _values(count: int, casts: tuple[str, ...], style: str) -> str:
+def _values(count: int, casts: tuple[str, ...], style: str, alike: tuple[str, ...] = ()) -> str:
     numbers = iter(range(1, count * len(casts) + 1))
 
     def placeholder(cast: str) -> str:
         mark = f"${next(numbers)}" if style == "numeric_dollar" else "?"
         return f"CAST({mark} AS {cast})" if cast else mark
 
-    return ", ".join(f"({', '.join(placeholder(cast) for cast in casts)})" for _ in range(count))
+    return ", ".join(f"({', '.join([*map(placeholder, casts), *alike])})" for _ in range(count))

@@ -191,9 +191,24 @@ def check_seal(payload: str, table: str, *place: str | int) -> None:
         raise CorruptRow(table=table, place=", ".join(map(str, place)))
 
 
+class Sealer:
+    """`seal` for many rows that agree in all of their place but its first part, and in at least two more."""
+
+    __slots__ = ("_others",)
+
+    def __init__(self, *others: str | int) -> None:
+        self._others = ascii(others)[1:]
+
+    def seal(self, payload: str, first: int) -> str:
+        return payload + _white(crc32(payload.encode(), crc32(f"({first}, {self._others}".encode())))
+
+
 def _blanks(payload: str, place: tuple[str | int, ...]) -> str:
     """What is printable changes between versions of Python, so that `repr` of a name would; `ascii` does not."""
-    checksum = crc32(payload.encode(), crc32(ascii(place).encode()))
+    return _white(crc32(payload.encode(), crc32(ascii(place).encode())))
+
+
+def _white(checksum: int) -> str:
     return (
         _BLANKS[checksum >> 24]
         + _BLANKS[checksum >> 16 & 255]

@@ -146,7 +146,8 @@ class Story:
 
     def _apply(self, events: tuple[WorkerEvent, ...]) -> tuple[WorkerEvent, ...]:
         for event in events:
-            self.tasks += react(KEY, self.worker, event)
+            if (fan_out := react(KEY, self.worker, event)) is not None:
+                self.tasks += fan_out.tasks()
             self.log.append(event)
             self.worker = evolve(self.worker, event, len(self.log))
             self.states.append(self.worker)

@@ -129,4 +129,4 @@ def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
 
 def test_a_registration_takes_nothing_from_anybody() -> None:
     assert isinstance(REGISTERED, WorkerRegistered)
-    assert react(KEY, None, REGISTERED) == ()
+    assert react(KEY, None, REGISTERED) is None

@@ -119,16 +119,16 @@ class Account(Ledger):
                 self._count_effects(entry)
             assert commit.last_seq == len(shard.entries)
             asked = [
-                (new.task.namespace, new.task.worker, new.task.epoch, new.task.activity)
+                (task.namespace, task.worker, task.epoch, task.activity)
                 for new in commit.new_tasks
+                for task in new.fan_out.tasks()
             ]
             assert Counter(asked) == Counter(taken), (
                 "each lost binding is rescheduled once, in the same transaction"
             )
             for new in commit.new_tasks:
-                assert new.shard_id == shard_of(
-                    new.task.namespace, new.task.activity.workflow_id, SHARD_COUNT
-                )
+                for shard_id, task in new.each():
+                    assert shard_id == shard_of(task.namespace, task.activity.workflow_id, SHARD_COUNT)
             self.taken += taken
             self._project(shard, commit)
             assert shard.recovered() == shard.workers, "recovery from any prefix gives what the log says"

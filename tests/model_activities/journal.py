@@ -145,13 +145,15 @@ class Journal(Ledger):
             assert commit.last_seq == len(shard.entries)
             asked = [
                 Loss(ActivityKey(t.namespace, *t.activity.id), t.worker, t.epoch, t.activity.attempt, t.died)
-                for t in (new.task for new in commit.new_tasks)
+                for new in commit.new_tasks
+                for t in new.fan_out.tasks()
             ]
             assert Counter(asked) == Counter(losses), (
                 "each lost activity is rescheduled once, in the same transaction"
             )
-            for new, loss in zip(commit.new_tasks, asked, strict=True):
-                assert new.shard_id == shard_of(loss.key.namespace, loss.key.workflow_id, SHARD_COUNT)
+            shard_ids = [shard_id for new in commit.new_tasks for shard_id in new.shard_ids]
+            for shard_id, loss in zip(shard_ids, asked, strict=True):
+                assert shard_id == shard_of(loss.key.namespace, loss.key.workflow_id, SHARD_COUNT)
                 self.losses[loss[:4]].add(loss.died)
             for update in commit.task_updates.values():
                 self.seen["dead-lettered"] += update.state is TaskState.DEAD_LETTERED

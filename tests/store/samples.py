@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from liveness.domain.activity import Activity, ActivityState, Release
 from liveness.domain.events import Event, LeaseRenewed, Retry, WorkerDescribed
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
-from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.reactions import ActivityRescheduleTask, FanOut
 from liveness.domain.worker import (
     NO_BINDINGS,
     NO_PROFILE,
@@ -18,7 +18,7 @@ from liveness.domain.worker import (
     WorkerState,
     WorkerStatus,
 )
-from liveness.store.api import NewTask, ShardCommit, ShardImage, TaskState, TaskUpdate
+from liveness.store.api import NewTasks, ShardCommit, ShardImage, TaskState, TaskUpdate
 from liveness.store.codec import LogEntry, Pulse, Renewals
 from liveness.store.sql import SqlStore
 
@@ -69,6 +69,10 @@ def reschedule(
     name: str = "charge", namespace: str = NAMESPACE, worker: str = "worker-1", *, died: bool = True
 ) -> ActivityRescheduleTask:
     return ActivityRescheduleTask(namespace, bound_activity(name), worker, 1, died)
+
+
+def fan_out_of(task: ActivityRescheduleTask) -> FanOut:
+    return FanOut(task.namespace, task.worker, task.epoch, task.died, (task.activity,))
 
 
 def available(name: str = "charge") -> tuple[ActivityKey, Activity]:
@@ -153,7 +157,7 @@ class Owner:
             entries=entries,
             workers={key: (worker, last_seq) if worker else None for key, worker in (workers or {}).items()},
             activities=dict(activities or {}),
-            new_tasks=[NewTask(self.shard_id, task) for task in new_tasks],
+            new_tasks=[NewTasks([self.shard_id], fan_out_of(task)) for task in new_tasks],
             task_updates={update.task_id: update for update in task_updates},
             config=dict(config or {}),
             checkpoint=None if checkpoint is None else (last_seq, checkpoint),

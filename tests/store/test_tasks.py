@@ -56,7 +56,7 @@ async def test_whether_its_worker_died_with_it_is_stored(store: SqlStore) -> Non
 async def test_a_task_lies_in_the_queue_of_the_shard_it_names_whoever_committed_it(store: SqlStore) -> None:
     owner = await take_one(store, 0)
     draft = owner.draft(new_tasks=[reschedule()])
-    draft.new_tasks = [draft.new_tasks[0]._replace(shard_id=3)]
+    draft.new_tasks = [draft.new_tasks[0]._replace(shard_ids=[3])]
     await store.commit([draft])
     assert await store.due_tasks(0, 0, 10) == []
     assert names(await store.due_tasks(3, 0, 10)) == ["charge"]
