@@ -2,6 +2,11 @@
 
 One stream for all workers, on the node to which all calls go: when that changes, the old stream ends soon, by itself or
 by being cut off, and the next is opened on the new node. Everything but the reader's loop runs on the ticker's thread.
+
+A stream begins with a ping, and workers ask to stand on it when that was answered. To ask is to put one's lease at the
+mercy of the stream, for a request that failed may have been served all the same. A server that has answered on a stream
+says so if it closes it; but one that is about to stop may well acknowledge a heartbeat, and be gone when the next stream
+is opened. Whoever asked there would count a grace that no server counts.
 """
 
 from __future__ import annotations
@@ -75,6 +80,8 @@ class _Call:
         self.outbox: SimpleQueue[AttachRequest | None] = SimpleQueue()
         self.route: Route | None = None
         self.call: Any = None
+        self.serving = False
+        """Somebody has answered on it, and has not said that it closes."""
         self.closing = False
         self.hung = False
         self.heard_ms = 0
@@ -109,7 +116,8 @@ class Stream:
     def attach(self, life: Attachable) -> None:
         self._lives[life.namespace, life.key] = life
         if self._current is not None:
-            self._ask(self._current, life)
+            if self._current.serving:
+                self._ask(self._current, life)
         elif self._reconnect is None:
             self._open()
 
@@ -147,8 +155,6 @@ class Stream:
         if self._closed or not self._lives:
             return
         self._current = current = _Call()
-        for life in list(self._lives.values()):
-            self._ask(current, life)
         current.heard_ms = self._ticker.now_ms()
         current.route, current.call = self._routes.begin(
             lambda route: route.liveness.Attach(current.requests())
@@ -193,13 +199,13 @@ class Stream:
             self._failures += 1
             at_once = self._routes.failed(current.route, refusal, self._failures)
         for place in (*current.attached, *current.waiting):
-            # A worker that is safe without a stream asks for one again when it knows that the server is there: to ask
-            # is to put its lease at the mercy of the new stream.
+            # A worker that is safe without a stream wants one again when a heartbeat shows that there is a server.
             life = self._lives.pop(place, None) if harmless else self._lives.get(place)
             if life is not None:
                 life.detached(harmless=harmless)
-                if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
-                    life.not_attached(refusal)
+        if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
+            for life in list(self._lives.values()):
+                life.not_attached(refusal)
         if self._closed or self._reconnect is not None or not self._lives:
             return
         wait_ms = 0 if at_once else self._reconnect_ms
@@ -225,7 +231,7 @@ class Stream:
             case "pong":
                 self._pong(current, response.pong.number)
             case "closing":
-                current.closing = True
+                current.closing, current.serving = True, False
 
     def _attached(self, current: _Call, answer: AttachResponse.Attached) -> None:
         place = answer.namespace, answer.worker_instance_key
@@ -286,3 +292,7 @@ class Stream:
             life = self._lives.get(place)
             if life is not None:
                 life.answered(sent_ms)
+        if not (current.serving or current.closing):
+            current.serving = True
+            for life in list(self._lives.values()):
+                self._ask(current, life)

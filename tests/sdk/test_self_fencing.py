@@ -10,6 +10,7 @@ import pytest
 
 from liveness.sdk import ActivityLost, FencingToken, LeaseLost, Worker
 from liveness.sdk.values import duration
+from liveness.v1.service_pb2 import AttachResponse
 from liveness.v1.worker_pb2 import (
     INACTIVE_REASON_DISCONNECTED,
     INACTIVE_REASON_LEASE_EXPIRED,
@@ -85,14 +86,13 @@ async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str)
 async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, namespace: str) -> None:
     """The server may have granted it, and the answer may have been lost."""
     with relaying(server.address) as relay:
-        relay.muted.set()
+        relay.kept_back = lambda response: AttachResponse.FromString(response).HasField("attached")
         async with Worker(
             relay.address, namespace=namespace, task_queue="queue", lease=3_600, disconnect_grace=1
         ) as worker:
 
             async def hold() -> None:
                 async with worker.bind("a"):
-                    relay.close()
                     await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
 
             with pytest.raises(LeaseLost):
@@ -112,6 +112,29 @@ async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessSe
             until(lambda: own_server.worker("default", key).attached)
             binding.check()
             assert own_server.bound("default", key) == {"a"}
+
+
+async def test_what_a_server_acknowledges_while_it_closes_costs_nothing_either(
+    own_server: LivenessServer,
+) -> None:
+    """The worker looks for a stream again, since somebody is there, and finds nobody any more."""
+    with relaying(own_server.address) as relay:
+        async with Worker(relay.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+            key, life = worker.instance_key, worker._alive()
+            until(lambda: own_server.worker("default", key).attached)
+            async with worker.bind("a") as binding:
+                with relay.holding_answers("RecordWorkerHeartbeats") as answered:
+                    life.beat_now()
+                    until(answered.is_set)
+                    own_server.end(signal.SIGTERM)
+                    until(lambda: life._sentry.fence.grace_ms is None)
+                knocked = relay.calls["Attach"]
+                await asyncio.to_thread(until, lambda: relay.calls["Attach"] > knocked + 1)
+                assert life._sentry.fence.grace_ms is None, "nobody has heard that it wants to stand there"
+                own_server.start()
+                await asyncio.to_thread(until, lambda: own_server.worker("default", key).attached)
+                binding.check()
+                assert own_server.bound("default", key) == {"a"}
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
