@@ -32,6 +32,8 @@ PINGS_PER_GRACE = 4
 PING_MS_MIN = 50
 PING_MS_MAX = 5_000
 """Also without a grace: orders come on the stream, so it should be known whether it works."""
+LOOK_AGAIN_MS = 25
+"""Whoever wakes up so late stood still himself; and when he has been awake for so long, he has read what lay there."""
 RECONNECT_MS = (100, 1_000)
 
 log = logging.getLogger("liveness.sdk")
@@ -83,6 +85,8 @@ class _Call:
         self.serving = False
         """Somebody has answered on it, and has not said that it closes."""
         self.closing = False
+        self.doubted = False
+        """It seems to hang, but we stood still ourselves; looked at again soon, once."""
         self.hung = False
         self.heard_ms = 0
         """When something last came in."""
@@ -220,6 +224,7 @@ class Stream:
         if current is not self._current:
             return
         current.heard_ms = self._ticker.now_ms()
+        current.doubted = False
         match response.WhichOneof("response"):
             case "attached":
                 self._attached(current, response.attached)
@@ -254,10 +259,12 @@ class Stream:
 
     def _ping(self) -> None:
         """Ping now and then; and if a ping stays unanswered for long, the stream is as good as broken."""
+        current, now_ms = self._current, self._ticker.now_ms()
+        late_ms = 0
         if self._ping_timer is not None:
+            late_ms = now_ms - self._ping_timer.at_ms
             self._ping_timer.cancel()
             self._ping_timer = None
-        current, now_ms = self._current, self._ticker.now_ms()
         every_ms = self._ping_every_ms()
         if current is None:
             return
@@ -265,6 +272,11 @@ class Stream:
             # Answers to many who are being attached come before that to the ping, and show that there is somebody.
             silent_ms = now_ms - max(min(current.pings.values()), current.heard_ms)
             if silent_ms > self._patience_ms(every_ms):
+                if late_ms > LOOK_AGAIN_MS and not current.doubted:
+                    # The answer may be there, and behind it the word that the stream is being closed.
+                    current.doubted = True
+                    self._ping_timer = self._ticker.at(now_ms + LOOK_AGAIN_MS, self._ping)
+                    return
                 current.hung = True
                 current.call.cancel()
                 return

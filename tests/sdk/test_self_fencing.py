@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
+from queue import SimpleQueue
 
 import pytest
 
@@ -19,7 +21,7 @@ from liveness.v1.worker_pb2 import (
     WORKER_STATE_INACTIVE,
 )
 from tests.sdk.programs import HOLDER, program
-from tests.sdk.servers import SECONDS_MAX, LivenessServer, relaying, until
+from tests.sdk.servers import GAP_S, SECONDS_MAX, LivenessServer, relaying, until
 
 
 async def test_a_server_that_does_not_answer_costs_the_binding(own_server: LivenessServer) -> None:
@@ -81,6 +83,38 @@ async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str)
         first_ms = sentry.fence.heard_ms
         until(lambda: sentry.fence.heard_ms >= first_ms + 2_000)
         assert sentry.fence.renewed_ms <= first_ms, "and it was not by heartbeats"
+
+
+async def test_a_process_that_stood_still_listens_before_it_hangs_up(
+    server: LivenessServer, namespace: str
+) -> None:
+    """What the server has said meanwhile lies unread: the answer to the ping, or that the stream is being closed."""
+    seen: SimpleQueue[bool] = SimpleQueue()
+    with relaying(server.address) as relay:
+        async with Worker(relay.address, namespace=namespace, lease=3_600, disconnect_grace=2) as worker:
+            until(lambda: server.worker(namespace, worker.instance_key).attached)
+            connection = worker._connection
+            assert connection is not None
+            ticker, stream = connection.ticker, connection.stream
+            current = stream._current
+            assert current is not None
+
+            def stand_still() -> None:
+                """Until the answer is overdue. Whatever is posted meanwhile comes after the timers."""
+                timer = stream._ping_timer
+                assert timer is not None
+                patience_ms = stream._patience_ms(stream._ping_every_ms())
+                overdue_ms = max(timer.at_ms, max(current.pings.values()) + patience_ms) + 100
+                while ticker.now_ms() <= overdue_ms:
+                    time.sleep(GAP_S)
+                ticker.post(lambda: seen.put(current.hung))
+
+            relay.muted.set()
+            muted_ms = ticker.now_ms()
+            until(lambda: max(list(current.pings.values()), default=0) > muted_ms)
+            ticker.post(stand_still)
+            assert not await asyncio.to_thread(seen.get, timeout=SECONDS_MAX)
+            await asyncio.to_thread(until, lambda: current.hung)
 
 
 async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, namespace: str) -> None:
