@@ -2,6 +2,11 @@
 
 One stream for all workers, on the node to which all calls go: when that changes, the old stream ends soon, by itself or
 by being cut off, and the next is opened on the new node. Everything but the reader's loop runs on the ticker's thread.
+
+A stream begins with a ping, and workers ask to stand on it when that was answered. To ask is to put one's lease at the
+mercy of the stream, for a request that failed may have been served all the same. A server that has answered on a stream
+says so if it closes it; but one that is about to stop may well acknowledge a heartbeat, and be gone when the next stream
+is opened. Whoever asked there would count a grace that no server counts.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ PINGS_PER_GRACE = 4
 PING_MS_MIN = 50
 PING_MS_MAX = 5_000
 """Also without a grace: orders come on the stream, so it should be known whether it works."""
+LOOK_AGAIN_MS = 25
+"""Whoever wakes up so late stood still himself; and when he has been awake for so long, he has read what lay there."""
 RECONNECT_MS = (100, 1_000)
 
 log = logging.getLogger("liveness.sdk")
@@ -75,7 +82,11 @@ class _Call:
         self.outbox: SimpleQueue[AttachRequest | None] = SimpleQueue()
         self.route: Route | None = None
         self.call: Any = None
+        self.serving = False
+        """Somebody has answered on it, and has not said that it closes."""
         self.closing = False
+        self.doubted = False
+        """It seems to hang, but we stood still ourselves; looked at again soon, once."""
         self.hung = False
         self.heard_ms = 0
         """When something last came in."""
@@ -109,7 +120,8 @@ class Stream:
     def attach(self, life: Attachable) -> None:
         self._lives[life.namespace, life.key] = life
         if self._current is not None:
-            self._ask(self._current, life)
+            if self._current.serving:
+                self._ask(self._current, life)
         elif self._reconnect is None:
             self._open()
 
@@ -147,8 +159,6 @@ class Stream:
         if self._closed or not self._lives:
             return
         self._current = current = _Call()
-        for life in list(self._lives.values()):
-            self._ask(current, life)
         current.heard_ms = self._ticker.now_ms()
         current.route, current.call = self._routes.begin(
             lambda route: route.liveness.Attach(current.requests())
@@ -193,13 +203,13 @@ class Stream:
             self._failures += 1
             at_once = self._routes.failed(current.route, refusal, self._failures)
         for place in (*current.attached, *current.waiting):
-            # A worker that is safe without a stream asks for one again when it knows that the server is there: to ask
-            # is to put its lease at the mercy of the new stream.
+            # A worker that is safe without a stream wants one again when a heartbeat shows that there is a server.
             life = self._lives.pop(place, None) if harmless else self._lives.get(place)
             if life is not None:
                 life.detached(harmless=harmless)
-                if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
-                    life.not_attached(refusal)
+        if refusal.code is grpc.StatusCode.UNIMPLEMENTED:
+            for life in list(self._lives.values()):
+                life.not_attached(refusal)
         if self._closed or self._reconnect is not None or not self._lives:
             return
         wait_ms = 0 if at_once else self._reconnect_ms
@@ -214,6 +224,7 @@ class Stream:
         if current is not self._current:
             return
         current.heard_ms = self._ticker.now_ms()
+        current.doubted = False
         match response.WhichOneof("response"):
             case "attached":
                 self._attached(current, response.attached)
@@ -225,7 +236,7 @@ class Stream:
             case "pong":
                 self._pong(current, response.pong.number)
             case "closing":
-                current.closing = True
+                current.closing, current.serving = True, False
 
     def _attached(self, current: _Call, answer: AttachResponse.Attached) -> None:
         place = answer.namespace, answer.worker_instance_key
@@ -248,10 +259,12 @@ class Stream:
 
     def _ping(self) -> None:
         """Ping now and then; and if a ping stays unanswered for long, the stream is as good as broken."""
+        current, now_ms = self._current, self._ticker.now_ms()
+        late_ms = 0
         if self._ping_timer is not None:
+            late_ms = now_ms - self._ping_timer.at_ms
             self._ping_timer.cancel()
             self._ping_timer = None
-        current, now_ms = self._current, self._ticker.now_ms()
         every_ms = self._ping_every_ms()
         if current is None:
             return
@@ -259,6 +272,11 @@ class Stream:
             # Answers to many who are being attached come before that to the ping, and show that there is somebody.
             silent_ms = now_ms - max(min(current.pings.values()), current.heard_ms)
             if silent_ms > self._patience_ms(every_ms):
+                if late_ms > LOOK_AGAIN_MS and not current.doubted:
+                    # The answer may be there, and behind it the word that the stream is being closed.
+                    current.doubted = True
+                    self._ping_timer = self._ticker.at(now_ms + LOOK_AGAIN_MS, self._ping)
+                    return
                 current.hung = True
                 current.call.cancel()
                 return
@@ -286,3 +304,7 @@ class Stream:
             life = self._lives.get(place)
             if life is not None:
                 life.answered(sent_ms)
+        if not (current.serving or current.closing):
+            current.serving = True
+            for life in list(self._lives.values()):
+                self._ask(current, life)

@@ -563,7 +563,10 @@ class AttachRequest(_message.Message):
 
     @_typing.final
     class Ping(_message.Message):
-        """Answered with the same number. What a client sent before the ping that was answered last, the server has seen."""
+        """Answered with the same number. What a client sent before the ping that was answered last, the server has seen.
+        Good to begin with: a server that has answered on a stream says Closing there before it stops, while a worker whose
+        attach fails on a stream without any answer cannot know whether its grace counts.
+        """
 
         DESCRIPTOR: _descriptor.Descriptor
 

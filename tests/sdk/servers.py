@@ -141,10 +141,10 @@ def free_address() -> str:
 
 
 class Relay(grpc.GenericRpcHandler):
-    """Passes every call on to a server, byte by byte, and can lose answers on the way back."""
+    """Passes every call on to a server, byte by byte, and can hold up and lose what is said."""
 
     def __init__(self, target: str) -> None:
-        self._channel = grpc.insecure_channel(target)
+        self._channel = grpc.insecure_channel(target, options=(("grpc.max_reconnect_backoff_ms", 500),))
         self._server = grpc.server(ThreadPoolExecutor(64))
         self._server.add_generic_rpc_handlers((self,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -152,8 +152,13 @@ class Relay(grpc.GenericRpcHandler):
         self.requests: list[tuple[str, bytes]] = []
         self._to_lose: Counter[str] = Counter()
         self._open: dict[str, threading.Event] = {}
+        self._answers_open: dict[str, tuple[threading.Event, threading.Event]] = {}
         self.muted = threading.Event()
         """While set, nothing comes back on streams."""
+        self.kept_back: Callable[[bytes], bool] = lambda response: False
+        """Which of the answers on streams do not come back either."""
+        self.unknown: set[str] = set()
+        """Methods that are not there."""
         self._server.start()
 
     def lose_answers(self, method: str, number: int) -> None:
@@ -170,13 +175,26 @@ class Relay(grpc.GenericRpcHandler):
             del self._open[method]
             gate.set()
 
+    @contextmanager
+    def holding_answers(self, method: str) -> Iterator[threading.Event]:
+        """The server does what it is asked, and its answers go on when the body has ended. Set when there is one."""
+        gate, held = threading.Event(), threading.Event()
+        self._answers_open[method] = gate, held
+        try:
+            yield held
+        finally:
+            del self._answers_open[method]
+            gate.set()
+
     def close(self) -> None:
         self._server.stop(0).wait()
         self._channel.close()
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         path = details.method
         name = path.rsplit("/", 1)[1]
+        if name in self.unknown:
+            return None
         if name in ("Attach", "WatchEvents"):
             return grpc.stream_stream_rpc_method_handler(
                 lambda requests, context: self._stream(path, requests, context)
@@ -196,6 +214,10 @@ class Relay(grpc.GenericRpcHandler):
         except grpc.RpcError as error:
             _fail_alike(error, context)
             raise
+        if (answers := self._answers_open.get(name)) is not None:
+            gate, held = answers
+            held.set()
+            gate.wait(SECONDS_MAX)
         if self._to_lose[name] > 0:
             self._to_lose[name] -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer got lost")
@@ -208,7 +230,7 @@ class Relay(grpc.GenericRpcHandler):
         context.add_callback(call.cancel)
         try:
             for response in call:
-                if not self.muted.is_set():
+                if not (self.muted.is_set() or self.kept_back(response)):
                     yield response
         except grpc.RpcError as error:
             _fail_alike(error, context)

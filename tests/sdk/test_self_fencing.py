@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
+from queue import SimpleQueue
 
 import pytest
 
 from liveness.sdk import ActivityLost, FencingToken, LeaseLost, Worker
 from liveness.sdk.values import duration
+from liveness.v1.service_pb2 import AttachResponse
 from liveness.v1.worker_pb2 import (
     INACTIVE_REASON_DISCONNECTED,
     INACTIVE_REASON_LEASE_EXPIRED,
@@ -18,7 +21,7 @@ from liveness.v1.worker_pb2 import (
     WORKER_STATE_INACTIVE,
 )
 from tests.sdk.programs import HOLDER, program
-from tests.sdk.servers import SECONDS_MAX, LivenessServer, relaying, until
+from tests.sdk.servers import GAP_S, SECONDS_MAX, LivenessServer, relaying, until
 
 
 async def test_a_server_that_does_not_answer_costs_the_binding(own_server: LivenessServer) -> None:
@@ -82,17 +85,48 @@ async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str)
         assert sentry.fence.renewed_ms <= first_ms, "and it was not by heartbeats"
 
 
+async def test_a_process_that_stood_still_listens_before_it_hangs_up(
+    server: LivenessServer, namespace: str
+) -> None:
+    """What the server has said meanwhile lies unread: the answer to the ping, or that the stream is being closed."""
+    seen: SimpleQueue[bool] = SimpleQueue()
+    with relaying(server.address) as relay:
+        async with Worker(relay.address, namespace=namespace, lease=3_600, disconnect_grace=2) as worker:
+            until(lambda: server.worker(namespace, worker.instance_key).attached)
+            connection = worker._connection
+            assert connection is not None
+            ticker, stream = connection.ticker, connection.stream
+            current = stream._current
+            assert current is not None
+
+            def stand_still() -> None:
+                """Until the answer is overdue. Whatever is posted meanwhile comes after the timers."""
+                timer = stream._ping_timer
+                assert timer is not None
+                patience_ms = stream._patience_ms(stream._ping_every_ms())
+                overdue_ms = max(timer.at_ms, max(current.pings.values()) + patience_ms) + 100
+                while ticker.now_ms() <= overdue_ms:
+                    time.sleep(GAP_S)
+                ticker.post(lambda: seen.put(current.hung))
+
+            relay.muted.set()
+            muted_ms = ticker.now_ms()
+            until(lambda: max(list(current.pings.values()), default=0) > muted_ms)
+            ticker.post(stand_still)
+            assert not await asyncio.to_thread(seen.get, timeout=SECONDS_MAX)
+            await asyncio.to_thread(until, lambda: current.hung)
+
+
 async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, namespace: str) -> None:
     """The server may have granted it, and the answer may have been lost."""
     with relaying(server.address) as relay:
-        relay.muted.set()
+        relay.kept_back = lambda response: AttachResponse.FromString(response).HasField("attached")
         async with Worker(
             relay.address, namespace=namespace, task_queue="queue", lease=3_600, disconnect_grace=1
         ) as worker:
 
             async def hold() -> None:
                 async with worker.bind("a"):
-                    relay.close()
                     await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
 
             with pytest.raises(LeaseLost):
@@ -112,6 +146,29 @@ async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessSe
             until(lambda: own_server.worker("default", key).attached)
             binding.check()
             assert own_server.bound("default", key) == {"a"}
+
+
+async def test_what_a_server_acknowledges_while_it_closes_costs_nothing_either(
+    own_server: LivenessServer,
+) -> None:
+    """The worker looks for a stream again, since somebody is there, and finds nobody any more."""
+    with relaying(own_server.address) as relay:
+        async with Worker(relay.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+            key, life = worker.instance_key, worker._alive()
+            until(lambda: own_server.worker("default", key).attached)
+            async with worker.bind("a") as binding:
+                with relay.holding_answers("RecordWorkerHeartbeats") as answered:
+                    life.beat_now()
+                    until(answered.is_set)
+                    own_server.end(signal.SIGTERM)
+                    until(lambda: life._sentry.fence.grace_ms is None)
+                knocked = relay.calls["Attach"]
+                await asyncio.to_thread(until, lambda: relay.calls["Attach"] > knocked + 1)
+                assert life._sentry.fence.grace_ms is None, "nobody has heard that it wants to stand there"
+                own_server.start()
+                await asyncio.to_thread(until, lambda: own_server.worker("default", key).attached)
+                binding.check()
+                assert own_server.bound("default", key) == {"a"}
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

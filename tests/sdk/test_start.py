@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from liveness.sdk import (
 )
 from liveness.v1.service_pb2 import GetServerInfoRequest, GetServerInfoResponse
 from liveness.v1.worker_pb2 import WORKER_STATE_INACTIVE
-from tests.sdk.servers import LivenessServer, free_address, serving, until
+from tests.sdk.servers import LivenessServer, free_address, relaying, serving, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +109,17 @@ async def test_a_server_of_another_version(info: GetServerInfoResponse | None) -
             await Worker(address).__aenter__()
         if info is not None:
             assert info.version in str(caught.value)
+
+
+async def test_a_server_that_knows_no_streams(server: LivenessServer, namespace: str) -> None:
+    with relaying(server.address) as relay:
+        relay.unknown.add("Attach")
+        async with Worker(relay.address, namespace=namespace) as worker:
+            life = worker._life
+            assert life is not None
+            await asyncio.to_thread(until, lambda: life.ended)
+            with pytest.raises(VersionMismatch, match="Attach"):
+                worker._alive()
 
 
 async def test_a_full_namespace(server: LivenessServer, namespace: str) -> None:
