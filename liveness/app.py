@@ -180,6 +180,7 @@ class Server:
             ActivityReschedule(self._route),
             attempts_max=settings.task_attempts_max,
             random=self._random,
+            deaths_wait=lambda: timers.is_behind,
             sink_is_away=lambda: self._relay is not None and self._relay.broker.is_away,
         )
         if self._relay is not None:

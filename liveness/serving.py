@@ -73,6 +73,7 @@ async def serve(
     configure_logs(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    gc.disable()  # what is read back is no garbage, and there may be a million of it
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
@@ -89,6 +90,8 @@ async def serve(
         if place is not None:
             place.socket.close()
         raise
+    finally:
+        gc.enable()
     face = None if place is None else await _show_face(server, place, settings, clock or SystemClock())
     url = "" if face is None else face.url
     logger.info("serving", address=server.address, http=url, shards=settings.shards)

@@ -34,6 +34,9 @@ BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
 HAND_ON_TIMEOUT_S = 30
+YIELDS_MS = 1_000
+"""While leases are over that wait to be ended, so long is nothing done here: work cannot move before it is known to be
+lost. Then comes a batch of each shard, so that it moves all the same."""
 ON_THEIR_WAY_MAX = 5_000
 """Of one shard; more are left in the store until some have arrived."""
 
@@ -53,15 +56,18 @@ class QueueRunner:
         *,
         attempts_max: int,
         random: Random,
+        deaths_wait: Callable[[], bool] = lambda: False,
         sink_is_away: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`sink_is_away`: whether parked tasks must go on waiting. Who knows that it is back calls `look_everywhere`."""
+        """`deaths_wait`: whether leases are over that could not be ended yet. `sink_is_away`: whether parked tasks must go on waiting. Who knows that it is back calls `look_everywhere`."""
         self._node = node
         self._custody = custody
         self._reschedule = reschedule
         self._attempts_max = attempts_max
         self._random = random
+        self._deaths_wait = deaths_wait
         self._sink_is_away = sink_is_away
+        self._yields_until_ms = 0
         self.hand_on_timeout_s: float = HAND_ON_TIMEOUT_S
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
@@ -117,6 +123,9 @@ class QueueRunner:
             self._wake.set()
 
     def _due_shards(self) -> list[Shard]:
+        now_ms = self._node.clock.monotonic_ms()
+        if self._deaths_wait() and now_ms < self._yields_until_ms:
+            return []
         if self._look_everywhere:
             self._look_everywhere = False
             self._next_due_ms = {shard.id: 0 for shard in self._node.shards()}
@@ -154,6 +163,7 @@ class QueueRunner:
     async def _work_off_due(self) -> None:
         async with self._working:  # tests work it off by hand while it runs
             while shards := self._due_shards():
+                self._yields_until_ms = self._node.clock.monotonic_ms() + YIELDS_MS
                 for shard in shards:
                     try:
                         await self._work_off_shard(shard)

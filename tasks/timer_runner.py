@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TypeVar
 
 from liveness.domain.activity import timer_of as activity_timer_of
@@ -15,17 +16,18 @@ from liveness.shard.node import Node
 from liveness.shard.shard import Shard
 from liveness.shard.vigil import Vigil
 from tasks.activity_due import ActivityDue
-from tasks.contract import NotYet, Stale, TimerExecutor, TimerOutcome
+from tasks.contract import Done, NotYet, Stale, TimerExecutor, TimerOutcome
 from tasks.lease_expiry import LeaseExpiry
 from tasks.timers import TimerHeap
 from tasks.verify_dispatch import VerifyDispatch
 from tasks.worker_cleanup import WorkerCleanup
 
-FIRED_PER_PULSE_MAX = 2_000
-"""Per shard: after so many, heartbeats get their turn before the rest."""
+LOOKED_AT_PER_PULSE_MAX = 50_000
+"""Of all shards: after so many, heartbeats get their turn before the rest."""
 
-LOOKED_AT_PER_PULSE_MAX = 10_000
-"""Per shard: so many are looked at, whether or not they are ended."""
+ENDED_PER_COMMIT_MAX = 10_000
+"""Leases and what they held. Larger commits would hold up everybody's answers, and stop the clock of what is still to
+end; and while one is written, the next is made ready."""
 
 LEASE_EXPIRY = LeaseExpiry()
 WORKER_CLEANUP = WorkerCleanup()
@@ -43,6 +45,15 @@ def _run(
 class TimerRunner:
     def __init__(self) -> None:
         self._heaps: dict[int, TimerHeap] = {}
+        self._dying: list[Dying] = []
+        """They fell due and wait for room in a commit. They are not armed meanwhile."""
+        self._room = ENDED_PER_COMMIT_MAX
+        self._commits = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether leases are over that could not be ended yet."""
+        return bool(self._dying)
 
     def fresh_heap(self, shard_id: int) -> TimerHeap:
         """For a shard that was just taken; what an earlier owner of the id had armed is gone."""
@@ -56,48 +67,66 @@ class TimerRunner:
 
     def fire_due(self, node: Node) -> None:
         node.brake.look()
-        left = dict.fromkeys(node.shards(), FIRED_PER_PULSE_MAX)
-        looks = dict.fromkeys(left, LOOKED_AT_PER_PULSE_MAX)
-        # Those who fall due now are judged together: whether that is a storm, and how many others each one's certificate
-        # tells of. What falls due with a death, as a cleanup without a delay does, comes next.
-        while dying := self._fire_but_the_dying(node, left, looks):
-            doomed: list[Dying] = []
-            for one, again_ms in node.brake.judge(dying):
-                if again_ms is not None:
-                    self._settle(one.shard, one.key, NotYet(again_ms))
-                elif left[one.shard]:
-                    left[one.shard] -= 1
-                    node.brake.doom(one.key)
-                    one.shard.foresee_death(one.key, one.worker)
-                    doomed.append(one)
-                else:
-                    self._settle(one.shard, one.key, NotYet(one.shard.now_ms()))
-            for shard, key, _ in doomed:
-                self._settle(shard, key, self._fire(shard, key, node))
+        if node.committer.commits != self._commits:
+            self._commits, self._room = node.committer.commits, ENDED_PER_COMMIT_MAX
+        looks = dict.fromkeys(node.shards(), max(1, LOOKED_AT_PER_PULSE_MAX // node.shard_count))
+        # What falls due with a death, as a cleanup without a delay does, comes next.
+        while self._room > 0 and (dying := self._due_to_die(node, looks)):
+            self._end(node, dying)
 
-    def _fire_but_the_dying(self, node: Node, left: dict[Shard, int], looks: dict[Shard, int]) -> list[Dying]:
-        """`left`: how many may still be fired. To look at those who fall due costs little, and a storm is known only if
-        they are seen together: they count when they are fired."""
-        dying: list[Dying] = []
-        for shard in left:
+    def _due_to_die(self, node: Node, looks: dict[Shard, int]) -> list[Dying]:
+        """Fire what is due, but for those who are about to die: they are seen together, with those who wait."""
+        dying = self._still_dying(looks.keys())
+        for shard in looks:
             heap, now_ms = self._heaps[shard.id], shard.now_ms()
-            while left[shard] and looks[shard] and (key := heap.pop_due(now_ms)) is not None:
+            while looks[shard] and self._room > 0 and (key := heap.pop_due(now_ms)) is not None:
                 looks[shard] -= 1
                 if isinstance(key, ActivityKey):
-                    left[shard] -= 1
-                    self._settle(shard, key, self._fire_activity(shard, key))
+                    self._settle_one(shard, key, self._fire_activity(shard, key))
                 elif (worker := shard.dying(key)) is not None:
                     dying.append(Dying(shard, key, worker))
                 else:
-                    left[shard] -= 1
                     if node.brake.gales:
                         node.brake.heard(key)
-                    self._settle(shard, key, self._fire(shard, key, node))
+                    self._settle_one(shard, key, self._fire(shard, key, node))
         return dying
+
+    def _still_dying(self, serving: Set[Shard]) -> list[Dying]:
+        """Those who wait, but for those who were heard of; whoever took a shard since has timers of its own."""
+        dying: list[Dying] = []
+        waiting, self._dying = self._dying, []
+        for one in waiting:
+            if one.shard not in serving:
+                continue
+            if one.shard.workers.get(one.key) is one.worker and one.shard.dying(one.key):
+                dying.append(one)
+            else:
+                one.shard.look_at(one.key)
+        return dying
+
+    def _end(self, node: Node, dying: list[Dying]) -> None:
+        """They are judged together: whether that is a storm, and how many others each one's certificate tells of."""
+        doomed: list[Dying] = []
+        for one, again_ms in node.brake.judge(dying):
+            if again_ms is not None:
+                self._settle(one.shard, one.key, NotYet(again_ms))
+            elif self._room > 0:
+                self._room -= 1 + len(one.worker.bindings)
+                node.brake.doom(one.key)
+                one.shard.foresee_death(one.key, one.worker)
+                doomed.append(one)
+            else:
+                self._dying.append(one)
+        for shard, key, _ in doomed:
+            self._settle(shard, key, self._fire(shard, key, node))
 
     def _settle(self, shard: Shard, key: Subject, outcome: TimerOutcome) -> None:
         if isinstance(outcome, NotYet):
             self._heaps[shard.id].arm(key, outcome.due_ms)
+
+    def _settle_one(self, shard: Shard, key: Subject, outcome: TimerOutcome) -> None:
+        self._settle(shard, key, outcome)
+        self._room -= isinstance(outcome, Done)
 
     def _fire(self, shard: Shard, key: WorkerKey, node: Node) -> TimerOutcome:
         worker = shard.workers.get(key)

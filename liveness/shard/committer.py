@@ -136,7 +136,8 @@ class Committer:
         self._follow = follow
         self._open = Group(follow)
         self._in_flight: Group | None = None
-        self._commits = 0
+        self.commits = 0
+        """How many have begun."""
         self._last_start_ms = clock.monotonic_ms()
         self.took_s = 0.0
         """How long the last commit that succeeded took."""
@@ -198,8 +199,8 @@ class Committer:
         self._releases.difference_update(self._dirty)
         self._dirty = {}
         self._in_flight = group
-        self._commits += 1
-        group.begin(self._commits, len(handed))
+        self.commits += 1
+        group.begin(self.commits, len(handed))
         self._listening.commit_began()
         try:
             await self._commit(handed)

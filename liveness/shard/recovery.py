@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from liveness.domain.events import LeaseRenewed, WorkerEvent
-from liveness.domain.fold import ImpossibleEvent, evolve, renewed
+from liveness.domain.events import WorkerEvent
+from liveness.domain.fold import evolve, renewed
 from liveness.domain.keys import WorkerKey
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import Worker
 from liveness.store.api import ShardImage
 from liveness.store.codec import LogEntry, Pulse, Renewals
 
@@ -37,15 +37,15 @@ class Recovered:
         """Their rows lack more than renewals."""
         self._as_of: dict[WorkerKey, int] = {}
         self._keys: dict[int, WorkerKey] = {}
+        workers, as_of, keys = self.workers, self._as_of, self._keys
         for key, (worker, as_of_seq) in image.workers.items():
-            self.workers[key] = worker
-            self._as_of[key] = as_of_seq
-            self._keys[worker.number] = key
+            workers[key] = worker
+            as_of[key] = as_of_seq
+            keys[worker.number] = key
+        assert len(keys) == len(workers), "a worker's number is its own"
         self._apply_checkpoint(image)
         for entry in image.tail:
             self._apply(entry)
-        for number, key in self._keys.items():
-            assert self.workers[key].number == number, "a worker's number is its own"
 
     def _apply_checkpoint(self, image: ShardImage) -> None:
         for pulse in image.pulses:
@@ -57,20 +57,17 @@ class Recovered:
     def _apply(self, entry: LogEntry) -> None:
         event = entry.event
         if isinstance(event, Renewals):
-            for number, renewal in zip(event.numbers, event.renewals, strict=True):
-                self._renew(entry.seq, number, renewal)
+            self._renew(entry.seq, event)
         elif entry.worker is not None:
             assert entry.namespace is not None
             self._evolve(entry.seq, WorkerKey(entry.namespace, entry.worker), event)  # type: ignore[arg-type]
 
-    def _renew(self, seq: int, number: int, renewal: LeaseRenewed) -> None:
-        key = self._keys.get(number)
-        if key is None or seq <= self._as_of[key]:
-            return  # forgotten since, or contained in its row
-        worker = self.workers[key]
-        if worker.state is not WorkerState.ACTIVE:
-            raise ImpossibleEvent(f"a renewal at sequence {seq} for a worker that is {worker.state.name}")
-        self.workers[key] = renewed(worker, renewal)
+    def _renew(self, seq: int, renewals: Renewals) -> None:
+        workers, keys, as_of = self.workers, self._keys, self._as_of
+        for number, renewal in zip(*renewals, strict=True):
+            key = keys.get(number)
+            if key is not None and seq > as_of[key]:  # else forgotten since, or contained in its row
+                workers[key] = renewed(workers[key], renewal)
 
     def _evolve(self, seq: int, key: WorkerKey, event: WorkerEvent) -> None:
         worker = self.workers.get(key)

@@ -30,7 +30,7 @@ from liveness.domain.fold import evolve, renewed
 from liveness.domain.keys import ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
-from liveness.domain.reactions import ActivityRescheduleTask, FanOut, react, timer_of
+from liveness.domain.reactions import ActivityRescheduleTask, FanOut, react
 from liveness.domain.verdict import is_death, verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
@@ -442,11 +442,14 @@ class Shard:
         return [shard_from_seed(seed, activity.workflow_id, count) for activity in fan_out.activities]
 
     def _arm(self, key: WorkerKey, worker: Worker) -> None:
-        if timer_of(key, worker) is None:
-            self._deadlines.disarm(key)
+        """For what `timer_of` says."""
+        state = worker.state
+        if state is WorkerState.ACTIVE:
+            self._deadlines.arm(key, self.endings.ending_ms(key, worker))
+        elif state is WorkerState.INACTIVE:
+            self._deadlines.arm(key, worker.deadline_ms)
         else:
-            active = worker.state is WorkerState.ACTIVE
-            self._deadlines.arm(key, self.endings.ending_ms(key, worker) if active else worker.deadline_ms)
+            self._deadlines.disarm(key)
 
     def _touch(self) -> None:
         if not self._dirty:

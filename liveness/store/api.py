@@ -112,6 +112,7 @@ class ShardImage(NamedTuple):
     pulses: list[Pulse]
     workers: dict[WorkerKey, tuple[Worker, int]]
     tail: list[LogEntry]
+    """Without what is contained in the row of its worker."""
     activities: dict[ActivityKey, Activity]
     """Those that are not finished."""
     slots: Mapping[str, int] = MappingProxyType({})

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import astuple
 
 from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, End, Release
@@ -176,6 +177,7 @@ def _checksum(
 
 _BLANKS = tuple("".join(" \t\n\r"[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256))
 _SEAL_CHARS = 16
+_WHITE = (" ", "\t", "\n", "\r")
 
 
 def seal(payload: str, *place: str | int) -> str:
@@ -187,7 +189,7 @@ def seal(payload: str, *place: str | int) -> str:
 
 
 def check_seal(payload: str, table: str, *place: str | int) -> None:
-    if payload[-1:].isspace() and payload[-_SEAL_CHARS:] != _blanks(payload[:-_SEAL_CHARS], place):
+    if payload.endswith(_WHITE) and payload[-_SEAL_CHARS:] != _blanks(payload[:-_SEAL_CHARS], place):
         raise CorruptRow(table=table, place=", ".join(map(str, place)))
 
 
@@ -270,6 +272,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
 
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
+_STATES = {int(state): state for state in WorkerState}
 
 
 def encode_worker(worker: Worker) -> str:
@@ -310,9 +313,7 @@ def _stored_standing(standing: Standing) -> _StoredStanding | None:
     )
 
 
-def _standing(stored: _StoredStanding | None) -> Standing:
-    if stored is None:
-        return NO_STANDING
+def _standing(stored: _StoredStanding) -> Standing:
     return Standing(
         paused=stored.paused,
         draining=stored.draining,
@@ -324,33 +325,23 @@ def _standing(stored: _StoredStanding | None) -> Standing:
 
 
 def decode_worker(number: int, state: int, payload: str) -> Worker:
-    stored = _worker_decoder.decode(payload)
-    return Worker(
-        number=number,
-        state=WorkerState(state),
-        session_id=stored.session_id,
-        sequence=stored.sequence,
-        epoch=stored.epoch,
-        granted_ms=shared_ms(stored.granted_ms),
-        renewed_ms=stored.renewed_ms,
-        deadline_ms=stored.deadline_ms,
-        bindings=_by_id(stored.bindings),
-        lost=_by_id(stored.lost),
-        superseded=stored.superseded,
-        profile=kept(stored.profile),
-        status=stored.status,
-        last_error=stored.last_error,
-        successes=stored.successes,
-        errors=stored.errors,
-        resync=stored.resync,
-        inactive_reason=stored.inactive_reason,
-        inactive_detail=stored.inactive_detail,
-        standing=_standing(stored.standing),
-    )
+    # A million of them are read back at a start: by position, which takes half the time.
+    (
+        session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
+        last_error, successes, errors, resync, inactive_reason, inactive_detail, standing,
+    ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
+    return Worker._make(
+        (
+            number, _STATES[state], session_id, sequence, epoch, shared_ms(granted_ms), renewed_ms, deadline_ms,
+            _by_id(bindings) if bindings else NO_BINDINGS, _by_id(lost) if lost else NO_BINDINGS, superseded,
+            kept(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
+            NO_STANDING if standing is None else _standing(standing),
+        )
+    )  # fmt: skip
 
 
 def _by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
-    return freeze({activity.id: activity for activity in activities}) if activities else NO_BINDINGS
+    return freeze({activity.id: activity for activity in activities})
 
 
 class _StoredActivity(msgspec.Struct, omit_defaults=True):

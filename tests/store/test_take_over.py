@@ -88,18 +88,27 @@ async def test_everything_committed_is_read_back_after_a_crash(home: StoreHome, 
     activity_key, activity = available()
     worker = WORKER._replace(number=2, bindings={bound_activity().id: bound_activity()})
     await owner.commit(
-        [About(described("first"), key()), About(renewals(2, at_ms=40))],
-        workers={key(): worker},
-        activities={activity_key: activity},
+        [About(renewals(2, at_ms=40))], workers={key(): worker}, activities={activity_key: activity}
     )
+    await owner.commit([About(described("after its row"), key()), About(renewals(2, at_ms=50))])
     image = await image_of(await home.open())
-    assert image.workers == {key(): (worker, 3)}
+    assert image.workers == {key(): (worker, 2)}
     assert image.activities == {activity_key: activity}
     assert [(entry.seq, entry.event) for entry in image.tail] == [
         (1, ShardTaken(epoch=1, owner="node-1")),
-        (2, described("first")),
-        (3, renewals(2, at_ms=40)),
+        (2, renewals(2, at_ms=40)),
+        (3, described("after its row")),
+        (4, renewals(2, at_ms=50)),
     ]
+
+
+async def test_what_the_row_of_a_worker_contains_is_not_read_again(store: SqlStore) -> None:
+    owner = await take_one(store)
+    about_two = [About(described("in its row"), key("a")), About(described("without a row"), key("b"))]
+    await owner.commit(about_two, workers={key("a"): WORKER})
+    await owner.commit([About(described("after its row"), key("a"))])
+    told = [entry.event for entry in (await image_of(store)).tail]
+    assert told[1:] == [described("without a row"), described("after its row")]
 
 
 async def test_shards_do_not_see_each_others_rows(store: SqlStore) -> None:
