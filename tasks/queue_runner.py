@@ -59,7 +59,8 @@ class QueueRunner:
         deaths_wait: Callable[[], bool] = lambda: False,
         sink_is_away: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`deaths_wait`: whether leases are over that could not be ended yet. `sink_is_away`: whether parked tasks must go on waiting. Who knows that it is back calls `look_everywhere`."""
+        """`deaths_wait`: whether leases are over that could not be ended yet. `sink_is_away`: whether parked tasks must go
+        on waiting. Who knows that it is back calls `look_everywhere`."""
         self._node = node
         self._custody = custody
         self._reschedule = reschedule
@@ -67,7 +68,8 @@ class QueueRunner:
         self._random = random
         self._deaths_wait = deaths_wait
         self._sink_is_away = sink_is_away
-        self._yields_until_ms = 0
+        self._patience_ends_ms: int | None = None
+        """While leases wait to be ended."""
         self.hand_on_timeout_s: float = HAND_ON_TIMEOUT_S
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
@@ -123,8 +125,7 @@ class QueueRunner:
             self._wake.set()
 
     def _due_shards(self) -> list[Shard]:
-        now_ms = self._node.clock.monotonic_ms()
-        if self._deaths_wait() and now_ms < self._yields_until_ms:
+        if self._yields():
             return []
         if self._look_everywhere:
             self._look_everywhere = False
@@ -134,6 +135,15 @@ class QueueRunner:
             for shard in self._node.shards()
             if (due_ms := self._next_due_ms.get(shard.id)) is not None and due_ms <= shard.now_ms()
         ]
+
+    def _yields(self) -> bool:
+        if not self._deaths_wait():
+            self._patience_ends_ms = None
+            return False
+        now_ms = self._node.clock.monotonic_ms()
+        if self._patience_ends_ms is None:
+            self._patience_ends_ms = now_ms + YIELDS_MS
+        return now_ms < self._patience_ends_ms
 
     async def run(self) -> None:
         try:
@@ -163,7 +173,7 @@ class QueueRunner:
     async def _work_off_due(self) -> None:
         async with self._working:  # tests work it off by hand while it runs
             while shards := self._due_shards():
-                self._yields_until_ms = self._node.clock.monotonic_ms() + YIELDS_MS
+                self._patience_ends_ms = None
                 for shard in shards:
                     try:
                         await self._work_off_shard(shard)

@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         self.store = store
         self.clock = clock
-        timers = TimerRunner()
+        self.timers = timers = TimerRunner()
         self.node = Node(
             store,
             clock,
@@ -67,6 +67,7 @@ class Engine:
             ActivityReschedule(to_matching if sink is None else lambda namespace, task_queue: sink),
             attempts_max=attempts_max,
             random=Random(7),
+            deaths_wait=lambda: timers.is_behind,
         )
         self.maintenance = Maintenance(self.node, task_retention_ms=7 * 86_400_000)
         self.feed = Feed(self.node)

@@ -1,0 +1,90 @@
+"""More leases end together than one commit should hold."""
+
+from __future__ import annotations
+
+from liveness.clock import ManualClock
+from liveness.domain.worker import WorkerState
+from liveness.store.sql import SqlStore
+from tasks.queue_runner import YIELDS_MS
+from tasks.timer_runner import ENDED_PER_COMMIT_MAX
+from tests.databases import SHARD_COUNT, StoreHome
+from tests.shard.engine import Engine, activity
+
+LEASE_MS = 5_000
+HELD = 1_000
+WORKERS = [f"w-{number}" for number in range(ENDED_PER_COMMIT_MAX // HELD + 2)]
+"""Fewer than make a storm."""
+
+
+async def half_way(store: SqlStore) -> Engine:
+    """Fallen silent, all at once, until the first of them are ended."""
+    engine = await Engine(store, ManualClock(), grace_ms=0).start()
+    for worker in WORKERS:
+        held = [activity(f"{worker}-{number}") for number in range(HELD)]
+        await engine.beat(worker, lease_ms=LEASE_MS, bound_activities=held, full_bindings=True)
+    await engine.advance(LEASE_MS - 250)
+    assert active(engine) == set(WORKERS)
+    await engine.step(250)
+    return engine
+
+
+def active(engine: Engine) -> set[str]:
+    return {name for name in WORKERS if engine.worker(name).state is WorkerState.ACTIVE}
+
+
+async def waiting_reschedules(engine: Engine) -> int:
+    return sum(count.tasks for count in await engine.store.count_tasks(range(SHARD_COUNT)))
+
+
+async def test_they_are_ended_in_several_commits_and_nothing_is_left_out(store: SqlStore) -> None:
+    engine = await half_way(store)
+    ended = len(WORKERS) - len(active(engine))
+    assert 0 < ended < len(WORKERS)
+    assert await waiting_reschedules(engine) == ended * HELD <= ENDED_PER_COMMIT_MAX
+    await engine.step(50)
+    assert active(engine) == set()
+    assert await waiting_reschedules(engine) == len(WORKERS) * HELD
+
+
+async def test_who_is_heard_of_before_its_turn_keeps_its_lease_for_as_long_as_it_lasts(
+    store: SqlStore,
+) -> None:
+    engine = await half_way(store)
+    back, *_ = active(engine)
+    await engine.beat(back, lease_ms=LEASE_MS)
+    await engine.step(50)
+    assert active(engine) == {back}
+    await engine.advance(LEASE_MS - 250)
+    assert active(engine) == {back}
+    await engine.advance(250)
+    assert active(engine) == set()
+
+
+async def test_queues_wait_until_all_are_ended(store: SqlStore) -> None:
+    engine = await half_way(store)
+    waiting = await waiting_reschedules(engine)
+    await engine.queue.work_off()
+    assert await waiting_reschedules(engine) == waiting
+    await engine.step(50)
+    await engine.queue.work_off()
+    assert await waiting_reschedules(engine) == 0
+
+
+async def test_queues_do_not_wait_for_ever(store: SqlStore) -> None:
+    engine = await half_way(store)
+    waiting = await waiting_reschedules(engine)
+    await engine.queue.work_off()
+    engine.clock.move(YIELDS_MS)
+    await engine.queue.work_off()
+    assert await waiting_reschedules(engine) < waiting
+
+
+async def test_who_takes_the_shards_meanwhile_ends_the_rest(home: StoreHome, store: SqlStore) -> None:
+    old = await half_way(store)
+    ended = set(WORKERS) - active(old)
+    await old.crash()
+    new = await Engine(await home.open(), old.clock, grace_ms=0).start()
+    assert set(WORKERS) - active(new) == ended
+    await new.step(50)
+    assert active(new) == set()
+    assert await waiting_reschedules(new) == len(WORKERS) * HELD
