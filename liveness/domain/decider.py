@@ -126,37 +126,40 @@ def _number(worker: Worker, beat: Heartbeat) -> int:
 
 def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
     """The effect of a heartbeat's binding changes, or None if there is none."""
-    held = worker.bindings
+    held, lost = worker.bindings, worker.lost
     resync = worker.resync
     task_queue = beat.profile.task_queue or worker.profile.task_queue
     handed = worker.standing.handed
     named = _declared(beat.bound, task_queue)
-    declared = {
-        id: activity
-        for id, activity in named.items()
-        # Which attempt a worker was handed is not for the worker to say.
-        if id not in handed or held[id].attempt == activity.attempt
-    }
-    confirmed = tuple(id for id in declared if handed.get(id) is False)
+    declared = dict(named)
+    confirmed: tuple[ActivityId, ...] = ()
+    if handed:
+        declared = {
+            id: activity
+            for id, activity in named.items()
+            # Which attempt a worker was handed is not for the worker to say.
+            if id not in handed or held[id].attempt == activity.attempt
+        }
+        confirmed = tuple([id for id in declared if handed.get(id) is False])
     gone: dict[ActivityId, None] = {}
     cancelled: dict[ActivityId, None] = {}
     for activity in beat.unbound:
         id = activity.id
-        known = held.get(id)
-        if id in worker.lost:
+        known, claimed = held.get(id), declared.get(id)
+        if lost and id in lost:
             cancelled[id] = None
-        if id in declared and declared[id].attempt == activity.attempt:
+        if claimed is not None and claimed.attempt == activity.attempt:
             del declared[id]  # taken up and finished between two heartbeats
             if known is not None:
                 gone[id] = None
         elif known is not None and known.attempt == activity.attempt:
             gone[id] = None
-        elif not (known or id in declared or id in worker.lost) and beat.sequence and beat.session_id:
+        elif not (known or claimed or id in lost) and beat.sequence and beat.session_id:
             resync = True  # it says it held what was never heard of here
     if beat.full_bindings:
         # What it was handed a moment ago it may not have heard of when it wrote this.
         gone.update((id, None) for id in held if id not in declared and handed.get(id) is not False)
-        cancelled.update((id, None) for id in worker.lost if id not in named)
+        cancelled.update((id, None) for id in lost if id not in named)
     bound = {id: activity for id, activity in declared.items() if held.get(id) != activity}
     unbound = {id: None for id in gone if id not in declared}
     for id in cancelled:
@@ -165,12 +168,10 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
         kept = declared.get(id) or (held.get(id) if id not in gone else None)
         if kept is not None:
             bound[id] = kept
-    count = (
-        len(held)
-        + sum(id not in held for id in bound)
-        - sum(id in held and id not in bound for id in unbound)
-    )
-    _check_binding_quota(key, beat.policy, count, len(held))
+    added = sum([id not in held for id in bound])
+    if len(held) + added > beat.policy.max_bindings_per_worker:  # else there is room, whatever is let go of
+        count = len(held) + added - sum(id in held and id not in bound for id in unbound)
+        _check_binding_quota(key, beat.policy, count, len(held))
     in_doubt = worker.resync
     if beat.full_bindings:
         resync = False
@@ -223,7 +224,8 @@ def _declared(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityI
                     field="heartbeat.bound_activities.task_queue",
                     rule="must be set when the worker has no task_queue",
                 )
-            activity = activity._replace(task_queue=task_queue)
+            workflow_id, run_id, activity_id, attempt, _, token = activity
+            activity = BoundActivity(workflow_id, run_id, activity_id, attempt, task_queue, token)
         declared[activity.id] = activity
     return declared
 

@@ -57,7 +57,9 @@ class BoundActivity(NamedTuple):
 
     @property
     def id(self) -> ActivityId:
-        return ActivityId(self.workflow_id, self.run_id, self.activity_id)
+        return tuple.__new__(
+            ActivityId, self[:3]
+        )  # past the generated constructor: every binding is asked for it
 
 
 class Profile(NamedTuple):

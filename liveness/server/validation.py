@@ -27,9 +27,15 @@ def identifier(field: str, value: str) -> str:
 def optional_identifier(field: str, value: str) -> str:
     if len(value) > _CHARS_SURELY_SHORT and len(value.encode()) > IDENTIFIER_BYTES_MAX:
         raise InvalidField(field=field, rule=f"must be at most {IDENTIFIER_BYTES_MAX} bytes of UTF-8")
-    if _CONTROL.search(value):
+    if not value.isprintable() and _CONTROL.search(value):
         raise InvalidField(field=field, rule="must not contain control characters")
     return value
+
+
+def surely_short_and_plain(names: str) -> bool:
+    """Whether none of these names, all in one, is too long or has control characters in it. False if that takes a
+    closer look."""
+    return len(names) <= IDENTIFIER_BYTES_MAX and names.isascii() and names.isprintable()
 
 
 def text(field: str, value: str) -> str:

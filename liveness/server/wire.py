@@ -29,6 +29,7 @@ from liveness.server.validation import (
     duration_ms,
     identifier,
     optional_identifier,
+    surely_short_and_plain,
     text,
     timestamp_ns,
 )
@@ -150,23 +151,33 @@ def _check_profile(profile: Profile, last_error: str) -> None:
 
 
 def _activities(field: str, refs: Iterable[worker_pb2.ActivityRef]) -> tuple[BoundActivity, ...]:
-    return tuple(_activity(field, ref) for ref in refs)
+    return tuple([_activity(field, ref) for ref in refs])
 
 
 def _activity(field: str, ref: worker_pb2.ActivityRef) -> BoundActivity:
-    attempt, token = ref.attempt, ref.token
-    if attempt < 0:
-        raise InvalidField(field=f"{field}.attempt", rule="must not be negative")
-    if len(token) > TOKEN_BYTES_MAX:
-        raise InvalidField(field=f"{field}.token", rule=f"must be at most {TOKEN_BYTES_MAX} bytes")
-    return BoundActivity(
-        identifier(f"{field}.workflow_id", ref.workflow_id),
-        identifier(f"{field}.run_id", ref.run_id),
-        identifier(f"{field}.activity_id", ref.activity_id),
-        attempt or 1,
-        optional_identifier(f"{field}.task_queue", ref.task_queue),
-        token,
+    workflow_id, run_id, activity_id, task_queue = (
+        ref.workflow_id,
+        ref.run_id,
+        ref.activity_id,
+        ref.task_queue,
     )
+    attempt, token = ref.attempt, ref.token
+    # A heartbeat may name a thousand: one look for all that could be wrong, and at what it is only if there is something.
+    sound = workflow_id and run_id and activity_id and attempt >= 0 and len(token) <= TOKEN_BYTES_MAX
+    if not sound or not surely_short_and_plain(workflow_id + run_id + activity_id + task_queue):
+        _check_activity(field, ref)
+    return tuple.__new__(BoundActivity, (workflow_id, run_id, activity_id, attempt or 1, task_queue, token))
+
+
+def _check_activity(field: str, ref: worker_pb2.ActivityRef) -> None:
+    if ref.attempt < 0:
+        raise InvalidField(field=f"{field}.attempt", rule="must not be negative")
+    if len(ref.token) > TOKEN_BYTES_MAX:
+        raise InvalidField(field=f"{field}.token", rule=f"must be at most {TOKEN_BYTES_MAX} bytes")
+    identifier(f"{field}.workflow_id", ref.workflow_id)
+    identifier(f"{field}.run_id", ref.run_id)
+    identifier(f"{field}.activity_id", ref.activity_id)
+    optional_identifier(f"{field}.task_queue", ref.task_queue)
 
 
 def worker_key(namespace: str, instance_key: str) -> WorkerKey:
