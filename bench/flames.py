@@ -7,19 +7,17 @@ Writes docs/images/bench-flame-*.svg.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-import grpc
 
 from bench import plot
 from bench.results import ROOT
@@ -27,7 +25,6 @@ from bench.rounds import say
 from bench.rows import mass_expiry
 from bench.rows.against_noop import BATCHES, Course
 from bench.sides import Unavailable, liveness
-from bench.watching import Watch
 
 IMAGES = ROOT / "docs" / "images"
 PER_SECOND = 250
@@ -121,20 +118,12 @@ def under_batches(seconds: float):
 
 
 def under_mass_expiry(count: int):
-    with mass_expiry.ours() as (server, _):
-
-        async def lapse():
-            async with grpc.aio.insecure_channel(server.address) as channel:
-                watch = Watch(channel)
-                await watch.begin()
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(None, mass_expiry.fill, server.address, count)
-                await asyncio.sleep(max(0.0, mass_expiry.LEASE_S - 1.5))
-                with sampled(server.process.pid) as stacks:
-                    await watch.until(count)
-                return stacks
-
-        return asyncio.run(lapse())
+    with mass_expiry.ours() as (server, db):
+        due, _ = mass_expiry.fill(server.address, count)
+        time.sleep(max(0.0, due - time.time()))
+        with sampled(server.process.pid) as stacks:
+            mass_expiry.until_committed(db, count * mass_expiry.HELD)
+        return stacks
 
 
 def draw(name: str, title: str, stacks: Mapping[tuple[str, ...], int]) -> Path:

@@ -25,7 +25,7 @@ from tasks.worker_cleanup import WorkerCleanup
 LOOKED_AT_PER_PULSE_MAX = 50_000
 """Of all shards: after so many, heartbeats get their turn before the rest."""
 
-ENDED_PER_COMMIT_MAX = 10_000
+ENDED_PER_COMMIT_MAX = 20_000
 """Leases and what they held. Larger commits would hold up everybody's answers, and stop the clock of what is still to
 end; and while one is written, the next is made ready."""
 
@@ -96,12 +96,13 @@ class TimerRunner:
         dying: list[Dying] = []
         waiting, self._dying = self._dying, []
         for one in waiting:
-            if one.shard not in serving:
+            shard, key, worker = one
+            if shard not in serving:
                 continue
-            if one.shard.workers.get(one.key) is one.worker and one.shard.dying(one.key):
+            if shard.workers.get(key) is worker:
                 dying.append(one)
             else:
-                one.shard.look_at(one.key)
+                shard.look_at(key)
         return dying
 
     def _end(self, node: Node, dying: list[Dying]) -> None:
@@ -110,6 +111,8 @@ class TimerRunner:
         for one, again_ms in node.brake.judge(dying):
             if again_ms is not None:
                 self._settle(one.shard, one.key, NotYet(again_ms))
+            elif self._room > 0 and one.shard.dying(one.key) is None:
+                one.shard.look_at(one.key)  # its stream is back, and the lease goes on as before
             elif self._room > 0:
                 self._room -= 1 + len(one.worker.bindings)
                 node.brake.doom(one.key)

@@ -219,9 +219,11 @@ def _(event: WorkerDescribed, worker: Worker) -> Worker:
 def _(event: WorkerDeactivated, worker: Worker) -> Worker:
     if worker.state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
-    # The grace stays: the same session may come back while its stream is still open.
-    left = _stand(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
-    return left._replace(
+    standing = worker.standing
+    if standing is not NO_STANDING:
+        # The grace stays: the same session may come back while its stream is still open.
+        worker = _stand(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
+    return worker._replace(
         state=WorkerState.INACTIVE,
         deadline_ms=event.at_ms + event.cleanup_delay_ms,
         bindings=NO_BINDINGS,
@@ -233,6 +235,8 @@ def _(event: WorkerDeactivated, worker: Worker) -> Worker:
 
 
 def _lost(worker: Worker, taken: Mapping[ActivityId, BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
+    if not worker.lost and len(taken) <= LOST_MAX:
+        return freeze(taken)
     earlier = {id: activity for id, activity in worker.lost.items() if id not in taken}
     if len(earlier) + len(taken) > LOST_MAX:
         earlier = dict(list(earlier.items())[len(earlier) + len(taken) - LOST_MAX :])

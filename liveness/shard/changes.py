@@ -11,7 +11,9 @@ from liveness.domain.events import (
     DisconnectGraceGranted,
     DrainBegun,
     LeaseTermsChanged,
+    WorkerDeactivated,
     WorkerDescribed,
+    WorkerEvent,
     WorkerPaused,
     WorkerResumed,
 )
@@ -43,6 +45,13 @@ class Transition(NamedTuple):
     """How many were taken from it."""
     due_ms: int | None = None
     """When it was due, on the shard's clock, if it was a matter of time."""
+
+
+def transition(
+    key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, activities: int
+) -> Transition:
+    reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
+    return Transition(key, before and before.state, after and after.state, reason, activities)
 
 
 def due(worker: Worker) -> int:

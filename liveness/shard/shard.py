@@ -21,21 +21,20 @@ from liveness.domain.events import (
     ConfigChanged,
     LeaseRenewed,
     SessionReplaced,
-    WorkerDeactivated,
     WorkerEvent,
     WorkerRegistered,
     WorkerResurrected,
 )
 from liveness.domain.fold import evolve, renewed
-from liveness.domain.keys import ActivityKey, WorkerKey, namespace_seed, shard_from_seed
+from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.plain import renew
 from liveness.domain.policy import Policy
-from liveness.domain.reactions import ActivityRescheduleTask, FanOut, react
+from liveness.domain.reactions import ActivityRescheduleTask, react
 from liveness.domain.verdict import is_death, verdict_on
 from liveness.domain.worker import Worker, WorkerState
 from liveness.shard.activity_book import ActivityBook
 from liveness.shard.census import Census
-from liveness.shard.changes import LAZY, Transition, due, listed, ordered
+from liveness.shard.changes import LAZY, Transition, due, listed, ordered, transition
 from liveness.shard.deadlines import Deadlines
 from liveness.shard.endings import Endings
 from liveness.shard.observed_clock import ListeningTime, ObservedClock
@@ -408,7 +407,9 @@ class Shard:
             self.workers[key] = after
             if before is None or after.state is not before.state or due(after) < due(before):
                 self._arm(key, after)
-        if before is not None and (after is None or ordered(before) != ordered(after)):
+        if before is not None and (
+            after is None or after.state is not before.state or ordered(before) != ordered(after)
+        ):
             self.orders.add(key)
         if isinstance(event, LAZY) and before and after and listed(before) == listed(after):
             self._changed.add(key)
@@ -417,7 +418,7 @@ class Shard:
             self._changed.discard(key)
         fan_out = react(key, before, event)
         if fan_out is not None:
-            self._pending.new_tasks.append(NewTasks(self._shards_of(fan_out), fan_out))
+            self._pending.new_tasks.append(NewTasks.of(fan_out, self._shard_count))
         if isinstance(event, LAZY):
             return
         self.suspects.pop(key, None)
@@ -426,20 +427,8 @@ class Shard:
         self._pending.add_verdict(key.namespace, verdict_on(before, event))
         self._witness.saw(before, event, after)
         self.census.move(key.namespace, before and before.state, after and after.state)
-        reason = event.reason.name if isinstance(event, WorkerDeactivated) else type(event).__name__
-        self.transitions.append(
-            Transition(
-                key,
-                before.state if before else None,
-                after.state if after else None,
-                reason,
-                len(fan_out.activities) if fan_out is not None else 0,
-            )
-        )
-
-    def _shards_of(self, fan_out: FanOut) -> list[int]:
-        seed, count = namespace_seed(fan_out.namespace), self._shard_count
-        return [shard_from_seed(seed, activity.workflow_id, count) for activity in fan_out.activities]
+        taken = len(fan_out.activities) if fan_out is not None else 0
+        self.transitions.append(transition(key, before, event, after, taken))
 
     def _arm(self, key: WorkerKey, worker: Worker) -> None:
         """For what `timer_of` says."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.reactions import ActivityRescheduleTask, FanOut
 from liveness.domain.verdict import Verdicts
 from liveness.domain.worker import Worker, WorkerState
@@ -38,6 +38,13 @@ class NewTasks(NamedTuple):
     shard_ids: Sequence[int]
     """Of the activities, in step with them; not the worker's."""
     fan_out: FanOut
+
+    @classmethod
+    def of(cls, fan_out: FanOut, shard_count: int) -> NewTasks:
+        seed = namespace_seed(fan_out.namespace)
+        return cls(
+            [shard_from_seed(seed, one.workflow_id, shard_count) for one in fan_out.activities], fan_out
+        )
 
     def each(self) -> Iterator[tuple[int, ActivityRescheduleTask]]:
         return zip(self.shard_ids, self.fan_out.tasks(), strict=True)

@@ -12,24 +12,30 @@ from tests.shard.engine import Engine, activity
 
 LEASE_MS = 5_000
 HELD = 1_000
-WORKERS = [f"w-{number}" for number in range(ENDED_PER_COMMIT_MAX // HELD + 2)]
-"""Fewer than make a storm."""
+WORKERS = [(f"namespace-{number % 2}", f"w-{number}") for number in range(ENDED_PER_COMMIT_MAX // HELD + 2)]
+"""In two namespaces, in each of which they are too few for a storm."""
 
 
 async def half_way(store: SqlStore) -> Engine:
     """Fallen silent, all at once, until the first of them are ended."""
     engine = await Engine(store, ManualClock(), grace_ms=0).start()
-    for worker in WORKERS:
+    for namespace, worker in WORKERS:
         held = [activity(f"{worker}-{number}") for number in range(HELD)]
-        await engine.beat(worker, lease_ms=LEASE_MS, bound_activities=held, full_bindings=True)
+        await engine.beat(
+            worker, namespace=namespace, lease_ms=LEASE_MS, bound_activities=held, full_bindings=True
+        )
     await engine.advance(LEASE_MS - 250)
     assert active(engine) == set(WORKERS)
     await engine.step(250)
     return engine
 
 
-def active(engine: Engine) -> set[str]:
-    return {name for name in WORKERS if engine.worker(name).state is WorkerState.ACTIVE}
+def active(engine: Engine) -> set[tuple[str, str]]:
+    return {
+        (namespace, name)
+        for namespace, name in WORKERS
+        if engine.worker(name, namespace).state is WorkerState.ACTIVE
+    }
 
 
 async def waiting_reschedules(engine: Engine) -> int:
@@ -51,7 +57,8 @@ async def test_who_is_heard_of_before_its_turn_keeps_its_lease_for_as_long_as_it
 ) -> None:
     engine = await half_way(store)
     back, *_ = active(engine)
-    await engine.beat(back, lease_ms=LEASE_MS)
+    namespace, worker = back
+    await engine.beat(worker, namespace=namespace, lease_ms=LEASE_MS)
     await engine.step(50)
     assert active(engine) == {back}
     await engine.advance(LEASE_MS - 250)
