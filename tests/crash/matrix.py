@@ -81,7 +81,7 @@ FAULTS = (
         "start, refuses to tell, or tells what it acknowledged. It runs in the test's own process, since hundreds of "
         "starts would take long otherwise. Three things no checksum of a row finds: damage to the last commit in the log "
         "of a server that was killed, which looks like a commit that was torn off; how it stands with a task (its state, "
-        "attempts, last error), which is written beside its payload; and an entry of SQLite's own index that leads "
+        "attempts, last error), which is written beside its payload, so that a list may lack it; and an entry of SQLite's own index that leads "
         "nowhere, so that a history tells less.",
         (1, 8, 13),
         ("tests/crash/test_bit_flips.py",),

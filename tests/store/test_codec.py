@@ -238,3 +238,20 @@ def test_a_seal_never_changes() -> None:
     codec.check_seal(sealed, "workers", "orders", "wörker", 7)
     with pytest.raises(CorruptRow, match="orders, wörker, 8 of table workers"):
         codec.check_seal(sealed, "workers", "orders", "wörker", 8)
+
+
+def test_no_flipped_bit_makes_a_sealed_row_look_like_one_without_a_seal() -> None:
+    sealed = codec.seal('{"a":1}', "orders", "worker", 7).encode()
+    for place in range(len(sealed)):
+        for bit in range(8):
+            damaged = bytearray(sealed)
+            damaged[place] ^= 1 << bit
+            with pytest.raises(CorruptRow):
+                codec.check_seal(damaged.decode("latin-1"), "workers", "orders", "worker", 7)
+
+
+def test_many_rows_are_sealed_as_each_would_be() -> None:
+    alike = ("kind", "örders", "worker", 3, 1, 1_750_000_000_000)
+    sealer = codec.Sealer(*alike)
+    for shard_id in (0, 63, 4_095):
+        assert sealer.seal("[1]", shard_id) == codec.seal("[1]", shard_id, *alike)
