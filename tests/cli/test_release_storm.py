@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 
+from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+from liveness.v1.worker_pb2 import WorkerHeartbeat
 from tests.cli.shell import Shell
 
 LEASE_S = 6
@@ -15,8 +19,14 @@ WORKERS = 3
 def storm(shell: Shell) -> None:
     """Workers that fell silent together, in a namespace that calls three of them many."""
     shell.ok("config", "set", f"storm_min_workers={WORKERS}", "storm_share=0.5", "storm_hold=1m")
-    for number in range(WORKERS):
-        shell.heartbeat(f"w{number}", lease_duration=Duration(seconds=LEASE_S))
+    lease = Duration(seconds=LEASE_S)
+    beats = [WorkerHeartbeat(worker_instance_key=f"w{n}", lease_duration=lease) for n in range(WORKERS)]
+    with grpc.insecure_channel(shell.address) as channel:
+        # In one call, so that their leases end at the same moment.
+        answer = LivenessServiceStub(channel).RecordWorkerHeartbeats(
+            RecordWorkerHeartbeatsRequest(namespace=shell.namespace, heartbeats=beats)
+        )
+    assert all(item.HasField("result") for item in answer.items)
     deadline = time.monotonic() + 60
     while "(held)" not in shell.ok("workers", "list"):
         assert time.monotonic() < deadline
