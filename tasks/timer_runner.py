@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from typing import TypeVar
 
 from liveness.domain.activity import timer_of as activity_timer_of
@@ -45,8 +45,8 @@ def _run(
 class TimerRunner:
     def __init__(self) -> None:
         self._heaps: dict[int, TimerHeap] = {}
-        self._dying: list[Dying] = []
-        """They fell due and wait for room in a commit. They are not armed meanwhile."""
+        self._dying: dict[WorkerKey, Dying] = {}
+        """They fell due and wait for room in a commit. They are not armed meanwhile, unless something happens to them."""
         self._room = ENDED_PER_COMMIT_MAX
         self._commits = 0
 
@@ -72,9 +72,9 @@ class TimerRunner:
         looks = dict.fromkeys(node.shards(), max(1, LOOKED_AT_PER_PULSE_MAX // node.shard_count))
         # What falls due with a death, as a cleanup without a delay does, comes next.
         while self._room > 0 and (dying := self._due_to_die(node, looks)):
-            self._end(node, dying)
+            self._end(node, dying.values())
 
-    def _due_to_die(self, node: Node, looks: dict[Shard, int]) -> list[Dying]:
+    def _due_to_die(self, node: Node, looks: dict[Shard, int]) -> dict[WorkerKey, Dying]:
         """Fire what is due, but for those who are about to die: they are seen together, with those who wait."""
         dying = self._still_dying(looks.keys())
         for shard in looks:
@@ -82,30 +82,30 @@ class TimerRunner:
             while looks[shard] and self._room > 0 and (key := heap.pop_due(now_ms)) is not None:
                 looks[shard] -= 1
                 if isinstance(key, ActivityKey):
-                    self._settle_one(shard, key, self._fire_activity(shard, key))
+                    self._settle_and_count(shard, key, self._fire_activity(shard, key))
                 elif (worker := shard.dying(key)) is not None:
-                    dying.append(Dying(shard, key, worker))
+                    dying[key] = Dying(shard, key, worker)
                 else:
                     if node.brake.gales:
                         node.brake.heard(key)
-                    self._settle_one(shard, key, self._fire(shard, key, node))
+                    self._settle_and_count(shard, key, self._fire(shard, key, node))
         return dying
 
-    def _still_dying(self, serving: Set[Shard]) -> list[Dying]:
+    def _still_dying(self, serving: Set[Shard]) -> dict[WorkerKey, Dying]:
         """Those who wait, but for those who were heard of; whoever took a shard since has timers of its own."""
-        dying: list[Dying] = []
-        waiting, self._dying = self._dying, []
-        for one in waiting:
+        dying: dict[WorkerKey, Dying] = {}
+        waiting, self._dying = self._dying, {}
+        for one in waiting.values():
             shard, key, worker = one
             if shard not in serving:
                 continue
             if shard.workers.get(key) is worker:
-                dying.append(one)
+                dying[key] = one
             else:
                 shard.look_at(key)
         return dying
 
-    def _end(self, node: Node, dying: list[Dying]) -> None:
+    def _end(self, node: Node, dying: Iterable[Dying]) -> None:
         """They are judged together: whether that is a storm, and how many others each one's certificate tells of."""
         doomed: list[Dying] = []
         for one, again_ms in node.brake.judge(dying):
@@ -119,7 +119,7 @@ class TimerRunner:
                 one.shard.foresee_death(one.key, one.worker)
                 doomed.append(one)
             else:
-                self._dying.append(one)
+                self._dying[one.key] = one
         for shard, key, _ in doomed:
             self._settle(shard, key, self._fire(shard, key, node))
 
@@ -127,7 +127,7 @@ class TimerRunner:
         if isinstance(outcome, NotYet):
             self._heaps[shard.id].arm(key, outcome.due_ms)
 
-    def _settle_one(self, shard: Shard, key: Subject, outcome: TimerOutcome) -> None:
+    def _settle_and_count(self, shard: Shard, key: Subject, outcome: TimerOutcome) -> None:
         self._settle(shard, key, outcome)
         self._room -= isinstance(outcome, Done)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from liveness.clock import ManualClock
+from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import WorkerState
 from liveness.store.sql import SqlStore
 from tasks.queue_runner import YIELDS_MS
@@ -65,6 +66,16 @@ async def test_who_is_heard_of_before_its_turn_keeps_its_lease_for_as_long_as_it
     assert active(engine) == {back}
     await engine.advance(250)
     assert active(engine) == set()
+
+
+async def test_who_is_looked_at_again_while_it_waits_dies_once(store: SqlStore) -> None:
+    engine = await half_way(store)
+    for namespace, worker in active(engine):
+        engine.shard_of(worker, namespace).look_at(WorkerKey(namespace, worker))
+    await engine.step(50)
+    assert active(engine) == set()
+    strikes = engine.node.brake.strikes
+    assert sum(strikes.recent(namespace) for namespace in strikes.namespaces()) == len(WORKERS)
 
 
 async def test_queues_wait_until_all_are_ended(store: SqlStore) -> None:
