@@ -43,10 +43,10 @@ What stands between a missed bar and its figure, from profiles of the same rows:
 - **100 activities per worker.** A changed binding costs 8 µs: 2 to check, decide and apply it, the rest to receive it and to
   have it in the log and on disk. With 8 calls under way the p50 is twice that without activities, with 64 it is the ratio of
   processor times.
-- **p99 at half the load.** Half the rate is not half the work: a commit costs a millisecond of processor time, most of it the
-  kernel's, for two heartbeats as for fifty. At 500 heartbeats/s one of them costs 1.2 ms, at 2,500/s 0.4 ms, so that at half
-  the maximum the server is nearly as busy as at the maximum, and what the machine does besides shows. Commits themselves
-  stayed below 6 ms (p99); on a file system in memory the p99 of answers was no better; to commit more or less often, or to
+- **p99 at half the load.** Half the rate is not half the work: a commit costs about a millisecond of processor time, for two
+  heartbeats as for fifty. At 500 heartbeats/s one of them costs 1.2 ms, at 2,500/s 0.4 ms, so that at half
+  the maximum the server is nearly as busy as at the maximum, and what the machine does besides shows. On a file system in
+  memory, where commits stayed below 9 ms (p99), the p99 of answers was no better; to commit more or less often, or to
   hand the interpreter over sooner, moved it less than one round differs from the next.
 - **Mass expiry.** 150 µs per lease with ten activities when nothing else runs: 45 to decide (certificate, event, worker,
   ten places in queues), 60 to make the rows, 45 for SQLite to write twelve of them. Next to each other the two threads take
