@@ -131,16 +131,13 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
     task_queue = beat.profile.task_queue or worker.profile.task_queue
     handed = worker.standing.handed
     named = _declared(beat.bound, task_queue)
-    declared = dict(named)
-    confirmed: tuple[ActivityId, ...] = ()
-    if handed:
-        declared = {
-            id: activity
-            for id, activity in named.items()
-            # Which attempt a worker was handed is not for the worker to say.
-            if id not in handed or held[id].attempt == activity.attempt
-        }
-        confirmed = tuple([id for id in declared if handed.get(id) is False])
+    declared = {
+        id: activity
+        for id, activity in named.items()
+        # Which attempt a worker was handed is not for the worker to say.
+        if not handed or id not in handed or held[id].attempt == activity.attempt
+    }
+    confirmed = tuple([id for id in declared if handed.get(id) is False]) if handed else ()
     gone: dict[ActivityId, None] = {}
     cancelled: dict[ActivityId, None] = {}
     for activity in beat.unbound:

@@ -219,8 +219,7 @@ def _(event: WorkerDescribed, worker: Worker) -> Worker:
 def _(event: WorkerDeactivated, worker: Worker) -> Worker:
     if worker.state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
-    standing = worker.standing
-    if standing is not NO_STANDING:
+    if worker.standing is not NO_STANDING:
         # The grace stays: the same session may come back while its stream is still open.
         worker = _stand(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
     return worker._replace(

@@ -6,7 +6,7 @@ then is decided anew. Reschedules are stored, in the transaction that took the a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from liveness.domain.decider import lost_with
@@ -67,7 +67,7 @@ class FanOut(NamedTuple):
     worker: str
     epoch: int
     died: bool
-    activities: Collection[BoundActivity]
+    activities: tuple[BoundActivity, ...]
 
     def tasks(self) -> Iterator[ActivityRescheduleTask]:
         for activity in self.activities:
@@ -80,7 +80,7 @@ def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> FanOut |
     orderly = isinstance(event, BindingsChanged) or (
         isinstance(event, WorkerDeactivated) and event.reason in _ORDERLY
     )
-    return FanOut(key.namespace, key.instance_key, before.epoch, not orderly, taken.values())
+    return FanOut(key.namespace, key.instance_key, before.epoch, not orderly, tuple(taken.values()))
 
 
 def timer_of(key: WorkerKey, worker: Worker) -> TimerTask | None:

@@ -57,9 +57,8 @@ class BoundActivity(NamedTuple):
 
     @property
     def id(self) -> ActivityId:
-        return tuple.__new__(
-            ActivityId, self[:3]
-        )  # past the generated constructor: every binding is asked for it
+        # Past the generated constructor: every binding of every heartbeat is asked for it.
+        return tuple.__new__(ActivityId, self[:3])
 
 
 class Profile(NamedTuple):

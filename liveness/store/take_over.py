@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from sys import intern
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, and_, func, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Row, and_, func, select, update
 
 from liveness.domain.activity import Activity
 from liveness.domain.events import ShardTaken
@@ -16,13 +15,12 @@ from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.worker import Worker
 from liveness.store import codec
 from liveness.store.api import TAKEOVERS_KEPT, ShardImage
-from liveness.store.bulk import insert_rows
+from liveness.store.bulk import insert_rows, read_rows
 from liveness.store.codec import LogEntry, LogRow, Pulse, encode_entry
 from liveness.store.errors import LogIncomplete
 from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
 
 UNPACKING_SECONDS_MAX = 15
-ROWS_AT_ONCE = 2_000
 LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
 
 
@@ -128,7 +126,7 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
         workers.c.payload,
     ).where(_of_shards(connection, workers.c.shard_id, shard_ids))
     found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
-    for shard_id, namespace, key, number, as_of_seq, state, payload in _rows(connection, query):
+    for shard_id, namespace, key, number, as_of_seq, state, payload in read_rows(connection, query):
         codec.check_seal(payload, "workers", namespace, key, number, as_of_seq, state)
         own = WorkerKey(intern(namespace), key)  # one copy of a name that so many have in common
         found[shard_id][own] = (codec.decode_worker(number, state, payload), as_of_seq)
@@ -143,19 +141,6 @@ def _of_shards(connection: Connection, column: Column[int], shard_ids: Sequence[
         if 2 * len(shard_ids) > count:
             return (column + 0).in_(shard_ids)
     return column.in_(shard_ids)
-
-
-def _rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
-    """Thousands at a time, and on SQLite past SQLAlchemy: a million, asked for one by one, take seconds longer."""
-    driver = connection.connection.driver_connection
-    if isinstance(driver, sqlite3.Connection):
-        text = str(query.compile(connection, compile_kwargs={"literal_binds": True}))
-        cursor = driver.execute(text)
-        while some := cursor.fetchmany(ROWS_AT_ONCE):
-            yield from some
-    else:
-        for more in connection.execute(query).partitions(ROWS_AT_ONCE):
-            yield from more
 
 
 def _read_activities(
@@ -193,7 +178,7 @@ def _read_tails(
         return found
     position = min(places.get(shard_id, (0, 0))[1] for shard_id in behind)
     query = select(*LOG_COLUMNS).where(log.c.id > position, log.c.shard_id.in_(behind)).order_by(log.c.id)
-    for values in _rows(connection, query):
+    for values in read_rows(connection, query):
         shard_id, seq, _, _, namespace, worker, *_ = values
         if not after[shard_id] < seq <= heads[shard_id]:
             continue
