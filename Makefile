@@ -1,7 +1,7 @@
 # Everything a developer runs. Needs make and Python 3.11 or newer with venv; the rest is installed
 # into .venv and .venv-proto on first use. Options reach the program through ARGS, for example
 #
-#     make test ARGS="tests/domain -k lease"
+#     make test ARGS="tests/unit/domain -k lease"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -16,13 +16,15 @@ PROTO_VENV := .venv-proto
 GENERATORS := grpcio-tools mypy-protobuf googleapis-common-protos
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 
-# Folders with Python in them; bench and tests may be absent from a source archive.
+# Folders with Python in them; bench and tests may be absent from a source archive. `tasks` is also there as liveness/tasks, a link:
+# mypy follows it, ruff does not.
 SOURCES := $(wildcard liveness tasks tests examples bench scripts)
+TYPED := $(filter-out tasks,$(SOURCES))
 PROTOS := $(shell find proto -name '*.proto')
 DESCRIPTORS := build/liveness.binpb
 RELEASED := proto/released.binpb
 
-.PHONY: help run demo test check fmt proto proto-release bench crash mutants sim clean
+.PHONY: help run demo test unit check fmt proto proto-release bench crash mutants sim clean
 .PHONY: check-style check-types check-proto check-generated
 
 help: ## list these targets
@@ -37,6 +39,9 @@ demo: $(VENV)/.ready-run ## see workers die and their work move on (ARGS: option
 test: $(VENV)/.ready-dev ## run the tests (ARGS: options of pytest)
 	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
+unit: $(VENV)/.ready-dev ## run the tests that need no process, server or database (ARGS: options of pytest)
+	@$(BIN)/python -m pytest -q -n auto tests/unit $(ARGS)
+
 check: check-style check-types check-proto check-generated ## lint, types, proto rules, generated code
 
 check-style: $(VENV)/.ready-dev
@@ -46,7 +51,7 @@ check-style: $(VENV)/.ready-dev
 
 check-types: $(VENV)/.ready-dev
 	@echo "Types"
-	@$(BIN)/mypy $(SOURCES)
+	@$(BIN)/mypy $(TYPED)
 
 check-proto: $(VENV)/.ready-dev $(DESCRIPTORS)
 	@echo "Proto: lint, and nothing that breaks released clients"

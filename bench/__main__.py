@@ -10,17 +10,17 @@ from pathlib import Path
 import grpc
 
 from bench import flames, report
-from bench.catalogue import FAMILIES, Family, chosen, order
-from bench.printing import heading, line, summary
+from bench.catalogue import FAMILIES, Family, row_order, select_families
+from bench.formatting import heading, line, summary
 from bench.results import FILE, Results
-from bench.rounds import Plan, say
-from bench.sides import Unavailable
+from bench.rounds import Plan, print_progress
+from bench.servers import Unavailable
 from tests.arguments import above_zero, at_least_one
 
 
 def main() -> int:
     options = _options()
-    families = chosen(options.only)
+    families = select_families(options.only)
     if not families:
         sys.exit(f"nothing is called {' or '.join(options.only)}; --list shows what there is")
     if options.list:
@@ -30,7 +30,7 @@ def main() -> int:
                 print(f"  {name:<48}  {says}")
         return 0
     path = options.out or (FILE if options.write else None)
-    results = Results(path, order())
+    results = Results(path, row_order())
     plan = Plan(scale=options.scale, rounds=options.rounds)
     shown = sys.stderr if options.json else sys.stdout
     print(heading(results.machine), file=shown, flush=True)
@@ -38,7 +38,7 @@ def main() -> int:
     for family in families:
         wanted += family.names
         if options.resume and all(results.has(name, plan.scale) for name in family.names):
-            say(f"{family.name}: measured before")
+            print_progress(f"{family.name}: measured before")
         else:
             _run(family, plan, results, shown)
     rows = [results.rows[name] for name in wanted]
@@ -47,14 +47,14 @@ def main() -> int:
         print(results.as_json(), end="")
     if path == FILE:
         if not options.only:
-            flames.take(plan.scale)
+            flames.draw_all(plan.scale)
         report.write(path)
     return 1 if any("failed" in row for row in rows) else 0
 
 
 def _run(family: Family, plan: Plan, results: Results, shown) -> None:
     """Each row is kept and printed as soon as it is there. One that cannot be had says why, and the rest goes on."""
-    say(family.name)
+    print_progress(family.name)
     missing, start = dict.fromkeys(family.names), time.perf_counter()
     said: dict[str, str] = {}
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench import cluster, moving_on, take_over
+from bench import cluster, failover_latency, take_over
 from bench.rounds import Plan
 from bench.rows import (
     against_etcd,
@@ -46,15 +46,15 @@ FAMILIES = (
     Family("growth of activities", with_activities.GROWTH_NAMES, with_activities.grow),
     Family("cluster", cluster.NAMES, cluster.measure),
     Family("take-over", take_over.NAMES, take_over.measure),
-    Family("moving on", moving_on.NAMES, moving_on.measure),
+    Family("moving on", failover_latency.NAMES, failover_latency.measure),
 )
 
 
-def order() -> list[str]:
+def row_order() -> list[str]:
     return [name for family in FAMILIES for name in family.names]
 
 
-def chosen(parts: list[str]) -> list[Family]:
+def select_families(parts: list[str]) -> list[Family]:
     """The families of these names, or with a row of this name; where there is none, those whose name or a row's contains
     it; all without any."""
     known = {name for family in FAMILIES for name in (family.name, *family.names)}

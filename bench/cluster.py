@@ -13,9 +13,9 @@ from contextlib import ExitStack
 import grpc
 
 from bench import load
-from bench.clusters import PostgresProcesses, cluster, frontend
-from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_of, heartbeat, unary_request
-from bench.rounds import rounded, row, say
+from bench.cluster_processes import PostgresProcesses, cluster, frontend
+from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_request_of, heartbeat, unary_request
+from bench.rounds import print_progress, rounded, row
 from liveness.v1.service_pb2 import DescribeWorkerRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.databases import PostgresServer
@@ -41,19 +41,19 @@ NAMES = {
 }
 
 
-class Course:
+class Workload:
     """One way to send heartbeats to one cluster."""
 
-    def __init__(self, name, cluster, door, kind, first):
-        """`door`: the frontend, or None: each heartbeat goes to its owner."""
-        self.name, self.cluster, self.door, self.kind = name, cluster, door, kind
+    def __init__(self, name, cluster, frontend_process, kind, first):
+        """`frontend_process`: the frontend, or None: each heartbeat goes to its owner."""
+        self.name, self.cluster, self.frontend_process, self.kind = name, cluster, frontend_process, kind
         self.targets, self.numbers = [], []
         bodies, size = (UNARY_BODIES, 1) if kind == "unary" else (BATCH_BODIES, BATCH)
-        for place in range(bodies):
-            node = cluster.nodes[place % len(cluster.nodes)]
-            own = cluster.workers(first + place * 1_000, size, None if door else node.address)
-            body = unary_request(own[0]) if kind == "unary" else batch_of(own)
-            self.targets.append(((door or node).address, body))
+        for index in range(bodies):
+            node = cluster.nodes[index % len(cluster.nodes)]
+            own = cluster.workers(first + index * 1_000, size, None if frontend_process else node.address)
+            body = unary_request(own[0]) if kind == "unary" else batch_request_of(own)
+            self.targets.append(((frontend_process or node).address, body))
             self.numbers += [own[0], own[-1]]
         self.beats_per_call = size
         self.sent = 0
@@ -66,7 +66,7 @@ class Course:
             nodes = sum(node.cpu_s() for node in self.cluster.nodes)
             return {
                 "nodes": nodes,
-                "frontend": self.door.cpu_s() if self.door else 0,
+                "frontend": self.frontend_process.cpu_s() if self.frontend_process else 0,
                 "postgres": postgres.cpu_s(),
             }
 
@@ -112,47 +112,47 @@ def measure_heartbeats(postgres, scale, rounds):
         ]
         processes = PostgresProcesses(postgres)
         last = clusters[-1]
-        doors = {how: stack.enter_context(frontend(last, how)) for how in ("coalescing", "alone")}
+        frontends = {how: stack.enter_context(frontend(last, how)) for how in ("coalescing", "alone")}
         for kind, calls in (("unary", int(200 * scale)), ("batches of 100", int(40 * scale))):
             first = 0 if kind == "unary" else 100_000
-            courses = [Course(each.name, each, None, kind, first) for each in clusters]
+            workloads = [Workload(each.name, each, None, kind, first) for each in clusters]
             ways = ("coalescing", "alone") if kind == "unary" else ("coalescing",)
-            for place, how in enumerate(ways, 1):
+            for index, how in enumerate(ways, 1):
                 name = ALONE if how == "alone" else FRONTEND
-                courses.append(Course(name, last, doors[how], kind, first + place * 20_000))
-            alternate(kind, courses, max(calls, 2), rounds, processes)
-            yield from rows(kind, courses)
+                workloads.append(Workload(name, last, frontends[how], kind, first + index * 20_000))
+            alternate(kind, workloads, max(calls, 2), rounds, processes)
+            yield from rows(kind, workloads)
 
 
-def alternate(kind, courses, calls, rounds, postgres):
-    for course in courses:
-        course.run(max(calls // 5, 2), postgres)
-        course.forget()
+def alternate(kind, workloads, calls, rounds, postgres):
+    for workload in workloads:
+        workload.run(max(calls // 5, 2), postgres)
+        workload.forget()
     for number in range(rounds):
-        for course in courses:
-            course.run(calls, postgres)
-        say(f"cluster, {kind}: round {number + 1} of {rounds}")
-    for course in courses:
-        course.check_applied()
+        for workload in workloads:
+            workload.run(calls, postgres)
+        print_progress(f"cluster, {kind}: round {number + 1} of {rounds}")
+    for workload in workloads:
+        workload.check_applied()
 
 
-def rows(kind, courses):
-    by_name = {course.name: course for course in courses}
-    for course in courses:
-        other = by_name.get(ALONE, courses[0]) if course.name == FRONTEND else courses[0]
-        yield compared(kind, course, other)
+def rows(kind, workloads):
+    by_name = {workload.name: workload for workload in workloads}
+    for workload in workloads:
+        other = by_name.get(ALONE, workloads[0]) if workload.name == FRONTEND else workloads[0]
+        yield compared(kind, workload, other)
 
 
-def compared(kind, course, other):
+def compared(kind, workload, other):
     """`other`: what it is compared with, round by round."""
-    work = [sum(parts) for parts in zip(*course.cpu.values(), strict=True)]
+    work = [sum(parts) for parts in zip(*workload.cpu.values(), strict=True)]
     others = [sum(parts) for parts in zip(*other.cpu.values(), strict=True)]
-    cpu = {part: rounded(statistics.median(values)) for part, values in course.cpu.items()}
+    cpu = {part: rounded(statistics.median(values)) for part, values in workload.cpu.items()}
     return row(
-        f"{NAME}: {kind}, {course.name}",
+        f"{NAME}: {kind}, {workload.name}",
         "heartbeats/s",
-        {course.name: course.rates, other.name: other.rates},
-        course.name,
+        {workload.name: workload.rates, other.name: other.rates},
+        workload.name,
         other.name,
         notes=[
             (
@@ -161,12 +161,12 @@ def compared(kind, course, other):
             ),
         ],
         more={
-            "nodes": len(course.cluster.nodes),
+            "nodes": len(workload.cluster.nodes),
             "CPU µs per heartbeat": cpu,
             "CPU, ratio": rounded(statistics.median(work) / statistics.median(others)),
-            "disk, bytes of WAL per heartbeat": rounded(statistics.median(course.wal)),
+            "disk, bytes of WAL per heartbeat": rounded(statistics.median(workload.wal)),
             "memory, MiB per node": rounded(
-                statistics.mean(node.resident_bytes() for node in course.cluster.nodes) / 2**20
+                statistics.mean(node.resident_bytes() for node in workload.cluster.nodes) / 2**20
             ),
         },
     )

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from bench import plot
 from bench.results import ROOT
-from bench.rounds import say
+from bench.rounds import print_progress
 from bench.rows import mass_expiry
-from bench.rows.against_noop import BATCHES, Course
-from bench.sides import Unavailable, liveness
+from bench.rows.against_noop import BATCHES, Workload
+from bench.servers import Unavailable, liveness
 
 IMAGES = ROOT / "docs" / "images"
 PER_SECOND = 250
@@ -36,8 +36,8 @@ ENTRANCES = ("._run_once", "Thread.run")
 
 
 def program() -> str:
-    beside = Path(sys.executable).with_name("py-spy")
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    local_program = Path(sys.executable).with_name("py-spy")
+    found = str(local_program) if local_program.exists() else shutil.which("py-spy")
     if not found:
         raise Unavailable("py-spy is not installed: make .venv/.ready-bench")
     return found
@@ -65,14 +65,14 @@ def sampled(pid):
             raise Unavailable(f"py-spy does not work here: {(told.splitlines() or ['it said nothing'])[-1]}")
         for line in file.read_text(encoding="utf-8").splitlines():
             frames, _, count = line.rpartition(" ")
-            stacks[tuple(shown(frame) for frame in frames.split(";"))[:DEPTH_MAX]] += int(count)
+            stacks[tuple(format_frame(frame) for frame in frames.split(";"))[:DEPTH_MAX]] += int(count)
 
 
 FRAME = re.compile(r"(?P<name>.+) \((?P<file>[^()]*?)(?::\d+)?\)")
 
 
-def shown(frame: str) -> str:
-    """`module:function`, without a path of this machine."""
+def format_frame(frame: str) -> str:
+    """`module_name:function`, without a path of this machine."""
     if frame.startswith("thread"):
         # With its number it would be another in each run.
         name = re.search(r'"([^"]*)"|: (\S+)$', frame)
@@ -80,10 +80,10 @@ def shown(frame: str) -> str:
     found = FRAME.fullmatch(frame)
     if found is None:
         return frame.rpartition("/")[2]
-    return f"{module(found['file'])}:{found['name']}"
+    return f"{module_name(found['file'])}:{found['name']}"
 
 
-def module(file: str) -> str:
+def module_name(file: str) -> str:
     for mark in ("/site-packages/", f"{ROOT}/"):
         if mark in file:
             file = file.rpartition(mark)[2]
@@ -94,7 +94,7 @@ def module(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def pruned(stacks: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+def prune(stacks: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
     """Without what the interpreter itself does before anything begins, and shortened where too little is left to see."""
     total = sum(stacks.values())
     kept: Counter[tuple[str, ...]] = Counter()
@@ -109,20 +109,20 @@ def pruned(stacks: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
 
 def under_batches(seconds: float):
     with liveness() as ours:
-        course = Course(BATCHES, 50)
-        rate = course.send(ours)
-        course.calls = max(20, int(rate * seconds / course.beats * course.calls))
+        workload = Workload(BATCHES, 50)
+        rate = workload.send(ours)
+        workload.calls = max(20, int(rate * seconds / workload.beats * workload.calls))
         with sampled(ours.process.pid) as stacks:
-            course.send(ours)
+            workload.send(ours)
     return stacks
 
 
 def under_mass_expiry(count: int):
     with mass_expiry.ours() as (server, db):
-        due, _ = mass_expiry.fill(server.address, count)
+        due, _ = mass_expiry.register_workers(server.address, count)
         time.sleep(max(0.0, due - time.time()))
         with sampled(server.process.pid) as stacks:
-            mass_expiry.until_committed(db, count * mass_expiry.HELD)
+            mass_expiry.wait_until_committed(db, count * mass_expiry.HELD)
         return stacks
 
 
@@ -131,11 +131,11 @@ def draw(name: str, title: str, stacks: Mapping[tuple[str, ...], int]) -> Path:
         f"{sum(stacks.values()):,} samples at {PER_SECOND} a second, waiting threads left out; callers below"
     )
     path = IMAGES / f"bench-flame-{name}.svg"
-    path.write_text(plot.flames(title, subtitle, pruned(stacks)), encoding="utf-8")
+    path.write_text(plot.flames(title, subtitle, prune(stacks)), encoding="utf-8")
     return path
 
 
-def take(scale: float) -> int:
+def draw_all(scale: float) -> int:
     """All of them; returns 1 if one cannot be had here, and says why."""
     kinds: dict[str, tuple[str, Callable[[], Mapping[tuple[str, ...], int]]]] = {
         "batches": ("The server under batches of 100 heartbeats", lambda: under_batches(8 * scale)),
@@ -145,20 +145,20 @@ def take(scale: float) -> int:
         ),
     }
     for name, (title, measure) in kinds.items():
-        say(title)
+        print_progress(title)
         try:
             path = draw(name, title, measure())
         except Unavailable as error:
-            say(f"no flame graph: {error}")
+            print_progress(f"no flame graph: {error}")
             return 1
-        say(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1_024} KiB")
+        print_progress(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1_024} KiB")
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.flames", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of everything, relative (default 1)")
-    return take(parser.parse_args().scale)
+    return draw_all(parser.parse_args().scale)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ import signal
 import sys
 from typing import Any
 
-from liveness.frontend_app import Frontend
-from liveness.frontend_settings import FrontendSettings
-from liveness.logs import configure_logs
+from liveness.config.frontend_settings import FrontendSettings
+from liveness.frontend.app import Frontend
+from liveness.telemetry.logs import configure_logging
 
 UNARY_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
 
 
-class EachAlone:
+class WithoutCoalescing:
     """In the place of the coalescer."""
 
     def __init__(self, forwarder):
@@ -27,12 +27,12 @@ class EachAlone:
 
 
 async def main(listen, db, how):
-    configure_logs("error", "json")
+    configure_logging("error", "json")
     frontend = Frontend(FrontendSettings(db=db, listen=listen))
     async with frontend:
         if how == "alone":
             gateway: Any = frontend.gateway
-            gateway.coalescer = EachAlone(gateway.forwarder)
+            gateway.coalescer = WithoutCoalescing(gateway.forwarder)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         print(frontend.address.rpartition(":")[2], flush=True)

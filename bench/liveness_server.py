@@ -6,8 +6,8 @@ import asyncio
 import sys
 from typing import Any
 
-from liveness.serving import serve
-from liveness.settings import Settings
+from liveness.cli.server_process import serve
+from liveness.config.settings import Settings
 
 
 def main(listen, db, *settings):

@@ -96,23 +96,23 @@ def _h2load(folder, targets, method, options):
 
 async def _python(targets, method, calls, streams):
     async with AsyncExitStack() as stack:
-        ways: dict[str, Any] = {}
+        unary_calls: dict[str, Any] = {}
         for address in {address for address, _ in targets}:
-            ways[address] = await _way(stack, address, method)
+            unary_calls[address] = await _unary_call(stack, address, method)
 
         async def stream(call, body, count):
             for _ in range(count):
                 await call(body)
 
         start = time.perf_counter()
-        shares = [calls // streams + (place < calls % streams) for place in range(streams)]
+        shares = [calls // streams + (index < calls % streams) for index in range(streams)]
         await asyncio.gather(
-            *(stream(ways[address], body, share) for address, body in targets for share in shares)
+            *(stream(unary_calls[address], body, share) for address, body in targets for share in shares)
         )
         return time.perf_counter() - start
 
 
-async def _way(stack, address, method) -> Any:
+async def _unary_call(stack, address, method) -> Any:
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
     return channel.unary_unary(method if method.startswith("/") else SERVICE + method)
 
@@ -120,15 +120,15 @@ async def _way(stack, address, method) -> Any:
 # -- many bodies
 
 
-def turn(address, method, bodies, calls, at_once, look=None):
+def send_all(address, method, bodies, calls, at_once, on_answer=None):
     """Send `calls` calls, with one body after the other, again from the first after the last, `at_once` at a time; None
-    for each body once. Returns the seconds it took and the milliseconds of each call. `look`: shown some of the answers."""
-    return asyncio.run(_turn(address, method, bodies, calls, at_once, look))
+    for each body once. Returns the seconds it took and the milliseconds of each call. `on_answer`: shown some of the answers."""
+    return asyncio.run(_send_all(address, method, bodies, calls, at_once, on_answer))
 
 
-async def _turn(address, method, bodies, calls, at_once, look):
+async def _send_all(address, method, bodies, calls, at_once, on_answer):
     async with AsyncExitStack() as stack:
-        call = await _way(stack, address, method)
+        call = await _unary_call(stack, address, method)
         took_ms: list[float] = []
         # One iterator for all: bodies are taken in order, whoever is free.
         left = iter(bodies) if calls is None else islice(cycle(bodies), calls)
@@ -138,8 +138,8 @@ async def _turn(address, method, bodies, calls, at_once, look):
                 start = time.perf_counter()
                 answer = await call(body)
                 took_ms.append((time.perf_counter() - start) * 1_000)
-                if look is not None and len(took_ms) % 50 == 1:
-                    look(answer)
+                if on_answer is not None and len(took_ms) % 50 == 1:
+                    on_answer(answer)
 
         start = time.perf_counter()
         await asyncio.gather(*(send() for _ in range(at_once)))
@@ -175,7 +175,7 @@ def _h2load_at_rate(address, method, bodies, rate, seconds):
 async def _python_at_rate(address, method, bodies, rate, seconds):
     """Each call's time counts from when it was due, however late the client itself was."""
     async with AsyncExitStack() as stack:
-        call = await _way(stack, address, method)
+        call = await _unary_call(stack, address, method)
         took_ms: list[float] = []
         drawn = random.Random(1)
 

@@ -51,14 +51,14 @@ def unary_request(number: int) -> bytes:
 
 
 def batch_request(first: int, size: int) -> bytes:
-    return batch_of(range(first, first + size))
+    return batch_request_of(range(first, first + size))
 
 
-def batch_of(numbers: Iterable[int]) -> bytes:
+def batch_request_of(numbers: Iterable[int]) -> bytes:
     return batch([heartbeat(number) for number in numbers])
 
 
-def alone(beat: WorkerHeartbeat) -> bytes:
+def unary_request_of(beat: WorkerHeartbeat) -> bytes:
     return RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat).SerializeToString()
 
 
@@ -66,20 +66,20 @@ def batch(beats: Iterable[WorkerHeartbeat]) -> bytes:
     return RecordWorkerHeartbeatsRequest(namespace=NAMESPACE, heartbeats=beats).SerializeToString()
 
 
-def activities(worker: int, places: Iterable[int]) -> list[ActivityRef]:
+def activities(worker: int, indexes: Iterable[int]) -> list[ActivityRef]:
     """As an engine names them: a workflow of its own each, a run id as UUIDs are long."""
     return [
         ActivityRef(
-            workflow_id=f"order-{worker:06d}-{place:04d}",
-            run_id=f"{worker:08x}-{place:04x}-4000-8000-00000000cafe",
+            workflow_id=f"order-{worker:06d}-{index:04d}",
+            run_id=f"{worker:08x}-{index:04x}-4000-8000-00000000cafe",
             activity_id="charge",
             attempt=1,
         )
-        for place in places
+        for index in indexes
     ]
 
 
-def holding(worker: int, held: int, lease_s: float = LEASE_S) -> WorkerHeartbeat:
+def registering_heartbeat(worker: int, held: int, lease_s: float = LEASE_S) -> WorkerHeartbeat:
     """The first heartbeat of a worker that holds so many activities."""
     beat = heartbeat(worker, lease_s)
     beat.full_bindings = True
@@ -87,15 +87,15 @@ def holding(worker: int, held: int, lease_s: float = LEASE_S) -> WorkerHeartbeat
     return beat
 
 
-def changed(held: int) -> int:
+def changes_per_heartbeat(held: int) -> int:
     """How many a heartbeat gives up, and how many others it takes up."""
     return min(max(1, held // 2), CHANGES_MAX // 2)
 
 
-def changing(worker: int, held: int) -> tuple[WorkerHeartbeat, WorkerHeartbeat]:
+def alternating_heartbeats(worker: int, held: int) -> tuple[WorkerHeartbeat, WorkerHeartbeat]:
     """Two heartbeats to be sent by turns after the first one: each gives up half of what is held and takes up as
     many others, as far as one heartbeat may."""
-    half = changed(held)
+    half = changes_per_heartbeat(held)
     one, other = activities(worker, range(half)), activities(worker, range(held, held + half))
     there, back = heartbeat(worker), heartbeat(worker)
     there.unbound_activities.extend(one)

@@ -90,8 +90,8 @@ def bars(title: str, unit: str, given: Sequence[Bar], groups: Sequence[str]) -> 
     # From a decade below the smallest, so that the smallest is seen, too.
     across = Scale([min(bar.low for bar in given) / 3, *(bar.high for bar in given)], left, WIDTH - 70)
     body = _grid_down(across, TOP, bottom)
-    for place, bar in enumerate(given):
-        y = TOP + 10 + step * place
+    for index, bar in enumerate(given):
+        y = TOP + 10 + step * index
         colour = COLOURS[bar.group % len(COLOURS)]
         end = across(bar.value)
         body += [

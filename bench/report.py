@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import plot
-from bench.printing import Row, bar_of, details, number, spread_of, verdict
+from bench.formatting import Row, bar_of, details, number, spread_of, verdict
 from bench.results import FILE, ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -117,11 +117,11 @@ class Results:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Renamed into place: a run that is cut off leaves the rows it had.
-            beside = self._path.with_suffix(".new")
-            beside.write_text(self.as_json(), encoding="utf-8")
-            beside.replace(self._path)
+            new_path = self._path.with_suffix(".new")
+            new_path.write_text(self.as_json(), encoding="utf-8")
+            new_path.replace(self._path)
 
     def as_json(self) -> str:
-        place = {name: number for number, name in enumerate(self._order)}
-        rows = sorted(self.rows.values(), key=lambda row: place.get(row["row"], len(place)))
+        rank = {name: number for number, name in enumerate(self._order)}
+        rows = sorted(self.rows.values(), key=lambda row: rank.get(row["row"], len(rank)))
         return json.dumps({"machine": self.machine, "rows": rows}, indent=1, ensure_ascii=False) + "\n"

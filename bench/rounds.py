@@ -43,7 +43,7 @@ class Bar:
         return value >= self.value if self.sense == AT_LEAST else value <= self.value
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
@@ -77,7 +77,7 @@ def alternate(
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
             found[name].append(sides[name]())
-        say(f"{label}: round {number + 1} of {rounds}")
+        print_progress(f"{label}: round {number + 1} of {rounds}")
     return found
 
 

@@ -65,7 +65,7 @@ MEASURED = Costs(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """What a number of workers needs."""
 
     workers: int
@@ -92,12 +92,12 @@ def rows_per_s(heartbeats_per_s: float, shards: int, commits_per_s: float = COMM
     return chances * (1 - exp(-heartbeats_per_s / chances))
 
 
-def plan(workers: int, interval_s: int, how: str, shards: int, costs: Costs = MEASURED) -> Plan:
+def plan(workers: int, interval_s: int, how: str, shards: int, costs: Costs = MEASURED) -> CapacityPlan:
     beats = workers / interval_s
     rows = rows_per_s(beats, shards)
     nodes = max(1, ceil(beats * costs.node_us[how] / 1e6 / BUSY))
     look_s = (costs.look_ms + costs.look_us_per_shard * shards / 1e3) / 1e3
-    return Plan(
+    return CapacityPlan(
         workers=workers,
         interval_s=interval_s,
         how=how,

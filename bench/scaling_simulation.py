@@ -1,7 +1,7 @@
 """python -m bench.scaling_simulation: whether clusters of many nodes behave as the model in docs/scaling.md says.
 
 Pure and seeded, on a virtual clock. Where shards belong and who is taken for lost is decided by the code that runs in
-production (`liveness.cluster.placement`, `liveness.cluster.lookout`); only the database and the network are played.
+production (`liveness.cluster.placement`, `liveness.cluster.failure_detector`); only the database and the network are played.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple
 
-from bench.scaling_model import MEASURED, Costs, Plan, plan, taken_s
-from liveness.cluster.lookout import Lookout
-from liveness.cluster.membership import TAKEN_AT_ONCE, look_every_ms
-from liveness.cluster.placement import winner
+from bench.scaling_model import MEASURED, CapacityPlan, Costs, plan, taken_s
+from liveness.cluster.failure_detector import FailureDetector
+from liveness.cluster.membership import ACQUIRE_BATCH_SIZE, refresh_interval_ms
+from liveness.cluster.placement import choose_node
 
 SEED = 1
 LEASE_MS = 4_000
@@ -27,8 +27,8 @@ LOOK_MS = (2, 20)
 
 def addresses(count: int, random: Random) -> list[str]:
     return [
-        f"10.{random.randrange(256)}.{random.randrange(256)}.{place % 256}:7400-{place}"
-        for place in range(count)
+        f"10.{random.randrange(256)}.{random.randrange(256)}.{index % 256}:7400-{index}"
+        for index in range(count)
     ]
 
 
@@ -50,7 +50,7 @@ class Movement(NamedTuple):
 
 
 def placed(shards: int, nodes: Collection[str]) -> dict[int, str | None]:
-    return {shard_id: winner(shard_id, nodes) for shard_id in range(shards)}
+    return {shard_id: choose_node(shard_id, nodes) for shard_id in range(shards)}
 
 
 def movement(shards: int, count: int, random: Random) -> Movement:
@@ -85,7 +85,7 @@ class Observer:
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
-        self.lookout = Lookout()
+        self.failure_detector = FailureDetector()
         self.lost_ms: dict[str, int] = {}
         """When it first took others for lost."""
 
@@ -98,7 +98,7 @@ class Detection:
     ) -> None:
         self._random = random
         self._lease_ms = lease_ms
-        self._every_ms = every_ms or look_every_ms(lease_ms)
+        self._every_ms = every_ms or refresh_interval_ms(lease_ms)
         self._beats = {f"node-{number}": 1 for number in range(nodes)}
         self.observers = {node_id: Observer(node_id) for node_id in self._beats}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -149,7 +149,7 @@ class Detection:
         if not self._awake(observer, at_ms, lambda at: self._end_look(observer, began_ms, rows, at)):
             return
         others = [row for row in rows if row.node_id != observer.node_id]
-        for node_id in observer.lookout.look(others, round(began_ms), round(at_ms)):
+        for node_id in observer.failure_detector.refresh(others, round(began_ms), round(at_ms)):
             observer.lost_ms.setdefault(node_id, round(at_ms))
         self._at(at_ms + self._every_ms, lambda at: self._begin_look(observer, at))
 
@@ -175,13 +175,13 @@ def take_over_s(
     nodes the database serves side by side."""
     places = addresses(nodes, random)
     gone, *living = places
-    orphans = [id for id, place in placed(shards, places).items() if place == gone]
-    share = Counter(winner(id, living) for id in orphans)
-    known_s = detected_ms(nodes, LEASE_MS, look_every_ms(LEASE_MS), random) / 1_000
+    orphans = [id for id, address in placed(shards, places).items() if address == gone]
+    share = Counter(choose_node(id, living) for id in orphans)
+    known_s = detected_ms(nodes, LEASE_MS, refresh_interval_ms(LEASE_MS), random) / 1_000
     per_shard = workers / shards
     busy = sum(taken_s(count, count * per_shard, costs) for count in share.values()) / at_once
     longest = max((taken_s(count, count * per_shard, costs) for count in share.values()), default=0.0)
-    few = min(TAKEN_AT_ONCE, max(share.values(), default=0))
+    few = min(ACQUIRE_BATCH_SIZE, max(share.values(), default=0))
     return known_s + taken_s(few, few * per_shard, costs), known_s + max(busy, longest)
 
 
@@ -267,7 +267,7 @@ PLANNED = ((100_000, 64), (1_000_000, 256), (10_000_000, 1_024))
 """Workers, and the shards that go with them."""
 
 
-def plans() -> list[Plan]:
+def plans() -> list[CapacityPlan]:
     return [
         plan(workers, interval_s, how, shards)
         for workers, shards in PLANNED

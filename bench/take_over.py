@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 
-from bench.clusters import cluster
+from bench.cluster_processes import cluster
 from bench.messages import NAMESPACE, heartbeat, unary_request
-from bench.rounds import rounded, row, say
+from bench.rounds import print_progress, rounded, row
 from liveness.domain.keys import shard_of
 from liveness.v1 import cluster_pb2
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
@@ -42,7 +42,7 @@ def worker_of_each(shards):
     return found
 
 
-class Watcher:
+class TakeOverProbe:
     def __init__(self, address, gone, shards, numbers):
         self._channel = grpc.aio.insecure_channel(address)
         self._gone, self._shards, self._numbers = gone, shards, numbers
@@ -59,7 +59,7 @@ class Watcher:
         await asyncio.sleep(BEAT_EVERY_S)
         start = time.perf_counter()
         leave()
-        await self._moved(start)
+        await self._wait_until_moved(start)
         # Known is not yet served: each must have had an answer from its new owner.
         done.set()
         await asyncio.gather(*beating)
@@ -67,11 +67,11 @@ class Watcher:
         await self._channel.close()
         return took, self.longest_s
 
-    async def _moved(self, start):
+    async def _wait_until_moved(self, start):
         while time.perf_counter() - start < SECONDS_MAX:
             known = await self._routes.GetRoutes(cluster_pb2.GetRoutesRequest(), timeout=5)
-            places = {member.node_id: member.address for member in known.nodes}
-            owners = [places.get(route.node_id, "") for route in known.shards]
+            address_by_node = {member.node_id: member.address for member in known.nodes}
+            owners = [address_by_node.get(route.node_id, "") for route in known.shards]
             if sum(owner not in ("", self._gone) for owner in owners) == self._shards:
                 return
             await asyncio.sleep(0.01)
@@ -99,26 +99,26 @@ class Watcher:
                 pass
 
 
-def once(postgres, how, shards):
+def measure_once(postgres, how, shards):
     with cluster(f"{shards} shards", postgres, NODES, shards) as made:
         going, staying = made.nodes[-1], made.nodes[0]
         theirs = {id for id, address in made.routes().items() if address == going.address}
         numbers = [number for id, number in worker_of_each(range(shards)).items() if id in theirs]
 
         async def watch():
-            watcher = Watcher(staying.address, going.address, shards, numbers)
-            return await watcher.measure(lambda: going.process.send_signal(HOW[how]))
+            probe = TakeOverProbe(staying.address, going.address, shards, numbers)
+            return await probe.measure(lambda: going.process.send_signal(HOW[how]))
 
         took, longest = asyncio.run(watch())
         return took, longest, len(theirs)
 
 
-def named(how, shards):
+def row_name(how, shards):
     return f"take-over: {how}, {shards} shards on {NODES} nodes"
 
 
 NAMES = {
-    named(how, shards): f"seconds until another node serves every shard, against {SHARDS[0]} shards"
+    row_name(how, shards): f"seconds until another node serves every shard, against {SHARDS[0]} shards"
     for shards in SHARDS
     for how in HOW
 }
@@ -131,14 +131,14 @@ def measure(plan):
         for number in range(times):
             for shards in SHARDS:
                 for how in HOW:
-                    found.setdefault((how, shards), []).append(once(postgres, how, shards))
-            say(f"take-over: round {number + 1} of {times}")
+                    found.setdefault((how, shards), []).append(measure_once(postgres, how, shards))
+            print_progress(f"take-over: round {number + 1} of {times}")
     for (how, shards), runs in found.items():
         took, longest, moved = zip(*runs, strict=True)
         base = [run[0] for run in found[how, SHARDS[0]]]
         mine, other = f"{shards} shards", f"{SHARDS[0]} shards"
         yield row(
-            named(how, shards),
+            row_name(how, shards),
             "s",
             {mine: took, other: base},
             mine,

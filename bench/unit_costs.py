@@ -16,16 +16,16 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from bench import load
-from bench.clusters import PostgresProcesses, cluster
-from bench.messages import batch_of
-from bench.sides import resident_bytes
+from bench.cluster_processes import PostgresProcesses, cluster
+from bench.messages import batch_request_of
+from bench.servers import resident_bytes
 from liveness.clock import SystemClock
-from liveness.cluster.membership import TAKEN_AT_ONCE
-from liveness.shard.node import Node
-from liveness.store.nodes import SERVER, NodeRow, NodeState
+from liveness.cluster.membership import ACQUIRE_BATCH_SIZE
+from liveness.engine.node import Node
+from liveness.store.node_registry import SERVER_KIND, NodeRow, NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
-from tasks.timer_runner import TimerRunner
+from liveness.tasks.timer_runner import TimerRunner
 from tests.databases import PostgresServer
 
 BATCH = 500
@@ -55,7 +55,7 @@ def workers(postgres, count, shards=64):
     """Register workers, let them all heartbeat, stop, and read everything back."""
     with cluster("workers", postgres, 1, shards) as made:
         processes, node = PostgresProcesses(postgres), made.nodes[0]
-        bodies = [batch_of(range(first, first + BATCH)) for first in range(0, count, BATCH)]
+        bodies = [batch_request_of(range(first, first + BATCH)) for first in range(0, count, BATCH)]
         before, wal = resident_bytes(node.process.pid), processes.wal_bytes()
         beat_once(node, bodies)
         memory = (resident_bytes(node.process.pid) - before) / count
@@ -101,13 +101,13 @@ async def read_back(url, shards):
     store = SqlStore(PostgresDatabase(url))
     await store.open(shards, "bench")
     node = Node(
-        store, SystemClock(), shard_count=shards, owner="bench", grace_ms=0, deadlines=TimerRunner().fresh_heap,
+        store, SystemClock(), shard_count=shards, owner="bench", grace_ms=0, timers=TimerRunner().new_heap,
         commit_interval_ms=0,
     )  # fmt: skip
-    heads = (await store.look_at_cluster()).shards
+    heads = (await store.read_cluster()).shards
     start, before = time.perf_counter(), resident_bytes(os.getpid())
-    for first in range(0, shards, TAKEN_AT_ONCE):
-        await node.open({head.shard_id: head.epoch for head in heads[first : first + TAKEN_AT_ONCE]})
+    for first in range(0, shards, ACQUIRE_BATCH_SIZE):
+        await node.open({head.shard_id: head.epoch for head in heads[first : first + ACQUIRE_BATCH_SIZE]})
     took, memory = time.perf_counter() - start, resident_bytes(os.getpid()) - before
     await store.close()
     return took, memory
@@ -122,7 +122,7 @@ async def look(postgres, shards, nodes):
     await store.open(shards, "bench")
     registry = [
         NodeRow(
-            node_id=f"host-{number}:1:00000000", kind=SERVER, address=f"10.0.0.{number}:7400", host=f"host-{number}",
+            node_id=f"host-{number}:1:00000000", kind=SERVER_KIND, address=f"10.0.0.{number}:7400", host=f"host-{number}",
             process_id=1, version="0", state=NodeState.SERVING, lease_ms=4_000, beat=1, started_wall_ms=0,
             renewed_wall_ms=0,
         )

@@ -68,11 +68,11 @@ def write_comments(target: Path) -> None:
     found: dict[str, str] = {}
     for file in files:
         if file.package == "liveness.v1":
-            for place in file.source_code_info.location:
+            for location in file.source_code_info.location:
                 text = "\n".join(
-                    line.strip() for line in place.leading_comments.splitlines() if "buf:lint" not in line
+                    line.strip() for line in location.leading_comments.splitlines() if "buf:lint" not in line
                 ).strip()
-                if text and (name := full_name(file, list(place.path))):
+                if text and (name := full_name(file, list(location.path))):
                     found[name] = text
     target.write_text(
         json.dumps(found, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8"

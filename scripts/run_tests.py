@@ -14,14 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED = Path(".pytest_cache", "v", "cache", "lastfailed")
-REAL_TIME = tuple(
-    f"tests/{folder}/"
-    for folder in (
-        "cli", "cluster", "crash", "dashboard", "demo", "end_to_end", "envoy", "examples", "postgres_failures", "relay",
-        "sdk_end_to_end", "tracing",
-    )
-)  # fmt: skip
-SECOND_LOOKS_MAX = 3
+REAL_TIME = ("tests/system/", "tests/crash/")
+RERUNS_MAX = 3
 TESTS_FAILED = 1
 """Exit code of pytest: all were run, some failed."""
 
@@ -33,7 +27,7 @@ def main(options: list[str], root: Path = ROOT) -> int:
     if code != TESTS_FAILED:
         return code
     failed = sorted(json.loads(last_failed.read_text())) if last_failed.exists() else []
-    if not (0 < len(failed) <= SECOND_LOOKS_MAX and all(test.startswith(REAL_TIME) for test in failed)):
+    if not (0 < len(failed) <= RERUNS_MAX and all(test.startswith(REAL_TIME) for test in failed)):
         return code
     print(f"\nOnce more, with the machine to themselves: {', '.join(failed)}", flush=True)
     code = _pytest(root, *failed)

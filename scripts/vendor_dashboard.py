@@ -52,10 +52,10 @@ def main() -> None:
                 member = files.extractfile(f"package/{path}")
                 assert member is not None, path
                 text = member.read().decode()
-            place = VENDOR / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(vendored(name, text))
-            print(f"{place.relative_to(VENDOR)}: {package} {VERSIONS[package]}")
+            target = VENDOR / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(vendored(name, text))
+            print(f"{target.relative_to(VENDOR)}: {package} {VERSIONS[package]}")
 
 
 if __name__ == "__main__":

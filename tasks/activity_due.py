@@ -5,8 +5,8 @@ from __future__ import annotations
 from liveness.domain import activity_decider
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.reactions import ActivityDueTask
-from liveness.shard.shard import Shard
-from tasks.contract import Done, NotYet, TimerOutcome
+from liveness.engine.shard import Shard
+from liveness.tasks.contract import Done, NotYet, TimerOutcome
 
 
 class ActivityDue:
@@ -18,5 +18,5 @@ class ActivityDue:
         now_ms = shard.now_ms()
         if now_ms < activity.due_ms:
             return NotYet(activity.due_ms)
-        shard.change_activity(task.activity, activity_decider.fall_due(activity, now_ms))
+        shard.change_activity(task.activity, activity_decider.make_available_if_due(activity, now_ms))
         return Done()

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from liveness.domain.policy import Policy
 from liveness.domain.worker import Worker
-from liveness.shard.shard import Shard
+from liveness.engine.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)

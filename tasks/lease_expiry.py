@@ -5,8 +5,8 @@ from __future__ import annotations
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import LeaseExpiryTask
 from liveness.domain.worker import Worker, WorkerState
-from liveness.shard.shard import Shard
-from tasks.contract import Done, NotYet, Stale, TimerOutcome
+from liveness.engine.shard import Shard
+from liveness.tasks.contract import Done, NotYet, Stale, TimerOutcome
 
 
 class LeaseExpiry:
@@ -14,7 +14,7 @@ class LeaseExpiry:
         return worker.state is WorkerState.ACTIVE and worker.epoch == task.epoch
 
     def execute(self, task: LeaseExpiryTask, shard: Shard, policy: Policy) -> TimerOutcome:
-        due_ms = shard.endings.ending_ms(task.worker, shard.workers[task.worker])
+        due_ms = shard.lease_deadlines.lease_end_ms(task.worker, shard.workers[task.worker])
         if shard.now_ms() < due_ms:
             return NotYet(due_ms)
         return Done() if shard.expire_lease(task.worker, policy) else Stale()

@@ -13,51 +13,56 @@ from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityKey
 from liveness.domain.reactions import ActivityRescheduleTask
 
-ANY = "*"
+WILDCARD = "*"
 DELIVERIES_MAX = 64
 """To one sink at a time, unless it has a `deliveries_max` of its own."""
 
 
-class SinkAway(Exception):
+class SinkDown(Exception):
     """The sink takes nothing from anybody now. Says why; nothing is wrong with what it was offered."""
 
 
 class Sink(Protocol):
-    async def offer(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+    async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
         """Hand the activity on. May be called more than once for the same task. Raising means: try again later, which
-        counts as a try, unless it is `SinkAway`, which does not."""
+        counts as a try, unless it is `SinkDown`, which does not."""
 
 
 def deliveries_max(sink: Sink | None) -> int:
     return getattr(sink, "deliveries_max", DELIVERIES_MAX)
 
 
-Route = Callable[[str, str], Sink | None]
+SinkSelector = Callable[[str, str], Sink | None]
 """Of a namespace and a task queue: who receives its reschedules; None for our own matching."""
 
 
-def to_matching(namespace: str, task_queue: str) -> None:
+def no_sink(namespace: str, task_queue: str) -> None:
     """The route without sinks."""
 
 
-def first_of(*routes: Route) -> Route:
+def first_match(*selectors: SinkSelector) -> SinkSelector:
     """Each is asked in turn."""
 
-    def route(namespace: str, task_queue: str) -> Sink | None:
-        for ask in routes:
-            if (sink := ask(namespace, task_queue)) is not None:
+    def select(namespace: str, task_queue: str) -> Sink | None:
+        for selector in selectors:
+            if (sink := selector(namespace, task_queue)) is not None:
                 return sink
         return None
 
-    return route
+    return select
 
 
-def chosen_by(queues: Iterable[str]) -> Callable[[str, str], bool]:
+def queue_matcher(queues: Iterable[str]) -> Callable[[str, str], bool]:
     """`queues`: NAMESPACE/TASK_QUEUE each, where * alone stands for any."""
     chosen = {queue.partition("/")[::2] for queue in queues}
 
-    def fits(namespace: str, task_queue: str) -> bool:
-        wanted = {(namespace, task_queue), (namespace, ANY), (ANY, task_queue), (ANY, ANY)}
+    def matches(namespace: str, task_queue: str) -> bool:
+        wanted = {
+            (namespace, task_queue),
+            (namespace, WILDCARD),
+            (WILDCARD, task_queue),
+            (WILDCARD, WILDCARD),
+        }
         return not wanted.isdisjoint(chosen)
 
-    return fits
+    return matches

@@ -7,21 +7,21 @@ confirmed in time is taken back and made available again.
 
 from __future__ import annotations
 
+from liveness.dispatch.reconciler import BindingReconciler
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.reactions import VerifyDispatchTask
-from liveness.shard.shard import Shard
-from liveness.shard.vigil import Vigil
-from tasks.contract import Done, NotYet, TimerOutcome
+from liveness.engine.shard import Shard
+from liveness.tasks.contract import Done, NotYet, TimerOutcome
 
 
 class VerifyDispatch:
-    def __init__(self, vigil: Vigil) -> None:
-        self._vigil = vigil
+    def __init__(self, reconciler: BindingReconciler) -> None:
+        self._reconciler = reconciler
 
     def validate(self, task: VerifyDispatchTask, activity: Activity) -> bool:
-        held = (activity.worker, activity.attempt) == (task.worker, task.attempt)
-        return activity.state is ActivityState.STARTED and held
+        is_current_holder = (activity.worker, activity.attempt) == (task.worker, task.attempt)
+        return activity.state is ActivityState.STARTED and is_current_holder
 
     def execute(self, task: VerifyDispatchTask, shard: Shard) -> TimerOutcome:
-        again_ms = self._vigil.verify(task.activity, shard)
-        return Done() if again_ms is None else NotYet(again_ms)
+        retry_ms = self._reconciler.verify(task.activity, shard)
+        return Done() if retry_ms is None else NotYet(retry_ms)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import WorkerCleanupTask
 from liveness.domain.worker import Worker, WorkerState
-from liveness.shard.shard import Shard
-from tasks.contract import Done, NotYet, Stale, TimerOutcome
+from liveness.engine.shard import Shard
+from liveness.tasks.contract import Done, NotYet, Stale, TimerOutcome
 
 
 class WorkerCleanup:

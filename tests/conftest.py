@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from liveness.store.sql import SqlStore
-from tests.databases import PostgresServer, StoreHome, postgres_home, sqlite_home
+from tests.databases import PostgresServer, StoreDatabase, postgres_store_database, sqlite_store_database
 
 # Read when gRPC is loaded. What it does in a process that was forked off, to start a program there, crashes that
 # process now and then while calls are on their way here.
@@ -27,8 +27,10 @@ settings.register_profile(
 )
 
 
-BROWSER_TESTS = re.compile(r"tests/dashboard/(?!test_files)")
-STANDING_CLUSTERS = tuple(f"tests/cluster/test_{name}.py" for name in ("activities", "orders", "quotas"))
+BROWSER_TESTS = re.compile(r"tests/system/dashboard/")
+SHARED_CLUSTER_TESTS = tuple(
+    f"tests/system/cluster/test_{name}.py" for name in ("activities", "orders", "quotas")
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,16 +39,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     cluster. The marks that xdist has for this do not reach it: it looks for them in a place that pytest has given up."""
     from xdist.scheduler import LoadGroupScheduling
 
-    class Together(LoadGroupScheduling):
+    class GroupedScheduling(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
             if BROWSER_TESTS.match(nodeid):
                 return "browser"
-            if nodeid.startswith(STANDING_CLUSTERS):
+            if nodeid.startswith(SHARED_CLUSTER_TESTS):
                 return nodeid.partition("::")[0]
             scope: str = super()._split_scope(nodeid)
             return scope
 
-    return Together(config, log)
+    return GroupedScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -66,15 +68,15 @@ def postgres_database(postgres: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _used_database(postgres: PostgresServer) -> str:
+def _reused_database(postgres: PostgresServer) -> str:
     return postgres.create_database()
 
 
 @pytest.fixture
-def emptied_database(postgres: PostgresServer, _used_database: str) -> Iterator[str]:
+def emptied_database(postgres: PostgresServer, _reused_database: str) -> Iterator[str]:
     """The same for tests that let go of it themselves: one after the other, which takes a tenth of the time."""
-    yield _used_database
-    postgres.empty_database(_used_database)
+    yield _reused_database
+    postgres.empty_database(_reused_database)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -85,17 +87,21 @@ def dialect(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def home(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreHome]:
+async def store_database(
+    dialect: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[StoreDatabase]:
     """An empty database, without tables."""
     if dialect == "sqlite":
-        home = sqlite_home(tmp_path)
+        store_database = sqlite_store_database(tmp_path)
     else:
-        home = postgres_home(request.getfixturevalue("postgres"), request.getfixturevalue("emptied_database"))
-    yield home
-    await home.close()
+        store_database = postgres_store_database(
+            request.getfixturevalue("postgres"), request.getfixturevalue("emptied_database")
+        )
+    yield store_database
+    await store_database.close()
 
 
 @pytest.fixture
-async def store(home: StoreHome) -> SqlStore:
-    """An opened store. `home.open()` gives another on the same data, as after a crash."""
-    return await home.open()
+async def store(store_database: StoreDatabase) -> SqlStore:
+    """An opened store. `store_database.open()` gives another on the same data, as after a crash."""
+    return await store_database.open()

@@ -232,8 +232,10 @@ class PostgresServer:
         self._run("initdb", "-D", self._data, *options, *([] if self.fsync else ["--no-sync"]))
 
     def _copy(self, primary: PostgresServer) -> None:
-        place = f"{primary.url()}?application_name={STANDBY}"
-        self._run("pg_basebackup", "-D", self._data, "-d", place, "-R", "-C", "-S", STANDBY, "-c", "fast")
+        primary_url = f"{primary.url()}?application_name={STANDBY}"
+        self._run(
+            "pg_basebackup", "-D", self._data, "-d", primary_url, "-R", "-C", "-S", STANDBY, "-c", "fast"
+        )
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         command = [self._bin / program, *arguments]
@@ -338,7 +340,7 @@ def _free_port() -> int:
         return port
 
 
-class StoreHome:
+class StoreDatabase:
     """One database that several stores may open: one node after another, or two at once, as after a network split."""
 
     def __init__(self, dialect: str, connect: Callable[[], Database]) -> None:
@@ -394,9 +396,9 @@ class StoreHome:
         self._connected.clear()
 
 
-def sqlite_home(folder: Path) -> StoreHome:
-    return StoreHome("sqlite", lambda: SqliteDatabase(folder / "liveness.db"))
+def sqlite_store_database(folder: Path) -> StoreDatabase:
+    return StoreDatabase("sqlite", lambda: SqliteDatabase(folder / "liveness.db"))
 
 
-def postgres_home(server: PostgresServer, database: str) -> StoreHome:
-    return StoreHome("postgresql", lambda: PostgresDatabase(server.url(database)))
+def postgres_store_database(server: PostgresServer, database: str) -> StoreDatabase:
+    return StoreDatabase("postgresql", lambda: PostgresDatabase(server.url(database)))

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from bench import load
-from bench.sides import Unavailable, processor_s
+from bench.servers import Unavailable, processor_s
 
 LEASE = "/etcdserverpb.Lease/"
 GRANT, KEEP_ALIVE, LEASES = LEASE + "LeaseGrant", LEASE + "LeaseKeepAlive", LEASE + "LeaseLeases"
@@ -80,7 +80,7 @@ class Etcd:
 
     def grant_all(self, ids, ttl):
         bodies = [grant(ttl, id) for id in ids]
-        return load.turn(self.address, GRANT, bodies, None, AT_ONCE)[0]
+        return load.send_all(self.address, GRANT, bodies, None, AT_ONCE)[0]
 
     def reply_bytes(self, frames):
         """Of a keep-alive stream's answers, each of which must be about a lease that lives."""

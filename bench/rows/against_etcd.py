@@ -6,12 +6,12 @@ import shutil
 from itertools import count
 
 from bench import load
-from bench.messages import batch_of, check_batch, unary_request
+from bench.messages import batch_request_of, check_batch, unary_request
 from bench.peers import etcd
 from bench.rounds import alternate, row
 from bench.rows.against_noop import BATCH, BATCHES, BODIES, UNARY
-from bench.rows.beside import DURABLE, beside, names
-from bench.sides import Unavailable, liveness
+from bench.rows.compare_with_peer import DURABLE, compare_with_peer, names
+from bench.servers import Unavailable, liveness
 
 GRANT, GRANT_TOGETHER = "etcd, lease grant", "etcd, lease grant, ours in batches of 100"
 NAMES = {
@@ -49,7 +49,7 @@ def measure(plan):
         notes = [
             "etcd keeps a keep-alive in the leader's memory; it starts every lease anew after a change of leader"
         ]
-        yield from beside(plan, "etcd", ways, notes)
+        yield from compare_with_peer(plan, "etcd", ways, notes)
         yield from _grants(plan, peer)
 
 
@@ -63,11 +63,13 @@ def _grants(plan, peer):
         def register():
             amount = plan.sized(3_000, 50)
             bodies = [unary_request(next(FRESH)) for _ in range(amount)]
-            return amount / load.turn(ours.address, "RecordWorkerHeartbeat", bodies, None, etcd.AT_ONCE)[0]
+            return (
+                amount / load.send_all(ours.address, "RecordWorkerHeartbeat", bodies, None, etcd.AT_ONCE)[0]
+            )
 
         def register_together():
-            bodies = [batch_of(next(FRESH) for _ in range(BATCH)) for _ in range(plan.sized(200, 5))]
-            took, _ = load.turn(ours.address, "RecordWorkerHeartbeats", bodies, None, 4, check_batch)
+            bodies = [batch_request_of(next(FRESH) for _ in range(BATCH)) for _ in range(plan.sized(200, 5))]
+            took, _ = load.send_all(ours.address, "RecordWorkerHeartbeats", bodies, None, 4, check_batch)
             return len(bodies) * BATCH / took
 
         notes = [

@@ -9,7 +9,7 @@ import grpc
 from bench import load
 from bench.messages import NAMESPACE, SUCCESSES_PER_BEAT, batch_request, heartbeat, unary_request
 from bench.rounds import AT_LEAST, Bar, alternate, row
-from bench.sides import liveness, side
+from bench.servers import liveness, server_process
 from liveness.v1.service_pb2 import DescribeWorkerRequest
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -22,7 +22,7 @@ BODIES = 8
 BATCH = 100
 
 
-class Course:
+class Workload:
     """One way to send heartbeats, always with the same workers."""
 
     def __init__(self, name, calls):
@@ -33,8 +33,8 @@ class Course:
         self.size = 1 if single else BATCH
         self.first = 0 if single else 1_000
         self.bodies = [
-            unary_request(place) if single else batch_request(self.first + place * BATCH, BATCH)
-            for place in range(BODIES)
+            unary_request(index) if single else batch_request(self.first + index * BATCH, BATCH)
+            for index in range(BODIES)
         ]
         self.sent = 0
         """Calls of each body that ours has answered."""
@@ -70,33 +70,44 @@ class Course:
 
 
 def measure(plan):
-    with side("no-op", "bench.noop_server") as noop, liveness() as ours:
+    with server_process("no-op", "bench.noop_server") as noop, liveness() as ours:
         yield _compare(
-            plan, ours, noop, Course(UNARY, plan.sized(1_000, 20)), Bar(sense=AT_LEAST, value=0.75, aim=0.85)
+            plan,
+            ours,
+            noop,
+            Workload(UNARY, plan.sized(1_000, 20)),
+            Bar(sense=AT_LEAST, value=0.75, aim=0.85),
         )
         yield _compare(
-            plan, ours, noop, Course(BATCHES, plan.sized(300, 10)), Bar(sense=AT_LEAST, value=0.30, aim=0.45)
+            plan,
+            ours,
+            noop,
+            Workload(BATCHES, plan.sized(300, 10)),
+            Bar(sense=AT_LEAST, value=0.30, aim=0.45),
         )
 
 
-def _compare(plan, ours, noop, course, bar):
+def _compare(plan, ours, noop, workload, bar):
     cpu: dict[str, list[float]] = {"no-op": [], "liveness": []}
 
     def measured(to, send):
         def once():
             before = to.cpu_s()
             found = send(to)
-            cpu[to.name].append((to.cpu_s() - before) / course.beats * 1e6)
+            cpu[to.name].append((to.cpu_s() - before) / workload.beats * 1e6)
             return found
 
         return once
 
-    sides = {"no-op": measured(noop, course.send_to_noop), "liveness": measured(ours, course.send_to_ours)}
-    found = alternate(course.name, sides, plan.rounds, warm=True)
-    course.check_applied(ours)
+    sides = {
+        "no-op": measured(noop, workload.send_to_noop),
+        "liveness": measured(ours, workload.send_to_ours),
+    }
+    found = alternate(workload.name, sides, plan.rounds, warm=True)
+    workload.check_applied(ours)
     used = {name: round(statistics.median(values[1:]), 1) for name, values in cpu.items()}
     return row(
-        course.name,
+        workload.name,
         "heartbeats/s",
         found,
         "liveness",

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from bench.rows.against_noop import BATCH, BATCHES, UNARY
-from bench.rows.beside import beside, names
-from bench.sides import Unavailable
+from bench.rows.compare_with_peer import compare_with_peer, names
+from bench.servers import Unavailable
 from tests.databases import PostgresFailed, PostgresServer
 
 NAMES = names("PostgreSQL", "one UPDATE by key", "one UPDATE of a hundred rows")
@@ -71,4 +71,4 @@ def measure(plan):
                 "database without a service in front; somebody still has to look for rows whose time is over"
             ),
         ]
-        yield from beside(plan, "PostgreSQL", ways, notes)
+        yield from compare_with_peer(plan, "PostgreSQL", ways, notes)

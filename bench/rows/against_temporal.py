@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import load
 from bench.peers import temporal
 from bench.rows.against_noop import BATCH, BATCHES, BODIES, UNARY
-from bench.rows.beside import beside, names
+from bench.rows.compare_with_peer import compare_with_peer, names
 
 NAMES = names("Temporal", "its RecordWorkerHeartbeat with one worker", "the same with a hundred workers")
 
@@ -35,4 +35,4 @@ def measure(plan):
             ),
             "its development server, one process with its limits on calls per second lifted",
         ]
-        yield from beside(plan, "Temporal", ways, notes)
+        yield from compare_with_peer(plan, "Temporal", ways, notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.peers import valkey
 from bench.rows.against_noop import BATCH, BATCHES, UNARY
-from bench.rows.beside import beside, names
+from bench.rows.compare_with_peer import compare_with_peer, names
 
 HOW = {"Valkey on disk": True, "Valkey in memory": False}
 NAMES = {
@@ -44,4 +44,4 @@ def measure(plan):
                 f"Valkey: {kept}; a key that expires vanishes: nobody is told, and nothing moves on",
                 "a C server with a protocol of its own, not gRPC: what a heartbeat could cost without either",
             ]
-            yield from beside(plan, peer, ways, notes)
+            yield from compare_with_peer(plan, peer, ways, notes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 
 from bench import load
-from bench.rounds import AT_MOST, OURS, Bar, alternate, quantile, rounded, row, say, spread
-from bench.rows.against_noop import UNARY, Course
-from bench.sides import liveness, side
+from bench.rounds import AT_MOST, OURS, Bar, alternate, print_progress, quantile, rounded, row, spread
+from bench.rows.against_noop import UNARY, Workload
+from bench.servers import liveness, server_process
 
 P99 = "p99 at half the maximum load"
 NAMES = {
@@ -17,20 +17,20 @@ SECONDS = 8
 
 
 def measure(plan):
-    with side("no-op", "bench.noop_server") as noop, liveness() as ours:
-        course = Course(UNARY, plan.sized(1_000, 20))
-        course.send_to_ours(ours)  # warm
-        most = statistics.median(course.send_to_ours(ours) for _ in range(plan.few_rounds))
+    with server_process("no-op", "bench.noop_server") as noop, liveness() as ours:
+        workload = Workload(UNARY, plan.sized(1_000, 20))
+        workload.send_to_ours(ours)  # warm
+        most = statistics.median(workload.send_to_ours(ours) for _ in range(plan.few_rounds))
         rate = most / 2
-        say(f"maximum {most:,.0f} heartbeats/s; sending {rate:,.0f}/s")
+        print_progress(f"maximum {most:,.0f} heartbeats/s; sending {rate:,.0f}/s")
         halves: dict[str, list[float]] = {"no-op": [], "liveness": []}
 
         def p99(to):
             def once():
                 seconds = max(1.0, SECONDS * min(1.0, plan.scale))
-                took_ms = load.at_rate(to.address, course.method, course.bodies, rate, seconds)
+                took_ms = load.at_rate(to.address, workload.method, workload.bodies, rate, seconds)
                 if to is ours:
-                    course.sent += len(took_ms) // len(course.bodies)
+                    workload.sent += len(took_ms) // len(workload.bodies)
                 halves[to.name].append(statistics.median(took_ms))
                 return quantile(took_ms, 0.99)
 
@@ -38,7 +38,7 @@ def measure(plan):
 
         found = alternate(P99, {"no-op": p99(noop), "liveness": p99(ours)}, plan.few_rounds)
         if load.driver() == "h2load":  # the other client has seen every status, and counts otherwise
-            course.check_applied(ours)
+            workload.check_applied(ours)
     yield row(
         P99,
         "ms, p99",

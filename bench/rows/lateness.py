@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from bench import load
-from bench.messages import batch, batch_of, check_batch, heartbeat
+from bench.event_watch import EventWatch, disable_storm_hold
+from bench.messages import batch, batch_request_of, check_batch, heartbeat
 from bench.rounds import AT_MOST, OURS, Bar, alternate, quantile, row, spread
-from bench.sides import liveness
-from bench.watching import Watch, without_brake
+from bench.servers import liveness
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
 
 LATENESS = "expiry lateness p99, 100,000 workers"
@@ -34,7 +34,7 @@ async def _background(channel, numbers, done):
     pause = BEAT_EVERY_S / max(1, len(numbers) / BATCH)
     at = 0
     while not done.is_set():
-        await call(batch_of(numbers[at : at + BATCH]))
+        await call(batch_request_of(numbers[at : at + BATCH]))
         at = (at + BATCH) % len(numbers)
         try:
             await asyncio.wait_for(done.wait(), pause)
@@ -47,11 +47,11 @@ async def _run(address, others, silent):
         method = "RecordWorkerHeartbeats"
         loop = asyncio.get_running_loop()
         groups = (
-            batch_of(range(at, min(at + REGISTERED_TOGETHER, others)))
+            batch_request_of(range(at, min(at + REGISTERED_TOGETHER, others)))
             for at in range(0, others, REGISTERED_TOGETHER)
         )
-        await loop.run_in_executor(None, lambda: load.turn(address, method, groups, None, 8, check_batch))
-        watch = Watch(channel)
+        await loop.run_in_executor(None, lambda: load.send_all(address, method, groups, None, 8, check_batch))
+        watch = EventWatch(channel)
         await watch.begin()
         call: Any = channel.unary_unary(load.SERVICE + method)
         due: dict[str, float] = {}
@@ -75,7 +75,7 @@ async def _run(address, others, silent):
 
 def lateness(others, silent):
     with liveness("takeover_grace_ms=0") as server:
-        without_brake(server.address)
+        disable_storm_hold(server.address)
         start = time.monotonic()
         late, outside = asyncio.run(_run(server.address, others, silent))
         assert time.monotonic() - start >= FIRST_S

@@ -14,11 +14,11 @@ from pathlib import Path
 import grpc
 
 from bench import load
-from bench.messages import batch, check_batch, heartbeat, holding
+from bench.event_watch import SECONDS_MAX, EventWatch, disable_storm_hold
+from bench.messages import batch, check_batch, heartbeat, registering_heartbeat
 from bench.peers import etcd
-from bench.rounds import AT_LEAST, Bar, alternate, rounded, row, say
-from bench.sides import side
-from bench.watching import SECONDS_MAX, Watch, without_brake
+from bench.rounds import AT_LEAST, Bar, alternate, print_progress, rounded, row
+from bench.servers import server_process
 
 EXPIRY = "10,000 leases × 10 activities lapse at once"
 NAMES = {
@@ -32,24 +32,26 @@ ETCD_LEASE_S = 10
 
 
 @contextmanager
-def ours(braked=False):
+def ours(with_storm_hold=False):
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder, "bench.db")
-        with side("liveness", "bench.liveness_server", f"sqlite:///{db}", "takeover_grace_ms=0") as server:
-            if not braked:
-                without_brake(server.address)
+        with server_process(
+            "liveness", "bench.liveness_server", f"sqlite:///{db}", "takeover_grace_ms=0"
+        ) as server:
+            if not with_storm_hold:
+                disable_storm_hold(server.address)
             yield server, db
 
 
-def lapse(count, braked=False):
+def expiry_seconds(count, with_storm_hold=False):
     """Seconds from when the last lease was due until all reschedules are committed."""
-    with ours(braked) as (server, db):
-        _, due = fill(server.address, count)
+    with ours(with_storm_hold) as (server, db):
+        _, due = register_workers(server.address, count)
         time.sleep(max(0.0, due - time.time()))
-        return until_committed(db, count * HELD) - due
+        return wait_until_committed(db, count * HELD) - due
 
 
-def until_committed(db, wanted):
+def wait_until_committed(db, wanted):
     """Wall time when another connection to the database sees so many reschedules."""
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
         end = time.time() + SECONDS_MAX
@@ -66,34 +68,34 @@ def until_committed(db, wanted):
     raise SystemExit(f"the reschedules were not committed within {SECONDS_MAX} s")
 
 
-def seen(count):
+def watched_seconds(count):
     """Seconds from when the last lease was due until a watcher of all events has seen the end of each."""
     with ours() as (server, _):
-        return asyncio.run(_seen(server.address, count))
+        return asyncio.run(_watched_seconds(server.address, count))
 
 
-async def _seen(address, count):
+async def _watched_seconds(address, count):
     async with grpc.aio.insecure_channel(address) as channel:
-        watch = Watch(channel)
+        watch = EventWatch(channel)
         await watch.begin()
-        _, due = await asyncio.get_running_loop().run_in_executor(None, fill, address, count)
+        _, due = await asyncio.get_running_loop().run_in_executor(None, register_workers, address, count)
         done = await watch.until(count)
         if watch.activities != count * HELD:
             raise SystemExit(f"{watch.activities} activities were taken from workers, not {count * HELD}")
         return done - due
 
 
-def fill(address, count):
+def register_workers(address, count):
     """Workers, and then two more heartbeats of each, so that their leases end close together: the first of these is still
     looked at closely. Returns when the first and the last of their leases are due."""
     method = "RecordWorkerHeartbeats"
     groups = [range(at, min(at + BATCH, count)) for at in range(0, count, BATCH)]
-    first = [batch(holding(number, HELD) for number in group) for group in groups]
+    first = [batch(registering_heartbeat(number, HELD) for number in group) for group in groups]
     again = [batch(heartbeat(number, LEASE_S) for number in group) for group in groups]
-    load.turn(address, method, first, None, 4, check_batch)
-    load.turn(address, method, again, None, 4, check_batch)
+    load.send_all(address, method, first, None, 4, check_batch)
+    load.send_all(address, method, again, None, 4, check_batch)
     start = time.time()
-    load.turn(address, method, again, None, 4, check_batch)
+    load.send_all(address, method, again, None, 4, check_batch)
     return start + LEASE_S, time.time() + LEASE_S
 
 
@@ -104,13 +106,13 @@ def measure(plan):
         found = alternate(
             EXPIRY,
             {
-                "liveness": lambda: count / lapse(count),
+                "liveness": lambda: count / expiry_seconds(count),
                 "etcd": lambda: count / peer.revoke(count, ETCD_LEASE_S),
             },
             rounds,
         )
-    say("the same with a watcher of all events, and with the storm brake on")
-    watched, braked = seen(count), lapse(count, braked=True)
+    print_progress("the same with a watcher of all events, and with the storm brake on")
+    watched, with_storm_hold = watched_seconds(count), expiry_seconds(count, with_storm_hold=True)
     yield row(
         EXPIRY,
         "leases/s",
@@ -134,6 +136,6 @@ def measure(plan):
                 name: rounded(count / sorted(values)[len(values) // 2]) for name, values in found.items()
             },
             "seconds until a watcher of all events has seen it": rounded(watched),
-            "seconds with the storm brake on": rounded(braked),
+            "seconds with the storm brake on": rounded(with_storm_hold),
         },
     )

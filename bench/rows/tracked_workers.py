@@ -14,21 +14,21 @@ from typing import Any
 import grpc
 
 from bench import load
-from bench.messages import batch_of, check_batch, unary_request
-from bench.rounds import AT_LEAST, AT_MOST, OURS, Bar, alternate, rounded, row, say
-from bench.sides import side
+from bench.messages import batch_request_of, check_batch, unary_request
+from bench.rounds import AT_LEAST, AT_MOST, OURS, Bar, alternate, print_progress, rounded, row
+from bench.servers import server_process
 
 COUNTS = (1_000, 10_000, 100_000, 1_000_000)
 
 
-def grown(count):
+def row_name(count):
     return f"{count:,} tracked workers"
 
 
-ALONE = f"{grown(COUNTS[-1])}, unary"
+ALONE = f"{row_name(COUNTS[-1])}, unary"
 MEMORY, RECOVERY = "memory per tracked worker", "recovery of 1,000,000 workers"
 NAMES = {
-    **{grown(count): "heartbeats/s in batches of 100 from all of them, against 1,000" for count in COUNTS},
+    **{row_name(count): "heartbeats/s in batches of 100 from all of them, against 1,000" for count in COUNTS},
     ALONE: "heartbeats/s, one per call, against 1,000",
     MEMORY: "resident memory of the server process, from 1,000 workers on",
     RECOVERY: "from the start after kill -9 until a heartbeat is answered, against 1,000 workers",
@@ -42,19 +42,21 @@ SINGLE_MAX = 10_000
 BASE = 1_000
 
 
-class Tracked:
+class TrackedWorkers:
     """A server that knows so many workers."""
 
     def __init__(self, folder, count, stack):
-        self.name, self.count = grown(count), count
+        self.name, self.count = row_name(count), count
         self._db = Path(folder, f"{count}.db")
         self._stack = stack
         self.start()
 
     def start(self):
-        self._life = self._stack.enter_context(ExitStack())
+        self._process_stack = self._stack.enter_context(ExitStack())
         url = f"sqlite:///{self._db}"
-        self.server = self._life.enter_context(side(self.name, "bench.liveness_server", url))
+        self.server = self._process_stack.enter_context(
+            server_process(self.name, "bench.liveness_server", url)
+        )
 
     def register(self, actual):
         """`actual`: how many at this scale."""
@@ -77,26 +79,28 @@ class Tracked:
         self.memory_after_beats = (self.server.resident_bytes() - before) / (actual - base)
         drawn = random.Random(1)
         numbers = drawn.sample(range(actual), min(actual, BODIES_MAX * BATCH))
-        self._bodies = [batch_of(numbers[at : at + BATCH]) for at in range(0, len(numbers), BATCH)]
+        self._bodies = [batch_request_of(numbers[at : at + BATCH]) for at in range(0, len(numbers), BATCH)]
         self._single = [unary_request(number) for number in numbers[:SINGLE_MAX]]
-        say(f"{self.name}: {actual:,} are there")
+        print_progress(f"{self.name}: {actual:,} are there")
 
     def _register(self, numbers):
         bodies = (
-            batch_of(numbers[at : at + REGISTERED_TOGETHER])
+            batch_request_of(numbers[at : at + REGISTERED_TOGETHER])
             for at in range(0, len(numbers), REGISTERED_TOGETHER)
         )
-        load.turn(self.server.address, "RecordWorkerHeartbeats", bodies, None, AT_ONCE, check_batch)
+        load.send_all(self.server.address, "RecordWorkerHeartbeats", bodies, None, AT_ONCE, check_batch)
 
     def beat(self, calls):
         """Heartbeats per second."""
-        took, _ = load.turn(
+        took, _ = load.send_all(
             self.server.address, "RecordWorkerHeartbeats", self._bodies, calls, AT_ONCE, check_batch
         )
         return calls * BATCH / took
 
     def beat_alone(self, calls):
-        took, _ = load.turn(self.server.address, "RecordWorkerHeartbeat", self._single, calls, AT_ONCE_ALONE)
+        took, _ = load.send_all(
+            self.server.address, "RecordWorkerHeartbeat", self._single, calls, AT_ONCE_ALONE
+        )
         return calls / took
 
     def disk_bytes(self):
@@ -107,7 +111,7 @@ class Tracked:
         """Seconds from the start of the process, its interpreter included, to the first answer."""
         self.server.process.kill()
         self.server.process.wait()
-        self._life.close()
+        self._process_stack.close()
         start = time.perf_counter()
         self.start()
         with grpc.insecure_channel(self.server.address) as channel:
@@ -118,7 +122,7 @@ class Tracked:
 
 def measure(plan):
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        fleets = [Tracked(folder, count, stack) for count in COUNTS]
+        fleets = [TrackedWorkers(folder, count, stack) for count in COUNTS]
         for fleet in fleets:
             fleet.register(plan.sized(fleet.count, BATCH))
         few, many = fleets[0], fleets[-1]

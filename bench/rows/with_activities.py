@@ -6,21 +6,30 @@ import statistics
 from contextlib import ExitStack
 
 from bench import load
-from bench.messages import CHANGES_MAX, alone, batch, changed, changing, check_batch, heartbeat, holding
-from bench.rounds import AT_MOST, Bar, alternate, rounded, row, say
-from bench.sides import liveness
+from bench.messages import (
+    CHANGES_MAX,
+    alternating_heartbeats,
+    batch,
+    changes_per_heartbeat,
+    check_batch,
+    heartbeat,
+    registering_heartbeat,
+    unary_request_of,
+)
+from bench.rounds import AT_MOST, Bar, alternate, print_progress, rounded, row
+from bench.servers import liveness
 
 CHURN = "1,000 workers × 100 activities"
 NAMES = {CHURN: "half the bindings change with each heartbeat: p50 against the same without activities"}
 COUNTS = (1, 10, 100, 1_000)
 
 
-def grown(held):
+def row_name(held):
     return f"{held:,} {'activity' if held == 1 else 'activities'} per worker"
 
 
 GROWTH_NAMES = {
-    grown(held): f"heartbeats/s, memory, disk; half change with each heartbeat, {CHANGES_MAX // 2} at most"
+    row_name(held): f"heartbeats/s, memory, disk; half change with each heartbeat, {CHANGES_MAX // 2} at most"
     for held in COUNTS
 }
 AT_ONCE = 64
@@ -40,23 +49,25 @@ class Fleet:
         self._all([heartbeat(number) for number in range(workers)])
         before = server.resident_bytes()
         if held:
-            self._all([holding(number, held) for number in range(workers)])
+            self._all([registering_heartbeat(number, held) for number in range(workers)])
         self.memory = server.resident_bytes() - before
-        pairs = [changing(number, held) for number in range(workers)] if held else []
+        pairs = [alternating_heartbeats(number, held) for number in range(workers)] if held else []
         if held:
-            self._bodies = [alone(pair[0]) for pair in pairs] + [alone(pair[1]) for pair in pairs]
+            self._bodies = [unary_request_of(pair[0]) for pair in pairs] + [
+                unary_request_of(pair[1]) for pair in pairs
+            ]
         else:
-            self._bodies = [alone(heartbeat(number)) for number in range(workers)]
+            self._bodies = [unary_request_of(heartbeat(number)) for number in range(workers)]
 
     def _all(self, beats):
         bodies = [batch(beats[at : at + TOGETHER]) for at in range(0, len(beats), TOGETHER)]
-        load.turn(self.server.address, "RecordWorkerHeartbeats", bodies, None, 4, check_batch)
+        load.send_all(self.server.address, "RecordWorkerHeartbeats", bodies, None, 4, check_batch)
 
     def beat(self, times, at_once=AT_ONCE):
         """All of them, `times` there and back. Returns seconds and milliseconds of each call."""
         calls = 2 * times * self.workers
         at_once = min(at_once, self.workers // 2)  # never two of one worker, which would overtake each other
-        return load.turn(self.server.address, "RecordWorkerHeartbeat", self._bodies, calls, at_once)
+        return load.send_all(self.server.address, "RecordWorkerHeartbeat", self._bodies, calls, at_once)
 
 
 def measure(plan):
@@ -104,9 +115,9 @@ def grow(plan):
     with ExitStack() as stack:
         fleets = {}
         for held in COUNTS:
-            server = stack.enter_context(liveness(name=grown(held)))
-            fleets[grown(held)] = Fleet(server, workers, held)
-            say(f"{grown(held)}: {workers:,} workers are there")
+            server = stack.enter_context(liveness(name=row_name(held)))
+            fleets[row_name(held)] = Fleet(server, workers, held)
+            print_progress(f"{row_name(held)}: {workers:,} workers are there")
         written: dict[str, list[float]] = {name: [] for name in fleets}
 
         def rate(fleet):
@@ -120,7 +131,7 @@ def grow(plan):
 
         sides = {name: rate(fleet) for name, fleet in fleets.items()}
         found = alternate("growth of activities", sides, plan.few_rounds)
-    base = grown(COUNTS[0])
+    base = row_name(COUNTS[0])
     for name, fleet in fleets.items():
         # A few hundred bindings are lost in what any call leaves behind.
         enough = workers * fleet.held >= BINDINGS_MIN
@@ -142,7 +153,7 @@ def grow(plan):
                 **memory,
                 "disk, bytes per heartbeat": rounded(statistics.median(written[name])),
                 "disk, bytes per changed binding": rounded(
-                    statistics.median(written[name]) / (2 * changed(fleet.held))
+                    statistics.median(written[name]) / (2 * changes_per_heartbeat(fleet.held))
                 ),
             },
         )

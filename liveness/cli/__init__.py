@@ -8,28 +8,30 @@ from typing import NamedTuple
 import click
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     module: str
     help: str
     """Repeated here, so that the list of commands can be shown without loading them."""
 
 
 COMMANDS = {
-    "serve": Entry("serve", "Start a server."),
-    "frontend": Entry("frontend", "Start a process that only carries calls to nodes."),
-    "demo": Entry("demo", "See workers die and their work move on."),
-    "top": Entry("top", "See the fleet at a glance: who is alive, what goes on, what needs a look."),
-    "watch": Entry("watch", "Tell what happens, as it happens."),
-    "workers": Entry("workers", "See workers, pause, drain and force them out."),
-    "activities": Entry("activities", "See, schedule, cancel and retry activities."),
-    "tasks": Entry("tasks", "See, retry and discard queued tasks."),
-    "nodes": Entry("nodes", "See which servers there are."),
-    "relay": Entry("relay", "See what is relayed to a message broker, and relay it again."),
-    "shards": Entry("shards", "See how the shards are doing."),
-    "config": Entry("config", "See and change what namespaces allow."),
-    "backup": Entry("backup", "Copy a SQLite node's database to TARGET, while the server runs or not."),
-    "restore": Entry("restore", "Put BACKUP in the place of a SQLite node's database."),
-    "doctor": Entry("doctor", "Check this installation, the database and the disk under it."),
+    "serve": CommandEntry("serve", "Start a server."),
+    "frontend": CommandEntry("frontend", "Start a process that only carries calls to nodes."),
+    "demo": CommandEntry("demo", "See workers die and their work move on."),
+    "top": CommandEntry("top", "See the fleet at a glance: who is alive, what goes on, what needs a look."),
+    "watch": CommandEntry("watch", "Tell what happens, as it happens."),
+    "workers": CommandEntry("workers", "See workers, pause, drain and force them out."),
+    "activities": CommandEntry("activities", "See, schedule, cancel and retry activities."),
+    "tasks": CommandEntry("tasks", "See, retry and discard queued tasks."),
+    "nodes": CommandEntry("nodes", "See which servers there are."),
+    "relay": CommandEntry("relay", "See what is relayed to a message broker, and relay it again."),
+    "shards": CommandEntry("shards", "See how the shards are doing."),
+    "config": CommandEntry("config", "See and change what namespaces allow."),
+    "backup": CommandEntry(
+        "backup", "Copy a SQLite node's database to TARGET, while the server runs or not."
+    ),
+    "restore": CommandEntry("restore", "Put BACKUP in the place of a SQLite node's database."),
+    "doctor": CommandEntry("doctor", "Check this installation, the database and the disk under it."),
 }
 
 

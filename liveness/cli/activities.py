@@ -8,11 +8,11 @@ from typing import BinaryIO, TypeVar
 import click
 from google.protobuf.message import Message
 
-from liveness.cli.activity_view import activity_fields, activity_row, known_state, name_of
+from liveness.cli.activity_output import activity_fields, activity_name, activity_row, state_name
 from liveness.cli.client import Client, Milliseconds, client_command, confirm, confirm_option, limit_option
 from liveness.cli.durations import from_ms
-from liveness.cli.failure import Failure, Misuse
-from liveness.cli.output import note, print_fields, print_json, print_json_array, print_table, to_json
+from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.output import print_fields, print_json, print_json_array, print_note, print_table, to_json
 from liveness.v1.activity_pb2 import (
     ActivityFilter,
     ActivityId,
@@ -30,7 +30,7 @@ STATES = {
     for name, number in ActivityState.items()
     if number
 }
-NO_PART = "-"
+EMPTY_ID_PART = "-"
 """What stands for the run and, without a type, for the activity where an ID alone names it; the SDK does the same."""
 INPUT_BYTES_MAX = 256 * 1024
 INT32_MAX = 2**31 - 1
@@ -58,42 +58,47 @@ names_argument = click.argument(
 )
 
 
-def named_option(command: Callable[..., None]) -> Callable[..., None]:
+def activity_options(command: Callable[..., None]) -> Callable[..., None]:
     option = click.option(
         "--type", "kind", default="", metavar="NAME", help="Its type, where it is named by ID alone."
     )
     return names_argument(option(command))
 
 
-def activity_id(names: tuple[str, ...], kind: str) -> ActivityId:
+def parse_activity_id(names: tuple[str, ...], kind: str) -> ActivityId:
     if len(names) == 1:
-        return ActivityId(workflow_id=names[0], run_id=NO_PART, activity_id=kind or NO_PART)
+        return ActivityId(workflow_id=names[0], run_id=EMPTY_ID_PART, activity_id=kind or EMPTY_ID_PART)
     if len(names) != 3:
-        raise Misuse(
+        raise UsageError(
             f"{len(names)} names are given; name an activity by its ID, or by WORKFLOW_ID RUN_ID ACTIVITY_ID"
         )
     workflow_id, run_id, activity = names
     return ActivityId(workflow_id=workflow_id, run_id=run_id, activity_id=activity)
 
 
-def known_id(names: tuple[str, ...], kind: str) -> ActivityId:
+def existing_activity_id(names: tuple[str, ...], kind: str) -> ActivityId:
     """Of an activity that is there already, whose type is a part of its name or of no use."""
     if kind and len(names) == 3:
-        raise Misuse("--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID say it all")
-    return activity_id(names, kind)
+        raise UsageError("--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID say it all")
+    return parse_activity_id(names, kind)
 
 
-def _ask(client: Client, method: Callable[..., Response], request: Message, id: ActivityId) -> Response:
+def _call_with_hint(
+    client: Client, method: Callable[..., Response], request: Message, id: ActivityId
+) -> Response:
     """The call, and a hint for whoever left out the type."""
     try:
         return client.call(method, request)
-    except Failure as failure:
-        if failure.reason != "ACTIVITY_NOT_FOUND" or (id.run_id, id.activity_id) != (NO_PART, NO_PART):
+    except CommandError as failure:
+        if failure.reason != "ACTIVITY_NOT_FOUND" or (id.run_id, id.activity_id) != (
+            EMPTY_ID_PART,
+            EMPTY_ID_PART,
+        ):
             raise
         hint = (
             "one that was scheduled by its ID is found with --type, others by WORKFLOW_ID RUN_ID ACTIVITY_ID"
         )
-        raise Failure(f"{failure.message.rstrip('.')}; {hint}.", failure.reason) from failure
+        raise CommandError(f"{failure.message.rstrip('.')}; {hint}.", failure.reason) from failure
 
 
 @activities.command("list")
@@ -123,7 +128,7 @@ def list_(
     where = ActivityFilter(
         states=[STATES[state] for state in states], task_queue=task_queue, worker_instance_key=worker
     )
-    found = client.pages(
+    found = client.list_all(
         client.activities.ListActivities,
         ListActivitiesRequest(namespace=client.namespace, filter=where),
         lambda response: response.activities,
@@ -140,11 +145,11 @@ def list_(
             rows,
         )  # fmt: skip
     else:
-        note(f"No such activity in namespace {client.namespace}.")
+        print_note(f"No such activity in namespace {client.namespace}.")
 
 
 @activities.command()
-@named_option
+@activity_options
 @client_command()
 def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
     """Show everything known about one activity, with its input and result.
@@ -154,9 +159,9 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
       liveness activities describe photo-17 --type resize
       liveness activities describe order-1 run-1 charge
     """
-    id = known_id(names, kind)
+    id = existing_activity_id(names, kind)
     request = DescribeActivityRequest(namespace=client.namespace, id=id)
-    activity = _ask(client, client.activities.DescribeActivity, request, id).activity
+    activity = _call_with_hint(client, client.activities.DescribeActivity, request, id).activity
     if as_json:
         print_json(to_json(activity))
     else:
@@ -214,13 +219,13 @@ def schedule(
       liveness activities schedule order-1 run-1 charge --type charge --task-queue billing --max-attempts 3
       liveness activities schedule report --type report --task-queue night --delay 8h --input-file query.sql
     """
-    id = activity_id(names, kind)
+    id = parse_activity_id(names, kind)
     request = ScheduleActivityRequest(
         namespace=client.namespace,
         id=id,
         activity_type=kind,
         task_queue=task_queue,
-        input=_input(text, input_file),
+        input=_read_input(text, input_file),
         retry_policy=RetryPolicy(
             initial_interval=None if initial_interval is None else from_ms(initial_interval),
             backoff_coefficient=backoff or 0,
@@ -234,28 +239,28 @@ def schedule(
     if as_json:
         print_json(to_json(response))
     elif response.created:
-        note(f"Activity {name_of(id)} is scheduled and {known_state(response.state)}.")
+        print_note(f"Activity {activity_name(id)} is scheduled and {state_name(response.state)}.")
     else:
-        note(f"Activity {name_of(id)} was scheduled before and is {known_state(response.state)}; "
+        print_note(f"Activity {activity_name(id)} was scheduled before and is {state_name(response.state)}; "
              "nothing was changed.")  # fmt: skip
 
 
-def _input(text: str | None, file: BinaryIO | None) -> bytes:
+def _read_input(text: str | None, file: BinaryIO | None) -> bytes:
     if file is None:
         return (text or "").encode()
     if text is not None:
-        raise Misuse("the input is given by --input or by --input-file, not by both")
+        raise UsageError("the input is given by --input or by --input-file, not by both")
     # Not read to the end: whatever is too long may be far too long.
     content = file.read(INPUT_BYTES_MAX + 1)
     if len(content) > INPUT_BYTES_MAX:
-        raise Misuse(
+        raise UsageError(
             f"the input in {file.name} is longer than {INPUT_BYTES_MAX} bytes; say in it where the rest is found"
         )
     return content
 
 
 @activities.command()
-@named_option
+@activity_options
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown with the activity.")
 @confirm_option
 @client_command()
@@ -268,26 +273,26 @@ def cancel(
     Example:
       liveness activities cancel photo-17 --type resize --reason "photo was deleted"
     """
-    id = known_id(names, kind)
+    id = existing_activity_id(names, kind)
     if not yes:
         asked = DescribeActivityRequest(namespace=client.namespace, id=id)
-        activity = _ask(client, client.activities.DescribeActivity, asked, id).activity
+        activity = _call_with_hint(client, client.activities.DescribeActivity, asked, id).activity
         holder = f", held by worker {activity.worker_instance_key}" if activity.worker_instance_key else ""
         confirm(
-            f"Cancel activity {name_of(id)} of namespace {client.namespace} for good? "
-            f"It is {known_state(activity.state)}{holder}."
+            f"Cancel activity {activity_name(id)} of namespace {client.namespace} for good? "
+            f"It is {state_name(activity.state)}{holder}."
         )
     request = CancelActivityRequest(namespace=client.namespace, id=id, reason=reason)
-    response = _ask(client, client.activities.CancelActivity, request, id)
+    response = _call_with_hint(client, client.activities.CancelActivity, request, id)
     if as_json:
         print_json(to_json(response))
         return
     told = "the worker that held it is told to stop" if response.was_held else "no worker held it"
-    note(f"Activity {name_of(id)} is cancelled; {told}.")
+    print_note(f"Activity {activity_name(id)} is cancelled; {told}.")
 
 
 @activities.command()
-@named_option
+@activity_options
 @client_command()
 def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
     """Give a quarantined or failed activity a fresh start.
@@ -296,10 +301,10 @@ def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -
     Example:
       liveness activities retry photo-17 --type resize
     """
-    id = known_id(names, kind)
+    id = existing_activity_id(names, kind)
     request = RetryActivityRequest(namespace=client.namespace, id=id)
-    response = _ask(client, client.activities.RetryActivity, request, id)
+    response = _call_with_hint(client, client.activities.RetryActivity, request, id)
     if as_json:
         print_json(to_json(response))
     else:
-        note(f"Activity {name_of(id)} starts afresh and is {known_state(response.state)}.")
+        print_note(f"Activity {activity_name(id)} starts afresh and is {state_name(response.state)}.")

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from liveness.cli.client import json_option
-from liveness.cli.failure import Failure, Misuse
+from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_fields, print_json
 from liveness.cli.progress import progress_bar
-from liveness.cli.serve import settings_from
+from liveness.cli.serve import settings_from_flags
 
 
 @click.command()
@@ -31,24 +31,24 @@ def backup(*, target: Path, db: str | None, config: str | None, force: bool, as_
       liveness backup /backups/liveness-2026-11-16.db
       liveness backup --db sqlite:////var/lib/liveness/liveness.db --force /backups/latest.db
     """
-    settings = settings_from({"db": db}, config)
+    settings = settings_from_flags({"db": db}, config)
     source = settings.sqlite_path
     if source is None:
-        raise Misuse(
+        raise UsageError(
             "liveness backup copies SQLite files; back up PostgreSQL with pg_basebackup or pg_dump, "
             "as docs/operations.md says."
         )
     # Loaded here: a wrong flag is told at once, and help needs none of it.
-    from liveness.store.backup import back_up
+    from liveness.store.backup import create_backup
     from liveness.store.errors import StoreError, StoreUnusable
 
     try:
-        with progress_bar() as tell:
-            contents = back_up(source, target, tell, replace=force)
+        with progress_bar() as report_progress:
+            contents = create_backup(source, target, report_progress, replace=force)
     except StoreUnusable as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
     except StoreError as error:
-        raise Failure(str(error)) from error
+        raise CommandError(str(error)) from error
     if as_json:
         print_json({"target": str(target), **contents._asdict()})
         return

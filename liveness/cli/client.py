@@ -16,9 +16,9 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from liveness.cli import durations
-from liveness.cli.failure import Failure, Misuse
-from liveness.cli.output import note
-from liveness.settings import SettingsError, load_client_settings
+from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.output import print_note
+from liveness.config.settings import SettingsError, load_client_settings
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2 import GetServerInfoRequest
@@ -40,7 +40,7 @@ CHANNEL_OPTIONS = (
 
 
 # After these, the same call again may well succeed.
-PASSING = frozenset(
+TRANSIENT_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -52,7 +52,7 @@ PASSING = frozenset(
 )
 
 
-class Away(Failure):
+class ServerUnavailable(CommandError):
     """Nobody has answered, or nobody who could help at the moment."""
 
 
@@ -71,19 +71,19 @@ class Client:
         try:
             return method(request, timeout=self.timeout_s)
         except grpc.RpcError as error:
-            raise self.failure(error) from error
+            raise self.to_error(error) from error
 
-    def failure(self, error: grpc.RpcError) -> Failure:
+    def to_error(self, error: grpc.RpcError) -> CommandError:
         call = cast(grpc.Call, error)  # what a stub raises is both
         reason = _reason(call)
-        kind = Away if call.code() in PASSING else Failure
-        return kind(self._sentence(call, reason), reason)
+        kind = ServerUnavailable if call.code() in TRANSIENT_CODES else CommandError
+        return kind(self._error_message(call, reason), reason)
 
-    def anew(self) -> AbstractContextManager[Client]:
+    def reconnect(self) -> AbstractContextManager[Client]:
         """Another connection, for when this one has failed: perhaps to another node."""
-        return connected(self.addresses, self.namespace, self.timeout_s)
+        return connect(self.addresses, self.namespace, self.timeout_s)
 
-    def pages(
+    def list_all(
         self,
         method: Callable[..., Response],
         request: Any,
@@ -102,17 +102,19 @@ class Client:
             if not request.page_token:
                 return
             if limit and left <= 0:
-                note(f"These are the first {limit}; --limit 0 shows all.")
+                print_note(f"These are the first {limit}; --limit 0 shows all.")
                 return
 
-    def _sentence(self, call: grpc.Call, reason: str) -> str:
+    def _error_message(self, call: grpc.Call, reason: str) -> str:
         code, details = call.code(), call.details() or ""
         if reason:
             return f"{details.rstrip('.')} ({reason})."
         if code is grpc.StatusCode.UNAVAILABLE:
-            return nobody_at(self.address)
+            return no_server_message(self.address)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"{self.address} did not answer within {durations.show_ms(round(self.timeout_s * 1_000))}"
+            return (
+                f"{self.address} did not answer within {durations.format_ms(round(self.timeout_s * 1_000))}"
+            )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return f"the server at {self.address} does not know this call; it is older than this command, or not liveness"
         return f"{details.rstrip('.')} ({code.name})."
@@ -131,30 +133,30 @@ def _reason(error: grpc.Call) -> str:
     return ""
 
 
-def nobody_at(*addresses: str) -> str:
+def no_server_message(*addresses: str) -> str:
     *others, last = addresses
-    places = f"{', '.join(others)} or {last}" if others else last
-    return f"no liveness server answers at {places}; start one with `liveness serve`"
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"no liveness server answers at {listed}; start one with `liveness serve`"
 
 
-def channel_to(address: str) -> grpc.Channel:
+def open_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 @contextmanager
-def first_that_answers(addresses: tuple[str, ...], timeout_s: float) -> Iterator[tuple[str, grpc.Channel]]:
+def first_responding(addresses: tuple[str, ...], timeout_s: float) -> Iterator[tuple[str, grpc.Channel]]:
     """They are asked in turn, before anything is done: a command itself is never carried out twice."""
     for address in addresses:
-        with channel_to(address) as channel:
-            if len(addresses) == 1 or _answers(channel, timeout_s / len(addresses)):
+        with open_channel(address) as channel:
+            if len(addresses) == 1 or _is_responding(channel, timeout_s / len(addresses)):
                 yield address, channel
                 return
-    raise Away(nobody_at(*addresses))
+    raise ServerUnavailable(no_server_message(*addresses))
 
 
 @contextmanager
-def connected(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Iterator[Client]:
-    with first_that_answers(addresses, timeout_s) as (server, channel):
+def connect(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Iterator[Client]:
+    with first_responding(addresses, timeout_s) as (server, channel):
         yield Client(
             server,
             namespace,
@@ -166,7 +168,7 @@ def connected(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> I
         )
 
 
-def _answers(channel: grpc.Channel, timeout_s: float) -> bool:
+def _is_responding(channel: grpc.Channel, timeout_s: float) -> bool:
     try:
         LivenessServiceStub(channel).GetServerInfo(GetServerInfoRequest(), timeout=timeout_s)
     except grpc.RpcError as error:
@@ -197,7 +199,7 @@ class Milliseconds(click.ParamType[int]):
             return value
         ms = durations.parse_ms(value)
         if ms is None:
-            self.fail(f"{value!r} is not {durations.RULE}.", param, ctx)
+            self.fail(f"{value!r} is not {durations.DURATION_RULE}.", param, ctx)
         return ms
 
 
@@ -221,12 +223,12 @@ def client_command(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(*, address: str | None, timeout: float, namespace: str | None = None, **rest: Any) -> None:
-            check_text(address, namespace, *rest.values())
+            check_utf8(address, namespace, *rest.values())
             try:
                 settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
             except SettingsError as error:
-                raise Misuse(str(error)) from error
-            with connected(settings.addresses, settings.namespace, timeout) as client:
+                raise UsageError(str(error)) from error
+            with connect(settings.addresses, settings.namespace, timeout) as client:
                 command(client, **rest)
 
         options: list[Callable[..., Any]] = [
@@ -250,16 +252,16 @@ def client_command(
     return decorate
 
 
-def check_text(*values: object) -> None:
+def check_utf8(*values: object) -> None:
     """Refuse what the shell handed over that is not UTF-8: no message could carry it."""
     for value in values:
         if isinstance(value, tuple):
-            check_text(*value)
+            check_utf8(*value)
         elif isinstance(value, str):
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise Misuse(f"{value!r} is not UTF-8, which names and texts must be") from error
+                raise UsageError(f"{value!r} is not UTF-8, which names and texts must be") from error
 
 
 def limit_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -281,7 +283,7 @@ def confirm(question: str) -> None:
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:
-        note("")
+        print_note("")
         agreed = False
     if not agreed:
-        raise Failure("not confirmed, so nothing was changed; --yes skips the question")
+        raise CommandError("not confirmed, so nothing was changed; --yes skips the question")

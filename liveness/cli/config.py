@@ -11,9 +11,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from liveness.cli import durations
 from liveness.cli.client import Client, client_command
-from liveness.cli.failure import Misuse
+from liveness.cli.errors import UsageError
 from liveness.cli.output import print_json, print_table, to_json
-from liveness.settings import suggestion
+from liveness.config.settings import suggestion
 from liveness.v1.admin_pb2 import GetConfigRequest, NamespaceConfig, UpdateConfigRequest
 
 KEYS: Mapping[str, FieldDescriptor] = dict(NamespaceConfig.DESCRIPTOR.fields_by_name)
@@ -52,7 +52,7 @@ def get(client: Client, *, key: str | None, of_default: bool, as_json: bool) -> 
       liveness config get cleanup_delay -n billing
       liveness config get --default
     """
-    name = None if key is None else _known(key)
+    name = None if key is None else _check_key(key)
     namespace = _namespace(client, of_default=of_default)
     response = client.call(client.admin.GetConfig, GetConfigRequest(namespace=namespace))
     _show(client, namespace, response.effective, response.overrides, name, as_json=as_json)
@@ -77,15 +77,15 @@ def set_(
       liveness config set --default event_retention=0
     """
     if not assignments and not unset:
-        raise Misuse("give at least one KEY=VALUE or --unset KEY")
-    changes = _parsed(assignments)
-    inherit = [_known(key) for key in unset]
-    for key in inherit:
+        raise UsageError("give at least one KEY=VALUE or --unset KEY")
+    changes = _parse_assignments(assignments)
+    unset_keys = [_check_key(key) for key in unset]
+    for key in unset_keys:
         if changes.HasField(key):  # type: ignore[arg-type]  # a name of the message, checked by _known
-            raise Misuse(f"{key} cannot be set and unset at once")
+            raise UsageError(f"{key} cannot be set and unset at once")
     namespace = _namespace(client, of_default=of_default)
     response = client.call(
-        client.admin.UpdateConfig, UpdateConfigRequest(namespace=namespace, set=changes, unset=inherit)
+        client.admin.UpdateConfig, UpdateConfigRequest(namespace=namespace, set=changes, unset=unset_keys)
     )
     _show(client, namespace, response.effective, response.overrides, None, as_json=as_json)
 
@@ -95,44 +95,44 @@ def _namespace(client: Client, *, of_default: bool) -> str:
         return client.namespace
     source = click.get_current_context().get_parameter_source("namespace")
     if source is click.core.ParameterSource.COMMANDLINE:
-        raise Misuse("--default is for all namespaces and cannot be combined with --namespace")
+        raise UsageError("--default is for all namespaces and cannot be combined with --namespace")
     return DEFAULT
 
 
-def _known(key: str) -> str:
+def _check_key(key: str) -> str:
     name = key.replace("-", "_")
     if name not in KEYS:
-        raise Misuse(f"there is no setting {key}; {suggestion(name, KEYS)}")
+        raise UsageError(f"there is no setting {key}; {suggestion(name, KEYS)}")
     return name
 
 
-def _parsed(assignments: tuple[str, ...]) -> NamespaceConfig:
+def _parse_assignments(assignments: tuple[str, ...]) -> NamespaceConfig:
     changes = NamespaceConfig()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        name = _known(key)
+        name = _check_key(key)
         if not equals:
-            raise Misuse(f"{key} has no value; write {key}=VALUE, or --unset {key} to inherit it again")
+            raise UsageError(f"{key} has no value; write {key}=VALUE, or --unset {key} to inherit it again")
         if changes.HasField(name):  # type: ignore[arg-type]  # checked by _known
-            raise Misuse(f"{name} is given twice")
-        _assign(changes, name, text)
+            raise UsageError(f"{name} is given twice")
+        _assign_value(changes, name, text)
     return changes
 
 
-def _assign(changes: NamespaceConfig, name: str, text: str) -> None:
+def _assign_value(changes: NamespaceConfig, name: str, text: str) -> None:
     kind = KEYS[name].type
     if kind == FieldDescriptor.TYPE_MESSAGE:
         ms = durations.parse_ms(text)
         if ms is None:
-            raise Misuse(f"{name} is {text!r}, but must be {durations.RULE}")
+            raise UsageError(f"{name} is {text!r}, but must be {durations.DURATION_RULE}")
         getattr(changes, name).CopyFrom(durations.from_ms(ms))
     elif kind == FieldDescriptor.TYPE_INT64:
         if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > INT64_MAX:
-            raise Misuse(f"{name} is {text!r}, but must be a whole number, 0 or more")
+            raise UsageError(f"{name} is {text!r}, but must be a whole number, 0 or more")
         setattr(changes, name, int(text))
     else:
         if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
-            raise Misuse(f"{name} is {text!r}, but must be a number, 0 or more")
+            raise UsageError(f"{name} is {text!r}, but must be a number, 0 or more")
         setattr(changes, name, float(text))
 
 
@@ -141,7 +141,7 @@ def _show(
     namespace: str,
     effective: NamespaceConfig,
     overrides: NamespaceConfig,
-    only: str | None,
+    only_key: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -149,15 +149,16 @@ def _show(
         default = NamespaceConfig()
     else:
         default = client.call(client.admin.GetConfig, GetConfigRequest(namespace=DEFAULT)).overrides
-    names = list(KEYS) if only is None else [only]
+    names = list(KEYS) if only_key is None else [only_key]
     sources = {name: _source(name, overrides, default) for name in names}
     if not as_json:
         print_table(
-            ("setting", "value", "set"), [(name, _text(effective, name), sources[name]) for name in names]
+            ("setting", "value", "set"),
+            [(name, _value_text(effective, name), sources[name]) for name in names],
         )
         return
     values = to_json(effective)
-    if only is None:
+    if only_key is None:
         print_json(
             {
                 "namespace": namespace,
@@ -167,7 +168,7 @@ def _show(
             }
         )
     else:
-        print_json({"key": only, "value": values[only], "source": sources[only]})
+        print_json({"key": only_key, "value": values[only_key], "source": sources[only_key]})
 
 
 def _source(name: str, overrides: Any, default: Any) -> str:
@@ -180,8 +181,8 @@ def _set_fields(overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in to_json(overrides).items() if overrides.HasField(name)}
 
 
-def _text(values: Any, name: str) -> str:
+def _value_text(values: Any, name: str) -> str:
     value = getattr(values, name)
     if KEYS[name].type == FieldDescriptor.TYPE_MESSAGE:
-        return durations.show_ms(durations.to_ms(value))
+        return durations.format_ms(durations.to_ms(value))
     return f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from liveness.cli.failure import Failure
+from liveness.cli.errors import CommandError
 from liveness.cli.output import print_json
 from liveness.clock import SystemClock
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from liveness.demo.show import Audience, Outcome
-    from liveness.demo.story import Line
-    from liveness.demo.view import Scene
+    from liveness.demo.demo_run import DemoResult, Observer
+    from liveness.demo.timeline import TimelineEntry
+    from liveness.demo.view import Frame
 
-PICTURE_WIDTH = 128
-PICTURE_HEIGHT = 40
+SNAPSHOT_WIDTH = 128
+SNAPSHOT_HEIGHT = 40
 
 
 @click.command()
@@ -74,86 +74,86 @@ def demo(
     from rich.console import Console
 
     from liveness.demo import plan as plans
-    from liveness.demo.show import Interrupted, perform
-    from liveness.demo.view import reckoning
+    from liveness.demo.demo_run import Interrupted, run_demo
+    from liveness.demo.view import render_ledger
 
     plan = (plans.fast if fast else plans.full)(workers=workers, activities=activities, seed=seed)
     console = Console(stderr=as_json, highlight=False)
     try:
-        with watching(console, picture) as audience:
-            outcome = asyncio.run(perform(plan, audience, dict(os.environ), SystemClock(), keep=keep))
+        with live_view(console, picture) as observer:
+            outcome = asyncio.run(run_demo(plan, observer, dict(os.environ), SystemClock(), keep=keep))
     except plans.DemoFailed as error:
-        raise Failure(str(error)) from error
+        raise CommandError(str(error)) from error
     except Interrupted as error:
         console.print(f"Stopped by {error.by.name}; all processes have ended.")
         sys.exit(128 + error.by)
     if as_json:
         print_json(outcome.as_json())
     else:
-        console.print(reckoning(outcome.ledger, summary(outcome)))
+        console.print(render_ledger(outcome.ledger, summary(outcome)))
     if outcome.folder is not None:
         console.print(f"Database, notes and logs are in {outcome.folder}")
-    sys.exit(0 if outcome.ledger.clean else 1)
+    sys.exit(0 if outcome.ledger.is_clean else 1)
 
 
 @contextmanager
-def watching(console: Console, picture: Path | None) -> Iterator[Audience]:
+def live_view(console: Console, picture: Path | None) -> Iterator[Observer]:
     """A live view in a terminal, else one line for each thing that happens."""
     from rich.live import Live
 
-    from liveness.demo.show import Audience
-    from liveness.demo.view import View
+    from liveness.demo.demo_run import Observer
+    from liveness.demo.view import DemoView
 
-    photographer = Photographer(picture)
+    snapshot_saver = SnapshotSaver(picture)
     if not console.is_terminal:
 
-        def see(scene: Scene) -> None:
-            photographer.look(scene)
+        def on_frame(frame: Frame) -> None:
+            snapshot_saver.save_if_refused(frame)
 
-        def hear(line: Line) -> None:
+        def on_entry(line: TimelineEntry) -> None:
             # Not through rich, which would fold the line; and at once, for whoever follows along.
             click.echo(f"{line.time:>6}  {line.text}", file=console.file)
 
-        yield Audience(hear=hear, see=see)
+        yield Observer(on_entry=on_entry, on_frame=on_frame)
         return
 
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
 
-        def show(scene: Scene) -> None:
-            photographer.look(scene)
-            live.update(View(scene), refresh=True)
+        def show(frame: Frame) -> None:
+            snapshot_saver.save_if_refused(frame)
+            live.update(DemoView(frame), refresh=True)
 
-        yield Audience(hear=lambda line: None, see=show)
+        yield Observer(on_entry=lambda line: None, on_frame=show)
 
 
-class Photographer:
+class SnapshotSaver:
     """Takes the one picture that tells most: a zombie was just refused."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def look(self, scene: Scene) -> None:
+    def save_if_refused(self, frame: Frame) -> None:
         from rich.console import Console
 
-        from liveness.demo.story import Tone
-        from liveness.demo.view import View
+        from liveness.demo.timeline import EntryKind
+        from liveness.demo.view import DemoView
 
-        if self._path is None or all(line.tone is not Tone.REFUSED for line in scene.story):
+        if self._path is None or all(line.kind is not EntryKind.REFUSED for line in frame.timeline):
             return
         console = Console(
-            file=StringIO(), record=True, width=PICTURE_WIDTH, height=PICTURE_HEIGHT, force_terminal=True
+            file=StringIO(), record=True, width=SNAPSHOT_WIDTH, height=SNAPSHOT_HEIGHT, force_terminal=True
         )
-        console.print(View(scene))
+        console.print(DemoView(frame))
         console.save_svg(str(self._path), title="liveness demo")
         self._path = None
 
 
-def summary(outcome: Outcome) -> str:
-    lapses = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.lapse_seconds.items())
+def summary(outcome: DemoResult) -> str:
+    lease_ends = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.lapse_seconds.items())
     return (
         f"{outcome.workers} workers in {outcome.seconds:.0f} s: {outcome.killed} killed, {outcome.frozen} frozen. "
         f"{outcome.moved} attempts moved.\n"
-        f"Leases ended after the blow: {lapses}.\n"
+        f"Leases ended after the blow: {lease_ends}.\n"
         "Counted from what each worker process noted in a file of its own,\n"
         "against the server's record, read through its API."
     )

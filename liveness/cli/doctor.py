@@ -14,12 +14,12 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from liveness.cli.client import address_option, channel_to, json_option
-from liveness.cli.failure import Misuse
-from liveness.cli.finding import Finding, Verdict, failed, ok, warning
+from liveness.cli.client import address_option, json_option, open_channel
+from liveness.cli.doctor_checks import CheckResult, CheckStatus, failed, ok, warning
+from liveness.cli.errors import UsageError
 from liveness.cli.output import print_json, print_table
-from liveness.cli.serve import settings_from
-from liveness.settings import Settings, SettingsError, load_client_settings
+from liveness.cli.serve import settings_from_flags
+from liveness.config.settings import Settings, SettingsError, load_client_settings
 
 PACKAGES = ("liveness", "grpcio", "protobuf", "SQLAlchemy", "asyncpg")
 ANSWER_TIMEOUT_S = 3.0
@@ -41,12 +41,12 @@ def doctor(*, db: str | None, config: str | None, address: str | None, as_json: 
       liveness doctor --db sqlite:////var/lib/liveness/liveness.db
       liveness doctor --config liveness.toml --json
     """
-    settings = settings_from({"db": db}, config)
+    settings = settings_from_flags({"db": db}, config)
     try:
         client = load_client_settings({"address": address}, os.environ)
     except SettingsError as error:
-        raise Misuse(str(error)) from error
-    findings = [*_versions(), *_database(settings), *map(_server, client.addresses)]
+        raise UsageError(str(error)) from error
+    findings = [*_check_versions(), *_check_database(settings), *map(_check_server, client.addresses)]
     if as_json:
         print_json([_to_json(finding) for finding in findings])
     else:
@@ -54,14 +54,14 @@ def doctor(*, db: str | None, config: str | None, address: str | None, as_json: 
             ("check", "", "found", "what to do"),
             [(each.check, each.verdict.value, each.saw, each.advice) for each in findings],
         )
-    sys.exit(1 if any(finding.verdict is Verdict.FAILED for finding in findings) else 0)
+    sys.exit(1 if any(finding.verdict is CheckStatus.FAILED for finding in findings) else 0)
 
 
-def _to_json(finding: Finding) -> dict[str, Any]:
+def _to_json(finding: CheckResult) -> dict[str, Any]:
     return {**finding._asdict(), "verdict": finding.verdict.value.lower()}
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[CheckResult]:
     yield ok("Python", platform.python_version())
     for package in PACKAGES:
         try:
@@ -72,19 +72,19 @@ def _versions() -> Iterator[Finding]:
             )
 
 
-def _database(settings: Settings) -> Iterator[Finding]:
+def _check_database(settings: Settings) -> Iterator[CheckResult]:
     # Loaded when needed: each brings its driver with it.
     if (path := settings.sqlite_path) is not None:
         from liveness.cli import doctor_sqlite
 
-        return doctor_sqlite.examine(path, settings.shards)
+        return doctor_sqlite.run_checks(path, settings.shards)
     from liveness.cli import doctor_postgres
 
-    return doctor_postgres.examine(settings.db, settings.shards)
+    return doctor_postgres.run_checks(settings.db, settings.shards)
 
 
-def _server(address: str) -> Finding:
-    with channel_to(address) as channel:
+def _check_server(address: str) -> CheckResult:
+    with open_channel(address) as channel:
         try:
             check = HealthStub(channel).Check  # type: ignore[attr-defined]  # missing from its published types
             status = check(HealthCheckRequest(), timeout=ANSWER_TIMEOUT_S).status

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 
 from sqlalchemy import Connection
 
-from liveness.cli.finding import (
+from liveness.cli.doctor_checks import (
     COMMITS_MEASURED,
-    Finding,
+    CheckResult,
     commit_latency,
     failed,
     ok,
@@ -26,7 +26,7 @@ from liveness.cli.finding import (
 )
 from liveness.clock import stopwatch
 from liveness.store.errors import StoreError
-from liveness.store.sqlite import SqliteDatabase, connect_to_read
+from liveness.store.sqlite import SqliteDatabase, connect_read_only
 
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 20
@@ -37,18 +37,18 @@ NO_SPACE_BYTES = 64 << 20
 SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 
 
-def examine(path: Path, shards: int) -> Iterator[Finding]:
-    yield _library()
+def run_checks(path: Path, shards: int) -> Iterator[CheckResult]:
+    yield _library_version()
     folder = path.absolute().parent
     if not folder.is_dir():
         yield failed("folder", f"{folder} is not a folder", f"Create it: mkdir -p {folder}")
         return
-    yield from _file(path, shards)
-    yield _space(folder)
-    yield from _scratch_commits(folder)
+    yield from _check_file(path, shards)
+    yield _check_disk_space(folder)
+    yield from _check_commits(folder)
 
 
-def _library() -> Finding:
+def _library_version() -> CheckResult:
     if sqlite3.sqlite_version_info < WAL_RESET_FIXED:
         return ok(
             "SQLite library",
@@ -59,13 +59,13 @@ def _library() -> Finding:
     return ok("SQLite library", sqlite3.sqlite_version)
 
 
-def _file(path: Path, shards: int) -> Iterator[Finding]:
+def _check_file(path: Path, shards: int) -> Iterator[CheckResult]:
     if not path.exists():
         yield ok("database", f"{path} does not exist yet", "It is created at the first start.")
         return
     try:
         with path.open("rb") as file:
-            start = file.read(HEADER_BYTES)
+            header_bytes = file.read(HEADER_BYTES)
     except OSError as error:
         yield failed(
             "database",
@@ -73,18 +73,18 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
             "Correct its permissions, or choose another file with --db.",
         )
         return
-    if start and not start.startswith(MAGIC):
+    if header_bytes and not header_bytes.startswith(MAGIC):
         yield failed("database", f"{path} is not a SQLite database", "Choose another file with --db.")
         return
     if not os.access(path, os.W_OK):
         yield failed("database", f"{path} is not writable", "Correct its permissions.")
         return
-    yield ok("database", f"{path}, {_size(path.stat().st_size)}")
-    if start:
-        yield _journal_mode(start)
+    yield ok("database", f"{path}, {_format_bytes(path.stat().st_size)}")
+    if header_bytes:
+        yield _journal_mode(header_bytes)
     try:
-        with closing(connect_to_read(path)) as connection:
-            yield from _contents(connection, shards)
+        with closing(connect_read_only(path)) as connection:
+            yield from _check_contents(connection, shards)
     except sqlite3.Error as error:
         yield failed(
             "database",
@@ -93,7 +93,7 @@ def _file(path: Path, shards: int) -> Iterator[Finding]:
         )
 
 
-def _journal_mode(header: bytes) -> Finding:
+def _journal_mode(header: bytes) -> CheckResult:
     """From the file itself: a connection that may not write does not tell."""
     if header[18:20] == bytes((WRITE_VERSION_WAL, WRITE_VERSION_WAL)):
         return ok("journal mode", "wal")
@@ -102,7 +102,7 @@ def _journal_mode(header: bytes) -> Finding:
     )
 
 
-def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
+def _check_contents(connection: sqlite3.Connection, shards: int) -> Iterator[CheckResult]:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "alembic_version" not in tables:
         if tables:
@@ -118,9 +118,9 @@ def _contents(connection: sqlite3.Connection, shards: int) -> Iterator[Finding]:
     yield from shard_count(meta.get("shard_count"), shards)
 
 
-def _space(folder: Path) -> Finding:
+def _check_disk_space(folder: Path) -> CheckResult:
     free = shutil.disk_usage(folder).free
-    saw = f"{_size(free)} free where the database lies"
+    saw = f"{_format_bytes(free)} free where the database lies"
     if free < NO_SPACE_BYTES:
         return failed("disk space", saw, "Make room before starting the server.")
     if free < LOW_SPACE_BYTES:
@@ -128,11 +128,11 @@ def _space(folder: Path) -> Finding:
     return ok("disk space", saw)
 
 
-def _scratch_commits(folder: Path) -> Iterator[Finding]:
+def _check_commits(folder: Path) -> Iterator[CheckResult]:
     """Through the store's own connection, so that what is measured is what the server does."""
     try:
         with TemporaryDirectory(prefix=".liveness-doctor-", dir=folder) as scratch:
-            mode, synchronous, median_s = asyncio.run(_commit_in(Path(scratch) / "scratch.db"))
+            mode, synchronous, median_s = asyncio.run(_measure_commits(Path(scratch) / "scratch.db"))
     except (OSError, StoreError) as error:
         yield failed("commits", f"cannot commit in {folder}: {error}", "The server needs to write there.")
         return
@@ -144,7 +144,7 @@ def _scratch_commits(folder: Path) -> Iterator[Finding]:
     yield commit_latency(median_s, f"a scratch file in {folder}")
 
 
-async def _commit_in(path: Path) -> tuple[str, str, float]:
+async def _measure_commits(path: Path) -> tuple[str, str, float]:
     database = SqliteDatabase(path)
 
     def prepare(connection: Connection) -> tuple[str, int]:
@@ -167,7 +167,7 @@ async def _commit_in(path: Path) -> tuple[str, str, float]:
     return mode, SYNCHRONOUS.get(synchronous, str(synchronous)), median(durations_s)
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1_024:
             return f"{count:.4g} {unit}"

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from liveness.domain.policy import DAY_MS, DURATION_MS_MAX, HOUR_MS, MINUTE_MS, SECOND_MS
 
 UNITS_MS = {"d": DAY_MS, "h": HOUR_MS, "m": MINUTE_MS, "s": SECOND_MS, "ms": 1}
-RULE = "a duration in whole milliseconds like 250ms, 30s, 5m, 1h or 30d, at most 100 years"
+DURATION_RULE = "a duration in whole milliseconds like 250ms, 30s, 5m, 1h or 30d, at most 100 years"
 
 _PART = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
 
@@ -25,10 +25,10 @@ def parse_ms(text: str) -> int | None:
     return int(total) if total == int(total) and total <= DURATION_MS_MAX else None
 
 
-def show_ms(ms: int) -> str:
+def format_ms(ms: int) -> str:
     """So that `parse_ms` gives `ms` again."""
     if ms <= 0:
-        return "0s" if ms == 0 else "-" + show_ms(-ms)
+        return "0s" if ms == 0 else "-" + format_ms(-ms)
     parts = []
     for unit, unit_ms in UNITS_MS.items():
         count, ms = divmod(ms, unit_ms)
@@ -45,10 +45,10 @@ def from_ms(ms: int) -> Duration:
     return Duration(seconds=ms // SECOND_MS, nanos=ms % SECOND_MS * 1_000_000)
 
 
-def in_words(ms: int) -> str:
+def humanize_ms(ms: int) -> str:
     """For people to read, not to be parsed, in two units at most: 250 ms, 30.1 s, 5 min, 1 h 30 min."""
     if ms < 0:
-        return f"-{in_words(-ms)}"
+        return f"-{humanize_ms(-ms)}"
     if ms < SECOND_MS:
         return f"{ms} ms"
     if ms < MINUTE_MS:

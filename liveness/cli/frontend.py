@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from liveness.cli.failure import Misuse
-from liveness.cli.serve import EVERYWHERE, INTERRUPTED, own_name
-from liveness.frontend_settings import FrontendSettings, load_frontend_settings
-from liveness.settings import SettingsError, host_port
+from liveness.cli.errors import UsageError
+from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
+from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
+from liveness.config.settings import SettingsError, host_port
 
 
 @click.command()
@@ -37,49 +37,49 @@ def frontend(*, config: str | None, **flags: Any) -> None:
       liveness frontend --nodes a.example:7400,b.example:7400
       liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
     """
-    settings = settings_from(flags, config)
+    settings = settings_from_flags(flags, config)
     # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Loaded here: a wrong flag is told at once, and help needs none of it.
-    from liveness.frontend_app import serve as run_frontend
+    from liveness.frontend.app import serve as run_frontend
+    from liveness.rpc.tracing import TracingNotInstalled
     from liveness.store.errors import StoreUnusable
-    from liveness.tracing import TracesMissing
 
     def on_ready(address: str) -> None:
         # Who asks for JSON reads it with a program; the log tells that one where the frontend is.
         if settings.log_format != "json":
-            click.echo(banner(settings, address, own_name()))
+            click.echo(banner(settings, address, program_name()))
 
     try:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TracesMissing) as error:
-        raise Misuse(str(error)) from error
+    except (StoreUnusable, TracingNotInstalled) as error:
+        raise UsageError(str(error)) from error
     sys.exit(code)
 
 
-def settings_from(flags: dict[str, Any], config: str | None) -> FrontendSettings:
+def settings_from_flags(flags: dict[str, Any], config: str | None) -> FrontendSettings:
     try:
         return load_frontend_settings(flags, os.environ, None if config is None else Path(config))
     except SettingsError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def banner(settings: FrontendSettings, address: str, program: str = "liveness") -> str:
-    place = host_port(address)
-    assert place is not None, address
-    reached_at = address
-    if place.host in EVERYWHERE:
-        reached_at = f"{EVERYWHERE[place.host]}:{place.port}"
+    listen_address = host_port(address)
+    assert listen_address is not None, address
+    client_address = address
+    if listen_address.host in WILDCARD_HOSTS:
+        client_address = f"{WILDCARD_HOSTS[listen_address.host]}:{listen_address.port}"
     return "\n".join(
         [
             f"liveness {version('liveness')} frontend is ready",
             f"  listening on  {address}",
-            f"  nodes         {settings.nodes_for_people}",
+            f"  nodes         {settings.nodes_without_password}",
             "",
             "Try next, in another terminal:",
-            f"  {program} workers list --address {reached_at}",
+            f"  {program} workers list --address {client_address}",
             "",
             "Ctrl-C stops it.",
         ]

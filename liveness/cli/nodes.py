@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from liveness.cli.client import Client, client_command
-from liveness.cli.output import age, enum_word, print_json_array, print_table
+from liveness.cli.output import enum_name, format_age, print_json_array, print_table
 from liveness.v1.admin_pb2 import ListNodesRequest, Node, NodeState
 
 
@@ -39,10 +39,10 @@ def _row(node: Node) -> tuple[object, ...]:
     return (
         f"{node.node_id} *" if node.answering else node.node_id,
         node.kind,
-        enum_word(NodeState, node.state),
+        enum_name(NodeState, node.state),
         node.address,
         node.shards,
         node.version,
-        age(node, "start_time"),
-        age(node, "renew_time"),
+        format_age(node, "start_time"),
+        format_age(node, "renew_time"),
     )

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from liveness.cli.durations import show_ms
-from liveness.cli.failure import Failure, inert
+from liveness.cli.durations import format_ms
+from liveness.cli.errors import CommandError, escape_control
 from liveness.clock import SystemClock
 
 STYLES = {
@@ -39,7 +39,7 @@ STYLES = {
     "FAILED": "bold red",
 }
 
-PIPED_WIDTH = 1_000_000
+UNLIMITED_WIDTH = 1_000_000
 """Wide enough that nothing is folded; a table takes only what it needs."""
 PAYLOAD_CHARACTERS_MAX = 2_000
 
@@ -49,7 +49,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in table.columns:
         column.overflow = "fold"
     for row in rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*map(_styled_cell, row))
     _print(table)
 
 
@@ -60,13 +60,13 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields:
         if value not in ("", None):
-            table.add_row(name, _cell(value))
+            table.add_row(name, _styled_cell(value))
     _print(table)
 
 
-def _cell(value: object) -> Text:
+def _styled_cell(value: object) -> Text:
     # A Text, because rich would read markup in a string.
-    text = inert(str(value))
+    text = escape_control(str(value))
     word, _, _ = text.partition(" (")  # ACTIVE (paused) is as green as ACTIVE
     return Text(text, style=STYLES.get(word, ""))
 
@@ -77,7 +77,7 @@ def _print(table: Table) -> None:
         return
     table.box = None  # no rules between what a program reads line by line
     lines = StringIO()
-    Console(file=lines, width=PIPED_WIDTH, color_system=None, force_terminal=False).print(table)
+    Console(file=lines, width=UNLIMITED_WIDTH, color_system=None, force_terminal=False).print(table)
     for line in lines.getvalue().splitlines():
         click.echo(line.rstrip())
 
@@ -103,15 +103,15 @@ def to_json(message: Message) -> dict[str, Any]:
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
     except (json_format.Error, ValueError) as error:
-        raise Failure(f"the server's answer cannot be written as JSON: {error}") from error
+        raise CommandError(f"the server's answer cannot be written as JSON: {error}") from error
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Beside the output, not in it."""
-    click.echo(inert(text), err=True)
+    click.echo(escape_control(text), err=True)
 
 
-def enum_word(kind: Any, number: int) -> str:
+def enum_name(kind: Any, number: int) -> str:
     """WORKER_STATE_ACTIVE → ACTIVE; what was not set → nothing; what a newer server says → its number."""
     values = kind.DESCRIPTOR.values_by_number
     if number not in values:
@@ -120,7 +120,7 @@ def enum_word(kind: Any, number: int) -> str:
     return values[number].name.removeprefix(prefix) if number else ""
 
 
-def point_in_time(message: Message, field: str) -> str:
+def format_time(message: Message, field: str) -> str:
     """A timestamp field as UTC; empty if it is not set."""
     if not message.HasField(field):
         return ""
@@ -131,30 +131,30 @@ def point_in_time(message: Message, field: str) -> str:
         return f"{timestamp.seconds}s since 1970"
 
 
-def age(message: Message, field: str) -> str:
+def format_age(message: Message, field: str) -> str:
     """How long ago a timestamp was, in two units at most; empty if it is not set."""
     if not message.HasField(field):
         return ""
     seconds = SystemClock().wall_ms() // 1_000 - getattr(message, field).seconds
     if seconds < 0:
-        return point_in_time(message, field)
-    return f"{_roughly(seconds)} ago"
+        return format_time(message, field)
+    return f"{_format_roughly(seconds)} ago"
 
 
-def time_left(message: Message, field: str) -> str:
+def format_time_left(message: Message, field: str) -> str:
     """How long until a timestamp, in two units at most; empty if it is not set."""
     if not message.HasField(field):
         return ""
     seconds = getattr(message, field).seconds - SystemClock().wall_ms() // 1_000
-    return f"in {_roughly(seconds)}" if seconds > 0 else "now"
+    return f"in {_format_roughly(seconds)}" if seconds > 0 else "now"
 
 
-def _roughly(seconds: int) -> str:
+def _format_roughly(seconds: int) -> str:
     for unit_s in (86_400, 3_600, 60):
         if seconds >= 10 * unit_s:
             seconds -= seconds % unit_s
             break
-    return show_ms(seconds * 1_000)
+    return format_ms(seconds * 1_000)
 
 
 def payload_text(payload: bytes) -> str:

@@ -20,7 +20,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task("")
 
-        def tell(what: str, done: int, total: int) -> None:
+        def report_progress(what: str, done: int, total: int) -> None:
             bars.update(bar, description=what, completed=done, total=total)
 
-        yield tell
+        yield report_progress

@@ -6,7 +6,7 @@ import click
 
 from liveness.cli import durations
 from liveness.cli.client import Client, Milliseconds, client_command
-from liveness.cli.output import age, note, print_fields, print_json, print_table, to_json
+from liveness.cli.output import format_age, print_fields, print_json, print_note, print_table, to_json
 from liveness.v1.admin_pb2 import GetRelayStatusRequest, RelayConnection, RelayShard, ReplayRelayRequest
 
 
@@ -73,7 +73,7 @@ def replay(
     what = f"{done.reschedules} reschedules" + (f" and {done.events} events" if events else "")
     click.echo(f"Published again: {what}, of which the broker still had {done.duplicates}.")
     if done.refused:
-        note(f"The broker refused {done.refused} more; the server's log says why.")
+        print_note(f"The broker refused {done.refused} more; the server's log says why.")
 
 
 def _fields(connection: RelayConnection) -> list[tuple[str, object]]:
@@ -83,7 +83,7 @@ def _fields(connection: RelayConnection) -> list[tuple[str, object]]:
         ("relays", "reschedules and events" if connection.relays_events else "reschedules"),
         ("connection", "ok" if connection.connected else "FAILED (messages wait)"),
         ("last error", connection.last_error),
-        ("", age(connection, "last_error_time")),
+        ("", format_age(connection, "last_error_time")),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option
-from liveness.cli.output import note, print_json, to_json
+from liveness.cli.output import print_json, print_note, to_json
 from liveness.v1.admin_pb2 import ReleaseStormRequest
 from liveness.v1.fleet_pb2 import GetFleetRequest
 
@@ -29,17 +29,17 @@ def release_storm(client: Client, *, reason: str, yes: bool, as_json: bool) -> N
         fleet = client.call(client.admin.GetFleet, GetFleetRequest(namespace=client.namespace))
         held = sum(found.held_expiries for found in fleet.namespaces)
         confirm(
-            f"End the held leases of {_workers(held)} in namespace {client.namespace} and reschedule what they hold?"
+            f"End the held leases of {_worker_count(held)} in namespace {client.namespace} and reschedule what they hold?"
         )
     request = ReleaseStormRequest(namespace=client.namespace, reason=reason)
     response = client.call(client.admin.ReleaseStorm, request)
     if as_json:
         print_json(to_json(response))
     elif response.released:
-        note(f"Released: the leases of {_workers(response.released)} end now.")
+        print_note(f"Released: the leases of {_worker_count(response.released)} end now.")
     else:
-        note(f"Nothing was held in namespace {client.namespace}; for a minute, nothing will be.")
+        print_note(f"Nothing was held in namespace {client.namespace}; for a minute, nothing will be.")
 
 
-def _workers(count: int) -> str:
+def _worker_count(count: int) -> str:
     return f"{count} {'worker' if count == 1 else 'workers'}"

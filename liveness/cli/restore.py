@@ -11,17 +11,17 @@ import click
 import msgspec
 
 from liveness.cli.client import json_option
-from liveness.cli.failure import Failure, Misuse
-from liveness.cli.output import note, print_fields, print_json
+from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.output import print_fields, print_json, print_note
 from liveness.cli.progress import progress_bar
-from liveness.cli.serve import settings_from
+from liveness.cli.serve import settings_from_flags
 from liveness.clock import Clock, SystemClock
-from liveness.settings import Settings
+from liveness.config.settings import Settings
 
 if TYPE_CHECKING:
-    from liveness.restoring import Restored
+    from liveness.engine.restore import RestoreSummary
 
-MEANING = """\
+CONSEQUENCES = """\
 What this means:
 - Nothing that was acknowledged after the backup was made is known any more. What was scheduled since must be scheduled
   again; what was completed since is handed out again.
@@ -65,9 +65,9 @@ def restore(
       liveness restore /backups/latest.db --db sqlite:////var/lib/liveness/liveness.db --force
       liveness restore --already-restored --db postgresql://liveness@db.example/liveness
     """
-    settings = settings_from({"db": db}, config)
+    settings = settings_from_flags({"db": db}, config)
     if already_restored == (backup is not None):
-        raise Misuse(
+        raise UsageError(
             "name a BACKUP to restore, or say --already-restored if the database was put back by other means."
         )
     # Loaded here: a wrong flag is told at once, and help needs none of it.
@@ -76,40 +76,42 @@ def restore(
     try:
         restored = _restore(settings, backup, force=force)
     except StoreUnusable as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
     except StoreError as error:
-        raise Failure(str(error)) from error
-    facts = {"database": settings.db_for_people, **restored._asdict()}
+        raise CommandError(str(error)) from error
+    result_fields = {"database": settings.db_without_password, **restored._asdict()}
     if as_json:
-        print_json(facts)
+        print_json(result_fields)
         return
-    print_fields([("restored", settings.db_for_people)])
-    note("")
-    for line in MEANING.format(**restored._asdict()).splitlines():
-        note(line)
+    print_fields([("restored", settings.db_without_password)])
+    print_note("")
+    for line in CONSEQUENCES.format(**restored._asdict()).splitlines():
+        print_note(line)
 
 
-def _restore(settings: Settings, backup: Path | None, *, force: bool) -> Restored:
-    from liveness.logs import configure_logs
-    from liveness.restoring import restore
+def _restore(settings: Settings, backup: Path | None, *, force: bool) -> RestoreSummary:
+    from liveness.engine.restore import restore
+    from liveness.telemetry.logs import configure_logging
 
-    configure_logs("error", "console")
+    configure_logging("error", "console")
     clock = SystemClock()
-    with progress_bar() as tell:
+    with progress_bar() as report_progress:
         if backup is None:
-            return asyncio.run(_follow_up(settings, clock, tell))
+            return asyncio.run(_finish_external_restore(settings, clock, report_progress))
         target = settings.sqlite_path
         if target is None:
-            raise Misuse(
+            raise UsageError(
                 "liveness restore puts back SQLite files; restore PostgreSQL by its own means and then call "
                 "`liveness restore --already-restored`, as docs/operations.md says."
             )
-        return restore(backup, target, clock, tell, replace=force)[1]
+        return restore(backup, target, clock, report_progress, replace=force)[1]
 
 
-async def _follow_up(settings: Settings, clock: Clock, tell: Callable[[str, int, int], None]) -> Restored:
+async def _finish_external_restore(
+    settings: Settings, clock: Clock, report_progress: Callable[[str, int, int], None]
+) -> RestoreSummary:
     from liveness.app import open_store
-    from liveness.restoring import begin_new_history
+    from liveness.engine.restore import begin_new_history
     from liveness.store.errors import WrongShardCount
 
     try:
@@ -118,6 +120,6 @@ async def _follow_up(settings: Settings, clock: Clock, tell: Callable[[str, int,
         settings = msgspec.structs.replace(settings, shards=int(str(error.fields["stored"])))
         store = await open_store(settings)
     try:
-        return await begin_new_history(store, settings.shards, clock, 0, tell)
+        return await begin_new_history(store, settings.shards, clock, 0, report_progress)
     finally:
         await store.close()

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from liveness.cli.failure import Failure, Misuse
-from liveness.settings import Settings, SettingsError, host_port, load_settings
+from liveness.cli.errors import CommandError, UsageError
+from liveness.config.settings import Settings, SettingsError, host_port, load_settings
 
 INTERRUPTED = 130
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 """A server that listens everywhere is reached, from here, at these."""
 
 
@@ -77,38 +77,38 @@ def serve(*, config: str | None, **flags: Any) -> None:
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
-    settings = settings_from(flags, config)
+    settings = settings_from_flags(flags, config)
     # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Loaded here: a wrong flag is told at once, and help needs none of it.
-    from liveness.serving import serve as run_server
+    from liveness.cli.server_process import serve as run_server
+    from liveness.rpc.tracing import TracingNotInstalled
     from liveness.store.errors import StoreError, StoreUnusable
-    from liveness.tracing import TracesMissing
 
     def on_ready(address: str, url: str) -> None:
         # Who asks for JSON reads it with a program; the log tells that one where the server is.
         if settings.log_format != "json":
-            click.echo(banner(settings, address, url, own_name()))
+            click.echo(banner(settings, address, url, program_name()))
 
     try:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TracesMissing) as error:
-        raise Misuse(str(error)) from error
+    except (StoreUnusable, TracingNotInstalled) as error:
+        raise UsageError(str(error)) from error
     except StoreError as error:
-        raise Failure(f"the server cannot start on {settings.db_for_people}: {error}") from error
+        raise CommandError(f"the server cannot start on {settings.db_without_password}: {error}") from error
     sys.exit(code)
 
 
-def settings_from(flags: dict[str, Any], config: str | None) -> Settings:
+def settings_from_flags(flags: dict[str, Any], config: str | None) -> Settings:
     try:
         return load_settings(flags, os.environ, None if config is None else Path(config))
     except SettingsError as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
-def own_name() -> str:
+def program_name() -> str:
     """How to call this program from where the person is: it may lie in a virtual environment that is not active."""
     if which("liveness"):
         return "liveness"
@@ -117,17 +117,17 @@ def own_name() -> str:
 
 
 def banner(settings: Settings, address: str, url: str = "", program: str = "liveness") -> str:
-    place = host_port(address)
-    assert place is not None, address
-    reached_at = address
-    if place.host in EVERYWHERE:
-        reached_at = f"{EVERYWHERE[place.host]}:{place.port}"
-    option = "" if reached_at == "127.0.0.1:7400" else f" --address {reached_at}"
+    listen_address = host_port(address)
+    assert listen_address is not None, address
+    client_address = address
+    if listen_address.host in WILDCARD_HOSTS:
+        client_address = f"{WILDCARD_HOSTS[listen_address.host]}:{listen_address.port}"
+    option = "" if client_address == "127.0.0.1:7400" else f" --address {client_address}"
     lines = [
         f"liveness {version('liveness')} is ready",
         f"  listening on  {address}",
         *([f"  dashboard     {url}"] if url else []),
-        f"  database      {settings.db_for_people}",
+        f"  database      {settings.db_without_password}",
         "",
         "Try next, in another terminal:",
         f"  {program} workers list{option}",
@@ -137,5 +137,5 @@ def banner(settings: Settings, address: str, url: str = "", program: str = "live
     if settings.reflection:
         heartbeat = '{"namespace": "default", "heartbeat": {"worker_instance_key": "worker-1"}}'
         call = "liveness.v1.LivenessService/RecordWorkerHeartbeat"
-        lines.append(f"  grpcurl -plaintext -d '{heartbeat}' {reached_at} {call}")
+        lines.append(f"  grpcurl -plaintext -d '{heartbeat}' {client_address} {call}")
     return "\n".join([*lines, "", "Ctrl-C stops it."])

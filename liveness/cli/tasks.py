@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
-from liveness.cli.failure import Failure, inert
-from liveness.cli.output import age, enum_word, note, print_json_array, print_table
+from liveness.cli.errors import CommandError, escape_control
+from liveness.cli.output import enum_name, format_age, print_json_array, print_note, print_table
 from liveness.v1.admin_pb2 import (
     TASK_STATE_DEAD_LETTERED,
     TASK_STATE_DISCARDED,
@@ -67,7 +67,7 @@ def list_(
       liveness tasks list --all-namespaces --state dead-lettered
       liveness tasks list --state dead-lettered --json --limit 0 | jq -r '.[].task_id'
     """
-    found = client.pages(
+    found = client.list_all(
         client.admin.ListTasks,
         ListTasksRequest(
             namespace="" if all_namespaces else client.namespace, states=[STATES[state] for state in states]
@@ -78,7 +78,7 @@ def list_(
     if as_json:
         print_json_array(found)
     else:
-        _print(
+        _print_tasks(
             found,
             f"No such task in {'any namespace' if all_namespaces else f'namespace {client.namespace}'}.",
         )
@@ -94,7 +94,7 @@ def retry(client: Client, *, ids: tuple[int, ...], as_json: bool) -> None:
     Example:
       liveness tasks retry 17 18
     """
-    _each(
+    _apply_to_each(
         ids,
         lambda id: client.call(client.admin.RetryTask, RetryTaskRequest(task_id=id)).task,
         as_json=as_json,
@@ -114,35 +114,35 @@ def discard(client: Client, *, ids: tuple[int, ...], yes: bool, as_json: bool) -
     """
     if not yes:
         confirm(f"Discard {len(ids)} task{'s' if len(ids) > 1 else ''} for good?")
-    _each(
+    _apply_to_each(
         ids,
         lambda id: client.call(client.admin.DiscardTask, DiscardTaskRequest(task_id=id)).task,
         as_json=as_json,
     )
 
 
-def _each(ids: Iterable[int], change: Callable[[int], Task], *, as_json: bool) -> None:
+def _apply_to_each(ids: Iterable[int], change: Callable[[int], Task], *, as_json: bool) -> None:
     """Change each task on its own: one that is refused keeps no other from being changed."""
-    refused: list[str] = []
+    failures: list[str] = []
 
-    def changed() -> Iterator[Task]:
+    def changed_tasks() -> Iterator[Task]:
         for id in dict.fromkeys(ids):
             try:
                 yield change(id)
-            except Failure as failure:
-                refused.append(f"task {id}: {failure.message}")
+            except CommandError as failure:
+                failures.append(f"task {id}: {failure.message}")
 
     if as_json:
-        print_json_array(changed())
+        print_json_array(changed_tasks())
     else:
-        _print(changed())
-    for sentence in refused[:-1]:
-        note(f"error: {sentence}")
-    if refused:
-        raise Failure(refused[-1])
+        _print_tasks(changed_tasks())
+    for sentence in failures[:-1]:
+        print_note(f"error: {sentence}")
+    if failures:
+        raise CommandError(failures[-1])
 
 
-def _print(found: Iterable[Task], if_none: str = "") -> None:
+def _print_tasks(found: Iterable[Task], empty_message: str = "") -> None:
     rows = [_row(task) for task in found]
     if rows:
         print_table(
@@ -150,21 +150,23 @@ def _print(found: Iterable[Task], if_none: str = "") -> None:
              "created", "last error"),
             rows,
         )  # fmt: skip
-    elif if_none:
-        note(if_none)
+    elif empty_message:
+        print_note(empty_message)
 
 
 def _row(task: Task) -> tuple[object, ...]:
     activity = task.activity
     return (
         task.task_id,
-        enum_word(TaskState, task.state),
+        enum_name(TaskState, task.state),
         task.type,
         task.namespace,
-        " / ".join(inert(part) for part in (activity.workflow_id, activity.run_id, activity.activity_id)),
+        " / ".join(
+            escape_control(part) for part in (activity.workflow_id, activity.run_id, activity.activity_id)
+        ),
         activity.attempt,
         f"{task.worker_instance_key} (epoch {task.lease_epoch})",
         task.attempts,
-        age(task, "create_time"),
+        format_age(task, "create_time"),
         task.last_error,
     )

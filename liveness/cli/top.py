@@ -10,12 +10,12 @@ import click
 from rich.console import Console
 
 from liveness.cli.client import Client, Timeout, client_command
-from liveness.cli.fleet.choices import Choices, Room
-from liveness.cli.fleet.reading import read
-from liveness.cli.fleet.rows import columns
+from liveness.cli.fleet.reader import read
 from liveness.cli.fleet.screen import Screen, first_query
-from liveness.cli.fleet.view import Picture, View
-from liveness.cli.output import note, print_json, print_table, to_json
+from liveness.cli.fleet.view import FleetView, Frame
+from liveness.cli.fleet.view_state import Viewport, ViewState
+from liveness.cli.fleet.worker_table import columns
+from liveness.cli.output import print_json, print_note, print_table, to_json
 from liveness.clock import SystemClock
 from liveness.v1.fleet_pb2 import GetFleetRequest
 
@@ -54,34 +54,36 @@ def top(client: Client, *, interval: float, all_namespaces: bool, once: bool, as
     query = first_query(namespace, console.height)
     if not on_terminal:
         query = replace(query, workers=PIPED_WORKERS)
-    seen = read(client, query, clock)
-    picture = Picture(snapshot=seen, choices=Choices(), now_ms=seen.at_ms, namespace=namespace)
+    snapshot = read(client, query, clock)
+    frame = Frame(snapshot=snapshot, view_state=ViewState(), now_ms=snapshot.at_ms, namespace=namespace)
     if not on_terminal:
-        _print(picture)
+        _print(frame)
     elif once or not sys.stdin.isatty():
-        console.print(View(picture, keys=False), height=console.height - 1)
+        console.print(FleetView(frame, show_keys=False), height=console.height - 1)
     else:
 
-        async def look() -> int:
-            return await Screen(console, client, clock, interval, query, seen).run()
+        async def run_screen() -> int:
+            return await Screen(console, client, clock, interval, query, snapshot).run()
 
-        sys.exit(asyncio.run(look()))
+        sys.exit(asyncio.run(run_screen()))
 
 
-def _print(picture: Picture) -> None:
+def _print(frame: Frame) -> None:
     """For a pipe or a file: no colours, nothing cut."""
-    view = View(picture, keys=False)
-    for line in (*view.head(PIPED_WIDTH, Room(0, 0)), *view.figures(PIPED_WIDTH)):
+    view = FleetView(frame, show_keys=False)
+    for line in (*view.head(PIPED_WIDTH, Viewport(0, 0)), *view.stats(PIPED_WIDTH)):
         click.echo(line.plain.rstrip())
     for banner in view.banners():
         click.echo(banner)
-    found = picture.workers()
-    shown = columns(PIPED_WIDTH, with_namespace=not picture.namespace)
+    found = frame.workers()
+    shown = columns(PIPED_WIDTH, with_namespace=not frame.namespace)
     click.echo()
     print_table(
         [column.title for column in shown],
-        ([column.cell(worker, picture.server_ms).plain for column in shown] for worker in found),
+        ([column.cell(worker, frame.server_ms).plain for column in shown] for worker in found),
     )
-    total = picture.snapshot.total
+    total = frame.snapshot.total
     if total is None or total > len(found):
-        note(f"These are the first {len(found):,} of {'many' if total is None else f'{total:,}'} workers.")
+        print_note(
+            f"These are the first {len(found):,} of {'many' if total is None else f'{total:,}'} workers."
+        )

@@ -12,23 +12,23 @@ from rich.console import Console
 from rich.text import Text
 
 from liveness.cli.client import Client, client_command
-from liveness.cli.event_words import TELLINGS, Sentence, Tone, sentence_of
-from liveness.cli.failure import Misuse, inert
-from liveness.cli.output import note, point_in_time, to_json
-from liveness.cli.tailing import follow, until_nobody_reads
-from liveness.settings import suggestion
+from liveness.cli.errors import UsageError, escape_control
+from liveness.cli.event_stream import exit_when_unread, follow_events
+from liveness.cli.event_text import FORMATTERS, EventText, EventTone, describe_event
+from liveness.cli.output import format_time, print_note, to_json
+from liveness.config.settings import suggestion
 from liveness.v1.event_pb2 import Event
 from liveness.v1.service_pb2 import WatchEventsRequest
 
 INTERRUPTED = 130
 STYLES = {
-    Tone.COMES: "green",
-    Tone.WORKS: "cyan",
-    Tone.QUIET: "dim",
-    Tone.ORDER: "magenta",
-    Tone.LEAVES: "yellow",
-    Tone.DIES: "bold red",
-    Tone.TROUBLE: "red",
+    EventTone.ARRIVAL: "green",
+    EventTone.PROGRESS: "cyan",
+    EventTone.MINOR: "dim",
+    EventTone.OPERATOR: "magenta",
+    EventTone.DEPARTURE: "yellow",
+    EventTone.DEATH: "bold red",
+    EventTone.PROBLEM: "red",
 }
 
 
@@ -71,9 +71,9 @@ def watch(
       liveness watch --json | jq -r 'select(.type == "WorkerDeactivated") | .text'
     """
     if resume and from_beginning:
-        raise Misuse("--resume and --from-beginning are two beginnings; give one of them")
+        raise UsageError("--resume and --from-beginning are two beginnings; give one of them")
     if worker and all_namespaces:
-        raise Misuse("a worker is of one namespace: --worker cannot be combined with --all-namespaces")
+        raise UsageError("a worker is of one namespace: --worker cannot be combined with --all-namespaces")
     _check_types(types)
     request = WatchEventsRequest(
         namespace="" if all_namespaces else client.namespace,
@@ -81,11 +81,11 @@ def watch(
         resume_token=resume,
         from_beginning=from_beginning,
     )
-    show = JsonLines() if as_json else Lines(all_namespaces)
+    show = JsonLines() if as_json else TextLines(all_namespaces)
     try:
-        with until_nobody_reads(_stdout_descriptor()):
-            for answer in follow(client, request, note):
-                events = [event for event in answer.events if _is_one_of(event.type, types)]
+        with exit_when_unread(_stdout_descriptor()):
+            for answer in follow_events(client, request, print_note):
+                events = [event for event in answer.events if _matches_type(event.type, types)]
                 show(events, answer.resume_token)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -93,11 +93,11 @@ def watch(
 
 def _check_types(types: Sequence[str]) -> None:
     for pattern in types:
-        if not any(fnmatchcase(known, pattern) for known in TELLINGS):
-            raise Misuse(f"there is no event {pattern}; {suggestion(pattern, TELLINGS)}")
+        if not any(fnmatchcase(known, pattern) for known in FORMATTERS):
+            raise UsageError(f"there is no event {pattern}; {suggestion(pattern, FORMATTERS)}")
 
 
-def _is_one_of(kind: str, patterns: Sequence[str]) -> bool:
+def _matches_type(kind: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(kind, pattern) for pattern in patterns)
 
 
@@ -112,20 +112,22 @@ class JsonLines:
     """One object per line, ASCII, for programs."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self._has_started = False
 
     def __call__(self, events: Sequence[Event], resume_token: str) -> None:
-        lines = [{**to_json(event), "text": str(sentence_of(event)), "resume_token": ""} for event in events]
-        if not self._begun and not lines:
+        lines = [
+            {**to_json(event), "text": str(describe_event(event)), "resume_token": ""} for event in events
+        ]
+        if not self._has_started and not lines:
             lines = [{}]
-        self._begun = True
+        self._has_started = True
         if lines:
             # All of an answer in one go: what follows it in the log is known for its last event alone.
             lines[-1]["resume_token"] = resume_token
             click.echo("\n".join(map(json.dumps, lines)))
 
 
-class Lines:
+class TextLines:
     """A sentence per line; on a terminal in colour, and with the date only when it changes."""
 
     def __init__(self, with_namespace: bool) -> None:
@@ -136,26 +138,26 @@ class Lines:
     def __call__(self, events: Sequence[Event], resume_token: str) -> None:
         if self._console is None:
             lines = [
-                f"{point_in_time(event, 'time')}  {self._where(event)}{inert(str(sentence_of(event)))}"
+                f"{format_time(event, 'time')}  {self._namespace_prefix(event)}{escape_control(str(describe_event(event)))}"
                 for event in events
             ]
             if lines:
                 click.echo("\n".join(lines))
             return
         for event in events:
-            date, _, time = point_in_time(event, "time").partition(" ")
+            date, _, time = format_time(event, "time").partition(" ")
             if date != self._date:
                 self._date = date
                 self._console.print(Text(date, "bold"))
-            self._console.print(self._line(time, event, sentence_of(event)), soft_wrap=True)
+            self._console.print(self._line(time, event, describe_event(event)), soft_wrap=True)
 
-    def _line(self, time: str, event: Event, sentence: Sentence) -> Text:
+    def _line(self, time: str, event: Event, description: EventText) -> Text:
         return Text.assemble(
             (f"{time}  ", "dim"),
-            (self._where(event), "blue"),
-            (inert(sentence.subject), "bold"),
-            (f" {inert(sentence.text)}", STYLES[sentence.tone]),
+            (self._namespace_prefix(event), "blue"),
+            (escape_control(description.subject), "bold"),
+            (f" {escape_control(description.text)}", STYLES[description.tone]),
         )
 
-    def _where(self, event: Event) -> str:
-        return f"{inert(event.namespace)}  " if self._with_namespace and event.namespace else ""
+    def _namespace_prefix(self, event: Event) -> str:
+        return f"{escape_control(event.namespace)}  " if self._with_namespace and event.namespace else ""

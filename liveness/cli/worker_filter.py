@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from liveness.cli.client import check_text
+from liveness.cli.client import check_utf8
 from liveness.v1.service_pb2 import WorkerFilter
 from liveness.v1.worker_pb2 import (
     WORKER_STATE_ACTIVE,
@@ -17,12 +17,12 @@ from liveness.v1.worker_pb2 import (
     WorkerState,
 )
 
-PRESENT: Mapping[str, WorkerState.ValueType] = {
+ACTIVE_OR_INACTIVE: Mapping[str, WorkerState.ValueType] = {
     "active": WORKER_STATE_ACTIVE,
     "inactive": WORKER_STATE_INACTIVE,
 }
 """Those of whom something can be ordered."""
-STATES: Mapping[str, WorkerState.ValueType] = {**PRESENT, "cleaned-up": WORKER_STATE_CLEANED_UP}
+STATES: Mapping[str, WorkerState.ValueType] = {**ACTIVE_OR_INACTIVE, "cleaned-up": WORKER_STATE_CLEANED_UP}
 
 
 def filter_options(
@@ -41,7 +41,7 @@ def filter_options(
             prefix: str,
             **rest: Any,
         ) -> None:
-            check_text(task_queue, build_id, host, prefix)
+            check_utf8(task_queue, build_id, host, prefix)
             where = WorkerFilter(
                 states=[states[state] for state in chosen],
                 task_queue=task_queue,

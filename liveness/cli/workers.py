@@ -5,22 +5,22 @@ from __future__ import annotations
 import click
 
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
-from liveness.cli.durations import show_ms, to_ms
+from liveness.cli.death_certificate import why
+from liveness.cli.durations import format_ms, to_ms
 from liveness.cli.output import (
-    age,
-    enum_word,
-    note,
-    point_in_time,
+    enum_name,
+    format_age,
+    format_time,
     print_fields,
     print_json,
     print_json_array,
+    print_note,
     print_table,
     to_json,
 )
 from liveness.cli.release_storm import release_storm
-from liveness.cli.why import why
+from liveness.cli.worker_commands import drain, pause, resume
 from liveness.cli.worker_filter import STATES, filter_options
-from liveness.cli.worker_orders import drain, pause, resume
 from liveness.v1.admin_pb2 import ExpireWorkerRequest
 from liveness.v1.event_pb2 import Event
 from liveness.v1.service_pb2 import (
@@ -78,7 +78,7 @@ def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int
         request = CountWorkersRequest(namespace=client.namespace, filter=where)
         _print_count(client.call(client.liveness.CountWorkers, request), as_json=as_json)
         return
-    found = client.pages(
+    found = client.list_all(
         client.liveness.ListWorkers,
         ListWorkersRequest(namespace=client.namespace, filter=where),
         lambda response: response.workers,
@@ -87,7 +87,7 @@ def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int
     if as_json:
         print_json_array(found)
         return
-    rows = [_row(worker) for worker in found]
+    rows = [_worker_row(worker) for worker in found]
     if rows:
         print_table(
             ("worker", "state", "last heartbeat", "lease", "stream", "loop lag", "activities", "task queue",
@@ -95,7 +95,7 @@ def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int
             rows,
         )  # fmt: skip
     else:
-        note(f"No such worker in namespace {client.namespace}.")
+        print_note(f"No such worker in namespace {client.namespace}.")
 
 
 @workers.command()
@@ -113,7 +113,7 @@ def describe(client: Client, *, key: str, as_json: bool) -> None:
     if as_json:
         print_json(to_json(worker))
         return
-    print_fields(_fields(worker))
+    print_fields(_worker_fields(worker))
     for title, activities in (
         ("holds activities", worker.bound_activities),
         ("lost, not yet given up", worker.cancel_activities),
@@ -141,7 +141,7 @@ def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json
     Example:
       liveness workers history worker-7 --newest-first --limit 5
     """
-    events = client.pages(
+    events = client.list_all(
         client.liveness.GetWorkerHistory,
         GetWorkerHistoryRequest(
             namespace=client.namespace, worker_instance_key=key, newest_first=newest_first
@@ -156,7 +156,7 @@ def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json
     if rows:
         print_table(("time", "sequence", "event", "data"), rows)
     else:
-        note(f"No events of worker {key} in namespace {client.namespace}.")
+        print_note(f"No events of worker {key} in namespace {client.namespace}.")
 
 
 @workers.command()
@@ -175,7 +175,7 @@ def expire(client: Client, *, key: str, reason: str, yes: bool, as_json: bool) -
         request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
         held = client.call(client.liveness.DescribeWorker, request).worker.bound_activity_count
         confirm(
-            f"Expire worker {key} of namespace {client.namespace} and reschedule its {_activities(held)}?"
+            f"Expire worker {key} of namespace {client.namespace} and reschedule its {_activity_count(held)}?"
         )
     response = client.call(
         client.admin.ExpireWorker,
@@ -184,8 +184,8 @@ def expire(client: Client, *, key: str, reason: str, yes: bool, as_json: bool) -
     if as_json:
         print_json(to_json(response))
     else:
-        note(
-            f"Worker {key} is {_state(response.state)}; {_activities(response.rescheduled_activities)} rescheduled."
+        print_note(
+            f"Worker {key} is {_state_name(response.state)}; {_activity_count(response.rescheduled_activities)} rescheduled."
         )
 
 
@@ -193,18 +193,18 @@ def _print_count(response: CountWorkersResponse, *, as_json: bool) -> None:
     if as_json:
         print_json(to_json(response))
         return
-    groups = [(_state(group.state), group.count) for group in response.groups]
+    groups = [(_state_name(group.state), group.count) for group in response.groups]
     print_table(("state", "workers"), [*groups, ("total", response.total)])
 
 
-def _row(worker: Worker) -> tuple[object, ...]:
+def _worker_row(worker: Worker) -> tuple[object, ...]:
     return (
         worker.worker_instance_key,
-        _standing(worker),
-        age(worker, "last_heartbeat_time"),
-        show_ms(to_ms(worker.granted_lease_duration)),
-        _stream(worker),
-        _loop_lag(worker),
+        _state_text(worker),
+        format_age(worker, "last_heartbeat_time"),
+        format_ms(to_ms(worker.granted_lease_duration)),
+        _stream_text(worker),
+        _loop_lag_text(worker),
         worker.bound_activity_count,
         worker.task_queue,
         worker.build_id,
@@ -213,37 +213,37 @@ def _row(worker: Worker) -> tuple[object, ...]:
 
 
 def _event_row(event: Event) -> tuple[object, ...]:
-    return point_in_time(event, "time"), event.sequence, event.type, event.data_json
+    return format_time(event, "time"), event.sequence, event.type, event.data_json
 
 
-def _fields(worker: Worker) -> list[tuple[str, object]]:
-    lease = show_ms(to_ms(worker.granted_lease_duration))
-    why = enum_word(InactiveReason, worker.inactive_reason)
-    heartbeat = point_in_time(worker, "last_heartbeat_time")
+def _worker_fields(worker: Worker) -> list[tuple[str, object]]:
+    lease = format_ms(to_ms(worker.granted_lease_duration))
+    why = enum_name(InactiveReason, worker.inactive_reason)
+    heartbeat = format_time(worker, "last_heartbeat_time")
     return [
         ("worker", worker.worker_instance_key),
         ("namespace", worker.namespace),
-        ("state", _standing(worker)),
-        ("drained at the latest", point_in_time(worker, "drain_deadline")),
+        ("state", _state_text(worker)),
+        ("drained at the latest", format_time(worker, "drain_deadline")),
         ("inactive because", ": ".join(part for part in (why, worker.inactive_detail) if part)),
-        ("last heartbeat", heartbeat and f"{heartbeat} ({age(worker, 'last_heartbeat_time')})"),
+        ("last heartbeat", heartbeat and f"{heartbeat} ({format_age(worker, 'last_heartbeat_time')})"),
         ("lease", f"{lease}, epoch {worker.lease_epoch}"),
-        ("lease ends", point_in_time(worker, "lease_deadline")),
-        ("held until", point_in_time(worker, "held_until")),
-        ("stream", _stream(worker)),
-        ("loop lag", _loop_lag(worker)),
-        ("cleaned up at", point_in_time(worker, "cleanup_time")),
+        ("lease ends", format_time(worker, "lease_deadline")),
+        ("held until", format_time(worker, "held_until")),
+        ("stream", _stream_text(worker)),
+        ("loop lag", _loop_lag_text(worker)),
+        ("cleaned up at", format_time(worker, "cleanup_time")),
         ("session", worker.session_id),
         ("sequence", worker.sequence or ""),
         ("shard", worker.shard_id),
-        ("status", enum_word(WorkerStatus, worker.status)),
+        ("status", enum_name(WorkerStatus, worker.status)),
         ("identity", worker.worker_identity),
         ("task queue", worker.task_queue),
         ("build", worker.build_id),
         ("SDK", f"{worker.sdk_name} {worker.sdk_version}".strip()),
         ("host", worker.host_name),
         ("process", worker.process_id),
-        ("started", point_in_time(worker, "start_time")),
+        ("started", format_time(worker, "start_time")),
         ("current job", worker.current_job),
         ("capabilities", ", ".join(worker.capabilities)),
         ("labels", ", ".join(f"{name}={worker.labels[name]}" for name in sorted(worker.labels))),
@@ -254,27 +254,27 @@ def _fields(worker: Worker) -> list[tuple[str, object]]:
     ]
 
 
-def _state(state: int) -> str:
-    return enum_word(WorkerState, state)
+def _state_name(state: int) -> str:
+    return enum_name(WorkerState, state)
 
 
-def _standing(worker: Worker) -> str:
+def _state_text(worker: Worker) -> str:
     """The state, and what else is to be known about it: ACTIVE (suspect, paused)."""
     # A drain ends with the lease, and nothing is ordered of a worker that is gone for good.
-    marks = [
-        mark
-        for mark, holds in (
+    flags = [
+        flag
+        for flag, is_set in (
             ("suspect", worker.suspect),
             ("held", worker.HasField("held_until")),
             ("paused", worker.paused and worker.state != WORKER_STATE_CLEANED_UP),
             ("draining", worker.draining and worker.state == WORKER_STATE_ACTIVE),
         )
-        if holds
+        if is_set
     ]
-    return f"{_state(worker.state)} ({', '.join(marks)})" if marks else _state(worker.state)
+    return f"{_state_name(worker.state)} ({', '.join(flags)})" if flags else _state_name(worker.state)
 
 
-def _stream(worker: Worker) -> str:
+def _stream_text(worker: Worker) -> str:
     """Whether its stream is open, and how long it may be without one."""
     parts = []
     if worker.attached:
@@ -282,13 +282,13 @@ def _stream(worker: Worker) -> str:
     elif worker.suspect:
         parts.append("broken")
     if worker.HasField("disconnect_grace"):
-        parts.append(f"grace {show_ms(to_ms(worker.disconnect_grace))}")
+        parts.append(f"grace {format_ms(to_ms(worker.disconnect_grace))}")
     return ", ".join(parts)
 
 
-def _loop_lag(worker: Worker) -> str:
-    return show_ms(to_ms(worker.loop_lag)) if worker.HasField("loop_lag") else ""
+def _loop_lag_text(worker: Worker) -> str:
+    return format_ms(to_ms(worker.loop_lag)) if worker.HasField("loop_lag") else ""
 
 
-def _activities(count: int) -> str:
+def _activity_count(count: int) -> str:
     return f"{count} {'activity' if count == 1 else 'activities'}"

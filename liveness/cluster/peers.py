@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger("liveness.peers")
 
-HINT_SECONDS_MAX = 1.0
+HINT_TIMEOUT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),  # so long connecting may take, over any network
@@ -34,7 +34,7 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-Write = Callable[[cluster_pb2.HintRequest], None]
+FillHint = Callable[[cluster_pb2.HintRequest], None]
 
 
 class Peers:
@@ -45,17 +45,17 @@ class Peers:
         """Of this node, once it is known."""
         self.watching = False
         """Whether somebody watches events here."""
-        self.watchful: set[str] = set()
+        self.watching_addresses: set[str] = set()
         """Addresses of those where somebody does."""
         self._addresses: tuple[str, ...] = ()
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._gathering: dict[str, cluster_pb2.HintRequest] = {}
-        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._pending_hints: dict[str, cluster_pb2.HintRequest] = {}
+        self._send_tasks: dict[str, asyncio.Task[None]] = {}
 
-    def meet(self, addresses: Collection[str]) -> None:
+    def set_addresses(self, addresses: Collection[str]) -> None:
         """Those who live now, this node aside."""
         self._addresses = tuple(addresses)
-        self.watchful.intersection_update(addresses)
+        self.watching_addresses.intersection_update(addresses)
         for address in self._channels.keys() - set(addresses):
             channel = self._channels.pop(address)
             asyncio.get_running_loop().create_task(channel.close(None))
@@ -75,47 +75,49 @@ class Peers:
 
     # -- news
 
-    def tell(self, address: str, write: Write) -> None:
-        """`write` puts the news into a message, together with whatever else gathers for that node."""
-        message = self._gathering.get(address)
+    def send_hint(self, address: str, fill: FillHint) -> None:
+        """`fill` puts the news into a message, together with whatever else gathers for that node."""
+        message = self._pending_hints.get(address)
         if message is None:
             message = cluster_pb2.HintRequest(node_id=self._node_id, address=self.address)
-            self._gathering[address] = message
-        write(message)
-        if address not in self._sending:
-            self._sending[address] = asyncio.get_running_loop().create_task(self._send(address))
+            self._pending_hints[address] = message
+        fill(message)
+        if address not in self._send_tasks:
+            self._send_tasks[address] = asyncio.get_running_loop().create_task(self._send(address))
 
-    def tell_all(self, write: Write) -> None:
+    def broadcast_hint(self, fill: FillHint) -> None:
         for address in self._addresses:
-            self.tell(address, write)
+            self.send_hint(address, fill)
 
-    async def told_all(self, write: Write) -> None:
+    async def broadcast_hint_and_wait(self, fill: FillHint) -> None:
         """Tell everybody, and return when they have heard of it or do not answer."""
-        self.tell_all(write)
-        if sending := [self._sending[address] for address in self._addresses if address in self._sending]:
-            await asyncio.wait(sending)
+        self.broadcast_hint(fill)
+        if send_tasks := [
+            self._send_tasks[address] for address in self._addresses if address in self._send_tasks
+        ]:
+            await asyncio.wait(send_tasks)
 
     async def _send(self, address: str) -> None:
         try:
-            while (message := self._gathering.pop(address, None)) is not None:
+            while (message := self._pending_hints.pop(address, None)) is not None:
                 message.watching = self.watching
                 try:
-                    await self.stub(address).Hint(message, timeout=HINT_SECONDS_MAX)
+                    await self.stub(address).Hint(message, timeout=HINT_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
                     logger.debug("news not delivered", to=address, why=error.details())
         finally:
-            del self._sending[address]
+            del self._send_tasks[address]
 
     async def close(self) -> None:
-        for task in tuple(self._sending.values()):
+        for task in tuple(self._send_tasks.values()):
             task.cancel()
-        await asyncio.gather(*self._sending.values(), return_exceptions=True)
+        await asyncio.gather(*self._send_tasks.values(), return_exceptions=True)
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
 
 
-def node_given_up() -> bool:
+def was_cancelled_by_channel() -> bool:
     """Of a call that ended as cancelled: nobody cancelled us, its channel was closed because the node is gone. Passed on
     as it is, that would end the call that we serve without an answer."""
     task = asyncio.current_task()

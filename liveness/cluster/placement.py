@@ -8,11 +8,11 @@ from collections.abc import Collection
 from hashlib import blake2b
 
 
-def weight(place: str, shard_id: int) -> int:
+def rendezvous_weight(address: str, shard_id: int) -> int:
     """The same in every process and every version: where a shard belongs depends on it."""
-    return int.from_bytes(blake2b(b"%d\0%s" % (shard_id, place.encode()), digest_size=8).digest())
+    return int.from_bytes(blake2b(b"%d\0%s" % (shard_id, address.encode()), digest_size=8).digest())
 
 
-def winner(shard_id: int, places: Collection[str]) -> str | None:
-    """`places`: what names the nodes over restarts, such as their addresses."""
-    return max(places, key=lambda place: (weight(place, shard_id), place), default=None)
+def choose_node(shard_id: int, addresses: Collection[str]) -> str | None:
+    """`addresses`: what names the nodes over restarts, such as their addresses."""
+    return max(addresses, key=lambda address: (rendezvous_weight(address, shard_id), address), default=None)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from liveness.demo.notes import Deed, Note
+from liveness.demo.notes import Note, NoteKind
 
-REFUSALS = frozenset({"FENCED_OFF", "ACTIVITY_FINISHED"})
+REFUSAL_REASONS = frozenset({"FENCED_OFF", "ACTIVITY_FINISHED"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,59 +36,63 @@ class Ledger:
     completed_twice: int
 
     @property
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         return self.executed == self.completed + self.cut_short + self.refused
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         return (
             self.lost == 0
             and self.completed_twice == 0
             and self.completed == self.scheduled
-            and self.balanced
+            and self.is_balanced
         )
 
 
-def reckon(
+def compute_ledger(
     scheduled: Sequence[str],
     completions: Sequence[Completion],
     times_completed: Mapping[str, int],
     notes: Sequence[Note],
 ) -> Ledger:
     """`times_completed`: how often the server's log says so, by activity."""
-    by_deed: dict[Deed, list[Note]] = {deed: [] for deed in Deed}
+    by_kind: dict[NoteKind, list[Note]] = {deed: [] for deed in NoteKind}
     for note in notes:
-        by_deed[note.deed].append(note)
-    finished = {(note.activity, note.worker, note.attempt, note.digest) for note in by_deed[Deed.FINISHED]}
-    witnessed = {
+        by_kind[note.deed].append(note)
+    finished = {
+        (note.activity, note.worker, note.attempt, note.digest) for note in by_kind[NoteKind.FINISHED]
+    }
+    confirmed = {
         done.activity
         for done in completions
         if (done.activity, done.worker, done.attempt, done.digest) in finished
     }
     refused = {
         (note.activity, note.worker, note.attempt)
-        for note in by_deed[Deed.REFUSED]
-        if note.reason in REFUSALS
+        for note in by_kind[NoteKind.REFUSED]
+        if note.reason in REFUSAL_REASONS
     }
-    taken = {(done.activity, done.worker, done.attempt) for done in completions}
-    begun = [(note.activity, note.worker, note.attempt) for note in by_deed[Deed.STARTED]]
+    accepted = {(done.activity, done.worker, done.attempt) for done in completions}
+    started = [(note.activity, note.worker, note.attempt) for note in by_kind[NoteKind.STARTED]]
     return Ledger(
         scheduled=len(scheduled),
-        executed=len(begun),
-        completed=len(witnessed & set(scheduled)),
-        cut_short=sum(attempt not in taken and attempt not in refused for attempt in begun),
+        executed=len(started),
+        completed=len(confirmed & set(scheduled)),
+        cut_short=sum(attempt not in accepted and attempt not in refused for attempt in started),
         refused=len(refused),
-        lost=len(set(scheduled) - witnessed),
-        completed_twice=_twice(times_completed, by_deed, len(completions)),
+        lost=len(set(scheduled) - confirmed),
+        completed_twice=_count_completed_twice(times_completed, by_kind, len(completions)),
     )
 
 
-def _twice(times_completed: Mapping[str, int], by_deed: Mapping[Deed, list[Note]], completed: int) -> int:
+def _count_completed_twice(
+    times_completed: Mapping[str, int], by_kind: Mapping[NoteKind, list[Note]], completed: int
+) -> int:
     """By the server's log; and by its answers, of which there may be fewer than completions (whoever is killed notes
     nothing down), but not more."""
     in_the_log = sum(times - 1 for times in times_completed.values() if times > 1)
     acknowledged: Counter[str] = Counter()
-    for note in by_deed[Deed.ACKNOWLEDGED]:
+    for note in by_kind[NoteKind.ACKNOWLEDGED]:
         acknowledged[note.worker] = max(acknowledged[note.worker], note.count)
-    answers = acknowledged.total() + len(by_deed[Deed.ACCEPTED])
-    return max(in_the_log, answers - completed, len(by_deed[Deed.ACCEPTED]))
+    answers = acknowledged.total() + len(by_kind[NoteKind.ACCEPTED])
+    return max(in_the_log, answers - completed, len(by_kind[NoteKind.ACCEPTED]))

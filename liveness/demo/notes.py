@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 
-class Deed(StrEnum):
+class NoteKind(StrEnum):
     STARTED = "started"
     FINISHED = "finished"
     """Done, and handed to the SDK to be reported."""
@@ -23,7 +23,7 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    deed: Deed
+    deed: NoteKind
     worker: str
     activity: str = ""
     attempt: int = 0
@@ -33,7 +33,7 @@ class Note:
     count: int = 0
 
 
-class Notebook:
+class NoteWriter:
     """Written by one process. Each line reaches the file at once, so that `kill -9` takes nothing back."""
 
     def __init__(self, path: Path) -> None:
@@ -43,14 +43,14 @@ class Notebook:
         self._file.write(json.dumps(asdict(note)).encode() + b"\n")
 
 
-class Reader:
+class NoteReader:
     """Reads on where it left off; a line that is being written is left for the next time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
-    def news(self) -> list[Note]:
+    def read_new(self) -> list[Note]:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -62,4 +62,4 @@ class Reader:
 
 def _note(line: bytes) -> Note:
     fields = json.loads(line)
-    return Note(**{**fields, "deed": Deed(fields["deed"])})
+    return Note(**{**fields, "deed": NoteKind(fields["deed"])})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 TASK_QUEUE = "demo"
 ACTIVITY_TYPE = "hash"
-BLOCK = "block-"
+BLOCK_PREFIX = "block-"
 """What each name of an activity begins with."""
 NAMESPACE = "default"
 
@@ -29,15 +29,15 @@ class Plan:
     """How long an activity takes, from and to."""
     scheduling_ms: int = 17_000
     """Some of the activities are there at once, some come in this time, some when the plot needs busy workers."""
-    scenes_ms: int = 3_000
+    fault_gap_ms: int = 3_000
     """Between the blows."""
-    encore: bool = True
+    extra_kill: bool = True
     """Whether one more worker is killed after the zombie was refused."""
     limit_s: float = 180.0
 
     @property
-    def blows(self) -> int:
-        return 4 if self.encore else 3
+    def fault_count(self) -> int:
+        return 4 if self.extra_kill else 3
 
 
 def full(*, workers: int | None, activities: int | None, seed: int) -> Plan:
@@ -54,7 +54,7 @@ def fast(*, workers: int | None, activities: int | None, seed: int) -> Plan:
         grace_s=0.8,
         work_ms=(250, 600),
         scheduling_ms=3_000,
-        scenes_ms=500,
-        encore=False,
+        fault_gap_ms=500,
+        extra_kill=False,
         limit_s=120.0,
     )

@@ -12,40 +12,40 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from liveness.demo.cast import Condition
 from liveness.demo.ledger import Ledger
-from liveness.demo.plan import BLOCK
-from liveness.demo.story import Line, Tone
+from liveness.demo.plan import BLOCK_PREFIX
+from liveness.demo.processes import ProcessState
+from liveness.demo.timeline import EntryKind, TimelineEntry
 
 STATE_WIDTH = 61
-WIDE = 112
+WIDE_LAYOUT_MIN = 112
 """From here on the story stands beside the workers, else below."""
-BAR = 12
-STATE_LINES = 9
+BAR_WIDTH = 12
+FIXED_LINES = 9
 """All that is not a worker or a line of the story: title, frames, headings, the bar of activities."""
-STORY_MIN = 6
-STORY_MAX = 16
-PROCESS = {
-    Condition.STARTING: ("starting", "dim"),
-    Condition.RUNNING: ("running", "green"),
-    Condition.KILLED: ("killed", "bold red"),
-    Condition.FROZEN: ("frozen", "bold cyan"),
-    Condition.ENDED: ("ended", "dim"),
+TIMELINE_LINES_MIN = 6
+TIMELINE_LINES_MAX = 16
+PROCESS_STYLES = {
+    ProcessState.STARTING: ("starting", "dim"),
+    ProcessState.RUNNING: ("running", "green"),
+    ProcessState.KILLED: ("killed", "bold red"),
+    ProcessState.FROZEN: ("frozen", "bold cyan"),
+    ProcessState.ENDED: ("ended", "dim"),
 }
-TONES = {
-    Tone.QUIET: "dim",
-    Tone.BLOW: "bold red",
-    Tone.NOTICED: "yellow",
-    Tone.MOVED: "green",
-    Tone.REFUSED: "bold magenta",
-    Tone.WRONG: "bold white on red",
+ENTRY_STYLES = {
+    EntryKind.INFO: "dim",
+    EntryKind.FAULT: "bold red",
+    EntryKind.DETECTED: "yellow",
+    EntryKind.MOVED: "green",
+    EntryKind.REFUSED: "bold magenta",
+    EntryKind.ERROR: "bold white on red",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
     name: str
-    condition: Condition
+    process_state: ProcessState
     verdict: str
     """What the server says: ACTIVE, INACTIVE, or nothing yet."""
     suspect: bool
@@ -57,7 +57,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Frame:
     title: str
     time: str
     workers: Sequence[WorkerRow]
@@ -65,74 +65,78 @@ class Scene:
     running: int
     waiting: int
     total: int
-    story: Sequence[Line]
+    timeline: Sequence[TimelineEntry]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class DemoView:
     """A scene that fits itself into the room it is given."""
 
-    scene: Scene
+    frame: Frame
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.height or options.size.height
-        if options.max_width >= WIDE:
+        if options.max_width >= WIDE_LAYOUT_MIN:
             body = Table.grid(expand=True)
             body.add_column(width=STATE_WIDTH)
             body.add_column(ratio=1)
-            rows = _that_fit(self.scene.workers, height - STATE_LINES)
-            story = _story(self.scene.story, min(STORY_MAX, height - 4))
-            body.add_row(Group(_workers(rows), _activities(self.scene)), story)
-            parts: list[RenderableType] = [_title(self.scene), body]
+            rows = _visible_rows(self.frame.workers, height - FIXED_LINES)
+            timeline = _timeline_panel(self.frame.timeline, min(TIMELINE_LINES_MAX, height - 4))
+            body.add_row(Group(_worker_panel(rows), _activity_panel(self.frame)), timeline)
+            parts: list[RenderableType] = [_title(self.frame), body]
         else:
-            rows = _that_fit(self.scene.workers, height - STATE_LINES - STORY_MIN - 2)
-            room = height - STATE_LINES - len(rows) - 2
-            story = _story(self.scene.story, min(max(room, STORY_MIN), STORY_MAX))
-            parts = [_title(self.scene), _workers(rows), _activities(self.scene), story]
+            rows = _visible_rows(self.frame.workers, height - FIXED_LINES - TIMELINE_LINES_MIN - 2)
+            max_lines = height - FIXED_LINES - len(rows) - 2
+            timeline = _timeline_panel(
+                self.frame.timeline, min(max(max_lines, TIMELINE_LINES_MIN), TIMELINE_LINES_MAX)
+            )
+            parts = [_title(self.frame), _worker_panel(rows), _activity_panel(self.frame), timeline]
         for part in parts:
             yield from console.render(part, options.update(height=None))
 
 
-def _that_fit(rows: Sequence[WorkerRow], room: int) -> Sequence[WorkerRow]:
+def _visible_rows(rows: Sequence[WorkerRow], max_lines: int) -> Sequence[WorkerRow]:
     """In a low window, those that are over go first, then those to whom nothing happens."""
-    spare = max(len(rows) - max(room, 1), 0)
-    over = [row for row in rows if row.verdict == "INACTIVE" and row.condition is not Condition.FROZEN]
-    calm = [row for row in rows if row.condition is Condition.RUNNING and row.epoch <= 1]
-    hidden = [*over, *reversed(calm)][:spare]
+    excess = max(len(rows) - max(max_lines, 1), 0)
+    ended = [
+        row for row in rows if row.verdict == "INACTIVE" and row.process_state is not ProcessState.FROZEN
+    ]
+    undisturbed = [row for row in rows if row.process_state is ProcessState.RUNNING and row.epoch <= 1]
+    hidden = [*ended, *reversed(undisturbed)][:excess]
     return [row for row in rows if row not in hidden]
 
 
-def _title(scene: Scene) -> RenderableType:
+def _title(frame: Frame) -> RenderableType:
     line = Table.grid(expand=True, padding=(0, 1))
     line.add_column()
     line.add_column(justify="right")
     line.add_row(
-        Text.assemble(("liveness demo", "bold"), "  ", (scene.title, "dim")), Text(scene.time, "bold")
+        Text.assemble(("liveness demo", "bold"), "  ", (frame.title, "dim")), Text(frame.time, "bold")
     )
     return line
 
 
-def _workers(rows: Sequence[WorkerRow]) -> Panel:
+def _worker_panel(rows: Sequence[WorkerRow]) -> Panel:
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("worker", no_wrap=True)
     table.add_column("process", no_wrap=True)
     table.add_column("server says", no_wrap=True, min_width=11)
-    table.add_column("lease", no_wrap=True, width=BAR + 6)
+    table.add_column("lease", no_wrap=True, width=BAR_WIDTH + 6)
     table.add_column("blocks", no_wrap=True, ratio=1, overflow="ellipsis")
     for row in rows:
-        word, style = PROCESS[row.condition]
-        over = row.verdict == "INACTIVE"
+        word, style = PROCESS_STYLES[row.process_state]
+        ended = row.verdict == "INACTIVE"
         table.add_row(
-            Text(row.name, "dim" if over else ""),
+            Text(row.name, "dim" if ended else ""),
             Text(word, style),
-            _verdict(row),
-            _lease(row),
-            Text(" ".join(name.removeprefix(BLOCK) for name in row.holds), "dim" if over else ""),
+            _state_text(row),
+            _lease_bar(row),
+            Text(" ".join(name.removeprefix(BLOCK_PREFIX) for name in row.holds), "dim" if ended else ""),
         )
     return Panel(table, title="workers", title_align="left", box=box.ROUNDED, border_style="dim")
 
 
-def _verdict(row: WorkerRow) -> Text:
+def _state_text(row: WorkerRow) -> Text:
     if not row.verdict:
         return Text("")
     if row.verdict == "ACTIVE":
@@ -142,28 +146,30 @@ def _verdict(row: WorkerRow) -> Text:
     return Text(row.verdict.lower(), "dim")
 
 
-def _lease(row: WorkerRow) -> Text:
+def _lease_bar(row: WorkerRow) -> Text:
     if row.verdict != "ACTIVE":
         return Text("")
-    filled = min(max(round(row.lease_left * BAR), 0), BAR)
+    filled = min(max(round(row.lease_left * BAR_WIDTH), 0), BAR_WIDTH)
     style = "green" if row.lease_left > 0.5 else "yellow" if row.lease_left > 0.2 else "red"
-    return Text.assemble(("━" * filled, style), ("─" * (BAR - filled), "dim"), f" {row.lease_left_s:3.1f} s")
+    return Text.assemble(
+        ("━" * filled, style), ("─" * (BAR_WIDTH - filled), "dim"), f" {row.lease_left_s:3.1f} s"
+    )
 
 
-def _activities(scene: Scene) -> Panel:
-    unknown = scene.total - scene.completed - scene.running - scene.waiting
+def _activity_panel(frame: Frame) -> Panel:
+    unknown = frame.total - frame.completed - frame.running - frame.waiting
     parts = (
-        (scene.completed, "completed", "green", "█"),
-        (scene.running, "running", "cyan", "█"),
-        (scene.waiting, "waiting", "yellow", "█"),
+        (frame.completed, "completed", "green", "█"),
+        (frame.running, "running", "cyan", "█"),
+        (frame.waiting, "waiting", "yellow", "█"),
         (unknown, "to come", "dim", "░"),
     )
     words = Text("   ").join(
         Text.assemble((glyph, style), f" {count} {word}") for count, word, style, glyph in parts
     )
     return Panel(
-        Group(_Proportion([(count, style, glyph) for count, _, style, glyph in parts]), words),
-        title=f"{scene.total} activities",
+        Group(_ProportionBar([(count, style, glyph) for count, _, style, glyph in parts]), words),
+        title=f"{frame.total} activities",
         title_align="left",
         box=box.ROUNDED,
         border_style="dim",
@@ -171,7 +177,7 @@ def _activities(scene: Scene) -> Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proportion:
+class _ProportionBar:
     """One bar over the whole width, divided in proportion."""
 
     parts: Sequence[tuple[int, str, str]]
@@ -188,44 +194,44 @@ class _Proportion:
         yield Segment.line()
 
 
-def _story(lines: Sequence[Line], room: int) -> Panel:
+def _timeline_panel(lines: Sequence[TimelineEntry], max_lines: int) -> Panel:
     return Panel(
-        _LastLines(lines, room),
+        _LastEntries(lines, max_lines),
         title="what happens",
         title_align="left",
         box=box.ROUNDED,
         border_style="dim",
-        height=room + 2,
+        height=max_lines + 2,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _LastLines:
+class _LastEntries:
     """As many of the last lines as there is room for, folded ones counted as they are."""
 
-    lines: Sequence[Line]
-    room: int
+    lines: Sequence[TimelineEntry]
+    max_lines: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table.grid(padding=(0, 1, 0, 0))
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
-        for line in self.lines[-self.room :]:
-            table.add_row(line.time, Text(line.text, TONES[line.tone]))
+        for line in self.lines[-self.max_lines :]:
+            table.add_row(line.time, Text(line.text, ENTRY_STYLES[line.kind]))
         rendered = console.render_lines(table, options.update(height=None), pad=False)
-        for row in rendered[-self.room :]:
+        for row in rendered[-self.max_lines :]:
             yield from row
             yield Segment.line()
 
 
-def reckoning(ledger: Ledger, told: str) -> RenderableType:
+def render_ledger(ledger: Ledger, summary: str) -> RenderableType:
     """The ledger, for people."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="bold")
     table.add_column()
     table.add_column(style="dim")
     good, bad = "bold green", "bold white on red"
-    for count, word, remark, wanted in (
+    for count, word, remark, expected in (
         (ledger.scheduled, "scheduled", "", None),
         (ledger.executed, "executed", "attempts that a worker began", None),
         (ledger.completed, "completed", "on record, and by a worker's own notes", ledger.scheduled),
@@ -234,13 +240,13 @@ def reckoning(ledger: Ledger, told: str) -> RenderableType:
         (ledger.lost, "lost", "", 0),
         (ledger.completed_twice, "completed twice", "", 0),
     ):
-        style = "" if wanted is None else good if count == wanted else bad
+        style = "" if expected is None else good if count == expected else bad
         table.add_row(Text(str(count), style), Text(word, style), remark)
     return Panel(
-        Group(table, Text(""), Text(told, "dim")),
+        Group(table, Text(""), Text(summary, "dim")),
         title="ledger",
         title_align="left",
         box=box.ROUNDED,
-        border_style="green" if ledger.clean else "red",
+        border_style="green" if ledger.is_clean else "red",
         expand=False,
     )

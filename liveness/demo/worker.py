@@ -17,36 +17,36 @@ import grpc
 
 from liveness.clock import SystemClock
 from liveness.demo.dataset import digest_of
-from liveness.demo.notes import Deed, Note, Notebook
+from liveness.demo.notes import Note, NoteKind, NoteWriter
 from liveness.demo.plan import ACTIVITY_TYPE, NAMESPACE, TASK_QUEUE
 from liveness.sdk import ActivityLost, CannotStart, FencingToken, Task, Worker
-from liveness.sdk.refusals import of_call
+from liveness.sdk.rpc_failures import failure_of_call
 from liveness.v1.activity_pb2 import ActivityId, CompleteActivityRequest
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 
-COUNTING_MS = 50
-INSIST_SECONDS = 5.0
-START_SECONDS = 30.0
+COUNT_INTERVAL_MS = 50
+REPORT_TIMEOUT_SECONDS = 5.0
+START_TIMEOUT_SECONDS = 30.0
 
 
-async def work(options: Namespace) -> None:
+async def run_worker(options: Namespace) -> None:
     name: str = options.name
-    notebook = Notebook(options.folder / f"{name}.jsonl")
+    note_writer = NoteWriter(options.folder / f"{name}.jsonl")
 
     def hash_block(task: Task) -> object:
         token = task.fencing_token
-        started = Note(deed=Deed.STARTED, worker=name, activity=task.id, attempt=task.attempt)
-        notebook.add(started)
+        started = Note(deed=NoteKind.STARTED, worker=name, activity=task.id, attempt=task.attempt)
+        note_writer.add(started)
         block, work_ms = options.folder / task.json()["block"], task.json()["work_ms"]
         digest = digest_of(block, work_ms, rest=task.lost.wait_blocking)
         try:
             task.check()
         except ActivityLost:
-            reason = insist(options.address, task, name, token)
-            deed = Deed.REFUSED if reason else Deed.ACCEPTED
-            notebook.add(replace(started, deed=deed, digest=digest, reason=reason))
+            reason = report_anyway(options.address, task, name, token)
+            deed = NoteKind.REFUSED if reason else NoteKind.ACCEPTED
+            note_writer.add(replace(started, deed=deed, digest=digest, reason=reason))
             raise
-        notebook.add(replace(started, deed=Deed.FINISHED, digest=digest))
+        note_writer.add(replace(started, deed=NoteKind.FINISHED, digest=digest))
         return {"worker": name, "attempt": task.attempt, "digest": digest}
 
     async with Worker(
@@ -58,16 +58,16 @@ async def work(options: Namespace) -> None:
         disconnect_grace=options.grace,
         max_concurrent=options.slots,
         stop_timeout=2.0,
-        start_timeout=START_SECONDS,
+        start_timeout=START_TIMEOUT_SECONDS,
     ) as worker:
         worker.activity(ACTIVITY_TYPE)(hash_block)
-        counting = asyncio.create_task(count(worker, notebook, name))
+        counting = asyncio.create_task(note_completions(worker, note_writer, name))
         await worker.run()
         counting.cancel()
-        notebook.add(Note(deed=Deed.ACKNOWLEDGED, worker=name, count=worker.stats.completed))
+        note_writer.add(Note(deed=NoteKind.ACKNOWLEDGED, worker=name, count=worker.stats.completed))
 
 
-def insist(address: str, task: Task, name: str, token: FencingToken) -> str:
+def report_anyway(address: str, task: Task, name: str, token: FencingToken) -> str:
     """Report an attempt that is lost as complete. Why that was refused; empty if it was not."""
     request = CompleteActivityRequest(
         namespace=NAMESPACE,
@@ -81,21 +81,21 @@ def insist(address: str, task: Task, name: str, token: FencingToken) -> str:
     )
     with grpc.insecure_channel(address) as channel:
         try:
-            ActivityServiceStub(channel).CompleteActivity(request, timeout=INSIST_SECONDS)
+            ActivityServiceStub(channel).CompleteActivity(request, timeout=REPORT_TIMEOUT_SECONDS)
         except grpc.RpcError as error:
-            refusal = of_call(cast(grpc.Call, error))  # what a stub raises is both
-            return refusal.reason or refusal.code.name
+            rpc_failure = failure_of_call(cast(grpc.Call, error))  # what a stub raises is both
+            return rpc_failure.reason or rpc_failure.code.name
     return ""
 
 
-async def count(worker: Worker, notebook: Notebook, name: str) -> None:
+async def note_completions(worker: Worker, note_writer: NoteWriter, name: str) -> None:
     clock = SystemClock()
     noted = 0
     while True:
-        await clock.sleep(COUNTING_MS)
+        await clock.sleep(COUNT_INTERVAL_MS)
         if worker.stats.completed != noted:
             noted = worker.stats.completed
-            notebook.add(Note(deed=Deed.ACKNOWLEDGED, worker=name, count=noted))
+            note_writer.add(Note(deed=NoteKind.ACKNOWLEDGED, worker=name, count=noted))
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--grace", required=True, type=float)
     parser.add_argument("--slots", required=True, type=int)
     try:
-        asyncio.run(work(parser.parse_args()))
+        asyncio.run(run_worker(parser.parse_args()))
     except CannotStart as error:
         sys.exit(f"error: {error}")
 

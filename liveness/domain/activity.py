@@ -55,7 +55,7 @@ class ActivityState(IntEnum):
     HANDED_ON = 10
 
 
-FINISHED = (
+FINISHED_ACTIVITY_STATES = (
     ActivityState.COMPLETED,
     ActivityState.FAILED,
     ActivityState.CANCELLED,
@@ -64,7 +64,7 @@ FINISHED = (
 """Nothing happens to these by itself any more: they need not be in memory and are let go of in time."""
 
 
-class Release(NamedTuple):
+class ReleasedAttempt(NamedTuple):
     """From whom an attempt was taken. Each has at most one effect, however often its task is delivered."""
 
     worker: str
@@ -72,7 +72,7 @@ class Release(NamedTuple):
     attempt: int
 
 
-class End(NamedTuple):
+class EndedAttempt(NamedTuple):
     """How the last attempt that its worker ended was ended, so that the same call again is answered alike."""
 
     worker: str
@@ -89,7 +89,7 @@ class Activity(NamedTuple):
     task_queue: str
     token: bytes
     """From the heartbeat that bound it."""
-    releases: tuple[Release, ...]
+    releases: tuple[ReleasedAttempt, ...]
     """Newest last."""
     type: str = ""
     input: bytes = b""
@@ -108,7 +108,7 @@ class Activity(NamedTuple):
     """How many of the last attempts died with their worker in a row."""
     last_failure: str = ""
     result: bytes = b""
-    end: End | None = None
+    end: EndedAttempt | None = None
 
     @property
     def is_managed(self) -> bool:
@@ -120,7 +120,7 @@ class Activity(NamedTuple):
         return BoundActivity(*self.id, self.attempt, self.task_queue, self.token)
 
 
-def timer_of(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
+def activity_timer(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
     """What the activity's `due_ms` is for."""
     if activity.state is ActivityState.STARTED:
         return VerifyDispatchTask(key, activity.worker, activity.attempt)
@@ -165,7 +165,7 @@ def _scheduled(event: ActivityScheduled, workflow_id: str) -> Activity:
 def _cancel_requested(
     activity: Activity | None, event: ActivityCancelRequested, workflow_id: str
 ) -> Activity:
-    release = Release(event.worker, event.epoch, event.attempt)
+    release = ReleasedAttempt(event.worker, event.epoch, event.attempt)
     if activity is None:
         activity = Activity(
             ActivityId(workflow_id, event.run_id, event.activity_id),
@@ -222,7 +222,7 @@ def _ended(event: AttemptEnded, activity: Activity, state: ActivityState) -> Act
         since_ms=event.at_ms,
         due_ms=0,
         deaths=0,
-        end=End(event.worker, event.epoch, event.attempt, type(event).__name__),
+        end=EndedAttempt(event.worker, event.epoch, event.attempt, type(event).__name__),
     )
 
 
@@ -249,7 +249,9 @@ def _(event: ActivityFailed, activity: Activity) -> Activity:
     return _ended(event, started, ActivityState.FAILED)._replace(
         failures=activity.failures + (not lost),
         last_failure=event.message,
-        end=activity.end if lost else End(event.worker, event.epoch, event.attempt, type(event).__name__),
+        end=activity.end
+        if lost
+        else EndedAttempt(event.worker, event.epoch, event.attempt, type(event).__name__),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from liveness.domain.activity import FINISHED, Activity, ActivityState, Release
+from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity, ActivityState, ReleasedAttempt
 from liveness.domain.errors import (
     ActivityDiffers,
     ActivityHeld,
@@ -36,12 +36,12 @@ from liveness.domain.keys import ActivityId
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask
 
-Events = tuple[ActivityEvent, ...]
+ActivityEvents = tuple[ActivityEvent, ...]
 
 STARTED = ActivityState.STARTED
 
 
-class Spec(NamedTuple):
+class ActivitySpec(NamedTuple):
     """What is to be done."""
 
     type: str
@@ -50,7 +50,7 @@ class Spec(NamedTuple):
     retry: Retry
 
 
-class Holder(NamedTuple):
+class AttemptHolder(NamedTuple):
     """The fencing token: who was given which attempt in which lease."""
 
     worker: str
@@ -58,41 +58,43 @@ class Holder(NamedTuple):
     attempt: int
 
 
-def holder_of(activity: Activity) -> Holder:
+def current_holder(activity: Activity) -> AttemptHolder:
     """Who holds it now."""
-    return Holder(activity.worker, activity.epoch, activity.attempt)
+    return AttemptHolder(activity.worker, activity.epoch, activity.attempt)
 
 
-def name_of(id: ActivityId) -> str:
+def format_activity_id(id: ActivityId) -> str:
     """For people."""
     return "/".join(id)
 
 
-def _of(id: ActivityId) -> dict[str, Any]:
+def _id_fields(id: ActivityId) -> dict[str, Any]:
     return {"run_id": id.run_id, "activity_id": id.activity_id}
 
 
-def schedule(id: ActivityId, activity: Activity | None, spec: Spec, at_ms: int, delay_ms: int) -> Events:
+def schedule(
+    id: ActivityId, activity: Activity | None, spec: ActivitySpec, at_ms: int, delay_ms: int
+) -> ActivityEvents:
     """Nothing to do for one that is known with the same spec."""
     if activity is None:
         return (_scheduled(id, spec, at_ms, at_ms + delay_ms),)
     known = (activity.type, activity.task_queue, activity.input, activity.retry)
     for name, given, kept in zip(("type", "task queue", "input", "retry policy"), spec, known, strict=True):
         if given != kept:
-            raise ActivityDiffers(activity=name_of(id), what=name)
+            raise ActivityDiffers(activity=format_activity_id(id), what=name)
     return ()
 
 
-def _scheduled(id: ActivityId, spec: Spec, at_ms: int, due_ms: int) -> ActivityScheduled:
+def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> ActivityScheduled:
     return ActivityScheduled(
-        **_of(id), activity_type=spec.type, task_queue=spec.task_queue, input=spec.input, retry=spec.retry,
+        **_id_fields(id), activity_type=spec.type, task_queue=spec.task_queue, input=spec.input, retry=spec.retry,
         at_ms=at_ms, due_ms=due_ms,
     )  # fmt: skip
 
 
 def start(
     activity: Activity, worker: str, epoch: int, at_ms: int, verify_ms: int, *, floor: int = 1
-) -> Events:
+) -> ActivityEvents:
     """Hand an available activity to a worker. `floor`: no attempt below it is given out."""
     assert activity.state is ActivityState.AVAILABLE, "only what is available is handed out"
     return (_started(activity.id, worker, epoch, max(activity.attempt, floor), at_ms, verify_ms),)
@@ -102,21 +104,21 @@ def _started(
     id: ActivityId, worker: str, epoch: int, attempt: int, at_ms: int, verify_ms: int
 ) -> ActivityStarted:
     return ActivityStarted(
-        **_of(id), worker=worker, epoch=epoch, attempt=attempt, at_ms=at_ms, verify_ms=verify_ms
+        **_id_fields(id), worker=worker, epoch=epoch, attempt=attempt, at_ms=at_ms, verify_ms=verify_ms
     )
 
 
 def claim(
     id: ActivityId,
     activity: Activity | None,
-    spec: Spec,
+    spec: ActivitySpec,
     worker: str,
     epoch: int,
     at_ms: int,
     verify_ms: int,
     *,
     floor: int = 1,
-) -> Events:
+) -> ActivityEvents:
     """A worker takes what it found by itself. Nothing to do if it holds it in this very lease."""
     if activity is None:
         return (
@@ -128,57 +130,57 @@ def claim(
     if activity.state is STARTED:
         if (activity.worker, activity.epoch) == (worker, epoch):
             return ()
-        raise ActivityHeld(activity=name_of(id), holder=activity.worker)
-    if activity.state in FINISHED:
-        raise ActivityFinishedError(activity=name_of(id), state=activity.state.name)
-    raise ActivityNotAvailable(activity=name_of(id), state=activity.state.name)
+        raise ActivityHeld(activity=format_activity_id(id), holder=activity.worker)
+    if activity.state in FINISHED_ACTIVITY_STATES:
+        raise ActivityFinishedError(activity=format_activity_id(id), state=activity.state.name)
+    raise ActivityNotAvailable(activity=format_activity_id(id), state=activity.state.name)
 
 
-def complete(activity: Activity, holder: Holder, result: bytes, at_ms: int) -> Events:
-    if _repeated(activity, holder, ActivityCompleted):
+def complete(activity: Activity, holder: AttemptHolder, result: bytes, at_ms: int) -> ActivityEvents:
+    if _is_repeated_end(activity, holder, ActivityCompleted):
         return ()
     _check_held(activity, holder)
-    return (ActivityCompleted(**_ending(activity, holder, at_ms), result=result),)
+    return (ActivityCompleted(**_end_fields(activity, holder, at_ms), result=result),)
 
 
 def fail(
     activity: Activity,
-    holder: Holder,
+    holder: AttemptHolder,
     message: str,
     at_ms: int,
     *,
     retryable: bool = True,
     after_ms: int | None = None,
-) -> Events:
-    if _repeated(activity, holder, ActivityAttemptFailed, ActivityFailed):
+) -> ActivityEvents:
+    if _is_repeated_end(activity, holder, ActivityAttemptFailed, ActivityFailed):
         return ()
     _check_held(activity, holder)
     retry = activity.retry or Retry()
-    ending = _ending(activity, holder, at_ms)
+    end_fields = _end_fields(activity, holder, at_ms)
     failures = activity.failures + 1
-    if not retryable or _exhausted(retry, failures):
-        return (ActivityFailed(**ending, message=message),)
+    if not retryable or _has_exhausted_retries(retry, failures):
+        return (ActivityFailed(**end_fields, message=message),)
     if after_ms is None:
         after_ms = backoff_ms(retry, failures)
-    return (ActivityAttemptFailed(**ending, message=message, due_ms=at_ms + after_ms),)
+    return (ActivityAttemptFailed(**end_fields, message=message, due_ms=at_ms + after_ms),)
 
 
-def give_back(activity: Activity, holder: Holder, reason: str, at_ms: int) -> Events:
+def give_back(activity: Activity, holder: AttemptHolder, reason: str, at_ms: int) -> ActivityEvents:
     """Without an outcome; it does not count as a failure."""
-    if _repeated(activity, holder, ActivityGivenBack):
+    if _is_repeated_end(activity, holder, ActivityGivenBack):
         return ()
     _check_held(activity, holder)
     return (
-        ActivityGivenBack(**_ending(activity, holder, at_ms), reason=reason),
-        ActivityMadeAvailable(**_of(activity.id), attempt=activity.attempt + 1, at_ms=at_ms),
+        ActivityGivenBack(**_end_fields(activity, holder, at_ms), reason=reason),
+        ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt + 1, at_ms=at_ms),
     )
 
 
-def _ending(activity: Activity, holder: Holder, at_ms: int) -> dict[str, Any]:
-    return {**_of(activity.id), **holder._asdict(), "at_ms": at_ms}
+def _end_fields(activity: Activity, holder: AttemptHolder, at_ms: int) -> dict[str, Any]:
+    return {**_id_fields(activity.id), **holder._asdict(), "at_ms": at_ms}
 
 
-def _repeated(activity: Activity, holder: Holder, *events: type) -> bool:
+def _is_repeated_end(activity: Activity, holder: AttemptHolder, *events: type) -> bool:
     end = activity.end
     return (
         end is not None
@@ -187,7 +189,7 @@ def _repeated(activity: Activity, holder: Holder, *events: type) -> bool:
     )
 
 
-def _check_held(activity: Activity, holder: Holder) -> None:
+def _check_held(activity: Activity, holder: AttemptHolder) -> None:
     if activity.state is not STARTED:
         why = f"the activity is {activity.state.name}"
     elif activity.worker != holder.worker:
@@ -196,12 +198,16 @@ def _check_held(activity: Activity, holder: Holder) -> None:
         why = f"attempt {activity.attempt} is what it holds"
     else:
         return
-    raise fenced_off(activity.id, holder, why)
+    raise fenced_off_error(activity.id, holder, why)
 
 
-def fenced_off(id: ActivityId, holder: Holder, why: str) -> FencedOff:
+def fenced_off_error(id: ActivityId, holder: AttemptHolder, why: str) -> FencedOff:
     return FencedOff(
-        activity=name_of(id), worker=holder.worker, epoch=holder.epoch, attempt=holder.attempt, why=why
+        activity=format_activity_id(id),
+        worker=holder.worker,
+        epoch=holder.epoch,
+        attempt=holder.attempt,
+        why=why,
     )
 
 
@@ -214,52 +220,56 @@ def backoff_ms(retry: Retry, failures: int) -> int:
     return int(min(wait_ms, retry.max_ms))
 
 
-def _exhausted(retry: Retry, failures: int) -> bool:
+def _has_exhausted_retries(retry: Retry, failures: int) -> bool:
     return 0 < retry.max_attempts <= failures
 
 
-def cancel(activity: Activity, reason: str, at_ms: int) -> Events:
+def cancel(activity: Activity, reason: str, at_ms: int) -> ActivityEvents:
     if activity.state is ActivityState.CANCELLED:
         return ()
-    if activity.state in FINISHED:
-        raise ActivityFinishedError(activity=name_of(activity.id), state=activity.state.name)
-    return (ActivityCancelled(**_of(activity.id), reason=reason, at_ms=at_ms),)
+    if activity.state in FINISHED_ACTIVITY_STATES:
+        raise ActivityFinishedError(activity=format_activity_id(activity.id), state=activity.state.name)
+    return (ActivityCancelled(**_id_fields(activity.id), reason=reason, at_ms=at_ms),)
 
 
-def retry_anew(activity: Activity, at_ms: int) -> Events:
+def restart(activity: Activity, at_ms: int) -> ActivityEvents:
     if activity.state not in (ActivityState.QUARANTINED, ActivityState.FAILED):
-        raise ActivityNotRetryable(activity=name_of(activity.id), state=activity.state.name)
-    return (ActivityMadeAvailable(**_of(activity.id), attempt=activity.attempt + 1, at_ms=at_ms, fresh=True),)
+        raise ActivityNotRetryable(activity=format_activity_id(activity.id), state=activity.state.name)
+    return (
+        ActivityMadeAvailable(
+            **_id_fields(activity.id), attempt=activity.attempt + 1, at_ms=at_ms, fresh=True
+        ),
+    )
 
 
-def fall_due(activity: Activity, at_ms: int) -> Events:
+def make_available_if_due(activity: Activity, at_ms: int) -> ActivityEvents:
     """A delayed or failed activity's time has come, unless it has not."""
     if activity.state is not ActivityState.WAITING or at_ms < activity.due_ms:
         return ()
-    return (ActivityMadeAvailable(**_of(activity.id), attempt=activity.attempt, at_ms=at_ms),)
+    return (ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms),)
 
 
-def hand_on(activity: Activity, at_ms: int) -> Events:
+def hand_on(activity: Activity, at_ms: int) -> ActivityEvents:
     """Another engine has taken it."""
     if activity.state is not ActivityState.RELEASED:
         return ()
-    return (ActivityHandedOn(**_of(activity.id), at_ms=at_ms),)
+    return (ActivityHandedOn(**_id_fields(activity.id), at_ms=at_ms),)
 
 
-def bring_home(activity: Activity, at_ms: int) -> Events:
+def cancel_hand_on(activity: Activity, at_ms: int) -> ActivityEvents:
     """There is no other engine any more for an activity that was on its way to one."""
-    return (ActivityMadeAvailable(**_of(activity.id), attempt=activity.attempt, at_ms=at_ms),)
+    return (ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms),)
 
 
-def is_stale(activity: Activity | None, task: ActivityRescheduleTask) -> bool:
+def is_stale_reschedule(activity: Activity | None, task: ActivityRescheduleTask) -> bool:
     """Whether the loss that a task reports changes nothing (any more)."""
     if activity is None:
         return False
-    if activity.state in FINISHED and activity.state is not ActivityState.HANDED_ON:
+    if activity.state in FINISHED_ACTIVITY_STATES and activity.state is not ActivityState.HANDED_ON:
         return True
     if activity.state is ActivityState.QUARANTINED:
         return True
-    if Release(task.worker, task.epoch, task.activity.attempt) in activity.releases:
+    if ReleasedAttempt(task.worker, task.epoch, task.activity.attempt) in activity.releases:
         return True
     if activity.state is STARTED:
         held = (activity.worker, activity.attempt) == (task.worker, task.activity.attempt)
@@ -274,11 +284,11 @@ def reschedule(
     policy: Policy,
     at_ms: int,
     *,
-    elsewhere: bool = False,
-) -> Events:
-    """Take an attempt from a worker that lost it. `elsewhere`: another engine receives it. A delivery seen before
+    to_other_engine: bool = False,
+) -> ActivityEvents:
+    """Take an attempt from a worker that lost it. `to_other_engine`: another engine receives it. A delivery seen before
     changes nothing."""
-    if is_stale(activity, task):
+    if is_stale_reschedule(activity, task):
         return ()
     lost = task.activity
     deaths = failures = 0
@@ -295,19 +305,19 @@ def reschedule(
     id = lost.id
     taken = (
         ActivityCancelRequested(
-            **_of(id), attempt=lost.attempt, task_queue=lost.task_queue, token=lost.token, worker=task.worker,
+            **_id_fields(id), attempt=lost.attempt, task_queue=lost.task_queue, token=lost.token, worker=task.worker,
             epoch=task.epoch, failures=failures, deaths=deaths, at_ms=at_ms,
         ),
-        ActivityReleased(**_of(id)),
+        ActivityReleased(**_id_fields(id)),
     )  # fmt: skip
     deaths_max = policy.max_worker_deaths if retry.max_deaths is None else retry.max_deaths
     if 0 < deaths_max <= deaths:
-        return (*taken, ActivityQuarantined(**_of(id), deaths=deaths, at_ms=at_ms))
-    if task.died and _exhausted(retry, failures):
+        return (*taken, ActivityQuarantined(**_id_fields(id), deaths=deaths, at_ms=at_ms))
+    if task.died and _has_exhausted_retries(retry, failures):
         message = f"worker {task.worker} was lost with the last attempt allowed"
-        ended = Holder(task.worker, task.epoch, lost.attempt)._asdict()
-        return (*taken, ActivityFailed(**_of(id), **ended, at_ms=at_ms, message=message))
+        ended = AttemptHolder(task.worker, task.epoch, lost.attempt)._asdict()
+        return (*taken, ActivityFailed(**_id_fields(id), **ended, at_ms=at_ms, message=message))
     attempt = max(max(activity.attempt if activity else 0, lost.attempt) + 1, policy.token_floor)
-    if elsewhere:
-        return (taken[0], ActivityReleased(**_of(id), attempt=attempt))
-    return (*taken, ActivityMadeAvailable(**_of(id), attempt=attempt, at_ms=at_ms))
+    if to_other_engine:
+        return (taken[0], ActivityReleased(**_id_fields(id), attempt=attempt))
+    return (*taken, ActivityMadeAvailable(**_id_fields(id), attempt=attempt, at_ms=at_ms))

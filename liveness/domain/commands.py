@@ -26,7 +26,7 @@ class Heartbeat(NamedTuple):
     loop_lag_ms: int = 0
 
     @property
-    def is_plain(self) -> bool:
+    def is_plain_renewal(self) -> bool:
         """Would the same again, from the same session, be nothing but a renewal?"""
         return not self.bound and not self.unbound and not self.full_bindings and not self.last_error
 

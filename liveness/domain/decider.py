@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from liveness.domain.commands import Deactivate, Heartbeat
-from liveness.domain.death import NOTHING_KNOWN, Certificate, Circumstances, certify
+from liveness.domain.death_certificate import NO_EVIDENCE, DeathCertificate, DeathEvidence, issue_certificate
 from liveness.domain.errors import (
     BindingQuotaExceeded,
     InvalidField,
@@ -43,7 +43,7 @@ from liveness.domain.worker import (
     InactiveReason,
     Worker,
     WorkerState,
-    whole,
+    full_profile,
 )
 
 ActivationT = TypeVar("ActivationT", bound=Activation)
@@ -52,7 +52,7 @@ ACTIVE = WorkerState.ACTIVE
 COUNTER_MAX = 2**63 - 1
 
 
-def admit(namespace: str, policy: Policy, occupancy: int) -> None:
+def check_worker_quota(namespace: str, policy: Policy, occupancy: int) -> None:
     """Refuse one more worker in a full namespace."""
     if occupancy >= policy.max_workers:
         raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
@@ -81,7 +81,7 @@ def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
     return _renew(key, worker, beat, at_ms)
 
 
-def renewal(worker: Worker, sequence: int, successes: int, errors: int, at_ms: int) -> LeaseRenewed:
+def renewal_event(worker: Worker, sequence: int, successes: int, errors: int, at_ms: int) -> LeaseRenewed:
     """What every heartbeat of an ACTIVE worker's current session does, whatever else it does."""
     return tuple.__new__(
         LeaseRenewed,
@@ -95,12 +95,12 @@ def renewal(worker: Worker, sequence: int, successes: int, errors: int, at_ms: i
 
 
 def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
-    renewed = renewal(worker, _number(worker, beat), beat.successes, beat.errors, at_ms)
+    renewed = renewal_event(worker, _sequence_in_session(worker, beat), beat.successes, beat.errors, at_ms)
     events: list[WorkerEvent] = []
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
     if granted_ms != worker.granted_ms:
         events.append(LeaseTermsChanged(granted_ms=granted_ms))
-    profile = whole(worker.profile) if beat.profile == NO_PROFILE else beat.profile
+    profile = full_profile(worker.profile) if beat.profile == NO_PROFILE else beat.profile
     last_error = beat.last_error or worker.last_error
     described = (profile, beat.status, last_error, beat.loop_lag_ms)
     if described != (worker.profile, worker.status, worker.last_error, worker.standing.loop_lag_ms):
@@ -110,7 +110,7 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
             )
         )
     if beat.bound or beat.unbound or beat.full_bindings:
-        change = _rebind(key, worker, beat)
+        change = _binding_changes(key, worker, beat)
         if change is not None and beat.full_bindings:
             # The whole set is known now, whatever gap this very heartbeat's sequence shows.
             return (*events, renewed, change)
@@ -119,26 +119,26 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
     return (*events, renewed)
 
 
-def _number(worker: Worker, beat: Heartbeat) -> int:
+def _sequence_in_session(worker: Worker, beat: Heartbeat) -> int:
     """The heartbeat's sequence number, or 0: one sent without a session does not count in a session with a name."""
     return beat.sequence if beat.session_id or not worker.session_id else 0
 
 
-def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
+def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
     """The effect of a heartbeat's binding changes, or None if there is none."""
     held, lost = worker.bindings, worker.lost
     resync = worker.resync
     task_queue = beat.profile.task_queue or worker.profile.task_queue
     handed = worker.standing.handed
-    named = _declared(beat.bound, task_queue)
+    all_declared = _declared_bindings(beat.bound, task_queue)
     declared = {
         id: activity
-        for id, activity in named.items()
+        for id, activity in all_declared.items()
         # Which attempt a worker was handed is not for the worker to say.
         if not handed or id not in handed or held[id].attempt == activity.attempt
     }
     confirmed = tuple([id for id in declared if handed.get(id) is False]) if handed else ()
-    gone: dict[ActivityId, None] = {}
+    removed: dict[ActivityId, None] = {}
     cancelled: dict[ActivityId, None] = {}
     for activity in beat.unbound:
         id = activity.id
@@ -148,32 +148,32 @@ def _rebind(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged 
         if claimed is not None and claimed.attempt == activity.attempt:
             del declared[id]  # taken up and finished between two heartbeats
             if known is not None:
-                gone[id] = None
+                removed[id] = None
         elif known is not None and known.attempt == activity.attempt:
-            gone[id] = None
+            removed[id] = None
         elif not (known or claimed or id in lost) and beat.sequence and beat.session_id:
             resync = True  # it says it held what was never heard of here
     if beat.full_bindings:
         # What it was handed a moment ago it may not have heard of when it wrote this.
-        gone.update((id, None) for id in held if id not in declared and handed.get(id) is not False)
-        cancelled.update((id, None) for id in lost if id not in named)
+        removed.update((id, None) for id in held if id not in declared and handed.get(id) is not False)
+        cancelled.update((id, None) for id in lost if id not in all_declared)
     bound = {id: activity for id, activity in declared.items() if held.get(id) != activity}
-    unbound = {id: None for id in gone if id not in declared}
+    unbound = {id: None for id in removed if id not in declared}
     for id in cancelled:
         unbound[id] = None
         # The lost attempt is over; a later attempt that the worker holds is not.
-        kept = declared.get(id) or (held.get(id) if id not in gone else None)
+        kept = declared.get(id) or (held.get(id) if id not in removed else None)
         if kept is not None:
             bound[id] = kept
     added = sum([id not in held for id in bound])
     if len(held) + added > beat.policy.max_bindings_per_worker:  # else there is room, whatever is let go of
         count = len(held) + added - sum(id in held and id not in bound for id in unbound)
         _check_binding_quota(key, beat.policy, count, len(held))
-    in_doubt = worker.resync
+    was_resync = worker.resync
     if beat.full_bindings:
         resync = False
-        in_doubt = in_doubt or _number(worker, beat) > worker.sequence + 1 > 1
-    if not bound and not unbound and not confirmed and resync == in_doubt:
+        was_resync = was_resync or _sequence_in_session(worker, beat) > worker.sequence + 1 > 1
+    if not bound and not unbound and not confirmed and resync == was_resync:
         return None
     return BindingsChanged(
         bound=tuple(bound.values()), unbound=tuple(unbound), resync=resync, confirmed=confirmed
@@ -184,16 +184,16 @@ def _activate(
     kind: type[ActivationT], key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
 ) -> ActivationT:
     """A new lease whose bindings are exactly those in the heartbeat."""
-    known_profile = whole(worker.profile) if worker else NO_PROFILE
+    known_profile = full_profile(worker.profile) if worker else NO_PROFILE
     profile = known_profile if beat.profile == NO_PROFILE else beat.profile
-    bindings = _declared(beat.bound, profile.task_queue)
+    bindings = _declared_bindings(beat.bound, profile.task_queue)
     for activity in beat.unbound:
         if activity.id in bindings and bindings[activity.id].attempt == activity.attempt:
             del bindings[activity.id]
     _check_binding_quota(key, beat.policy, len(bindings), 0)
     same_session = worker is not None and beat.session_id in ("", worker.session_id)
     last_sequence = worker.sequence if worker and same_session else 0
-    sequence = _number(worker, beat) if worker else beat.sequence
+    sequence = _sequence_in_session(worker, beat) if worker else beat.sequence
     return kind(
         session_id=beat.session_id or (worker.session_id if worker else ""),
         sequence=sequence or last_sequence,
@@ -211,7 +211,7 @@ def _activate(
     )
 
 
-def _declared(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityId, BoundActivity]:
+def _declared_bindings(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityId, BoundActivity]:
     """What a heartbeat says is held; an activity without a task queue of its own is on the worker's."""
     declared = {}
     for activity in bound:
@@ -251,18 +251,18 @@ def deactivate(
 
 
 def expire_lease(
-    worker: Worker, policy: Policy, at_ms: int, known: Circumstances = NOTHING_KNOWN
+    worker: Worker, policy: Policy, at_ms: int, evidence: DeathEvidence = NO_EVIDENCE
 ) -> tuple[WorkerDeactivated, ...]:
     """The lease ran out, unless it did not: the only place that ends a lease for silence."""
     if worker.state is not ACTIVE or at_ms < worker.deadline_ms:
         return ()
     detail = f"no heartbeat for {at_ms - worker.renewed_ms} ms of a {worker.granted_ms} ms lease"
-    certificate = certify(worker, at_ms, known)
+    certificate = issue_certificate(worker, at_ms, evidence)
     return (_deactivated(InactiveReason.LEASE_EXPIRED, detail, policy, at_ms, certificate),)
 
 
 def disconnect(
-    worker: Worker, policy: Policy, at_ms: int, broken_ms: int, known: Circumstances = NOTHING_KNOWN
+    worker: Worker, policy: Policy, at_ms: int, broken_ms: int, evidence: DeathEvidence = NO_EVIDENCE
 ) -> tuple[WorkerDeactivated, ...]:
     """The worker's stream broke at `broken_ms` and the grace it had asked for is over."""
     grace_ms = worker.standing.grace_ms
@@ -271,7 +271,7 @@ def disconnect(
     detail = (
         f"its stream broke and nothing was heard of it for {at_ms - broken_ms} ms of a {grace_ms} ms grace"
     )
-    certificate = certify(worker, at_ms, known)
+    certificate = issue_certificate(worker, at_ms, evidence)
     return (_deactivated(InactiveReason.DISCONNECTED, detail, policy, at_ms, certificate),)
 
 
@@ -285,7 +285,11 @@ def end_drain(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactiv
 
 
 def _deactivated(
-    reason: InactiveReason, detail: str, policy: Policy, at_ms: int, certificate: Certificate | None = None
+    reason: InactiveReason,
+    detail: str,
+    policy: Policy,
+    at_ms: int,
+    certificate: DeathCertificate | None = None,
 ) -> WorkerDeactivated:
     return WorkerDeactivated(
         reason=reason,

@@ -62,10 +62,10 @@ class LivenessError(Exception):
     @property
     def reason(self) -> str:
         """Machine-readable: StaleHeartbeat → STALE_HEARTBEAT."""
-        return _reason(type(self))
+        return _reason_of(type(self))
 
 
-def _reason(kind: type[LivenessError]) -> str:
+def _reason_of(kind: type[LivenessError]) -> str:
     return sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
@@ -237,9 +237,9 @@ class ShuttingDown(Unavailable):
     """The server is shutting down; try again elsewhere or later."""
 
 
-def by_reason(reason: str, fields: dict[str, str]) -> LivenessError | None:
+def error_from_reason(reason: str, fields: dict[str, str]) -> LivenessError | None:
     """The refusal that another node gave; None if this version does not know it."""
-    kind = _kinds().get(reason)
+    kind = _classes_by_reason().get(reason)
     try:
         return kind(**fields) if kind is not None else None
     except KeyError:
@@ -247,11 +247,11 @@ def by_reason(reason: str, fields: dict[str, str]) -> LivenessError | None:
 
 
 @cache
-def _kinds() -> dict[str, type[LivenessError]]:
+def _classes_by_reason() -> dict[str, type[LivenessError]]:
     found: dict[str, type[LivenessError]] = {}
     waiting = LivenessError.__subclasses__()
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        found[_reason(kind)] = kind
+        found[_reason_of(kind)] = kind
     return found

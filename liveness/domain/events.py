@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liveness.domain.death import Certificate
+from liveness.domain.death_certificate import DeathCertificate
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import BoundActivity, InactiveReason, Profile, WorkerStatus
 
@@ -130,7 +130,7 @@ class WorkerDeactivated:
     detail: str
     at_ms: int
     cleanup_delay_ms: int
-    certificate: Certificate | None = None
+    certificate: DeathCertificate | None = None
     """Where it is a verdict on the worker; events from before there were any have none."""
 
 

@@ -40,8 +40,8 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
-    kept,
-    shared_ms,
+    compact_profile,
+    intern_ms,
 )
 
 ACTIVE = WorkerState.ACTIVE
@@ -58,11 +58,11 @@ def evolve(worker: Worker | None, event: WorkerEvent, sequence: int) -> Worker |
             raise ImpossibleEvent(f"{type(event).__name__} about a worker that was never registered")
         return _activated(None, event, sequence)
     if isinstance(event, LeaseRenewed):
-        return renewed(worker, event)
+        return apply_renewal(worker, event)
     return _evolve(event, worker)
 
 
-def renewed(worker: Worker, event: LeaseRenewed) -> Worker:
+def apply_renewal(worker: Worker, event: LeaseRenewed) -> Worker:
     """`evolve` for the event that is nearly all of them: spelled out in field order, past the generated constructor."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
      last_error, _, _, resync, reason, detail, standing) = worker  # fmt: skip
@@ -101,14 +101,14 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
         session_id=event.session_id,
         sequence=event.sequence,
         epoch=event.epoch,
-        granted_ms=shared_ms(event.granted_ms),
+        granted_ms=intern_ms(event.granted_ms),
         renewed_ms=event.at_ms,
         deadline_ms=event.at_ms + event.granted_ms,
-        bindings=_by_id({}, event.bindings),
+        bindings=_add_bindings({}, event.bindings),
         # A replaced session's process is gone and has nothing left to cancel.
         lost=worker.lost if worker and worker.state is WorkerState.INACTIVE else NO_BINDINGS,
         superseded=superseded,
-        profile=kept(event.profile),
+        profile=compact_profile(event.profile),
         status=event.status,
         last_error=event.last_error,
         successes=event.successes,
@@ -116,11 +116,11 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
         resync=event.resync,
         inactive_reason=None,
         inactive_detail="",
-        standing=_standing_after(worker, event),
+        standing=_standing_after_activation(worker, event),
     )
 
 
-def _standing_after(worker: Worker | None, event: Activation) -> Standing:
+def _standing_after_activation(worker: Worker | None, event: Activation) -> Standing:
     """A pause is an order to whoever runs under the key; a drain and a stream's grace belong to a session."""
     before = worker.standing if worker else NO_STANDING
     # Without a session, who comes back cannot be told from who is new.
@@ -132,15 +132,15 @@ def _standing_after(worker: Worker | None, event: Activation) -> Standing:
         held = worker.bindings if worker else {}
         declared = {activity.id: activity.attempt for activity in event.bindings}
         kept = {id: True for id in before.handed if declared.get(id) == held[id].attempt}
-        standing = standing._replace(handed=_handed(kept))
+        standing = standing._replace(handed=_freeze_handed(kept))
     return NO_STANDING if standing == NO_STANDING else standing
 
 
-def _handed(handed: Mapping[ActivityId, bool]) -> Mapping[ActivityId, bool]:
+def _freeze_handed(handed: Mapping[ActivityId, bool]) -> Mapping[ActivityId, bool]:
     return MappingProxyType(handed) if handed else NO_HANDED
 
 
-def _stand(worker: Worker, **changes: Any) -> Worker:
+def _replace_standing(worker: Worker, **changes: Any) -> Worker:
     standing = worker.standing._replace(**changes)
     return worker._replace(standing=NO_STANDING if standing == NO_STANDING else standing)
 
@@ -148,71 +148,78 @@ def _stand(worker: Worker, **changes: Any) -> Worker:
 @_evolve.register
 def _(event: LeaseTermsChanged, worker: Worker) -> Worker:
     return worker._replace(
-        granted_ms=shared_ms(event.granted_ms), deadline_ms=worker.renewed_ms + event.granted_ms
+        granted_ms=intern_ms(event.granted_ms), deadline_ms=worker.renewed_ms + event.granted_ms
     )
 
 
 @_evolve.register
 def _(event: BindingsChanged, worker: Worker) -> Worker:
-    gone = set(event.unbound)
+    removed = set(event.unbound)
     kept = (
-        {id: activity for id, activity in worker.bindings.items() if id not in gone}
-        if gone
+        {id: activity for id, activity in worker.bindings.items() if id not in removed}
+        if removed
         else worker.bindings
     )
     lost = worker.lost
-    if lost and gone:
-        lost = freeze({id: activity for id, activity in lost.items() if id not in gone})
-    bindings = _by_id(kept, event.bound)
+    if lost and removed:
+        lost = freeze_bindings({id: activity for id, activity in lost.items() if id not in removed})
+    bindings = _add_bindings(kept, event.bound)
     after = worker._replace(bindings=bindings, lost=lost, resync=event.resync)
     if not worker.standing.handed:
         return after
-    known = {id: heard or id in event.confirmed for id, heard in worker.standing.handed.items()}
-    return _stand(after, handed=_handed({id: heard for id, heard in known.items() if id in bindings}))
+    known = {id: is_confirmed or id in event.confirmed for id, is_confirmed in worker.standing.handed.items()}
+    return _replace_standing(
+        after,
+        handed=_freeze_handed({id: is_confirmed for id, is_confirmed in known.items() if id in bindings}),
+    )
 
 
 @_evolve.register
 def _(event: ActivityHanded, worker: Worker) -> Worker:
     activity = event.activity
-    handed = _handed({**worker.standing.handed, activity.id: False})
-    return _stand(worker._replace(bindings=_by_id(worker.bindings, (activity,))), handed=handed)
+    handed = _freeze_handed({**worker.standing.handed, activity.id: False})
+    return _replace_standing(
+        worker._replace(bindings=_add_bindings(worker.bindings, (activity,))), handed=handed
+    )
 
 
 @_evolve.register
 def _(event: BindingsEnded, worker: Worker) -> Worker:
-    over = {id: worker.bindings[id] for id in event.ids if id in worker.bindings}
-    bindings = freeze({id: activity for id, activity in worker.bindings.items() if id not in over})
-    lost = _lost(worker, over) if event.taken else worker.lost
-    return _stand(
+    ended = {id: worker.bindings[id] for id in event.ids if id in worker.bindings}
+    bindings = freeze_bindings({id: activity for id, activity in worker.bindings.items() if id not in ended})
+    lost = _merge_lost(worker, ended) if event.taken else worker.lost
+    return _replace_standing(
         worker._replace(bindings=bindings, lost=lost),
-        handed=_handed({id: known for id, known in worker.standing.handed.items() if id not in over}),
+        handed=_freeze_handed({id: known for id, known in worker.standing.handed.items() if id not in ended}),
     )
 
 
 @_evolve.register
 def _(event: WorkerPaused, worker: Worker) -> Worker:
-    return _stand(worker, paused=True)
+    return _replace_standing(worker, paused=True)
 
 
 @_evolve.register
 def _(event: WorkerResumed, worker: Worker) -> Worker:
-    return _stand(worker, paused=False, draining=False, drain_deadline_ms=0)
+    return _replace_standing(worker, paused=False, draining=False, drain_deadline_ms=0)
 
 
 @_evolve.register
 def _(event: DrainBegun, worker: Worker) -> Worker:
-    return _stand(worker, draining=True, drain_deadline_ms=event.deadline_ms)
+    return _replace_standing(worker, draining=True, drain_deadline_ms=event.deadline_ms)
 
 
 @_evolve.register
 def _(event: DisconnectGraceGranted, worker: Worker) -> Worker:
-    return _stand(worker, grace_ms=event.grace_ms)
+    return _replace_standing(worker, grace_ms=event.grace_ms)
 
 
 @_evolve.register
 def _(event: WorkerDescribed, worker: Worker) -> Worker:
-    described = worker._replace(profile=kept(event.profile), status=event.status, last_error=event.last_error)
-    return _stand(described, loop_lag_ms=event.loop_lag_ms)
+    described = worker._replace(
+        profile=compact_profile(event.profile), status=event.status, last_error=event.last_error
+    )
+    return _replace_standing(described, loop_lag_ms=event.loop_lag_ms)
 
 
 @_evolve.register
@@ -221,25 +228,27 @@ def _(event: WorkerDeactivated, worker: Worker) -> Worker:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
     if worker.standing is not NO_STANDING:
         # The grace stays: the same session may come back while its stream is still open.
-        worker = _stand(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
+        worker = _replace_standing(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
     return worker._replace(
         state=WorkerState.INACTIVE,
         deadline_ms=event.at_ms + event.cleanup_delay_ms,
         bindings=NO_BINDINGS,
-        lost=_lost(worker, lost_with(worker, event)),
+        lost=_merge_lost(worker, lost_with(worker, event)),
         resync=False,
         inactive_reason=event.reason,
         inactive_detail=event.detail,
     )
 
 
-def _lost(worker: Worker, taken: Mapping[ActivityId, BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
+def _merge_lost(
+    worker: Worker, taken: Mapping[ActivityId, BoundActivity]
+) -> Mapping[ActivityId, BoundActivity]:
     if not worker.lost and len(taken) <= LOST_MAX:
-        return freeze(taken)
+        return freeze_bindings(taken)
     earlier = {id: activity for id, activity in worker.lost.items() if id not in taken}
     if len(earlier) + len(taken) > LOST_MAX:
         earlier = dict(list(earlier.items())[len(earlier) + len(taken) - LOST_MAX :])
-    return freeze({**earlier, **taken})
+    return freeze_bindings({**earlier, **taken})
 
 
 @_evolve.register
@@ -265,17 +274,17 @@ def _(event: WorkerForgotten, worker: Worker) -> None:
         raise ImpossibleEvent(f"WorkerForgotten about a worker that is {worker.state.name}")
 
 
-def _by_id(
+def _add_bindings(
     kept: Mapping[ActivityId, BoundActivity], bound: tuple[BoundActivity, ...]
 ) -> Mapping[ActivityId, BoundActivity]:
     if not bound:
-        return freeze(kept)
+        return freeze_bindings(kept)
     bindings = dict(kept)
     bindings.update((activity.id, activity) for activity in bound)
-    return freeze(bindings)
+    return freeze_bindings(bindings)
 
 
-def freeze(bindings: Mapping[ActivityId, BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
+def freeze_bindings(bindings: Mapping[ActivityId, BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
     """Read-only, and one shared value for the many workers that hold nothing."""
     if not bindings:
         return NO_BINDINGS

@@ -55,7 +55,7 @@ class Policy:
     """No lease epoch and no attempt is given out below. Not a setting: a restored database brings it along."""
 
     @property
-    def limits_rates(self) -> bool:
+    def has_rate_limits(self) -> bool:
         return bool(self.namespace_heartbeat_rate or self.worker_heartbeat_rate)
 
     def granted_ms(self, requested_ms: int | None) -> int:
@@ -76,10 +76,10 @@ _MAY_BE_ZERO = POLICY_FIELDS - {
     "dispatch_timeout_ms",
     "storm_min_workers",
 }
-BUILT_IN = Policy()
+DEFAULT_POLICY = Policy()
 
 
-def policy_with(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
+def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
     """`base` with some fields set, or `InvalidField` if that makes no sense as a whole."""
     values: dict[str, Any] = {}
     for name, value in overrides.items():

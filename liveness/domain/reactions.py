@@ -56,10 +56,10 @@ class ActivityRescheduleTask(NamedTuple):
     """Whether the worker was lost with it, rather than let go of it or left in order."""
 
 
-_ORDERLY = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
+_ORDERLY_REASONS = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
 
 
-class FanOut(NamedTuple):
+class RescheduleBatch(NamedTuple):
     """An `ActivityRescheduleTask` for each activity that one event took from a worker. They stay together until they
     are stored: ten thousand leases may end at once, with ten activities each."""
 
@@ -74,16 +74,16 @@ class FanOut(NamedTuple):
             yield ActivityRescheduleTask(self.namespace, activity, self.worker, self.epoch, self.died)
 
 
-def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> FanOut | None:
+def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> RescheduleBatch | None:
     if before is None or not (taken := lost_with(before, event)):
         return None
     orderly = isinstance(event, BindingsChanged) or (
-        isinstance(event, WorkerDeactivated) and event.reason in _ORDERLY
+        isinstance(event, WorkerDeactivated) and event.reason in _ORDERLY_REASONS
     )
-    return FanOut(key.namespace, key.instance_key, before.epoch, not orderly, tuple(taken.values()))
+    return RescheduleBatch(key.namespace, key.instance_key, before.epoch, not orderly, tuple(taken.values()))
 
 
-def timer_of(key: WorkerKey, worker: Worker) -> TimerTask | None:
+def worker_timer(key: WorkerKey, worker: Worker) -> TimerTask | None:
     """What the worker's `deadline_ms` is for. Tombstones end by maintenance, not by the second."""
     if worker.state is WorkerState.ACTIVE:
         return LeaseExpiryTask(key, worker.epoch)

@@ -10,22 +10,22 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from liveness.domain.death import COMPANY_MS
-from liveness.domain.policy import BUILT_IN, Policy
+from liveness.domain.death_certificate import CONCURRENT_DEATHS_WINDOW_MS
+from liveness.domain.policy import DEFAULT_POLICY, Policy
 
-WINDOW_MS = COMPANY_MS
+STORM_WINDOW_MS = CONCURRENT_DEATHS_WINDOW_MS
 """As with those of whom a death certificate says that they died with the worker."""
-CAME_BACK_SHARE = 0.9
+RECOVERED_SHARE = 0.9
 """When so many of those whom a storm caught have come back, it is over, and the others are likely to be gone."""
 
 
-def is_storm(struck: int, left: int, policy: Policy = BUILT_IN) -> bool:
-    """`struck`: workers whose lease ended within the window for silence or a broken stream, or is over now. `left`:
+def is_storm(dead: int, alive: int, policy: Policy = DEFAULT_POLICY) -> bool:
+    """`dead`: workers whose lease ended within the window for silence or a broken stream, or is over now. `alive`:
     the others that are ACTIVE."""
-    return struck >= policy.storm_min_workers and struck > policy.storm_share * (left + struck)
+    return dead >= policy.storm_min_workers and dead > policy.storm_share * (alive + dead)
 
 
-class Phase(Enum):
+class StormPhase(Enum):
     HOLDING = "nobody's lease is ended"
     DRAINING = "leases that are over are ended, one after the other at the set pace"
     RELEASED = "leases that are over are ended, as if there were no storm"
@@ -49,16 +49,20 @@ class Storm(NamedTuple):
         many go on falling due."""
         return self.began_ms + min(policy.storm_hold_ms, self.lease_ms)
 
-    def phase(self, now_ms: int, policy: Policy) -> Phase:
+    def phase(self, now_ms: int, policy: Policy) -> StormPhase:
         if self.released_ms is not None or not policy.storm_hold_ms:
-            return Phase.RELEASED
-        calmed = self.caught > 0 and self.returned >= CAME_BACK_SHARE * self.caught
-        return Phase.DRAINING if calmed or now_ms >= self.hold_ends_ms(policy) else Phase.HOLDING
+            return StormPhase.RELEASED
+        has_recovered = self.caught > 0 and self.returned >= RECOVERED_SHARE * self.caught
+        return (
+            StormPhase.DRAINING
+            if has_recovered or now_ms >= self.hold_ends_ms(policy)
+            else StormPhase.HOLDING
+        )
 
     def is_over(self, held: int, now_ms: int) -> bool:
         """Nobody is held any more. What an operator has released stays so until the deaths that follow are no news:
         the next one would be called a storm at once."""
-        return not held and (self.released_ms is None or now_ms >= self.released_ms + WINDOW_MS)
+        return not held and (self.released_ms is None or now_ms >= self.released_ms + STORM_WINDOW_MS)
 
 
 def held_until_ms(due_ms: int, granted_ms: int, policy: Policy) -> int:
@@ -67,15 +71,15 @@ def held_until_ms(due_ms: int, granted_ms: int, policy: Policy) -> int:
     return due_ms + min(policy.storm_hold_ms, granted_ms)
 
 
-class Line(NamedTuple):
+class ExpiryPacer(NamedTuple):
     """Those whose hold is over, one behind the other."""
 
-    free_ms: float = 0.0
+    next_slot_ms: float = 0.0
     """When the next place is."""
 
-    def join(self, now_ms: int, pace: int) -> tuple[int, Line]:
+    def reserve(self, now_ms: int, pace: int) -> tuple[int, ExpiryPacer]:
         """When it is one's turn, and the line behind."""
         if not pace:
             return now_ms, self
-        place_ms = max(self.free_ms, float(now_ms))
-        return int(place_ms), Line(place_ms + 1_000 / pace)
+        slot_ms = max(self.next_slot_ms, float(now_ms))
+        return int(slot_ms), ExpiryPacer(slot_ms + 1_000 / pace)

@@ -80,7 +80,7 @@ class Profile(NamedTuple):
 NO_PROFILE = Profile()
 
 
-class _Common(NamedTuple):
+class _SharedFields(NamedTuple):
     """What a worker tells about itself that many others tell, too."""
 
     task_queue: str
@@ -92,29 +92,29 @@ class _Common(NamedTuple):
     capabilities: tuple[str, ...]
 
 
-COMMON_MAX = 16_384
+SHARED_FIELDS_MAX = 16_384
 
 
-@lru_cache(maxsize=COMMON_MAX)
-def _shared(common: _Common) -> _Common:
+@lru_cache(maxsize=SHARED_FIELDS_MAX)
+def _intern_fields(common: _SharedFields) -> _SharedFields:
     """One copy in memory of what is equal."""
     return common
 
 
 @lru_cache(maxsize=1_024)
-def shared_ms(value: int) -> int:
+def intern_ms(value: int) -> int:
     """The same for a duration, of which a fleet has few."""
     return value
 
 
-class KeptProfile:
+class CompactProfile:
     """A profile as a worker in memory has it, at half the size: what others have in common with it is there once, and
     what is its own is one string. Equal to the profile it was made of."""
 
     __slots__ = ("_common", "_own")
 
     def __init__(self, profile: Profile) -> None:
-        self._common, self._own = _taken_apart(profile)
+        self._common, self._own = _split_profile(profile)
 
     @property
     def task_queue(self) -> str:
@@ -128,7 +128,7 @@ class KeptProfile:
     def host_name(self) -> str:
         return self._common.host_name
 
-    def whole(self) -> Profile:
+    def expand(self) -> Profile:
         head, _, rest = self._own.partition(":")
         identity, process, start = head.split(",")
         until = int(identity)
@@ -140,35 +140,37 @@ class KeptProfile:
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, KeptProfile):
+        if isinstance(other, CompactProfile):
             return self._own == other._own and self._common == other._common
         if isinstance(other, Profile):
-            return (self._common, self._own) == _taken_apart(other)
+            return (self._common, self._own) == _split_profile(other)
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.whole())
+        return hash(self.expand())
 
     def __repr__(self) -> str:
-        return repr(self.whole())
+        return repr(self.expand())
 
 
-def _taken_apart(profile: Profile) -> tuple[_Common, str]:
+def _split_profile(profile: Profile) -> tuple[_SharedFields, str]:
     (identity, task_queue, build_id, sdk_name, sdk_version, host_name, process_id, start_time_ns, labels, capabilities,
      current_job) = profile  # fmt: skip
     start = "" if start_time_ns is None else start_time_ns
     own = f"{len(identity)},{len(process_id)},{start}:{identity}{process_id}{current_job}"
-    return _shared(_Common(task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities)), own
+    return _intern_fields(
+        _SharedFields(task_queue, build_id, sdk_name, sdk_version, host_name, labels, capabilities)
+    ), own
 
 
-def kept(profile: Profile | KeptProfile) -> Profile | KeptProfile:
-    if isinstance(profile, KeptProfile):
+def compact_profile(profile: Profile | CompactProfile) -> Profile | CompactProfile:
+    if isinstance(profile, CompactProfile):
         return profile
-    return NO_PROFILE if profile == NO_PROFILE else KeptProfile(profile)
+    return NO_PROFILE if profile == NO_PROFILE else CompactProfile(profile)
 
 
-def whole(profile: Profile | KeptProfile) -> Profile:
-    return profile.whole() if isinstance(profile, KeptProfile) else profile
+def full_profile(profile: Profile | CompactProfile) -> Profile:
+    return profile.expand() if isinstance(profile, CompactProfile) else profile
 
 
 NO_BINDINGS: Mapping[ActivityId, BoundActivity] = MappingProxyType({})
@@ -215,7 +217,7 @@ class Worker(NamedTuple):
     """Taken from this worker and not yet unbound by it: its replies ask it to cancel these."""
     superseded: tuple[str, ...]
     """Replaced sessions, oldest first."""
-    profile: Profile | KeptProfile
+    profile: Profile | CompactProfile
     status: WorkerStatus
     last_error: str
     successes: int

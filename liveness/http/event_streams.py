@@ -19,15 +19,15 @@ from starlette.types import Receive, Send
 
 from liveness.clock import Clock
 from liveness.domain.errors import ShuttingDown
-from liveness.http.calls import gone
-from liveness.http.printing import json_of, plain
-from liveness.http.refusals import Refusal, of_call, refusal
+from liveness.http.errors import HttpError, from_rpc_error, http_error
+from liveness.http.grpc_client import wait_disconnected
+from liveness.http.json_output import json_bytes, to_json_value
 
 KEEP_ALIVE_MS = 15_000
 RETRY_MS = 1_000
-BEGIN_S = 30.0
+START_TIMEOUT_S = 30.0
 STREAMS_MAX = 256
-RESUME = "resume_token"
+RESUME_FIELD = "resume_token"
 """The field of requests and answers that says where a stream goes on."""
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -38,11 +38,11 @@ _HEADERS = [
 ]
 
 
-def resume(request: Any, headers: Headers) -> None:
+def set_resume_token(request: Any, headers: Headers) -> None:
     """A browser that comes back asks for the same address and says how far it was."""
     last = headers.get("last-event-id")
-    if last and RESUME in request.DESCRIPTOR.fields_by_name:
-        setattr(request, RESUME, last)
+    if last and RESUME_FIELD in request.DESCRIPTOR.fields_by_name:
+        setattr(request, RESUME_FIELD, last)
 
 
 class EventStreams:
@@ -52,11 +52,11 @@ class EventStreams:
         self._open: set[Any] = set()
         self._closing = asyncio.Event()
 
-    def admit(self) -> None:
+    def check_capacity(self) -> None:
         if self._closing.is_set():
             raise ShuttingDown
         if len(self._open) >= self._streams_max:
-            raise refusal(
+            raise http_error(
                 503,
                 grpc.StatusCode.UNAVAILABLE,
                 "TOO_MANY_STREAMS",
@@ -70,36 +70,38 @@ class EventStreams:
         for call in self._open:
             call.cancel()
 
-    async def carry(self, call: Any, receive: Receive, send: Send) -> None:
+    async def send_events(self, call: Any, receive: Receive, send: Send) -> None:
         """Answers begin once it is certain that there is a stream."""
         self._open.add(call)
-        leaving = asyncio.create_task(gone(receive))
+        disconnect_task = asyncio.create_task(wait_disconnected(receive))
         try:
-            first = await self._first(call, leaving)
+            first = await self._read_first(call, disconnect_task)
             if first is None:
                 return
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await _write(send, f"retry: {RETRY_MS}\n".encode() + _event(first))
-            await self._go_on(call, leaving, send)
+            await self._send_rest(call, disconnect_task, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._open.discard(call)
             call.cancel()
-            leaving.cancel()
+            disconnect_task.cancel()
 
-    async def _first(self, call: Any, leaving: asyncio.Task[None]) -> Message | None:
+    async def _read_first(self, call: Any, disconnect_task: asyncio.Task[None]) -> Message | None:
         """Refusals come before the first answer. None: nobody waits for it any more."""
         reading = asyncio.create_task(call.read())
-        done, _ = await asyncio.wait({reading, leaving}, timeout=BEGIN_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {reading, disconnect_task}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
         if reading not in done:
             reading.cancel()
-            if leaving in done:
+            if disconnect_task in done:
                 return None
-            raise refusal(504, grpc.StatusCode.DEADLINE_EXCEEDED, "", "The stream did not begin in time.")
+            raise http_error(504, grpc.StatusCode.DEADLINE_EXCEEDED, "", "The stream did not begin in time.")
         try:
             first = reading.result()
         except grpc.aio.AioRpcError as error:
-            raise of_call(error) from error
+            raise from_rpc_error(error) from error
         except asyncio.CancelledError:
             if reading.cancelled():  # and not we ourselves
                 raise ShuttingDown from None
@@ -108,15 +110,15 @@ class EventStreams:
             raise ShuttingDown
         return first  # type: ignore[no-any-return]
 
-    async def _go_on(self, call: Any, leaving: asyncio.Task[None], send: Send) -> None:
+    async def _send_rest(self, call: Any, disconnect_task: asyncio.Task[None], send: Send) -> None:
         closing = asyncio.create_task(self._closing.wait())
         reading = asyncio.create_task(call.read())
-        silence = asyncio.create_task(self._clock.sleep(KEEP_ALIVE_MS))
+        keep_alive = asyncio.create_task(self._clock.sleep(KEEP_ALIVE_MS))
         try:
             while True:
-                ends: set[asyncio.Task[Any]] = {leaving, closing, reading, silence}
+                ends: set[asyncio.Task[Any]] = {disconnect_task, closing, reading, keep_alive}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done() or closing.done() or reading.cancelled():
+                if disconnect_task.done() or closing.done() or reading.cancelled():
                     return
                 if reading.done():
                     answer = reading.result()
@@ -124,15 +126,15 @@ class EventStreams:
                         return
                     await _write(send, _event(answer))
                     reading = asyncio.create_task(call.read())
-                elif silence.done():
+                elif keep_alive.done():
                     await _write(send, b":\n\n")
-                if silence.done():
-                    silence = asyncio.create_task(self._clock.sleep(KEEP_ALIVE_MS))
+                if keep_alive.done():
+                    keep_alive = asyncio.create_task(self._clock.sleep(KEEP_ALIVE_MS))
         except grpc.aio.AioRpcError as error:
             if error.code() not in _TRANSIENT:
-                await _write(send, _last_word(of_call(error)))
+                await _write(send, _error_event(from_rpc_error(error)))
         finally:
-            for task in (closing, reading, silence):
+            for task in (closing, reading, keep_alive):
                 task.cancel()
 
 
@@ -141,11 +143,11 @@ async def _write(send: Send, data: bytes) -> None:
 
 
 def _event(answer: Message) -> bytes:
-    token: str = getattr(answer, RESUME, "")
-    begin = f"id: {token}\n".encode() if token else b""
-    return begin + b"data: " + json_of(plain(answer)) + b"\n\n"
+    token: str = getattr(answer, RESUME_FIELD, "")
+    id_line = f"id: {token}\n".encode() if token else b""
+    return id_line + b"data: " + json_bytes(to_json_value(answer)) + b"\n\n"
 
 
-def _last_word(why: Refusal) -> bytes:
+def _error_event(error: HttpError) -> bytes:
     """For what a new try will not mend."""
-    return b"event: refusal\ndata: " + json_of(why.as_json()) + b"\n\n"
+    return b"event: refusal\ndata: " + json_bytes(error.as_json()) + b"\n\n"

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from liveness.domain.errors import InvalidField
 
-WELL_KNOWN = frozenset({"google.protobuf.Duration", "google.protobuf.Timestamp"})
+TEXT_MESSAGES = frozenset({"google.protobuf.Duration", "google.protobuf.Timestamp"})
 """Messages that JSON writes as one text."""
 
 
@@ -27,7 +27,7 @@ class FieldPath:
     def __str__(self) -> str:
         return ".".join(field.name for field in self.fields)
 
-    def holding(self, value: Any) -> dict[str, Any]:
+    def json_with(self, value: Any) -> dict[str, Any]:
         """The JSON of a message in which only this field is set."""
         for field in reversed(self.fields):
             value = {field.name: value}
@@ -49,22 +49,22 @@ def field_named(message: Descriptor, name: str) -> FieldDescriptor | None:
 
 def field_path(message: Descriptor, dotted: str) -> FieldPath | None:
     fields: list[FieldDescriptor] = []
-    inside: Descriptor | None = message
+    nested: Descriptor | None = message
     for name in dotted.split("."):
-        field = None if inside is None else field_named(inside, name)
+        field = None if nested is None else field_named(nested, name)
         if field is None or (fields and fields[-1].is_repeated):
             return None
         fields.append(field)
-        inside = None if field.message_type is not None and is_text(field) else field.message_type
+        nested = None if field.message_type is not None and is_scalar(field) else field.message_type
     return FieldPath(tuple(fields))
 
 
-def is_text(field: FieldDescriptor) -> bool:
+def is_scalar(field: FieldDescriptor) -> bool:
     """Whether one text says the whole value, or each of several."""
-    return field.message_type is None or field.message_type.full_name in WELL_KNOWN
+    return field.message_type is None or field.message_type.full_name in TEXT_MESSAGES
 
 
-def from_text(path: FieldPath, text: str) -> Any:
+def parse_text(path: FieldPath, text: str) -> Any:
     """What JSON would have for a value that stands in a path or a query."""
     if path.leaf.type == FieldDescriptor.TYPE_BOOL:
         if text not in ("true", "false"):

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import grpc
 from starlette.datastructures import Headers
 
-from liveness.http.refusals import Refusal, refusal
+from liveness.http.errors import HttpError, http_error
 
-HEADERS = {
+SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -35,19 +35,19 @@ _SAFE = ("GET", "HEAD")
 
 class Guard:
     def __init__(
-        self, names: Collection[str], *, proxied: Collection[str] = (), any_ip: bool = False
+        self, names: Collection[str], *, proxy_hosts: Collection[str] = (), allow_any_ip: bool = False
     ) -> None:
-        """`names`: ours besides those of loopback. `proxied`: more of them, at any port, since a proxy may change what it
-        passes on. `any_ip`: where we listen everywhere; an address, unlike a name, cannot be pointed elsewhere."""
-        self._proxied = frozenset(map(str.lower, proxied))
-        self._names = _LOOPBACK | self._proxied | frozenset(map(str.lower, names))
-        self._any_ip = any_ip
+        """`names`: ours besides those of loopback. `proxy_hosts`: more of them, at any port, since a proxy may change what it
+        passes on. `allow_any_ip`: where we listen everywhere; an address, unlike a name, cannot be pointed elsewhere."""
+        self._proxy_hosts = frozenset(map(str.lower, proxy_hosts))
+        self._names = _LOOPBACK | self._proxy_hosts | frozenset(map(str.lower, names))
+        self._allow_any_ip = allow_any_ip
 
     def check_host(self, headers: Headers) -> None:
         host = headers.get("host", "")
-        name = _name(host)
-        if name is None or not (name in self._names or (self._any_ip and _is_ip(name))):
-            raise refusal(
+        name = _host_name(host)
+        if name is None or not (name in self._names or (self._allow_any_ip and _is_ip(name))):
+            raise http_error(
                 421,
                 grpc.StatusCode.PERMISSION_DENIED,
                 "HOST_NOT_ALLOWED",
@@ -58,17 +58,17 @@ class Guard:
 
     def check_origin(self, method: str, headers: Headers) -> None:
         for origin in headers.getlist("origin"):
-            if not self._is_own(origin, headers.get("host", "")):
-                raise _foreign(f"Pages of {origin[:200]!r} may not use this server.")
+            if not self._is_same_origin(origin, headers.get("host", "")):
+                raise _cross_origin_error(f"Pages of {origin[:200]!r} may not use this server.")
         if {"cross-site", "same-site"} & set(headers.getlist("sec-fetch-site")):
             # Following a link to a page of ours is fine.
-            opens_a_page = (
+            is_page_navigation = (
                 headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
             )
-            if not (method in _SAFE and opens_a_page):
-                raise _foreign("Pages of other sites may not use this server.")
+            if not (method in _SAFE and is_page_navigation):
+                raise _cross_origin_error("Pages of other sites may not use this server.")
 
-    def _is_own(self, origin: str, host: str) -> bool:
+    def _is_same_origin(self, origin: str, host: str) -> bool:
         try:
             parts = urlsplit(origin)
             name = parts.hostname
@@ -76,7 +76,7 @@ class Guard:
             return False
         if parts.scheme not in ("http", "https") or name is None:
             return False
-        return parts.netloc.lower() == host.lower() or name in self._proxied
+        return parts.netloc.lower() == host.lower() or name in self._proxy_hosts
 
 
 def check_content_type(headers: Headers) -> None:
@@ -84,14 +84,14 @@ def check_content_type(headers: Headers) -> None:
     kind, _, parameters = headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8"):
-        raise refusal(
+        raise http_error(
             415,
             grpc.StatusCode.INVALID_ARGUMENT,
             "CONTENT_TYPE_NOT_JSON",
             "A request that changes something must have the header Content-Type: application/json.",
         )
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise refusal(
+        raise http_error(
             415,
             grpc.StatusCode.INVALID_ARGUMENT,
             "CONTENT_ENCODED",
@@ -99,7 +99,7 @@ def check_content_type(headers: Headers) -> None:
         )
 
 
-def _name(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
     match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", host.lower())
     return match and (match[1] or match[2])
 
@@ -112,5 +112,5 @@ def _is_ip(name: str) -> bool:
     return True
 
 
-def _foreign(message: str) -> Refusal:
-    return refusal(403, grpc.StatusCode.PERMISSION_DENIED, "ORIGIN_NOT_ALLOWED", message)
+def _cross_origin_error(message: str) -> HttpError:
+    return http_error(403, grpc.StatusCode.PERMISSION_DENIED, "ORIGIN_NOT_ALLOWED", message)

@@ -10,11 +10,11 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
-from liveness.http.bindings import WHOLE, Binding, bindings_of
-from liveness.http.fields import FieldPath, is_text
-from liveness.http.files import File
-from liveness.http.printing import json_of
-from liveness.http.schemas import Schema, Schemas, comment
+from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
+from liveness.http.fields import FieldPath, is_scalar
+from liveness.http.json_output import json_bytes
+from liveness.http.schemas import Schema, Schemas, comment_of
+from liveness.http.static_files import StaticFile
 from liveness.v1 import activity_pb2, admin_pb2, service_pb2
 
 SERVICES: tuple[ServiceDescriptor, ...] = (
@@ -64,60 +64,62 @@ _ERROR_NAME = "Error"
 
 
 def document() -> dict[str, Any]:
-    bindings = list(bindings_of(SERVICES))
-    schemas = Schemas(binding.method.input_type for binding in bindings)
+    endpoints = list(endpoints_of(SERVICES))
+    schemas = Schemas(endpoint.method.input_type for endpoint in endpoints)
     paths: dict[str, Any] = {}
     seen: dict[str, int] = {}
-    for binding in bindings:
-        seen[binding.method.name] = count = seen.get(binding.method.name, 0) + 1
-        name = binding.method.name if count == 1 else f"{binding.method.name}_{count}"
-        paths.setdefault(_template(binding), {})[binding.verb.lower()] = _operation(binding, name, schemas)
+    for endpoint in endpoints:
+        seen[endpoint.method.name] = count = seen.get(endpoint.method.name, 0) + 1
+        name = endpoint.method.name if count == 1 else f"{endpoint.method.name}_{count}"
+        paths.setdefault(_template(endpoint), {})[endpoint.verb.lower()] = _operation(endpoint, name, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "liveness", "version": version("liveness"), "description": DESCRIPTION},
         "servers": [{"url": "/"}],
-        "tags": [{"name": service.name, "description": comment(service.full_name)} for service in SERVICES],
+        "tags": [
+            {"name": service.name, "description": comment_of(service.full_name)} for service in SERVICES
+        ],
         "paths": paths,
-        "components": {"schemas": {_ERROR_NAME: ERROR, **dict(sorted(schemas.found.items()))}},
+        "components": {"schemas": {_ERROR_NAME: ERROR, **dict(sorted(schemas.by_name.items()))}},
     }
 
 
-def document_file() -> File:
-    content = json_of(document())
-    return File(content, "application/json", f'"{sha256(content).hexdigest()[:32]}"')
+def document_file() -> StaticFile:
+    content = json_bytes(document())
+    return StaticFile(content, "application/json", f'"{sha256(content).hexdigest()[:32]}"')
 
 
-def _template(binding: Binding) -> str:
+def _template(endpoint: Endpoint) -> str:
     """With short names of variables: many tools do not expect dots there."""
-    names = [path.leaf.name for path in binding.variables]
-    assert len(set(names)) == len(names), f"{binding.template} has two variables of the same name"
+    names = [path.leaf.name for path in endpoint.variables]
+    assert len(set(names)) == len(names), f"{endpoint.template} has two variables of the same name"
     return "/" + "/".join(
         f"{{{segment.leaf.name}}}" if isinstance(segment, FieldPath) else segment
-        for segment in binding.segments
+        for segment in endpoint.segments
     )
 
 
-def _operation(binding: Binding, name: str, schemas: Schemas) -> dict[str, Any]:
-    method = binding.method
+def _operation(endpoint: Endpoint, name: str, schemas: Schemas) -> dict[str, Any]:
+    method = endpoint.method
     operation: dict[str, Any] = {
         "operationId": name,
         "summary": re.sub(r"(?<!^)(?=[A-Z])", " ", method.name).capitalize(),
         "tags": [method.containing_service.name],
     }
-    if text := comment(method.full_name):
+    if text := comment_of(method.full_name):
         operation["description"] = text
-    parameters = [_parameter("path", path, schemas, required=True) for path in binding.variables] + [
-        _parameter("query", path, schemas) for path in parameters_of(binding)
+    parameters = [_parameter("path", path, schemas, required=True) for path in endpoint.variables] + [
+        _parameter("query", path, schemas) for path in query_parameters(endpoint)
     ]
     if parameters:
         operation["parameters"] = parameters
-    if binding.body:
+    if endpoint.body:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _body_schema(binding, schemas)}},
+            "content": {"application/json": {"schema": _body_schema(endpoint, schemas)}},
         }
     operation["responses"] = {
-        "200": _answer(binding, schemas),
+        "200": _success_response(endpoint, schemas),
         "default": {
             "description": "Refused, or it did not work.",
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_ERROR_NAME}"}}},
@@ -126,9 +128,9 @@ def _operation(binding: Binding, name: str, schemas: Schemas) -> dict[str, Any]:
     return operation
 
 
-def _answer(binding: Binding, schemas: Schemas) -> dict[str, Any]:
-    schema = schemas.of_message(binding.method.output_type)
-    if not binding.method.server_streaming:
+def _success_response(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
+    schema = schemas.of_message(endpoint.method.output_type)
+    if not endpoint.method.server_streaming:
         return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
     return {
         "description": "Server-sent events. The data of each is JSON of the schema x-data; its id is where to resume, "
@@ -137,41 +139,41 @@ def _answer(binding: Binding, schemas: Schemas) -> dict[str, Any]:
     }
 
 
-def _body_schema(binding: Binding, schemas: Schemas) -> Schema:
-    request = binding.method.input_type
-    if binding.body != WHOLE:
-        return schemas.of_field(request.fields_by_name[binding.body])
-    in_path = {path.fields[0].name for path in binding.variables}
+def _body_schema(endpoint: Endpoint, schemas: Schemas) -> Schema:
+    request = endpoint.method.input_type
+    if endpoint.body != WHOLE_BODY:
+        return schemas.of_field(request.fields_by_name[endpoint.body])
+    in_path = {path.fields[0].name for path in endpoint.variables}
     if not in_path:
         return schemas.of_message(request)
     return schemas.of_fields(request, (field for field in request.fields if field.name not in in_path))
 
 
-def parameters_of(binding: Binding) -> Iterator[FieldPath]:
+def query_parameters(endpoint: Endpoint) -> Iterator[FieldPath]:
     """What neither the path nor the body says is a parameter of the query."""
-    if binding.body == WHOLE:
+    if endpoint.body == WHOLE_BODY:
         return
-    said = {str(path) for path in binding.variables} | {binding.body}
-    for path in _leaves(binding.method.input_type, ()):
-        if str(path) not in said and path.fields[0].name != binding.body:
+    covered = {str(path) for path in endpoint.variables} | {endpoint.body}
+    for path in _leaves(endpoint.method.input_type, ()):
+        if str(path) not in covered and path.fields[0].name != endpoint.body:
             yield path
 
 
-def _leaves(message: Descriptor, above: tuple[FieldDescriptor, ...]) -> Iterator[FieldPath]:
+def _leaves(message: Descriptor, parents: tuple[FieldDescriptor, ...]) -> Iterator[FieldPath]:
     for field in message.fields:
-        if is_text(field):
-            yield FieldPath((*above, field))
+        if is_scalar(field):
+            yield FieldPath((*parents, field))
             continue
-        inside = field.message_type
-        if field.is_repeated or inside is None or any(each.containing_type is inside for each in above):
+        nested = field.message_type
+        if field.is_repeated or nested is None or any(each.containing_type is nested for each in parents):
             continue
-        yield from _leaves(inside, (*above, field))
+        yield from _leaves(nested, (*parents, field))
 
 
-def _parameter(place: str, path: FieldPath, schemas: Schemas, *, required: bool = False) -> dict[str, Any]:
+def _parameter(location: str, path: FieldPath, schemas: Schemas, *, required: bool = False) -> dict[str, Any]:
     schema = schemas.of_field(path.leaf)
-    name = path.leaf.name if place == "path" else str(path)
-    parameter: dict[str, Any] = {"name": name, "in": place, "schema": schema}
+    name = path.leaf.name if location == "path" else str(path)
+    parameter: dict[str, Any] = {"name": name, "in": location, "schema": schema}
     if required:
         parameter["required"] = True
         if schema.get("type") == "string":

@@ -45,34 +45,34 @@ def _comments() -> dict[str, str]:
     return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def comment(name: str) -> str:
+def comment_of(name: str) -> str:
     return _comments().get(name, "")
 
 
 class Schemas:
     """Those that were referred to, to be listed once."""
 
-    def __init__(self, read: Iterable[Descriptor]) -> None:
-        """`read`: what clients send. They may leave out any field; we print all that have no presence."""
-        self.found: dict[str, Schema] = {}
-        self._read: set[str] = set()
-        for message in read:
-            self._reach(message)
+    def __init__(self, request_types: Iterable[Descriptor]) -> None:
+        """`request_types`: what clients send. They may leave out any field; we print all that have no presence."""
+        self.by_name: dict[str, Schema] = {}
+        self._request_type_names: set[str] = set()
+        for message in request_types:
+            self._add_request_type(message)
 
-    def _reach(self, message: Descriptor) -> None:
-        if message.full_name not in self._read:
-            self._read.add(message.full_name)
+    def _add_request_type(self, message: Descriptor) -> None:
+        if message.full_name not in self._request_type_names:
+            self._request_type_names.add(message.full_name)
             for field in message.fields:
                 if field.message_type is not None:
-                    self._reach(field.message_type)
+                    self._add_request_type(field.message_type)
 
     def of_message(self, message: Descriptor) -> Schema:
         if message.full_name in _WELL_KNOWN:
             return dict(_WELL_KNOWN[message.full_name])
         name = _name(message)
-        if name not in self.found:
-            self.found[name] = {}  # a message may hold itself
-            self.found[name] = self.of_fields(message, message.fields)
+        if name not in self.by_name:
+            self.by_name[name] = {}  # a message may hold itself
+            self.by_name[name] = self.of_fields(message, message.fields)
         return {"$ref": f"#/components/schemas/{name}"}
 
     def of_fields(self, message: Descriptor, fields: Iterable[FieldDescriptor]) -> Schema:
@@ -84,7 +84,7 @@ class Schemas:
             "additionalProperties": False,
         }
         always = [field.name for field in kept if not field.has_presence]
-        if always and message.full_name not in self._read:
+        if always and message.full_name not in self._request_type_names:
             schema["required"] = always
         return _described(schema, message.full_name)
 
@@ -107,25 +107,25 @@ class Schemas:
 
     def _of_enum(self, enum: EnumDescriptor) -> Schema:
         name = _name(enum)
-        if name not in self.found:
-            says = [comment(enum.full_name)]
-            says += [
+        if name not in self.by_name:
+            descriptions = [comment_of(enum.full_name)]
+            descriptions += [
                 f"{value.name}: {text}"
                 for value in enum.values
-                if (text := comment(f"{enum.full_name}.{value.name}"))
+                if (text := comment_of(f"{enum.full_name}.{value.name}"))
             ]
             schema: Schema = {"type": "string", "enum": [value.name for value in enum.values]}
-            if any(says):
-                schema["description"] = "\n\n".join(filter(None, says))
-            self.found[name] = schema
+            if any(descriptions):
+                schema["description"] = "\n\n".join(filter(None, descriptions))
+            self.by_name[name] = schema
         return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _described(schema: Schema, name: str) -> Schema:
-    text = comment(name)
+    text = comment_of(name)
     return {**schema, "description": text} if text else schema
 
 
-def _name(thing: Descriptor | EnumDescriptor) -> str:
+def _name(descriptor: Descriptor | EnumDescriptor) -> str:
     """Without the package, where it is ours; a message inside another keeps both names."""
-    return thing.full_name.removeprefix("liveness.v1.")
+    return descriptor.full_name.removeprefix("liveness.v1.")

@@ -18,11 +18,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from liveness.domain.errors import InvalidField, InvalidRequest
-from liveness.http.bindings import WHOLE, Match
-from liveness.http.fields import FieldPath, enum_value, field_named, field_path, from_text, is_text
+from liveness.http.endpoints import WHOLE_BODY, Match
+from liveness.http.fields import FieldPath, enum_value, field_named, field_path, is_scalar, parse_text
 
 QUERY_FIELDS_MAX = 1_000
-SHOWN_CHARACTERS_MAX = 200
+MESSAGE_CHARS_MAX = 200
 
 
 class MalformedJson(InvalidRequest):
@@ -41,19 +41,19 @@ class UnknownParameter(InvalidRequest):
     """There is no query parameter {parameter} for {method}."""
 
 
-def request_of(match: Match, query: str, body: bytes) -> Message:
-    binding = match.binding
-    message = GetMessageClass(binding.method.input_type)()
-    if binding.body:
+def build_request(match: Match, query: str, body: bytes) -> Message:
+    endpoint = match.endpoint
+    message = GetMessageClass(endpoint.method.input_type)()
+    if endpoint.body:
         value = _json(body)
-        if binding.body != WHOLE:
-            value = {binding.body: value}
-        fault = _fault_of(message, _checked(binding.method.input_type, value, ""))
-        if fault:
-            raise UnfitBody(type=message.DESCRIPTOR.name, detail=fault)
+        if endpoint.body != WHOLE_BODY:
+            value = {endpoint.body: value}
+        problem = _parse_into(message, _check_names(endpoint.method.input_type, value, ""))
+        if problem:
+            raise UnfitBody(type=message.DESCRIPTOR.name, detail=problem)
     for path, text in match.values:
         given = path.value_in(message)
-        _set(message, path, from_text(path, text))
+        _set(message, path, parse_text(path, text))
         if given is not None and given != path.value_in(message):
             raise InvalidField(field=str(path), rule="is one thing in the path and another in the body")
     for name, value in _parameters(match, query).items():
@@ -65,12 +65,14 @@ def _json(body: bytes) -> Any:
     if not body.strip():
         return {}
     try:
-        return json.loads(body.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+        return json.loads(
+            body.decode(), object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant
+        )
     except (ValueError, RecursionError) as error:
-        raise MalformedJson(detail=_short(str(error))) from None
+        raise MalformedJson(detail=_truncate(str(error))) from None
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -79,39 +81,39 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _checked(message: Descriptor, value: Any, where: str) -> Any:
+def _check_names(message: Descriptor, value: Any, prefix: str) -> Any:
     """The same with short names of enum values made whole, and nothing in it that is not known."""
-    if not message.full_name.startswith("liveness.") or (value is None and where):
+    if not message.full_name.startswith("liveness.") or (value is None and prefix):
         return value
     if not isinstance(value, dict):
-        raise UnfitBody(type=message.name, detail=f"{where.rstrip('.') or 'it'} must be an object")
+        raise UnfitBody(type=message.name, detail=f"{prefix.rstrip('.') or 'it'} must be an object")
     checked = {}
     for name, part in value.items():
         field = field_named(message, name)
         if field is None:
             known = ", ".join(message.fields_by_name)
-            raise UnknownField(field=_short(where + name), type=message.name, known=known)
-        checked[name] = _checked_field(field, part, f"{where}{field.name}.")
+            raise UnknownField(field=_truncate(prefix + name), type=message.name, known=known)
+        checked[name] = _check_field_names(field, part, f"{prefix}{field.name}.")
     return checked
 
 
-def _checked_field(field: FieldDescriptor, value: Any, where: str) -> Any:
+def _check_field_names(field: FieldDescriptor, value: Any, prefix: str) -> Any:
     if isinstance(value, list):
-        return [_checked_field(field, part, where) for part in value]
+        return [_check_field_names(field, part, prefix) for part in value]
     if field.enum_type is not None:
         return enum_value(field.enum_type, value)
-    inside = field.message_type
-    if inside is None or inside.GetOptions().map_entry:
+    nested = field.message_type
+    if nested is None or nested.GetOptions().map_entry:
         return value
-    return _checked(inside, value, where)
+    return _check_names(nested, value, prefix)
 
 
 def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
-    binding = match.binding
+    endpoint = match.endpoint
     if re.search(r"%(?![0-9A-Fa-f]{2})", query):
         raise InvalidField(field="the query", rule="holds a % that does not begin an escape such as %25")
     try:
@@ -124,15 +126,15 @@ def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
         ) from None
     found: dict[FieldPath, Any] = {}
     for name, text in pairs:
-        path = None if binding.body == WHOLE else field_path(binding.method.input_type, name)
+        path = None if endpoint.body == WHOLE_BODY else field_path(endpoint.method.input_type, name)
         if (
             path is None
-            or not is_text(path.leaf)
-            or path in binding.variables
-            or path.fields[0].name == binding.body
+            or not is_scalar(path.leaf)
+            or path in endpoint.variables
+            or path.fields[0].name == endpoint.body
         ):
-            raise UnknownParameter(parameter=_short(name), method=binding.method.name)
-        value = from_text(path, text)
+            raise UnknownParameter(parameter=_truncate(name), method=endpoint.method.name)
+        value = parse_text(path, text)
         if path.leaf.is_repeated:
             found.setdefault(path, []).append(value)
         elif path in found:
@@ -143,21 +145,21 @@ def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
 
 
 def _set(message: Message, path: FieldPath, value: Any) -> None:
-    fault = _fault_of(message, path.holding(value))
-    if fault:
-        raise InvalidField(field=str(path), rule=f"cannot be {_short(str(value))!r}: {fault}")
+    problem = _parse_into(message, path.json_with(value))
+    if problem:
+        raise InvalidField(field=str(path), rule=f"cannot be {_truncate(str(value))!r}: {problem}")
 
 
-def _fault_of(message: Message, value: Any) -> str:
+def _parse_into(message: Message, value: Any) -> str:
     """Fill the message; empty if that went well."""
     try:
         json_format.ParseDict(value, message)
     # The library lets some of Python's own errors through, for instance for half of a surrogate pair.
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        return _short(str(error)).rstrip(".")
+        return _truncate(str(error)).rstrip(".")
     return ""
 
 
-def _short(text: str) -> str:
+def _truncate(text: str) -> str:
     text = text.encode(errors="replace").decode()
-    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[:MESSAGE_CHARS_MAX] + "…"

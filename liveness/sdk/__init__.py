@@ -34,7 +34,7 @@ from liveness.sdk.errors import (
     WorkerGone,
     WorkerStopped,
 )
-from liveness.sdk.holding import LostSignal
+from liveness.sdk.held_attempt import LostSignal
 from liveness.sdk.task import Stats, Task
 from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryPolicy
 from liveness.sdk.worker import Worker

@@ -13,32 +13,32 @@ Addresses: TypeAlias = str | Sequence[str]
 
 _PORT_MAX = 65_535
 _HOST_PORT = re.compile(r"(?:\[[^\s,\[\]]+\]|[^\s,:/\[\]]+):([0-9]{1,5})")
-_TARGET = re.compile(r"(?:dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
+_GRPC_TARGET = re.compile(r"(?:dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
 """What gRPC understands besides."""
-_RULE = 'must be HOST:PORT, like "a:7400", or several, like "a:7400,b:7400" or ["a:7400", "b:7400"]'
+_FORMAT_HINT = 'must be HOST:PORT, like "a:7400", or several, like "a:7400,b:7400" or ["a:7400", "b:7400"]'
 
 
-def addresses_of(given: Addresses) -> tuple[str, ...]:
+def parse_addresses(addresses: Addresses) -> tuple[str, ...]:
     """Each once. A single one is left to gRPC to understand; among several, one without its port would be tried on a
     port that nobody meant, and nobody would notice while the others work."""
-    texts = [given] if isinstance(given, str) else list(given)
+    texts = [addresses] if isinstance(addresses, str) else list(addresses)
     for text in texts:
         if not isinstance(text, str):
-            raise InvalidArgument(detail=f"the address {text!r} is no text; an address {_RULE}.")
+            raise InvalidArgument(detail=f"the address {text!r} is no text; an address {_FORMAT_HINT}.")
     parts = [part.strip() for text in texts for part in text.split(",")]
     if not parts:
-        raise InvalidArgument(detail=f"no address was given; it {_RULE}.")
+        raise InvalidArgument(detail=f"no address was given; it {_FORMAT_HINT}.")
     if "" in parts:
-        raise InvalidArgument(detail=f"an address in {given!r} is empty; each {_RULE}.")
-    several = tuple(dict.fromkeys(parts))
-    if len(several) > 1:
-        for part in several:
+        raise InvalidArgument(detail=f"an address in {addresses!r} is empty; each {_FORMAT_HINT}.")
+    unique = tuple(dict.fromkeys(parts))
+    if len(unique) > 1:
+        for part in unique:
             if not _is_address(part):
-                raise InvalidArgument(detail=f"the address {part!r} cannot be used; it {_RULE}.")
-    return several
+                raise InvalidArgument(detail=f"the address {part!r} cannot be used; it {_FORMAT_HINT}.")
+    return unique
 
 
-def said(addresses: Sequence[str]) -> str:
+def format_addresses(addresses: Sequence[str]) -> str:
     """For people: "a", "a or b", "a, b or c"."""
     *others, last = addresses
     return f"{', '.join(others)} or {last}" if others else last
@@ -48,4 +48,4 @@ def _is_address(text: str) -> bool:
     match = _HOST_PORT.fullmatch(text)
     if match is not None:
         return 0 < int(match[1]) <= _PORT_MAX
-    return _TARGET.fullmatch(text) is not None
+    return _GRPC_TARGET.fullmatch(text) is not None

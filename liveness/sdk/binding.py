@@ -11,69 +11,76 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from liveness.sdk.connection import Connection, promise
+from liveness.sdk.connection import Connection, uncancellable_future
 from liveness.sdk.errors import ActivityLost, AlreadyBound, InvalidArgument
-from liveness.sdk.holding import CancelledOnLoss, Hold
-from liveness.sdk.life import Life
-from liveness.sdk.refusals import Refusal, Refused, activity_error
-from liveness.sdk.task import Endings, Stats, Task, told
-from liveness.sdk.values import ActivityRef, RetryPolicy, id_message, payload, ref_of_task, retry_message
+from liveness.sdk.held_attempt import CancelOnLoss, HeldAttempt
+from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error
+from liveness.sdk.session import WorkerSession
+from liveness.sdk.task import OutcomeReporter, Stats, Task, failure_message
+from liveness.sdk.values import (
+    ActivityRef,
+    RetryPolicy,
+    encode_payload,
+    id_to_proto,
+    ref_from_task,
+    retry_policy_to_proto,
+)
 from liveness.v1 import activity_pb2
 
-RELEASE_MS = 5_000
-NOT_LIVE = frozenset({"WORKER_NOT_ACTIVE", "SESSION_NOT_CURRENT"})
+RELEASE_TIMEOUT_MS = 5_000
+WORKER_NOT_LIVE_REASONS = frozenset({"WORKER_NOT_ACTIVE", "SESSION_NOT_CURRENT"})
 
 log = logging.getLogger("liveness.sdk")
 
 
-class Binding(Hold):
+class Binding(HeldAttempt):
     """An attempt that this worker holds while the body runs. The server has recorded it, durably, before the body
     begins.
 
     If it is lost, the coroutine in the body is cancelled, and leaving the body raises ActivityLost. A thread cannot be
     cancelled: let it look at `lost`, or call `check()`, now and then."""
 
-    def __init__(self, life: Life, ref: ActivityRef) -> None:
-        super().__init__(life, ref)
-        self._life = life
-        self._scope = CancelledOnLoss(self)
-        self._used = False
+    def __init__(self, session: WorkerSession, ref: ActivityRef) -> None:
+        super().__init__(session, ref)
+        self._session = session
+        self._cancel_scope = CancelOnLoss(self)
+        self._entered = False
 
     async def __aenter__(self) -> Binding:
         try:
-            await asyncio.wrap_future(self._begin())
+            await asyncio.wrap_future(self._start())
         except BaseException:
-            self._life.end(self)
+            self._session.unbind(self)
             raise
-        self._scope.__enter__()
+        self._cancel_scope.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._life.end(self)
-        self._scope.__exit__(kind, error, trace)
+        self._session.unbind(self)
+        self._cancel_scope.__exit__(kind, error, trace)
 
     def __enter__(self) -> Binding:
         try:
-            self._begin().result()
+            self._start().result()
         except BaseException:
-            self._life.end(self)
+            self._session.unbind(self)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._life.end(self)
+        self._session.unbind(self)
         if kind is None and self.lost.is_set():
             raise self.loss()
 
-    def _begin(self) -> Future[None]:
-        if self._used:
+    def _start(self) -> Future[None]:
+        if self._entered:
             raise InvalidArgument(detail="a binding is for one `with` only; call bind() again.")
-        self._used = True
-        return self._life.bind(self)
+        self._entered = True
+        return self._session.bind(self)
 
 
 class Claim:
@@ -85,7 +92,7 @@ class Claim:
     def __init__(
         self,
         connection: Connection,
-        life: Life,
+        session: WorkerSession,
         stats: Stats,
         ref: ActivityRef,
         *,
@@ -94,51 +101,51 @@ class Claim:
         retry: RetryPolicy | None,
     ) -> None:
         self._connection = connection
-        self._life = life
+        self._session = session
         self._stats = stats
-        self._endings = Endings(connection, life)
+        self._reporter = OutcomeReporter(connection, session)
         self._ref = ref
         self._request = activity_pb2.ClaimActivityRequest(
-            namespace=life.namespace,
-            id=id_message(ref),
+            namespace=session.namespace,
+            id=id_to_proto(ref),
             task_queue=ref.task_queue,
             activity_type=activity_type,
-            input=payload(content),
-            retry_policy=retry_message(retry),
+            input=encode_payload(content),
+            retry_policy=retry_policy_to_proto(retry),
         )
         self._task: Task | None = None
-        self._hold: Hold | None = None
-        self._scope: CancelledOnLoss | None = None
-        self._unwanted = False
+        self._held_attempt: HeldAttempt | None = None
+        self._cancel_scope: CancelOnLoss | None = None
+        self._abandoned = False
 
     async def __aenter__(self) -> Task:
         try:
-            task = await asyncio.wrap_future(self._begin())
+            task = await asyncio.wrap_future(self._start())
         except BaseException:
             self._abandon()
             raise
-        assert self._hold is not None
-        self._scope = CancelledOnLoss(self._hold)
-        self._scope.__enter__()
+        assert self._held_attempt is not None
+        self._cancel_scope = CancelOnLoss(self._held_attempt)
+        self._cancel_scope.__enter__()
         return task
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._scope is not None
-        assert self._hold is not None
+        assert self._cancel_scope is not None
+        assert self._held_attempt is not None
         try:
-            self._scope.__exit__(kind, error, trace)
+            self._cancel_scope.__exit__(kind, error, trace)
         except ActivityLost:
-            self._gave_up(self._hold)
+            self._drop_lost(self._held_attempt)
             raise
         # Shielded: a cancellation that comes now must not leave the outcome unreported.
-        ended = asyncio.ensure_future(asyncio.wrap_future(self._end(error)))
+        ended = asyncio.ensure_future(asyncio.wrap_future(self._report_outcome(error)))
         await asyncio.shield(ended)
 
     def __enter__(self) -> Task:
         try:
-            return self._begin().result()
+            return self._start().result()
         except BaseException:
             self._abandon()
             raise
@@ -146,115 +153,115 @@ class Claim:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._hold is not None
-        if self._hold.lost.is_set():
-            self._gave_up(self._hold)
+        assert self._held_attempt is not None
+        if self._held_attempt.lost.is_set():
+            self._drop_lost(self._held_attempt)
             if kind is None:
-                raise self._hold.loss()
+                raise self._held_attempt.loss()
             return
-        self._end(error).result()
+        self._report_outcome(error).result()
 
     # -- beginning
 
-    def _begin(self) -> Future[Task]:
+    def _start(self) -> Future[Task]:
         if self._request.worker_instance_key:
             raise InvalidArgument(detail="a claim is for one `with` only; call claim() again.")
-        self._request.worker_instance_key = self._life.key
-        self._request.session_id = self._life.session_id
-        outcome: Future[Task] = promise()
+        self._request.worker_instance_key = self._session.key
+        self._request.session_id = self._session.session_id
+        outcome: Future[Task] = uncancellable_future()
         call = self._connection.call(
-            lambda route: route.activities.ClaimActivity, self._request, again=self._again
+            lambda endpoint: endpoint.activities.ClaimActivity, self._request, should_retry=self._should_retry
         )
-        call.add_done_callback(lambda done: self._claimed(done, outcome))
+        call.add_done_callback(lambda done: self._on_claim_reply(done, outcome))
         return outcome
 
-    def _again(self, refusal: Refusal) -> bool:
-        if self._unwanted or self._life.ended:
+    def _should_retry(self, rpc_failure: RpcFailure) -> bool:
+        if self._abandoned or self._session.has_ended:
             return False
-        if refusal.reason in NOT_LIVE:
+        if rpc_failure.reason in WORKER_NOT_LIVE_REASONS:
             # The lease has lapsed without our noticing; the next heartbeat begins another.
-            self._life.beat_now()
-            self._request.worker_instance_key = self._life.key
-            self._request.session_id = self._life.session_id
+            self._session.send_heartbeat_now()
+            self._request.worker_instance_key = self._session.key
+            self._request.session_id = self._session.session_id
             return True
-        return refusal.passing
+        return rpc_failure.is_retryable
 
-    def _claimed(self, call: Future[Any], outcome: Future[Task]) -> None:
+    def _on_claim_reply(self, call: Future[Any], outcome: Future[Task]) -> None:
         """On the ticker's thread."""
         error = call.exception()
-        if isinstance(error, Refused):
-            place = {"address": self._connection.address, "namespace": self._life.namespace}
-            worker = self._life.key
+        if isinstance(error, RpcFailed):
+            target = {"address": self._connection.address, "namespace": self._session.namespace}
+            worker = self._session.key
             outcome.set_exception(
-                activity_error(error.refusal, "ClaimActivity", self._ref, **place, worker=worker)
+                activity_error(error.rpc_failure, "ClaimActivity", self._ref, **target, worker=worker)
             )
             return
         message: activity_pb2.ActivityTask = call.result().activity
-        ref = ref_of_task(message)
-        if any(hold.ref.key == ref.key for hold in self._life.holds):
+        ref = ref_from_task(message)
+        if any(held_attempt.ref.key == ref.key for held_attempt in self._session.held_attempts):
             outcome.set_exception(AlreadyBound(activity=ref))
             return
-        if self._unwanted:
-            self._endings.release(ref, message.lease_epoch, RELEASE_MS)
+        if self._abandoned:
+            self._reporter.release(ref, message.lease_epoch, RELEASE_TIMEOUT_MS)
             return
-        hold = self._life.adopt_now(message)
-        if hold is None:
+        held_attempt = self._session.accept_now(message)
+        if held_attempt is None:
             outcome.set_exception(ActivityLost(activity=ref, reason="the lease ended meanwhile"))
             return
-        self._hold, self._task = hold, Task(hold, message)
+        self._held_attempt, self._task = held_attempt, Task(held_attempt, message)
         outcome.set_result(self._task)
 
     def _abandon(self) -> None:
         """Nobody waits any more. The answer may be on its way, or have come this very moment."""
-        self._unwanted = True
-        self._connection.ticker.post(self._let_go)
+        self._abandoned = True
+        self._connection.scheduler.call_soon(self._release_abandoned)
 
-    def _let_go(self) -> None:
-        hold = self._hold
-        if hold is not None:
-            self._endings.release(hold.ref, hold.epoch, RELEASE_MS)
-            self._life.end(hold)
+    def _release_abandoned(self) -> None:
+        held_attempt = self._held_attempt
+        if held_attempt is not None:
+            self._reporter.release(held_attempt.ref, held_attempt.epoch, RELEASE_TIMEOUT_MS)
+            self._session.unbind(held_attempt)
 
     # -- ending
 
-    def _end(self, error: BaseException | None) -> Future[None]:
+    def _report_outcome(self, error: BaseException | None) -> Future[None]:
         """Settled when the outcome is recorded, or fails with ActivityLost."""
-        hold, task = self._hold, self._task
-        assert hold is not None
+        held_attempt, task = self._held_attempt, self._task
+        assert held_attempt is not None
         assert task is not None
-        outcome: Future[None] = promise()
+        outcome: Future[None] = uncancellable_future()
         if error is None:
-            call = self._endings.complete(hold, payload(task.result))
+            call = self._reporter.complete(held_attempt, encode_payload(task.result))
         elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
-            call = self._endings.release(hold.ref, hold.epoch, RELEASE_MS)
+            call = self._reporter.release(held_attempt.ref, held_attempt.epoch, RELEASE_TIMEOUT_MS)
         else:
-            call = self._endings.fail(hold, error)
+            call = self._reporter.fail(held_attempt, error)
 
-        def recorded(done: Future[Any]) -> None:
-            refused = done.exception()
-            if isinstance(refused, Refused):
-                self._gave_up(hold)
+        def on_reported(done: Future[Any]) -> None:
+            rpc_error = done.exception()
+            if isinstance(rpc_error, RpcFailed):
+                self._drop_lost(held_attempt)
                 if error is not None:
                     outcome.set_result(None)  # what the body raised says more
-                elif hold.lost.is_set() or self._life.ended:
-                    outcome.set_exception(hold.loss() if hold.lost.is_set() else refused)
+                elif held_attempt.lost.is_set() or self._session.has_ended:
+                    outcome.set_exception(held_attempt.loss() if held_attempt.lost.is_set() else rpc_error)
                 else:
-                    place = {"address": self._connection.address, "namespace": self._life.namespace}
+                    target = {"address": self._connection.address, "namespace": self._session.namespace}
                     outcome.set_exception(
-                        activity_error(refused.refusal, "CompleteActivity", hold.ref, **place)
+                        activity_error(rpc_error.rpc_failure, "CompleteActivity", held_attempt.ref, **target)
                     )
                 return
             if error is None:
                 self._stats.count(completed=1)
-                self._life.forget(hold, succeeded=True)
+                self._session.forget(held_attempt, succeeded=True)
             else:
                 self._stats.count(failed=1)
-                self._life.forget(hold, succeeded=False, error=told(error))
+                self._session.forget(held_attempt, succeeded=False, error=failure_message(error))
             outcome.set_result(None)
 
-        call.add_done_callback(recorded)
+        call.add_done_callback(on_reported)
         return outcome
 
-    def _gave_up(self, hold: Hold) -> None:
+    def _drop_lost(self, held_attempt: HeldAttempt) -> None:
         self._stats.count(lost=1)
-        self._life.end(hold)
+        self._session.unbind(held_attempt)

@@ -20,27 +20,27 @@ from typing import Any, NamedTuple, Self, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.sdk.addresses import Addresses, addresses_of, said
-from liveness.sdk.connection import Connection, Method
-from liveness.sdk.failover import Route
-from liveness.sdk.refusals import Refused, activity_error
+from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
+from liveness.sdk.connection import Connection, UnaryMethod
+from liveness.sdk.failover import ServerEndpoint
+from liveness.sdk.rpc_failures import RpcFailed, activity_error
 from liveness.sdk.values import (
-    RESTING,
+    RESTING_STATES,
+    ActivityOrId,
     ActivityRef,
     ActivityState,
-    Named,
     RetryPolicy,
-    duration,
-    id_message,
-    named,
-    payload,
-    retry_message,
-    state_of,
+    encode_payload,
+    id_to_proto,
+    retry_policy_to_proto,
+    state_from_proto,
+    to_activity_ref,
+    to_duration,
 )
 from liveness.v1 import activity_pb2
 
 PAGE_MAX = 1_000
-WAIT_MS = (20, 1_000)
+WAIT_BACKOFF_MS = (20, 1_000)
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class ActivityInfo:
     @property
     def resting(self) -> bool:
         """Whether nothing happens to it any more unless somebody steps in."""
-        return self.state in RESTING
+        return self.state in RESTING_STATES
 
     def json(self) -> Any:
         """The result, read as JSON."""
@@ -93,7 +93,7 @@ class Client:
     def __init__(self, address: Addresses, *, namespace: str = "default", timeout: float = 10.0) -> None:
         """`address`: of one node, or of several that serve the same: "a:7400,b:7400" or a list. `timeout`: how long, in
         seconds, to try to reach one before a call fails with ServerAway."""
-        self._addresses = addresses_of(address)
+        self._addresses = parse_addresses(address)
         self._namespace = namespace
         self._timeout_ms = int(timeout * 1_000)
         self._connection: Connection | None = None
@@ -119,7 +119,7 @@ class Client:
         self,
         type: str,  # noqa: A002  # what it is called everywhere
         *,
-        id: Named,
+        id: ActivityOrId,
         input: object = b"",  # noqa: A002  # the same
         task_queue: str = "",
         retry: RetryPolicy | None = None,
@@ -127,23 +127,23 @@ class Client:
     ) -> Scheduled:
         """Make an activity known and available. Doing so again changes nothing; ActivityDiffers if it was known to be
         something else."""
-        ref = named(id, type)
+        ref = to_activity_ref(id, type)
         request = activity_pb2.ScheduleActivityRequest(
             namespace=self._namespace,
-            id=id_message(ref),
+            id=id_to_proto(ref),
             activity_type=type,
             task_queue=task_queue or ref.task_queue,
-            input=payload(input),
-            retry_policy=retry_message(retry),
-            start_delay=duration(delay) if delay else None,
+            input=encode_payload(input),
+            retry_policy=retry_policy_to_proto(retry),
+            start_delay=to_duration(delay) if delay else None,
         )
         answer = await self._call("ScheduleActivity", request, ref)
-        return Scheduled(ref, answer.created, state_of(answer.state))
+        return Scheduled(ref, answer.created, state_from_proto(answer.state))
 
-    async def describe(self, id: Named, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
-        ref = named(id, type)
-        request = activity_pb2.DescribeActivityRequest(namespace=self._namespace, id=id_message(ref))
-        return _info((await self._call("DescribeActivity", request, ref)).activity)
+    async def describe(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
+        ref = to_activity_ref(id, type)
+        request = activity_pb2.DescribeActivityRequest(namespace=self._namespace, id=id_to_proto(ref))
+        return _activity_info((await self._call("DescribeActivity", request, ref)).activity)
 
     async def list(
         self,
@@ -166,59 +166,65 @@ class Client:
         while limit is None or len(found) < limit:
             request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
             page = await self._call("ListActivities", request, ActivityRef("-"))
-            found.extend(map(_info, page.activities))
+            found.extend(map(_activity_info, page.activities))
             request.page_token = page.next_page_token
             if not request.page_token:
                 break
         return found
 
-    async def cancel(self, id: Named, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
+    async def cancel(self, id: ActivityOrId, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
         """End an activity for good. Whether a worker held it, and is told to stop."""
-        ref = named(id, type)
+        ref = to_activity_ref(id, type)
         request = activity_pb2.CancelActivityRequest(
-            namespace=self._namespace, id=id_message(ref), reason=reason
+            namespace=self._namespace, id=id_to_proto(ref), reason=reason
         )
         return bool((await self._call("CancelActivity", request, ref)).was_held)
 
-    async def retry(self, id: Named, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
+    async def retry(self, id: ActivityOrId, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
         """Give one that is QUARANTINED or FAILED a fresh start."""
-        ref = named(id, type)
-        request = activity_pb2.RetryActivityRequest(namespace=self._namespace, id=id_message(ref))
-        return state_of((await self._call("RetryActivity", request, ref)).state)
+        ref = to_activity_ref(id, type)
+        request = activity_pb2.RetryActivityRequest(namespace=self._namespace, id=id_to_proto(ref))
+        return state_from_proto((await self._call("RetryActivity", request, ref)).state)
 
-    async def wait(self, id: Named, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
+    async def wait(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
         """Until nothing happens to it any more: it is finished, quarantined or with another engine. For a limit, use
         `asyncio.timeout`."""
-        wait_ms = WAIT_MS[0]
+        wait_ms = WAIT_BACKOFF_MS[0]
         while not (info := await self.describe(id, type=type)).resting:
-            await self._to().clock.sleep(wait_ms * self._to().random.uniform(0.75, 1))
-            wait_ms = min(wait_ms * 3 // 2, WAIT_MS[1])
+            await self._connect().clock.sleep(wait_ms * self._connect().random.uniform(0.75, 1))
+            wait_ms = min(wait_ms * 3 // 2, WAIT_BACKOFF_MS[1])
         return info
 
-    def _to(self) -> Connection:
+    def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = Connection.to(self._addresses)
+            self._connection = Connection.acquire(self._addresses)
         return self._connection
 
     async def _call(self, name: str, request: Message, ref: ActivityRef) -> Any:
-        connection = self._to()
+        connection = self._connect()
 
-        def pick(route: Route) -> Method:
-            method: Method = getattr(route.activities, name)
+        def select_method(endpoint: ServerEndpoint) -> UnaryMethod:
+            method: UnaryMethod = getattr(endpoint.activities, name)
             return method
 
-        until_ms = connection.clock.monotonic_ms() + self._timeout_ms
+        deadline_ms = connection.clock.monotonic_ms() + self._timeout_ms
         outcome = connection.call(
-            pick,
+            select_method,
             request,
-            timeout_s=connection.patience_s(self._timeout_ms / 1_000),
-            again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
+            timeout_s=connection.call_timeout_s(self._timeout_ms / 1_000),
+            should_retry=lambda rpc_failure: (
+                rpc_failure.is_retryable and connection.clock.monotonic_ms() < deadline_ms
+            ),
         )
         try:
             return await asyncio.wrap_future(outcome)
-        except Refused as refused:
+        except RpcFailed as rpc_error:
             error = activity_error(
-                refused.refusal, name, ref, address=said(self._addresses), namespace=self._namespace
+                rpc_error.rpc_failure,
+                name,
+                ref,
+                address=format_addresses(self._addresses),
+                namespace=self._namespace,
             )
             raise error from None
 
@@ -244,7 +250,7 @@ class BlockingClient:
         self,
         type: str,  # noqa: A002  # what it is called everywhere
         *,
-        id: Named,
+        id: ActivityOrId,
         input: object = b"",  # noqa: A002  # the same
         task_queue: str = "",
         retry: RetryPolicy | None = None,
@@ -254,7 +260,7 @@ class BlockingClient:
             self._client.schedule(type, id=id, input=input, task_queue=task_queue, retry=retry, delay=delay)
         )
 
-    def describe(self, id: Named, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
+    def describe(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
         return _run(self._client.describe(id, type=type))
 
     def list(
@@ -267,15 +273,15 @@ class BlockingClient:
     ) -> list[ActivityInfo]:
         return _run(self._client.list(states=states, task_queue=task_queue, worker=worker, limit=limit))
 
-    def cancel(self, id: Named, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
+    def cancel(self, id: ActivityOrId, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
         return _run(self._client.cancel(id, type=type, reason=reason))
 
-    def retry(self, id: Named, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
+    def retry(self, id: ActivityOrId, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
         return _run(self._client.retry(id, type=type))
 
     def wait(
         self,
-        id: Named,
+        id: ActivityOrId,
         *,
         type: str = "",  # noqa: A002  # the same
         timeout: float | None = None,
@@ -288,11 +294,11 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-def _time(stamp: Timestamp) -> datetime:
+def _to_datetime(stamp: Timestamp) -> datetime:
     return stamp.ToDatetime(tzinfo=UTC)
 
 
-def _info(message: activity_pb2.Activity) -> ActivityInfo:
+def _activity_info(message: activity_pb2.Activity) -> ActivityInfo:
     names = message.id
     return ActivityInfo(
         ref=ActivityRef(
@@ -303,13 +309,13 @@ def _info(message: activity_pb2.Activity) -> ActivityInfo:
             message.task_queue,
             message.token,
         ),
-        state=state_of(message.state),
+        state=state_from_proto(message.state),
         type=message.activity_type,
         failures=message.failures,
         worker_deaths=message.worker_deaths,
         worker=message.worker_instance_key,
-        since=_time(message.since),
-        due=_time(message.due_time) if message.HasField("due_time") else None,
+        since=_to_datetime(message.since),
+        due=_to_datetime(message.due_time) if message.HasField("due_time") else None,
         last_failure=message.last_failure,
         input=message.input,
         result=message.result,

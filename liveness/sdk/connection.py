@@ -13,22 +13,22 @@ import grpc
 from google.protobuf.message import Message
 
 from liveness.clock import SystemClock
-from liveness.sdk import refusals, traces
-from liveness.sdk.addresses import said
-from liveness.sdk.failover import Route, Routes
-from liveness.sdk.heart import Heart
-from liveness.sdk.pulse import BACKOFF_MS
-from liveness.sdk.refusals import Refusal, Refused
-from liveness.sdk.stream import Stream
-from liveness.sdk.ticker import Ticker
+from liveness.sdk import rpc_failures, traces
+from liveness.sdk.addresses import format_addresses
+from liveness.sdk.attach_stream import AttachStream
+from liveness.sdk.failover import ServerEndpoint, ServerEndpoints
+from liveness.sdk.heartbeat_sender import HeartbeatSender
+from liveness.sdk.heartbeat_state import BACKOFF_MS
+from liveness.sdk.rpc_failures import RpcFailed, RpcFailure
+from liveness.sdk.scheduler import SchedulerThread
 
-CALL_SECONDS = 5.0
+CALL_TIMEOUT_SECONDS = 5.0
 LINGER_MS = 1_000
 """How long a node that was left may still be listened to. One that stops in good order answers what it was asked, hands
 out what a poll is to get, and says that the end of its stream means nothing; one that hangs never will."""
 
 
-class Method(Protocol):
+class UnaryMethod(Protocol):
     def future(
         self,
         request: Any,
@@ -39,11 +39,11 @@ class Method(Protocol):
     ) -> Any: ...
 
 
-Pick: TypeAlias = Callable[[Route], Method]
+SelectMethod: TypeAlias = Callable[[ServerEndpoint], UnaryMethod]
 """Which method to call, of the node whose turn it is."""
 
 
-def promise() -> Future[Any]:
+def uncancellable_future() -> Future[Any]:
     """A future that only its maker settles; whoever waits may give up waiting, but not take it back."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
@@ -51,115 +51,119 @@ def promise() -> Future[Any]:
 
 
 class Connection:
-    """Use `Connection.to(addresses)`, and `release` it when done."""
+    """Use `Connection.acquire(addresses)`, and `release` it when done."""
 
-    _open: ClassVar[dict[tuple[int, tuple[str, ...]], Connection]] = {}
+    _shared: ClassVar[dict[tuple[int, tuple[str, ...]], Connection]] = {}
     _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
-        self.address = said(addresses)
+        self.address = format_addresses(addresses)
         self._addresses = addresses
         self.clock = SystemClock()
         self.random = Random()
-        self.routes = Routes(addresses, self.random, self._left)
-        self.ticker = Ticker(self.clock, "liveness-heart", self._broke_down)
-        self.heart = Heart(self.ticker, self.routes, self.random)
-        self.stream = Stream(self.ticker, self.routes, self.random)
-        self.on_breakdown: dict[int, Callable[[], None]] = {}
-        self._users = 0
-        self._unanswered: set[Future[Any]] = set()
-        self.ticker.start()
+        self.endpoints = ServerEndpoints(addresses, self.random, self._on_endpoint_left)
+        self.scheduler = SchedulerThread(self.clock, "liveness-heart", self._on_thread_failure)
+        self.heartbeat_sender = HeartbeatSender(self.scheduler, self.endpoints, self.random)
+        self.stream = AttachStream(self.scheduler, self.endpoints, self.random)
+        self.on_thread_failure: dict[int, Callable[[], None]] = {}
+        self._user_count = 0
+        self._pending_calls: set[Future[Any]] = set()
+        self.scheduler.start()
 
     @classmethod
-    def to(cls, addresses: tuple[str, ...]) -> Connection:
+    def acquire(cls, addresses: tuple[str, ...]) -> Connection:
         with cls._lock:
             place = os.getpid(), addresses
-            connection = cls._open.get(place)
+            connection = cls._shared.get(place)
             if connection is None:
-                connection = cls._open[place] = cls(addresses)
-            connection._users += 1
+                connection = cls._shared[place] = cls(addresses)
+            connection._user_count += 1
             return connection
 
     def release(self) -> None:
         with self._lock:
-            self._users -= 1
-            if self._users:
+            self._user_count -= 1
+            if self._user_count:
                 return
-            self._open.pop((os.getpid(), self._addresses), None)
-        self.ticker.post(self.stream.close)
-        self.ticker.stop()
-        self.routes.close_all()
-        self._answer_nobody("the connection was closed")
+            self._shared.pop((os.getpid(), self._addresses), None)
+        self.scheduler.call_soon(self.stream.close)
+        self.scheduler.stop()
+        self.endpoints.close_all()
+        self._fail_pending_calls("the connection was closed")
 
     def call(
         self,
-        pick: Pick,
+        select_method: SelectMethod,
         request: Message,
         *,
-        again: Callable[[Refusal], bool] = lambda _: False,
-        timeout_s: float = CALL_SECONDS,
+        should_retry: Callable[[RpcFailure], bool] = lambda _: False,
+        timeout_s: float = CALL_TIMEOUT_SECONDS,
         wait_for_ready: bool = False,
     ) -> Future[Any]:
-        """Make a unary call, and make it again after refusals that `again` says yes to. Fails with `Refused`."""
-        outcome = promise()
-        self._unanswered.add(outcome)
-        outcome.add_done_callback(self._unanswered.discard)
+        """Make a unary call, and make it again after refusals that `should_retry` says yes to. Fails with `RpcFailed`."""
+        outcome = uncancellable_future()
+        self._pending_calls.add(outcome)
+        outcome.add_done_callback(self._pending_calls.discard)
         wait_ms = BACKOFF_MS[0]
         failures = 0
-        span = traces.here()
+        parent_context = traces.current_span_context()
 
         def attempt() -> None:
-            sent = None if span is None else traces.begin(request, span)
+            call_span = None if parent_context is None else traces.start_call(request, parent_context)
 
-            def start(route: Route) -> Any:
-                return pick(route).future(
+            def start(endpoint: ServerEndpoint) -> Any:
+                return select_method(endpoint).future(
                     request,
                     timeout=timeout_s,
-                    metadata=None if sent is None else sent.metadata,
+                    metadata=None if call_span is None else call_span.metadata,
                     wait_for_ready=wait_for_ready,
                 )
 
-            route, call = self.routes.begin(start)
-            if sent is not None:
-                call.add_done_callback(sent.ended)
-            call.add_done_callback(lambda done: self.ticker.post(lambda: ended(route, done)))
+            endpoint, call = self.endpoints.start_call(start)
+            if call_span is not None:
+                call.add_done_callback(call_span.on_done)
+            call.add_done_callback(lambda done: self.scheduler.call_soon(lambda: on_done(endpoint, done)))
 
-        def ended(route: Route, call: Any) -> None:
+        def on_done(endpoint: ServerEndpoint, call: Any) -> None:
             nonlocal wait_ms, failures
             if call.code() is grpc.StatusCode.OK:
-                self.routes.worked(route)
+                self.endpoints.mark_success(endpoint)
                 outcome.set_result(call.result())
                 return
-            refusal = refusals.of_call(call)
+            rpc_failure = rpc_failures.failure_of_call(call)
             failures += 1
-            at_once = self.routes.failed(route, refusal, failures)
-            if not again(refusal):
-                outcome.set_exception(Refused(refusal))
+            at_once = self.endpoints.report_failure(endpoint, rpc_failure, failures)
+            if not should_retry(rpc_failure):
+                outcome.set_exception(RpcFailed(rpc_failure))
                 return
             if at_once:
                 attempt()
                 return
-            pause_ms = max(refusal.retry_after_ms, int(wait_ms * self.random.uniform(0.5, 1)))
+            pause_ms = max(rpc_failure.retry_after_ms, int(wait_ms * self.random.uniform(0.5, 1)))
             wait_ms = min(wait_ms * 2, BACKOFF_MS[1])
-            self.ticker.at(self.ticker.now_ms() + pause_ms, attempt)
+            self.scheduler.call_at(self.scheduler.now_ms() + pause_ms, attempt)
 
         attempt()
         return outcome
 
-    def patience_s(self, total_s: float) -> float:
+    def call_timeout_s(self, budget_s: float) -> float:
         """How long one node may take to answer, so that others can be asked in the time that there is."""
-        return CALL_SECONDS if len(self.routes) == 1 else min(CALL_SECONDS, total_s / len(self.routes))
+        return (
+            CALL_TIMEOUT_SECONDS
+            if len(self.endpoints) == 1
+            else min(CALL_TIMEOUT_SECONDS, budget_s / len(self.endpoints))
+        )
 
-    def _left(self, route: Route) -> None:
-        self.ticker.post(self.heart.moved)
-        self.ticker.at(self.ticker.now_ms() + LINGER_MS, lambda: self.routes.close(route))
+    def _on_endpoint_left(self, endpoint: ServerEndpoint) -> None:
+        self.scheduler.call_soon(self.heartbeat_sender.on_failover)
+        self.scheduler.call_at(self.scheduler.now_ms() + LINGER_MS, lambda: self.endpoints.close(endpoint))
 
-    def _broke_down(self) -> None:
-        for tell in list(self.on_breakdown.values()):
-            tell()
-        self._answer_nobody("the SDK's own thread has failed")
+    def _on_thread_failure(self) -> None:
+        for callback in list(self.on_thread_failure.values()):
+            callback()
+        self._fail_pending_calls("the SDK's own thread has failed")
 
-    def _answer_nobody(self, why: str) -> None:
+    def _fail_pending_calls(self, message: str) -> None:
         """Nobody must go on waiting for what cannot come any more."""
-        for outcome in list(self._unanswered):
-            outcome.set_exception(Refused(Refusal(grpc.StatusCode.CANCELLED, message=why)))
+        for outcome in list(self._pending_calls):
+            outcome.set_exception(RpcFailed(RpcFailure(grpc.StatusCode.CANCELLED, message=message)))

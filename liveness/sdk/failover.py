@@ -1,7 +1,7 @@
 """Which of several addresses is talked to, and when it is another's turn.
 
 All calls, polls and the stream go to one address, the current one. Whoever finds that it is gone, hangs or is about to
-end says so (`failed`), and from then on everything goes to the next. Nobody goes back while the current one works.
+end says so (`report_failure`), and from then on everything goes to the next. Nobody goes back while the current one works.
 
 Each caller counts its own failures in a row. As long as there are addresses that it has not tried, it tries again at
 once; when a whole round has failed it backs off as with a single address. So callers cannot drive each other round in
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import grpc
 
-from liveness.sdk.refusals import Refusal
+from liveness.sdk.rpc_failures import RpcFailure
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
@@ -40,9 +40,9 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
-CONNECT_MS = 100
+CONNECT_TIMEOUT_MS = 100
 """How long an attempt to connect may take at least. gRPC itself gives the next one more."""
-CONNECT_MS_OF_SEVERAL = (200, 5_000)
+FAILOVER_CONNECT_TIMEOUT_MS = (200, 5_000)
 """A node that accepts and then says nothing must not use up the time that there is to find another; but where all are
 far away, each has to be given the time that it takes. So it is short at first, and doubles with each round."""
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Route:
+class ServerEndpoint:
     """An address from the time its turn comes until it is left. Its name is resolved anew each time."""
 
     address: str
@@ -61,75 +61,77 @@ class Route:
     activities: ActivityServiceStub
 
     @classmethod
-    def to(cls, address: str, connect_ms: int) -> Route:
+    def connect(cls, address: str, connect_timeout_ms: int) -> ServerEndpoint:
         """Connects when it is first used."""
-        options = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_ms))
+        options = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_timeout_ms))
         channel = grpc.insecure_channel(address, options=options)
         return cls(address, channel, LivenessServiceStub(channel), ActivityServiceStub(channel))
 
 
-class Routes:
-    """`worked`, `failed` and `close` are for one thread, the ticker's; the rest is for any."""
+class ServerEndpoints:
+    """`mark_success`, `report_failure` and `close` are for one thread, the ticker's; the rest is for any."""
 
-    def __init__(self, addresses: Sequence[str], random: Random, on_left: Callable[[Route], None]) -> None:
-        """`on_left` is told of each route that was left. Calls may still be under way there; `close` ends them."""
+    def __init__(
+        self, addresses: Sequence[str], random: Random, on_abandoned: Callable[[ServerEndpoint], None]
+    ) -> None:
+        """`on_abandoned` is told of each route that was left. Calls may still be under way there; `close` ends them."""
         # Each process its own order: a fleet spreads over the nodes, and those of a dead node over the others.
-        self._order = random.sample(addresses, len(addresses))
-        self._turn = 0
-        self._moves = 0
+        self._addresses = random.sample(addresses, len(addresses))
+        self._current_index = 0
+        self._move_count = 0
         """Since a call was answered."""
-        self._on_left = on_left
+        self._on_abandoned = on_abandoned
         self._lock = Lock()
-        self._left: set[Route] = set()
-        self.current = self._route()
+        self._abandoned_endpoints: set[ServerEndpoint] = set()
+        self.current = self._open_endpoint()
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._addresses)
 
-    def begin(self, start: Callable[[Route], T]) -> tuple[Route, T]:
+    def start_call(self, start: Callable[[ServerEndpoint], T]) -> tuple[ServerEndpoint, T]:
         """Begin a call at the current address, which is not left in between. `start` must not block."""
         with self._lock:
             return self.current, start(self.current)
 
-    def worked(self, route: Route) -> None:
+    def mark_success(self, endpoint: ServerEndpoint) -> None:
         """A call on it was answered."""
-        if route is self.current:
-            self._moves = 0
+        if endpoint is self.current:
+            self._move_count = 0
 
     @property
-    def connect_ms(self) -> int:
+    def connect_timeout_ms(self) -> int:
         """How long the current node may take to be connected to."""
         if len(self) == 1:
-            return CONNECT_MS
-        first_ms, last_ms = CONNECT_MS_OF_SEVERAL
-        rounds = min(self._moves // len(self), last_ms.bit_length())
+            return CONNECT_TIMEOUT_MS
+        first_ms, last_ms = FAILOVER_CONNECT_TIMEOUT_MS
+        rounds = min(self._move_count // len(self), last_ms.bit_length())
         return min(first_ms << rounds, last_ms)
 
-    def failed(self, route: Route, refusal: Refusal, failures: int) -> bool:
-        """A call on `route` ended like this, its caller's so manieth failure in a row. Whether the caller may try again
+    def report_failure(self, endpoint: ServerEndpoint, rpc_failure: RpcFailure, failures: int) -> bool:
+        """A call on `endpoint` ended like this, its caller's so manieth failure in a row. Whether the caller may try again
         at once: elsewhere, where it has not been."""
-        if refusal.elsewhere and route is self.current and len(self) > 1:
-            self._move(refusal)
-        return route is not self.current and failures < len(self)
+        if rpc_failure.should_fail_over and endpoint is self.current and len(self) > 1:
+            self._switch(rpc_failure)
+        return endpoint is not self.current and failures < len(self)
 
-    def close(self, route: Route) -> None:
+    def close(self, endpoint: ServerEndpoint) -> None:
         """Calls that are still under way there end as CANCELLED."""
         with self._lock:
-            self._left.discard(route)
-            route.channel.close()
+            self._abandoned_endpoints.discard(endpoint)
+            endpoint.channel.close()
 
     def close_all(self) -> None:
-        for route in (*self._left, self.current):
-            self.close(route)
+        for endpoint in (*self._abandoned_endpoints, self.current):
+            self.close(endpoint)
 
-    def _move(self, refusal: Refusal) -> None:
-        self._turn = (self._turn + 1) % len(self)
-        self._moves += 1
+    def _switch(self, rpc_failure: RpcFailure) -> None:
+        self._current_index = (self._current_index + 1) % len(self)
+        self._move_count += 1
         with self._lock:
-            left, self.current = self.current, self._route()
-            self._left.add(left)
-        log.info("leaving %s for %s: %s", left.address, self.current.address, refusal)
-        self._on_left(left)
+            abandoned, self.current = self.current, self._open_endpoint()
+            self._abandoned_endpoints.add(abandoned)
+        log.info("leaving %s for %s: %s", abandoned.address, self.current.address, rpc_failure)
+        self._on_abandoned(abandoned)
 
-    def _route(self) -> Route:
-        return Route.to(self._order[self._turn], self.connect_ms)
+    def _open_endpoint(self) -> ServerEndpoint:
+        return ServerEndpoint.connect(self._addresses[self._current_index], self.connect_timeout_ms)

@@ -10,12 +10,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from liveness.sdk.connection import Connection, Pick
+from liveness.sdk.connection import Connection, SelectMethod
 from liveness.sdk.errors import GiveUp, RetryLater
-from liveness.sdk.holding import Hold, LostSignal
-from liveness.sdk.life import Life
-from liveness.sdk.refusals import Refusal
-from liveness.sdk.values import ActivityRef, FencingToken, duration, id_message
+from liveness.sdk.held_attempt import HeldAttempt, LostSignal
+from liveness.sdk.rpc_failures import RpcFailure
+from liveness.sdk.session import WorkerSession
+from liveness.sdk.values import ActivityRef, FencingToken, id_to_proto, to_duration
 from liveness.v1 import activity_pb2
 
 MESSAGE_BYTES_MAX = 4_000
@@ -24,20 +24,20 @@ MESSAGE_BYTES_MAX = 4_000
 class Task:
     """One attempt of an activity, held by this worker."""
 
-    def __init__(self, hold: Hold, message: activity_pb2.ActivityTask) -> None:
-        self._hold = hold
+    def __init__(self, held_attempt: HeldAttempt, message: activity_pb2.ActivityTask) -> None:
+        self._held_attempt = held_attempt
         self._message = message
         self.result: object = None
         """For claims: what to record when the body ends well."""
 
     @property
     def ref(self) -> ActivityRef:
-        return self._hold.ref
+        return self._held_attempt.ref
 
     @property
     def id(self) -> str:
         """What it was scheduled as: the workflow_id."""
-        return self._hold.ref.workflow_id
+        return self._held_attempt.ref.workflow_id
 
     @property
     def type(self) -> str:
@@ -53,7 +53,7 @@ class Task:
 
     @property
     def attempt(self) -> int:
-        return self._hold.ref.attempt
+        return self._held_attempt.ref.attempt
 
     @property
     def failures(self) -> int:
@@ -66,16 +66,16 @@ class Task:
 
     @property
     def lost(self) -> LostSignal:
-        return self._hold.lost
+        return self._held_attempt.lost
 
     @property
     def fencing_token(self) -> FencingToken:
         """To go with every write. Raises ActivityLost once the activity is lost."""
-        return self._hold.fencing_token
+        return self._held_attempt.fencing_token
 
     def check(self) -> None:
         """Raise ActivityLost if the activity is lost. For bodies that nobody can cancel: threads, and long loops."""
-        self._hold.check()
+        self._held_attempt.check()
 
     def __repr__(self) -> str:
         return f"<Task {self.type!r} {self.ref}>"
@@ -102,57 +102,61 @@ class Stats:
             self.released += released
 
 
-class Endings:
+class OutcomeReporter:
     """Ends attempts. Each call is made until it is answered, or the attempt is lost, or the worker has ended."""
 
-    def __init__(self, connection: Connection, life: Life) -> None:
+    def __init__(self, connection: Connection, session: WorkerSession) -> None:
         self._connection = connection
-        self._life = life
+        self._session = session
 
-    def complete(self, hold: Hold, result: bytes) -> Future[Any]:
-        request = activity_pb2.CompleteActivityRequest(**self._token(hold), result=result)
-        return self._call(lambda route: route.activities.CompleteActivity, request, hold)
+    def complete(self, held_attempt: HeldAttempt, result: bytes) -> Future[Any]:
+        request = activity_pb2.CompleteActivityRequest(**self._fencing_fields(held_attempt), result=result)
+        return self._call(lambda endpoint: endpoint.activities.CompleteActivity, request, held_attempt)
 
-    def fail(self, hold: Hold, error: BaseException | str) -> Future[Any]:
-        request = activity_pb2.FailActivityRequest(**self._token(hold), message=told(error))
+    def fail(self, held_attempt: HeldAttempt, error: BaseException | str) -> Future[Any]:
+        request = activity_pb2.FailActivityRequest(
+            **self._fencing_fields(held_attempt), message=failure_message(error)
+        )
         request.non_retryable = isinstance(error, GiveUp)
         if isinstance(error, RetryLater):
-            request.retry_after.CopyFrom(duration(max(error.after, 0)))
-        return self._call(lambda route: route.activities.FailActivity, request, hold)
+            request.retry_after.CopyFrom(to_duration(max(error.after, 0)))
+        return self._call(lambda endpoint: endpoint.activities.FailActivity, request, held_attempt)
 
-    def release(self, ref: ActivityRef, epoch: int, within_ms: int) -> Future[Any]:
+    def release(self, ref: ActivityRef, epoch: int, timeout_ms: int) -> Future[Any]:
         """Try for so long; if that does not do, the end of the lease will."""
-        until_ms = self._connection.clock.monotonic_ms() + within_ms
-        self._life.ending(ref)
-        request = activity_pb2.ReleaseActivityRequest(**self._names(ref, epoch))
+        deadline_ms = self._connection.clock.monotonic_ms() + timeout_ms
+        self._session.mark_reporting(ref)
+        request = activity_pb2.ReleaseActivityRequest(**self._request_fields(ref, epoch))
         return self._connection.call(
-            lambda route: route.activities.ReleaseActivity,
+            lambda endpoint: endpoint.activities.ReleaseActivity,
             request,
-            timeout_s=self._connection.patience_s(within_ms / 1_000),
-            again=lambda refusal: refusal.passing and self._connection.clock.monotonic_ms() < until_ms,
+            timeout_s=self._connection.call_timeout_s(timeout_ms / 1_000),
+            should_retry=lambda rpc_failure: (
+                rpc_failure.is_retryable and self._connection.clock.monotonic_ms() < deadline_ms
+            ),
         )
 
-    def _token(self, hold: Hold) -> dict[str, Any]:
-        return self._names(hold.ref, hold.epoch)
+    def _fencing_fields(self, held_attempt: HeldAttempt) -> dict[str, Any]:
+        return self._request_fields(held_attempt.ref, held_attempt.epoch)
 
-    def _names(self, ref: ActivityRef, epoch: int) -> dict[str, Any]:
+    def _request_fields(self, ref: ActivityRef, epoch: int) -> dict[str, Any]:
         return {
-            "namespace": self._life.namespace,
-            "id": id_message(ref),
-            "worker_instance_key": self._life.key,
+            "namespace": self._session.namespace,
+            "id": id_to_proto(ref),
+            "worker_instance_key": self._session.key,
             "lease_epoch": epoch,
             "attempt": ref.attempt,
         }
 
-    def _call(self, pick: Pick, request: Message, hold: Hold) -> Future[Any]:
-        def again(refusal: Refusal) -> bool:
-            return refusal.passing and not hold.lost.is_set() and not self._life.ended
+    def _call(self, select_method: SelectMethod, request: Message, held_attempt: HeldAttempt) -> Future[Any]:
+        def should_retry(rpc_failure: RpcFailure) -> bool:
+            return rpc_failure.is_retryable and not held_attempt.lost.is_set() and not self._session.has_ended
 
-        self._life.ending(hold.ref)
-        return self._connection.call(pick, request, again=again)
+        self._session.mark_reporting(held_attempt.ref)
+        return self._connection.call(select_method, request, should_retry=should_retry)
 
 
-def told(error: BaseException | str) -> str:
+def failure_message(error: BaseException | str) -> str:
     """What people will read about a failure."""
     if isinstance(error, GiveUp | RetryLater):
         text = error.why

@@ -14,25 +14,28 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-_API = "opentelemetry.trace"
+_TRACE_API_MODULE = "opentelemetry.trace"
 
 log = logging.getLogger("liveness.sdk")
 
 
-class Sent:
+class CallSpan:
     """A call that is under way, as a span."""
 
     def __init__(self, api: Any, span: Any) -> None:
         self._api = api
         self._span = span
-        own = span.get_span_context()
+        span_context = span.get_span_context()
         self.metadata: tuple[tuple[str, str], ...] = (
-            ("traceparent", f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"),
+            (
+                "traceparent",
+                f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{span_context.trace_flags:02x}",
+            ),
         )
-        if own.trace_state:
-            self.metadata += (("tracestate", own.trace_state.to_header()),)
+        if span_context.trace_state:
+            self.metadata += (("tracestate", span_context.trace_state.to_header()),)
 
-    def ended(self, call: Any) -> None:
+    def on_done(self, call: Any) -> None:
         code = call.code()
         try:
             self._span.set_attribute("rpc.grpc.status_code", code.value[0])
@@ -43,18 +46,18 @@ class Sent:
             log.debug("a span could not be ended", exc_info=True)
 
 
-def here() -> Any | None:
+def current_span_context() -> Any | None:
     """The context of the program's current span; None if there is none."""
-    api = sys.modules.get(_API)
+    api = sys.modules.get(_TRACE_API_MODULE)
     if api is None:
         return None
     span = api.get_current_span()
     return api.set_span_in_context(span) if span.get_span_context().is_valid else None
 
 
-def begin(request: Message, parent: Any | None = None, **attributes: str | int) -> Sent | None:
+def start_call(request: Message, parent: Any | None = None, **attributes: str | int) -> CallSpan | None:
     """A call with this request; None if the program does not trace. Without a parent, it begins a trace."""
-    api = sys.modules.get(_API)
+    api = sys.modules.get(_TRACE_API_MODULE)
     if api is None:
         return None
     try:
@@ -72,7 +75,7 @@ def begin(request: Message, parent: Any | None = None, **attributes: str | int) 
             },
         )
         # Without a provider, spans are empty.
-        return Sent(api, span) if span.get_span_context().is_valid else None
+        return CallSpan(api, span) if span.get_span_context().is_valid else None
     except Exception:  # no lease is lost to a tracer that fails
         log.debug("a span could not be begun", exc_info=True)
         return None

@@ -60,7 +60,7 @@ class ActivityRef:
         return f"activity {names} (attempt {self.attempt})"
 
 
-Named: TypeAlias = ActivityRef | str
+ActivityOrId: TypeAlias = ActivityRef | str
 """An activity, or the workflow_id of one whose activity_id is its type."""
 
 
@@ -78,8 +78,8 @@ class ActivityState(StrEnum):
     """The server is newer than this SDK."""
 
 
-FINISHED = frozenset({ActivityState.COMPLETED, ActivityState.FAILED, ActivityState.CANCELLED})
-RESTING = FINISHED | {ActivityState.QUARANTINED, ActivityState.HANDED_ON}
+FINISHED_STATES = frozenset({ActivityState.COMPLETED, ActivityState.FAILED, ActivityState.CANCELLED})
+RESTING_STATES = FINISHED_STATES | {ActivityState.QUARANTINED, ActivityState.HANDED_ON}
 """Nothing happens to it any more unless somebody steps in."""
 
 
@@ -101,7 +101,7 @@ class RetryPolicy:
 # -- to and from the wire
 
 
-def duration(span: float | timedelta) -> Duration:
+def to_duration(span: float | timedelta) -> Duration:
     """Seconds, or a timedelta, as protobuf's duration."""
     if not isinstance(span, timedelta):
         try:
@@ -113,22 +113,22 @@ def duration(span: float | timedelta) -> Duration:
     return message
 
 
-def duration_of_ms(ms: int) -> Duration:
+def ms_to_duration(ms: int) -> Duration:
     return Duration(seconds=ms // 1_000, nanos=ms % 1_000 * NANOS_PER_MS)
 
 
-def ms_of(span: Duration) -> int:
+def duration_to_ms(span: Duration) -> int:
     """Whole milliseconds, rounded down: a lease must not seem longer than it is."""
     return span.seconds * 1_000 + span.nanos // NANOS_PER_MS
 
 
-def named(activity: Named, activity_type: str = "") -> ActivityRef:
+def to_activity_ref(activity: ActivityOrId, activity_type: str = "") -> ActivityRef:
     if isinstance(activity, ActivityRef):
         return activity
     return ActivityRef(activity, activity_id=activity_type or "-")
 
 
-def ref_message(ref: ActivityRef) -> worker_pb2.ActivityRef:
+def ref_to_proto(ref: ActivityRef) -> worker_pb2.ActivityRef:
     return worker_pb2.ActivityRef(
         workflow_id=ref.workflow_id,
         run_id=ref.run_id,
@@ -139,7 +139,7 @@ def ref_message(ref: ActivityRef) -> worker_pb2.ActivityRef:
     )
 
 
-def ref_of(message: worker_pb2.ActivityRef) -> ActivityRef:
+def ref_from_proto(message: worker_pb2.ActivityRef) -> ActivityRef:
     return ActivityRef(
         message.workflow_id,
         message.run_id,
@@ -150,26 +150,26 @@ def ref_of(message: worker_pb2.ActivityRef) -> ActivityRef:
     )
 
 
-def ref_of_task(task: activity_pb2.ActivityTask) -> ActivityRef:
+def ref_from_task(task: activity_pb2.ActivityTask) -> ActivityRef:
     names = task.id
     return ActivityRef(
         names.workflow_id, names.run_id, names.activity_id, task.attempt or 1, task.task_queue, task.token
     )
 
 
-def id_message(ref: ActivityRef) -> activity_pb2.ActivityId:
+def id_to_proto(ref: ActivityRef) -> activity_pb2.ActivityId:
     return activity_pb2.ActivityId(
         workflow_id=ref.workflow_id, run_id=ref.run_id, activity_id=ref.activity_id
     )
 
 
-def retry_message(policy: RetryPolicy | None) -> activity_pb2.RetryPolicy | None:
+def retry_policy_to_proto(policy: RetryPolicy | None) -> activity_pb2.RetryPolicy | None:
     if policy is None:
         return None
     return activity_pb2.RetryPolicy(
-        initial_interval=None if policy.initial_interval is None else duration(policy.initial_interval),
+        initial_interval=None if policy.initial_interval is None else to_duration(policy.initial_interval),
         backoff_coefficient=policy.backoff_coefficient,
-        maximum_interval=None if policy.maximum_interval is None else duration(policy.maximum_interval),
+        maximum_interval=None if policy.maximum_interval is None else to_duration(policy.maximum_interval),
         maximum_attempts=policy.maximum_attempts,
         maximum_worker_deaths=policy.maximum_worker_deaths,
     )
@@ -182,11 +182,11 @@ _STATES: dict[int, ActivityState] = {
 }
 
 
-def state_of(number: int) -> ActivityState:
+def state_from_proto(number: int) -> ActivityState:
     return _STATES.get(number, ActivityState.UNKNOWN)
 
 
-def payload(value: object) -> bytes:
+def encode_payload(value: object) -> bytes:
     """None as nothing, bytes as they are, text as UTF-8, anything else as JSON."""
     if value is None:
         return b""

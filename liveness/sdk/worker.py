@@ -21,23 +21,23 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.sdk.addresses import Addresses, addresses_of, said
+from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
 from liveness.sdk.binding import Binding, Claim
 from liveness.sdk.connection import Connection
 from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, WorkerStopped
-from liveness.sdk.holding import on_loop
-from liveness.sdk.lag import LoopWatch
-from liveness.sdk.life import Life
-from liveness.sdk.refusals import API_LEVEL, Refused, worker_error
+from liveness.sdk.held_attempt import call_on_loop
+from liveness.sdk.loop_lag import LoopLagProbe
+from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, worker_error
 from liveness.sdk.runner import Handler, Runner
+from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import Stats
-from liveness.sdk.values import Named, RetryPolicy, duration, ms_of, named
+from liveness.sdk.values import ActivityOrId, RetryPolicy, duration_to_ms, to_activity_ref, to_duration
 from liveness.v1.service_pb2 import GetServerInfoRequest, GetServerInfoResponse, ShutdownWorkerRequest
 from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WorkerHeartbeat
 
 SDK_NAME = "liveness-python"
-GOODBYE_SECONDS = 5.0
-LAST_WORDS_SECONDS = 1.0
+SHUTDOWN_TIMEOUT_SECONDS = 5.0
+STOP_MARGIN_SECONDS = 1.0
 """For bodies that were told to stop, to do so."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -46,7 +46,7 @@ log = logging.getLogger("liveness.sdk")
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
-class _Wait(NamedTuple):
+class _WaitStep(NamedTuple):
     """A step of starting or ending: wait for this, but not longer. Whether it came is for the next step to see."""
 
     future: Future[Any]
@@ -89,18 +89,20 @@ class Worker:
         worker is told to stop."""
         if max_concurrent < 1:
             raise InvalidArgument(detail="max_concurrent must be at least 1.")
-        self._addresses = addresses_of(address)
-        self._address = said(self._addresses)
+        self._addresses = parse_addresses(address)
+        self._address = format_addresses(self._addresses)
         self._namespace = namespace
-        self._chosen_key = instance_key
+        self._configured_key = instance_key
         self._lease = lease
-        self._grace_ms = None if disconnect_grace is None else max(ms_of(duration(disconnect_grace)), 1)
+        self._grace_ms = (
+            None if disconnect_grace is None else max(duration_to_ms(to_duration(disconnect_grace)), 1)
+        )
         self._max_concurrent = max_concurrent
         self._stop_timeout = stop_timeout
         self._start_timeout = start_timeout
         self._profile = WorkerHeartbeat(
             worker_instance_key=instance_key or "",
-            lease_duration=None if lease is None else duration(lease),
+            lease_duration=None if lease is None else to_duration(lease),
             status=WORKER_STATUS_RUNNING,
             worker_identity=identity,
             task_queue=task_queue,
@@ -115,39 +117,39 @@ class Worker:
         self._handlers: dict[str, Handler] = {}
         self._stats = Stats()
         self._connection: Connection | None = None
-        self._life: Life | None = None
-        self._watch: LoopWatch | None = None
+        self._session: WorkerSession | None = None
+        self._lag_probe: LoopLagProbe | None = None
         self._runner: Runner | None = None
         self._stop_reason = ""
-        self._hurry = False
+        self._stop_at_once = False
 
     # -- life
 
     async def __aenter__(self) -> Self:
-        await _follow(self._start())
-        self._watch_loop()
+        await _run_steps(self._start_steps())
+        self._start_lag_probe()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await _follow(self._end(self._stop_timeout))
+        await _run_steps(self._stop_steps(self._stop_timeout))
 
     def __enter__(self) -> Self:
-        _follow_blocking(self._start())
+        _run_steps_blocking(self._start_steps())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _follow_blocking(self._end(self._stop_timeout))
+        _run_steps_blocking(self._stop_steps(self._stop_timeout))
 
     # -- what it is
 
     @property
     def instance_key(self) -> str:
         """The current one: if it was made up, it changes should the worker be cleaned up."""
-        return self._alive().key
+        return self._live_session().key
 
     @property
     def namespace(self) -> str:
@@ -155,17 +157,17 @@ class Worker:
 
     @property
     def lease_epoch(self) -> int:
-        return self._alive().pulse.epoch
+        return self._live_session().heartbeat_state.epoch
 
     @property
     def paused(self) -> bool:
         """By order of an operator: it is handed nothing new until it is resumed."""
-        return self._alive().orders.pause
+        return self._live_session().orders.pause
 
     @property
     def draining(self) -> bool:
         """By order of an operator: it is to end when it has finished what it has."""
-        return self._alive().orders.drain
+        return self._live_session().orders.drain
 
     @property
     def stats(self) -> Stats:
@@ -185,13 +187,13 @@ class Worker:
 
         return register
 
-    def bind(self, activity: Named) -> Binding:
+    def bind(self, activity: ActivityOrId) -> Binding:
         """Hold an activity of the program's own engine: `async with worker.bind(ref) as binding`."""
-        return Binding(self._alive(), named(activity))
+        return Binding(self._live_session(), to_activity_ref(activity))
 
     def claim(
         self,
-        activity: Named,
+        activity: ActivityOrId,
         *,
         type: str = "",  # noqa: A002  # what it is called everywhere
         input: object = b"",  # noqa: A002  # the same
@@ -199,39 +201,41 @@ class Worker:
     ) -> Claim:
         """Take an activity that the program found by itself: `async with worker.claim("photo-17") as task`. Raises
         ActivityHeld or ActivityFinished if it is somebody else's, or done."""
-        life = self._alive()
+        session = self._live_session()
         assert self._connection is not None
-        ref = named(activity, type)
-        return Claim(self._connection, life, self._stats, ref, activity_type=type, content=input, retry=retry)
+        ref = to_activity_ref(activity, type)
+        return Claim(
+            self._connection, session, self._stats, ref, activity_type=type, content=input, retry=retry
+        )
 
     async def run(self, *, handle_signals: bool = True) -> None:
         """Take up activities of the task queue and run them, until the worker is stopped: by SIGTERM or SIGINT, by
         `stop()`, or by order of an operator. What runs then may go on for `stop_timeout`; what is left is handed back.
         A second signal cuts that short."""
-        life = self._alive()
+        session = self._live_session()
         assert self._connection is not None
         if self._runner is not None:
             raise InvalidArgument(detail="this worker runs already.")
-        if self._watch is None:
-            self._watch_loop()
+        if self._lag_probe is None:
+            self._start_lag_probe()
         runner = self._runner = Runner(
-            self._connection, life, self._handlers, self._stats, max_concurrent=self._max_concurrent
+            self._connection, session, self._handlers, self._stats, max_concurrent=self._max_concurrent
         )
-        deaf = life.listen(runner.wake)
+        unsubscribe = session.subscribe(runner.wake)
         try:
-            with self._signals(handle_signals):
+            with self._signal_handling(handle_signals):
                 try:
-                    await runner.run(self._is_over)
-                    limit_s = self._time_left(life)
-                    await runner.finish(limit_s)
+                    await runner.run(self._should_stop)
+                    time_left_s = self._stop_time_left(session)
+                    await runner.finish(time_left_s)
                 except asyncio.CancelledError:
-                    await runner.hand_back()
+                    await runner.release_all()
                     raise
         finally:
-            deaf()
+            unsubscribe()
             self._runner = None
-        error = life.error or runner.error
-        await _follow(self._end(max(limit_s(), 0)))
+        error = session.error or runner.error
+        await _run_steps(self._stop_steps(max(time_left_s(), 0)))
         if error is not None:
             raise error
 
@@ -247,189 +251,197 @@ class Worker:
 
     # -- inside
 
-    def _alive(self) -> Life:
-        life = self._life
-        if life is None or life.ended:
-            raise (life.error if life is not None else None) or WorkerStopped(
-                worker=self._chosen_key or self._profile.task_queue or "(without a key)"
+    def _live_session(self) -> WorkerSession:
+        session = self._session
+        if session is None or session.has_ended:
+            raise (session.error if session is not None else None) or WorkerStopped(
+                worker=self._configured_key or self._profile.task_queue or "(without a key)"
             )
-        return life
+        return session
 
-    def _start(self) -> Iterator[_Wait]:
+    def _start_steps(self) -> Iterator[_WaitStep]:
         if self._connection is not None:
             raise InvalidArgument(detail="a worker is for one `with` only; make another.")
-        connection = self._connection = Connection.to(self._addresses)
+        connection = self._connection = Connection.acquire(self._addresses)
         try:
-            yield from self._begin(connection)
+            yield from self._register(connection)
         except BaseException:
-            if self._life is not None:
-                self._life.leave()
+            if self._session is not None:
+                self._session.stop()
             connection.release()
             self._connection = None
             raise
 
-    def _begin(self, connection: Connection) -> Iterator[_Wait]:
-        until_ms = connection.clock.monotonic_ms() + int(self._start_timeout * 1_000)
-        asked = connection.call(
-            lambda route: route.liveness.GetServerInfo,
+    def _register(self, connection: Connection) -> Iterator[_WaitStep]:
+        deadline_ms = connection.clock.monotonic_ms() + int(self._start_timeout * 1_000)
+        server_info = connection.call(
+            lambda endpoint: endpoint.liveness.GetServerInfo,
             GetServerInfoRequest(namespace=self._namespace),
-            timeout_s=self._start_timeout / len(connection.routes),
+            timeout_s=self._start_timeout / len(connection.endpoints),
             # Of several nodes, one that is not there is no reason to wait.
-            wait_for_ready=len(connection.routes) == 1,
-            again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
+            wait_for_ready=len(connection.endpoints) == 1,
+            should_retry=lambda rpc_failure: (
+                rpc_failure.is_retryable and connection.clock.monotonic_ms() < deadline_ms
+            ),
         )
-        yield _Wait(asked, self._start_timeout + LAST_WORDS_SECONDS)
-        self._check_server(asked)
+        yield _WaitStep(server_info, self._start_timeout + STOP_MARGIN_SECONDS)
+        self._check_server(server_info)
         wall_ms = connection.clock.wall_ms()
         self._profile.start_time.CopyFrom(
             Timestamp(seconds=wall_ms // 1_000, nanos=wall_ms % 1_000 * 1_000_000)
         )
-        new_key = None if self._chosen_key is not None else _made_up_key
-        life = self._life = Life(connection, self._namespace, self._profile, new_key, self._grace_ms)
-        started = life.begin()
-        left_s = max(until_ms - connection.clock.monotonic_ms(), 0) / 1_000 + LAST_WORDS_SECONDS
-        yield _Wait(started, left_s)
+        make_key = None if self._configured_key is not None else _generate_key
+        session = self._session = WorkerSession(
+            connection, self._namespace, self._profile, make_key, self._grace_ms
+        )
+        started = session.start()
+        remaining_s = max(deadline_ms - connection.clock.monotonic_ms(), 0) / 1_000 + STOP_MARGIN_SECONDS
+        yield _WaitStep(started, remaining_s)
         if not started.done():
             raise ServerAway(address=self._address, detail="the first heartbeat was not answered")
         started.result()
 
-    def _check_server(self, asked: Future[GetServerInfoResponse]) -> None:
-        error = asked.exception() if asked.done() else None
-        if isinstance(error, Refused):
-            refusal = error.refusal
-            if refusal.passing:
-                raise ServerAway(address=self._address, detail=refusal)
+    def _check_server(self, server_info: Future[GetServerInfoResponse]) -> None:
+        error = server_info.exception() if server_info.done() else None
+        if isinstance(error, RpcFailed):
+            rpc_failure = error.rpc_failure
+            if rpc_failure.is_retryable:
+                raise ServerAway(address=self._address, detail=rpc_failure)
             raise worker_error(
-                refusal, "GetServerInfo", address=self._address, namespace=self._namespace, worker=""
+                rpc_failure, "GetServerInfo", address=self._address, namespace=self._namespace, worker=""
             )
-        if not asked.done():
+        if not server_info.done():
             raise ServerAway(address=self._address, detail="GetServerInfo was not answered")
-        info = asked.result()
+        info = server_info.result()
         if not info.api_level_min <= API_LEVEL <= info.api_level:
             detail = (
                 f"it is version {info.version} and speaks levels {info.api_level_min} to {info.api_level}."
             )
             raise VersionMismatch(level=API_LEVEL, address=self._address, detail=detail)
 
-    def _end(self, timeout_s: float) -> Iterator[_Wait]:
-        life, connection = self._life, self._connection
-        if life is None or connection is None:
+    def _stop_steps(self, timeout_s: float) -> Iterator[_WaitStep]:
+        session, connection = self._session, self._connection
+        if session is None or connection is None:
             return
         try:
-            if not life.ended:
-                yield _Wait(life.emptied(), timeout_s)
-                life.give_up_all("the worker has stopped")
-                yield _Wait(life.emptied(), LAST_WORDS_SECONDS)
+            if not session.has_ended:
+                yield _WaitStep(session.when_empty(), timeout_s)
+                session.cancel_all("the worker has stopped")
+                yield _WaitStep(session.when_empty(), STOP_MARGIN_SECONDS)
                 # A heartbeat that arrived after the goodbye would bring the worker back to life.
-                yield _Wait(life.settle(), GOODBYE_SECONDS)
-                life.leave()
-                yield _Wait(self._goodbye(connection, life), GOODBYE_SECONDS)
+                yield _WaitStep(session.flush(), SHUTDOWN_TIMEOUT_SECONDS)
+                session.stop()
+                yield _WaitStep(self._shut_down(connection, session), SHUTDOWN_TIMEOUT_SECONDS)
         finally:
-            life.leave()
-            if self._watch is not None:
-                self._watch.stop()
+            session.stop()
+            if self._lag_probe is not None:
+                self._lag_probe.stop()
             self._connection = None
             connection.release()
 
-    def _goodbye(self, connection: Connection, life: Life) -> Future[Any]:
-        until_ms = connection.clock.monotonic_ms() + int(GOODBYE_SECONDS * 1_000)
+    def _shut_down(self, connection: Connection, session: WorkerSession) -> Future[Any]:
+        deadline_ms = connection.clock.monotonic_ms() + int(SHUTDOWN_TIMEOUT_SECONDS * 1_000)
         return connection.call(
-            lambda route: route.liveness.ShutdownWorker,
+            lambda endpoint: endpoint.liveness.ShutdownWorker,
             ShutdownWorkerRequest(
                 namespace=self._namespace,
-                worker_instance_key=life.key,
-                session_id=life.session_id,
+                worker_instance_key=session.key,
+                session_id=session.session_id,
                 reason=self._stop_reason or "its program has ended",
             ),
-            timeout_s=connection.patience_s(GOODBYE_SECONDS),
-            again=lambda refusal: refusal.passing and connection.clock.monotonic_ms() < until_ms,
+            timeout_s=connection.call_timeout_s(SHUTDOWN_TIMEOUT_SECONDS),
+            should_retry=lambda rpc_failure: (
+                rpc_failure.is_retryable and connection.clock.monotonic_ms() < deadline_ms
+            ),
         )
 
-    def _watch_loop(self) -> None:
+    def _start_lag_probe(self) -> None:
         assert self._connection is not None
-        assert self._life is not None
-        self._watch = LoopWatch(self._connection.ticker, asyncio.get_running_loop(), self._life.observe_lag)
+        assert self._session is not None
+        self._lag_probe = LoopLagProbe(
+            self._connection.scheduler, asyncio.get_running_loop(), self._session.observe_lag
+        )
 
-    def _is_over(self) -> bool:
-        return bool(self._stop_reason) or (self._life is not None and self._life.orders.drain)
+    def _should_stop(self) -> bool:
+        return bool(self._stop_reason) or (self._session is not None and self._session.orders.drain)
 
-    def _time_left(self, life: Life) -> Callable[[], float]:
+    def _stop_time_left(self, session: WorkerSession) -> Callable[[], float]:
         """How long bodies may still go on, counted from now."""
         assert self._connection is not None
         clock = self._connection.clock
-        began_ms = clock.monotonic_ms()
+        started_ms = clock.monotonic_ms()
 
-        def left_s() -> float:
-            if self._hurry:
+        def remaining_s() -> float:
+            if self._stop_at_once:
                 return 0.0
             limit_ms = int(self._stop_timeout * 1_000)
-            if life.orders.drain and life.orders.drain_limit_ms is not None and not self._stop_reason:
-                limit_ms = life.orders.drain_limit_ms
-            return (began_ms + limit_ms - clock.monotonic_ms()) / 1_000
+            if session.orders.drain and session.orders.drain_limit_ms is not None and not self._stop_reason:
+                limit_ms = session.orders.drain_limit_ms
+            return (started_ms + limit_ms - clock.monotonic_ms()) / 1_000
 
-        return left_s
+        return remaining_s
 
     @contextmanager
-    def _signals(self, wanted: bool) -> Iterator[None]:
+    def _signal_handling(self, enabled: bool) -> Iterator[None]:
         """SIGTERM and SIGINT stop the worker while `run` runs; afterwards they do what they did before."""
-        if not wanted or current_thread() is not main_thread():
+        if not enabled or current_thread() is not main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 loop.remove_signal_handler(number)
-                signal.signal(number, _or_default(handler))
+                signal.signal(number, _handler_or_default(handler))
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self._stop_reason:
-            self._hurry = True
+            self._stop_at_once = True
         self.stop(f"it got {number.name}")
 
 
-def _or_default(
+def _handler_or_default(
     handler: Callable[[int, FrameType | None], Any] | int | signal.Handlers | None,
 ) -> Callable[[int, FrameType | None], Any] | int | signal.Handlers:
     """None stands for a handler that was not installed from Python, and cannot be put back."""
     return signal.SIG_DFL if handler is None else handler
 
 
-def _made_up_key() -> str:
+def _generate_key() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
 
 
-async def _follow(steps: Iterator[_Wait]) -> None:
+async def _run_steps(steps: Iterator[_WaitStep]) -> None:
     loop = asyncio.get_running_loop()
     try:
         for future, seconds in steps:
             done = asyncio.Event()
-            future.add_done_callback(partial(_noticed, loop, done))
+            future.add_done_callback(partial(_on_future_done, loop, done))
             try:
                 await asyncio.wait_for(done.wait(), seconds)
             except TimeoutError:
                 pass
     finally:
-        _close(steps)
+        _close_steps(steps)
 
 
-def _noticed(loop: asyncio.AbstractEventLoop, done: asyncio.Event, _: Future[Any]) -> None:
-    on_loop(loop, done.set)
+def _on_future_done(loop: asyncio.AbstractEventLoop, done: asyncio.Event, _: Future[Any]) -> None:
+    call_on_loop(loop, done.set)
 
 
-def _follow_blocking(steps: Iterator[_Wait]) -> None:
+def _run_steps_blocking(steps: Iterator[_WaitStep]) -> None:
     try:
         for future, seconds in steps:
             concurrent.futures.wait([future], seconds)
     finally:
-        _close(steps)
+        _close_steps(steps)
 
 
-def _close(steps: Iterator[_Wait]) -> None:
+def _close_steps(steps: Iterator[_WaitStep]) -> None:
     """Whoever was interrupted while waiting still puts things in order."""
     close: Callable[[], None] = steps.close  # type: ignore[attr-defined]  # they are generators
     close()

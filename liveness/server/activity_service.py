@@ -1,18 +1,18 @@
-"""ActivityService: handlers translate; `Custody` knows who holds what, and matching who gets what."""
+"""ActivityService: handlers translate; `ActivityOwnership` knows who holds what, and matching who gets what."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from liveness.dispatch.ownership import ActivityOwnership
 from liveness.domain.activity import Activity
 from liveness.domain.errors import InvalidField, PageTokenInvalid
 from liveness.domain.keys import ActivityId, WorkerKey
+from liveness.engine.node import Node
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
-from liveness.server.validation import duration_ms, identifier, optional_identifier, page_size, text
+from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
 from liveness.server.wire import worker_key
-from liveness.shard.custody import Custody
-from liveness.shard.node import Node
 from liveness.v1 import activity_pb2 as pb
 
 POLL_MS_DEFAULT = 20_000
@@ -20,27 +20,27 @@ POLL_MS_MAX = 60_000
 ACTIVITIES_PER_POLL_MAX = 100
 
 
-class Polls(Protocol):
+class ActivityPoller(Protocol):
     async def poll(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
     ) -> list[Activity]: ...
 
 
 class ActivityService:
-    def __init__(self, node: Node, custody: Custody, polls: Polls) -> None:
+    def __init__(self, node: Node, ownership: ActivityOwnership, poller: ActivityPoller) -> None:
         self._node = node
-        self._custody = custody
-        self._polls = polls
+        self._ownership = ownership
+        self._poller = poller
 
     async def schedule_activity(self, request: pb.ScheduleActivityRequest) -> pb.ScheduleActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        spec = wire.spec(request, identifier("task_queue", request.task_queue))
+        spec = wire.spec(request, require_identifier("task_queue", request.task_queue))
         delay_ms = (
-            duration_ms("start_delay", request.start_delay, zero=True)
+            duration_ms("start_delay", request.start_delay, allow_zero=True)
             if request.HasField("start_delay")
             else 0
         )
-        created, activity = await self._custody.schedule(key, spec, delay_ms)
+        created, activity = await self._ownership.schedule(key, spec, delay_ms)
         return pb.ScheduleActivityResponse(created=created, state=wire.state_number(activity))
 
     async def poll_activity(self, request: pb.PollActivityRequest) -> pb.PollActivityResponse:
@@ -49,28 +49,28 @@ class ActivityService:
         task_queue = optional_identifier("task_queue", request.task_queue)
         wait_ms = POLL_MS_DEFAULT
         if request.HasField("wait"):
-            wait_ms = duration_ms("wait", request.wait, zero=True)
+            wait_ms = duration_ms("wait", request.wait, allow_zero=True)
             if wait_ms > POLL_MS_MAX:
                 raise InvalidField(field="wait", rule=f"must be at most {POLL_MS_MAX // 1_000} s")
         limit = request.max_activities or 1
         if not 1 <= limit <= ACTIVITIES_PER_POLL_MAX:
             raise InvalidField(field="max_activities", rule=f"must be 0 (for 1) to {ACTIVITIES_PER_POLL_MAX}")
-        found = await self._polls.poll(key, session_id, task_queue, limit, wait_ms)
+        found = await self._poller.poll(key, session_id, task_queue, limit, wait_ms)
         return pb.PollActivityResponse(activities=[wire.task_message(activity) for activity in found])
 
     async def complete_activity(self, request: pb.CompleteActivityRequest) -> pb.CompleteActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        await self._custody.complete(key, wire.holder(request), wire.payload("result", request.result))
+        await self._ownership.complete(key, wire.holder(request), wire.payload("result", request.result))
         return pb.CompleteActivityResponse()
 
     async def fail_activity(self, request: pb.FailActivityRequest) -> pb.FailActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
         after_ms = (
-            duration_ms("retry_after", request.retry_after, zero=True)
+            duration_ms("retry_after", request.retry_after, allow_zero=True)
             if request.HasField("retry_after")
             else None
         )
-        activity = await self._custody.fail(
+        activity = await self._ownership.fail(
             key,
             wire.holder(request),
             text("message", request.message),
@@ -84,36 +84,36 @@ class ActivityService:
         worker = worker_key(request.namespace, request.worker_instance_key)
         task_queue = optional_identifier("task_queue", request.task_queue)
         if not task_queue:
-            task_queue = await self._custody.task_queue_of(worker, key.id)
+            task_queue = await self._ownership.task_queue_of(worker, key.id)
             if not task_queue:
                 raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
         session_id = optional_identifier("session_id", request.session_id)
-        activity = await self._custody.claim(key, wire.spec(request, task_queue), worker, session_id)
+        activity = await self._ownership.claim(key, wire.spec(request, task_queue), worker, session_id)
         return pb.ClaimActivityResponse(activity=wire.task_message(activity))
 
     async def release_activity(self, request: pb.ReleaseActivityRequest) -> pb.ReleaseActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        activity = await self._custody.give_back(key, wire.holder(request))
+        activity = await self._ownership.give_back(key, wire.holder(request))
         return pb.ReleaseActivityResponse(state=wire.state_number(activity))
 
     async def describe_activity(self, request: pb.DescribeActivityRequest) -> pb.DescribeActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        shard, activity = await self._custody.describe(key)
+        shard, activity = await self._ownership.describe(key)
         message = wire.activity_message(
             key,
             activity,
             shard.id,
             now_ms=shard.now_ms(),
             wall_ms=self._node.clock.wall_ms(),
-            whole=True,
+            include_payloads=True,
         )
         return pb.DescribeActivityResponse(activity=message)
 
     async def list_activities(self, request: pb.ListActivitiesRequest) -> pb.ListActivitiesResponse:
-        namespace = identifier("namespace", request.namespace)
-        where = wire.activity_filter(request.filter)
+        namespace = require_identifier("namespace", request.namespace)
+        activity_filter = wire.activity_filter(request.filter)
         size = page_size(request.page_size)
-        listing = ("activities", namespace, where)
+        listing = ("activities", namespace, activity_filter)
         after = (
             ActivityId(
                 *tokens.redeem(
@@ -123,14 +123,19 @@ class ActivityService:
             if request.page_token
             else None
         )
-        rows = await self._node.store.list_activities(namespace, where, after, size + 1)
+        rows = await self._node.store.list_activities(namespace, activity_filter, after, size + 1)
         wall_ms = self._node.clock.wall_ms()
         response = pb.ListActivitiesResponse()
         for row in rows[:size]:
             now_ms = self._node.observed_ms(row.shard_id)
             response.activities.append(
                 wire.activity_message(
-                    row.key, row.activity, row.shard_id, now_ms=now_ms, wall_ms=wall_ms, whole=False
+                    row.key,
+                    row.activity,
+                    row.shard_id,
+                    now_ms=now_ms,
+                    wall_ms=wall_ms,
+                    include_payloads=False,
                 )
             )
         if len(rows) > size:
@@ -139,10 +144,10 @@ class ActivityService:
 
     async def cancel_activity(self, request: pb.CancelActivityRequest) -> pb.CancelActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        was_held = await self._custody.cancel(key, text("reason", request.reason))
+        was_held = await self._ownership.cancel(key, text("reason", request.reason))
         return pb.CancelActivityResponse(was_held=was_held)
 
     async def retry_activity(self, request: pb.RetryActivityRequest) -> pb.RetryActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        activity = await self._custody.retry(key)
+        activity = await self._ownership.retry(key)
         return pb.RetryActivityResponse(state=wire.state_number(activity))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.activity_decider import Holder, Spec
+from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
 from liveness.domain.errors import InvalidField
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityId, ActivityKey
-from liveness.server.validation import duration_ms, identifier, optional_identifier
+from liveness.server.validation import duration_ms, optional_identifier, require_identifier
 from liveness.server.wire import duration, timestamp
 from liveness.store.api import ActivityFilter
 from liveness.v1 import activity_pb2
@@ -31,17 +31,17 @@ _STATES_BY_NUMBER = {number: state for state, number in _STATES.items()}
 
 def activity_key(namespace: str, id: activity_pb2.ActivityId) -> ActivityKey:
     return ActivityKey(
-        identifier("namespace", namespace),
-        identifier("id.workflow_id", id.workflow_id),
-        identifier("id.run_id", id.run_id),
-        identifier("id.activity_id", id.activity_id),
+        require_identifier("namespace", namespace),
+        require_identifier("id.workflow_id", id.workflow_id),
+        require_identifier("id.run_id", id.run_id),
+        require_identifier("id.activity_id", id.activity_id),
     )
 
 
 def spec(
     message: activity_pb2.ScheduleActivityRequest | activity_pb2.ClaimActivityRequest, task_queue: str
-) -> Spec:
-    return Spec(
+) -> ActivitySpec:
+    return ActivitySpec(
         optional_identifier("activity_type", message.activity_type),
         task_queue,
         payload("input", message.input),
@@ -82,13 +82,15 @@ def holder(
     message: activity_pb2.CompleteActivityRequest
     | activity_pb2.FailActivityRequest
     | activity_pb2.ReleaseActivityRequest,
-) -> Holder:
+) -> AttemptHolder:
     if message.lease_epoch < 1 or message.lease_epoch > EPOCH_MAX:
         raise InvalidField(field="lease_epoch", rule="must be the one that came with the activity")
     if message.attempt < 1:
         raise InvalidField(field="attempt", rule="must be the one that came with the activity")
-    return Holder(
-        identifier("worker_instance_key", message.worker_instance_key), message.lease_epoch, message.attempt
+    return AttemptHolder(
+        require_identifier("worker_instance_key", message.worker_instance_key),
+        message.lease_epoch,
+        message.attempt,
     )
 
 
@@ -131,9 +133,9 @@ def task_message(activity: Activity) -> activity_pb2.ActivityTask:
 
 
 def activity_message(
-    key: ActivityKey, activity: Activity, shard_id: int, *, now_ms: int, wall_ms: int, whole: bool
+    key: ActivityKey, activity: Activity, shard_id: int, *, now_ms: int, wall_ms: int, include_payloads: bool
 ) -> activity_pb2.Activity:
-    """`whole` includes input, result and token."""
+    """`include_payloads` includes input, result and token."""
     message = activity_pb2.Activity(
         namespace=key.namespace,
         id=_id(activity.id),
@@ -161,7 +163,7 @@ def activity_message(
         )
     if activity.state is ActivityState.WAITING:
         message.due_time.CopyFrom(timestamp(wall_ms - now_ms + activity.due_ms))
-    if whole:
+    if include_payloads:
         message.input = activity.input
         message.result = activity.result
         message.token = activity.token

@@ -10,47 +10,47 @@ from google.protobuf.message import Message
 
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
-from liveness.domain import orders
+from liveness.domain import worker_control
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import InvalidField, PageTokenInvalid, TaskFinished, TaskNotFound
 from liveness.domain.events import ConfigChanged
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, WorkerState
+from liveness.engine.node import Node
+from liveness.engine.policies import ALL_NAMESPACES
 from liveness.server import tokens, wire
-from liveness.server.everywhere import ANSWER_SECONDS_MAX, Everywhere, ResponseT, only_here
+from liveness.server.all_nodes import CALL_TIMEOUT_S, AllNodes, ResponseT, is_local_only
 from liveness.server.fleet import Fleet
-from liveness.server.orders_desk import OrdersDesk
-from liveness.server.relay_desk import Relay, RelayDesk
-from liveness.server.validation import identifier, optional_identifier, page_size, text
-from liveness.shard.node import Node
-from liveness.shard.policies import DEFAULT
+from liveness.server.orders_handlers import OrdersHandlers
+from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
+from liveness.server.validation import optional_identifier, page_size, require_identifier, text
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2
 
-_UNFINISHED = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
+_UNFINISHED_STATES = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
-REPLAY_SECONDS_MAX = 3_600.0
+REPLAY_TIMEOUT_S = 3_600.0
 
 
 class AdminService:
     def __init__(
         self,
         node: Node,
-        everywhere: Everywhere | None = None,
+        all_nodes: AllNodes | None = None,
         membership: Membership | None = None,
         peers: Peers | None = None,
-        relay: Relay | None = None,
+        relay: RelayAdmin | None = None,
         fleet: Fleet | None = None,
     ) -> None:
         """The others are there where there may be other nodes."""
         self._node = node
-        self._everywhere = everywhere
+        self._all_nodes = all_nodes
         self._membership = membership
         self._peers = peers
-        self._relay = RelayDesk(relay, node.clock)
+        self._relay_handlers = RelayHandlers(relay, node.clock)
         self._config_lock = asyncio.Lock()
-        self._orders = OrdersDesk(node)
+        self._orders_handlers = OrdersHandlers(node)
         self._fleet = fleet or Fleet(node, Telemetry(node))
 
     async def expire_worker(self, request: admin_pb2.ExpireWorkerRequest) -> admin_pb2.ExpireWorkerResponse:
@@ -60,7 +60,7 @@ class AdminService:
         worker, moved = shard.deactivate(
             key, Deactivate(InactiveReason.FORCED, text("reason", request.reason), policy)
         )
-        await self._node.durable(shard)
+        await self._node.wait_durable(shard)
         return admin_pb2.ExpireWorkerResponse(state=worker.state, rescheduled_activities=moved)  # type: ignore[arg-type]
 
     async def get_config(self, request: admin_pb2.GetConfigRequest) -> admin_pb2.GetConfigResponse:
@@ -73,11 +73,11 @@ class AdminService:
 
     async def update_config(self, request: admin_pb2.UpdateConfigRequest) -> admin_pb2.UpdateConfigResponse:
         namespace = optional_identifier("namespace", request.namespace)
-        changed = wire.settings(request.set)
-        unset = wire.setting_names(request.unset)
-        if both := changed.keys() & set(unset):
+        changed = wire.config_values(request.set)
+        unset = wire.config_field_names(request.unset)
+        if set_and_unset := changed.keys() & set(unset):
             raise InvalidField(
-                field="unset", rule=f"names {min(both).removesuffix('_ms')}, which is also set"
+                field="unset", rule=f"names {min(set_and_unset).removesuffix('_ms')}, which is also set"
             )
         effective, overrides = await self._set_config(namespace, changed, unset)
         return admin_pb2.UpdateConfigResponse(
@@ -96,56 +96,58 @@ class AdminService:
             }
             overrides.update(changed)
             effective = policies.preview(namespace, overrides)
-            if namespace == DEFAULT:
-                policies.preview_all(overrides)
+            if namespace == ALL_NAMESPACES:
+                policies.check_default(overrides)
             if overrides != policies.overrides(namespace):
                 shard = node.shard(namespace, "")
                 shard.change_config(
                     namespace, ConfigChanged(set=changed, unset=unset, reason=reason), overrides
                 )
-                await node.durable(shard)
+                await node.wait_durable(shard)
                 policies.replace(namespace, overrides)
                 node.policy_changed()
                 if self._peers is not None:
-                    await self._peers.told_all(_config_changed)
+                    await self._peers.broadcast_hint_and_wait(_config_changed)
         return effective, overrides
 
     async def pause_workers(self, request: admin_pb2.PauseWorkersRequest) -> admin_pb2.PauseWorkersResponse:
         reason = text("reason", request.reason)
-        scope = self._orders.scope(request)
+        scope = self._orders_handlers.scope(request)
         if scope == "all":
             paused = self._node.policies.of(request.namespace).paused
-            changed = 0 if paused else self._orders.unpaused(request.namespace)
+            changed = 0 if paused else self._orders_handlers.count_unpaused(request.namespace)
             if not paused:
-                changed += await self._changed_by_others("PauseWorkers", request)
-            if not only_here.get():
+                changed += await self._count_changed_by_other_nodes("PauseWorkers", request)
+            if not is_local_only.get():
                 await self._set_config(request.namespace, {"paused": 1}, (), reason)
             return admin_pb2.PauseWorkersResponse(changed=changed)
-        changed = await self._orders.order(request, lambda worker: orders.pause(worker, reason))
+        changed = await self._orders_handlers.apply_order(
+            request, lambda worker: worker_control.pause(worker, reason)
+        )
         if scope == "filter":
-            changed += await self._changed_by_others("PauseWorkers", request)
+            changed += await self._count_changed_by_other_nodes("PauseWorkers", request)
         return admin_pb2.PauseWorkersResponse(changed=changed)
 
-    async def _changed_by_others(
+    async def _count_changed_by_other_nodes(
         self, method: str, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest
     ) -> int:
         """What the same order changed at other nodes."""
         # Both answers have the same form.
-        answers = await self._of_others(method, request, admin_pb2.PauseWorkersResponse)
+        answers = await self._call_other_nodes(method, request, admin_pb2.PauseWorkersResponse)
         return sum(answer.changed for answer in answers)
 
     async def resume_workers(
         self, request: admin_pb2.ResumeWorkersRequest
     ) -> admin_pb2.ResumeWorkersResponse:
-        scope = self._orders.scope(request)
+        scope = self._orders_handlers.scope(request)
         paused = scope == "all" and self._node.policies.of(request.namespace).paused
-        if paused and not only_here.get():
+        if paused and not is_local_only.get():
             effective, _ = await self._set_config(request.namespace, {}, ("paused",))
             if effective.paused:  # what all namespaces inherit says so
                 await self._set_config(request.namespace, {"paused": 0}, ())
-        changed = await self._orders.order(request, orders.resume)
+        changed = await self._orders_handlers.apply_order(request, worker_control.resume)
         if scope != "worker_instance_key":
-            changed += await self._changed_by_others("ResumeWorkers", request)
+            changed += await self._count_changed_by_other_nodes("ResumeWorkers", request)
         if paused:
             states = (WorkerState.ACTIVE, WorkerState.INACTIVE)
             counts = await self._node.store.count_workers(request.namespace, WorkerFilter(states=states))
@@ -153,17 +155,19 @@ class AdminService:
         return admin_pb2.ResumeWorkersResponse(changed=changed)
 
     async def drain_worker(self, request: admin_pb2.DrainWorkerRequest) -> admin_pb2.DrainWorkerResponse:
-        return admin_pb2.DrainWorkerResponse(bound_activities=await self._orders.drain(request))
+        return admin_pb2.DrainWorkerResponse(bound_activities=await self._orders_handlers.drain(request))
 
     async def release_storm(self, request: admin_pb2.ReleaseStormRequest) -> admin_pb2.ReleaseStormResponse:
-        namespace = identifier("namespace", request.namespace)
-        released = self._node.brake.release(namespace, text("reason", request.reason))
-        answers = await self._of_others("ReleaseStorm", request, admin_pb2.ReleaseStormResponse)
+        namespace = require_identifier("namespace", request.namespace)
+        released = self._node.throttle.release_storm(namespace, text("reason", request.reason))
+        answers = await self._call_other_nodes("ReleaseStorm", request, admin_pb2.ReleaseStormResponse)
         return admin_pb2.ReleaseStormResponse(released=released + sum(answer.released for answer in answers))
 
     async def list_shards(self, request: admin_pb2.ListShardsRequest) -> admin_pb2.ListShardsResponse:
-        serving = {shard.shard_id: shard for shard in self._shards_here()}
-        answers = await self._of_others("ListShards", request, admin_pb2.ListShardsResponse, patient=True)
+        serving = {shard.shard_id: shard for shard in self._local_shards()}
+        answers = await self._call_other_nodes(
+            "ListShards", request, admin_pb2.ListShardsResponse, skip_failed=True
+        )
         for shard in (shard for answer in answers for shard in answer.shards if shard.serving):
             if shard.shard_id not in serving or shard.epoch > serving[shard.shard_id].epoch:
                 serving[shard.shard_id] = shard
@@ -174,7 +178,7 @@ class AdminService:
             ]
         )
 
-    def _shards_here(self) -> Iterator[admin_pb2.Shard]:
+    def _local_shards(self) -> Iterator[admin_pb2.Shard]:
         for shard in self._node.shards():
             states = shard.census.states()
             yield admin_pb2.Shard(
@@ -191,7 +195,7 @@ class AdminService:
             )
 
     async def list_nodes(self, request: admin_pb2.ListNodesRequest) -> admin_pb2.ListNodesResponse:
-        view = await self._node.store.look_at_cluster()
+        view = await self._node.store.read_cluster()
         owned = Counter(head.owner for head in view.shards)
         lost = self._membership.lost if self._membership is not None else ()
         response = admin_pb2.ListNodesResponse()
@@ -214,7 +218,7 @@ class AdminService:
             raise InvalidField(
                 field="states", rule="must be PENDING, RETRYING, DEAD_LETTERED, DONE or DISCARDED"
             )
-        states = tuple(sorted({TaskState(state) for state in request.states})) or _UNFINISHED
+        states = tuple(sorted({TaskState(state) for state in request.states})) or _UNFINISHED_STATES
         listing = ("tasks", namespace, states)
         after = (
             tokens.redeem(request.page_token, tokens.Sequence, PageTokenInvalid, *listing)
@@ -228,43 +232,43 @@ class AdminService:
         return response
 
     async def retry_task(self, request: admin_pb2.RetryTaskRequest) -> admin_pb2.RetryTaskResponse:
-        stored = await self._unfinished(request.task_id)
-        if self._everywhere is not None and not self._node.serves(stored.shard_id):
-            return await self._everywhere.ask_owner(
+        stored = await self._get_unfinished_task(request.task_id)
+        if self._all_nodes is not None and not self._node.serves(stored.shard_id):
+            return await self._all_nodes.call_owner(
                 stored.shard_id, "AdminService/RetryTask", request, admin_pb2.RetryTaskResponse
             )
         # Its attempts start anew: somebody looked at it and believes that it works now.
-        stored = await self._update(
+        stored = await self._update_task(
             stored, TaskUpdate(stored.task_id, TaskState.PENDING, 0, 0, stored.last_error)
         )
         return admin_pb2.RetryTaskResponse(task=wire.task_message(stored))
 
     async def discard_task(self, request: admin_pb2.DiscardTaskRequest) -> admin_pb2.DiscardTaskResponse:
-        stored = await self._unfinished(request.task_id)
-        if self._everywhere is not None and not self._node.serves(stored.shard_id):
-            return await self._everywhere.ask_owner(
+        stored = await self._get_unfinished_task(request.task_id)
+        if self._all_nodes is not None and not self._node.serves(stored.shard_id):
+            return await self._all_nodes.call_owner(
                 stored.shard_id, "AdminService/DiscardTask", request, admin_pb2.DiscardTaskResponse
             )
         update = TaskUpdate(
             stored.task_id, TaskState.DISCARDED, stored.due_ms, stored.attempts, stored.last_error
         )
-        return admin_pb2.DiscardTaskResponse(task=wire.task_message(await self._update(stored, update)))
+        return admin_pb2.DiscardTaskResponse(task=wire.task_message(await self._update_task(stored, update)))
 
     async def get_relay_status(
         self, request: admin_pb2.GetRelayStatusRequest
     ) -> admin_pb2.GetRelayStatusResponse:
-        status = await self._relay.status()
-        for other in await self._of_others(
-            "GetRelayStatus", request, admin_pb2.GetRelayStatusResponse, patient=True
+        status = await self._relay_handlers.status()
+        for other in await self._call_other_nodes(
+            "GetRelayStatus", request, admin_pb2.GetRelayStatusResponse, skip_failed=True
         ):
             status.MergeFrom(other)
         status.shards.sort(key=lambda shard: shard.shard_id)
         return status
 
     async def replay_relay(self, request: admin_pb2.ReplayRelayRequest) -> admin_pb2.ReplayRelayResponse:
-        done = await self._relay.replay(request)
-        for other in await self._of_others(
-            "ReplayRelay", request, admin_pb2.ReplayRelayResponse, timeout_s=REPLAY_SECONDS_MAX
+        done = await self._relay_handlers.replay(request)
+        for other in await self._call_other_nodes(
+            "ReplayRelay", request, admin_pb2.ReplayRelayResponse, timeout_s=REPLAY_TIMEOUT_S
         ):
             done.reschedules += other.reschedules
             done.events += other.events
@@ -272,23 +276,23 @@ class AdminService:
             done.refused += other.refused
         return done
 
-    async def _of_others(
+    async def _call_other_nodes(
         self,
         method: str,
         request: Message,
         kind: type[ResponseT],
         *,
-        patient: bool = False,
-        timeout_s: float = ANSWER_SECONDS_MAX,
+        skip_failed: bool = False,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> list[ResponseT]:
         """What other nodes answer to the same call, for their shards."""
-        if self._everywhere is None:
+        if self._all_nodes is None:
             return []
-        return await self._everywhere.ask_others(
-            f"AdminService/{method}", request, kind, patient=patient, timeout_s=timeout_s
+        return await self._all_nodes.call_other_nodes(
+            f"AdminService/{method}", request, kind, skip_failed=skip_failed, timeout_s=timeout_s
         )
 
-    async def _unfinished(self, task_id: int) -> StoredTask:
+    async def _get_unfinished_task(self, task_id: int) -> StoredTask:
         stored = await self._node.store.get_task(task_id) if 0 < task_id <= TASK_ID_MAX else None
         if stored is None:
             raise TaskNotFound(task_id=task_id)
@@ -296,10 +300,10 @@ class AdminService:
             raise TaskFinished(task_id=task_id, state=stored.state.name)
         return stored
 
-    async def _update(self, stored: StoredTask, update: TaskUpdate) -> StoredTask:
+    async def _update_task(self, stored: StoredTask, update: TaskUpdate) -> StoredTask:
         shard = self._node.shard_by_id(stored.shard_id)
         shard.update_task(update)
-        await self._node.durable(shard)
+        await self._node.wait_durable(shard)
         after = await self._node.store.get_task(stored.task_id)
         return after if after is not None else stored
 

@@ -8,33 +8,33 @@ from typing import Protocol
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
 from liveness.cluster.quotas import Quotas
+from liveness.dispatch.ownership import ActivityOwnership
+from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.domain.activity import Activity
-from liveness.domain.activity_decider import Holder
+from liveness.domain.activity_decider import AttemptHolder
 from liveness.domain.errors import MalformedRequest
 from liveness.domain.keys import ActivityKey, WorkerKey
-from liveness.frontend.routes import Owner, Routes
+from liveness.engine.node import Node
+from liveness.expiry.death_rate import DeathCount
+from liveness.routing.routing_table import Owner, RoutingTable
 from liveness.server import activity_wire, cluster_wire
-from liveness.server.feed import Feed
+from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.liveness_service import LivenessService
-from liveness.shard.custody import Custody
-from liveness.shard.homes import Homes
-from liveness.shard.node import Node
-from liveness.shard.strikes import Counted
 from liveness.v1 import cluster_pb2 as pb
 
 
-class Offers(Protocol):
+class MatchingForPeers(Protocol):
     """Matching, as far as other nodes are concerned."""
 
-    def offered_at(self, address: str, namespace: str, task_queue: str) -> None: ...
+    def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None: ...
 
-    async def hand_out_to(
+    async def hand_out_to_remote(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
     ) -> list[Activity]: ...
 
 
-class Queues(Protocol):
+class QueueWaker(Protocol):
     def wake(self, shard_id: int) -> None: ...
 
 
@@ -42,29 +42,29 @@ class ClusterService:
     def __init__(
         self,
         node: Node,
-        routes: Routes,
+        routes: RoutingTable,
         peers: Peers,
         membership: Membership,
-        custody: Custody,
-        homes: Homes,
-        offers: Offers,
-        queues: Queues,
-        feed: Feed,
+        ownership: ActivityOwnership,
+        ownership_responder: RemoteOwnershipResponder,
+        matching: MatchingForPeers,
+        queue_waker: QueueWaker,
+        feed: EventFeed,
         quotas: Quotas,
-        workers: LivenessService,
+        liveness_service: LivenessService,
         fleet: Fleet,
     ) -> None:
         self._node = node
         self._routes = routes
         self._peers = peers
         self._membership = membership
-        self._custody = custody
-        self._homes = homes
-        self._offers = offers
-        self._queues = queues
+        self._ownership = ownership
+        self._ownership_responder = ownership_responder
+        self._matching = matching
+        self._queue_waker = queue_waker
         self._feed = feed
         self._quotas = quotas
-        self._workers = workers
+        self._liveness_service = liveness_service
         self._fleet = fleet
 
     async def get_routes(self, request: pb.GetRoutesRequest) -> pb.GetRoutesResponse:
@@ -81,34 +81,34 @@ class ClusterService:
 
     async def hint(self, request: pb.HintRequest) -> pb.HintResponse:
         for shard_id in request.wake_shards:
-            self._queues.wake(shard_id)
+            self._queue_waker.wake(shard_id)
         for route in request.owned:
-            self._routes.learn(route.shard_id, Owner(route.node_id, request.address, route.epoch))
+            self._routes.update_owner(route.shard_id, Owner(route.node_id, request.address, route.epoch))
         for shard_id in request.released:
-            self._routes.forget(shard_id, request.node_id)
+            self._routes.clear_owner(shard_id, request.node_id)
         if request.released or request.members_changed:
-            self._membership.look_soon()
-        if request.config_changed and self._node.adopt_config(await self._node.store.load_config()):
+            self._membership.refresh_soon()
+        if request.config_changed and self._node.apply_stored_config(await self._node.store.load_config()):
             self._node.policy_changed()
         for offer in request.offers:
-            self._offers.offered_at(request.address, offer.namespace, offer.task_queue)
+            self._matching.note_remote_offer(request.address, offer.namespace, offer.task_queue)
         for struck in request.struck:
-            counted = Counted(struck.workers, struck.of)
-            self._node.brake.strikes.hear(request.node_id, struck.namespace, counted)
+            death_count = DeathCount(struck.workers, struck.of)
+            self._node.throttle.death_rate.record_report(request.node_id, struck.namespace, death_count)
         if request.watching:
-            self._peers.watchful.add(request.address)
+            self._peers.watching_addresses.add(request.address)
         else:
-            self._peers.watchful.discard(request.address)
-        self._feed.heard({head.shard_id: head.sequence for head in request.heads})
+            self._peers.watching_addresses.discard(request.address)
+        self._feed.update_remote_heads({head.shard_id: head.sequence for head in request.heads})
         return pb.HintResponse()
 
     def relay(
         self, requests: AsyncIterator[pb.RelayRequest | MalformedRequest]
     ) -> AsyncIterator[pb.RelayResponse]:
-        return self._workers.relay(requests)
+        return self._liveness_service.relay(requests)
 
     async def look_up_workers(self, request: pb.LookUpWorkersRequest) -> pb.LookUpWorkersResponse:
-        found = await self._workers.look_up(request.namespace, request.worker_instance_keys)
+        found = await self._liveness_service.look_up_workers(request.namespace, request.worker_instance_keys)
         return pb.LookUpWorkersResponse(workers=found)
 
     async def look_at_holders(self, request: pb.LookAtHoldersRequest) -> pb.LookAtHoldersResponse:
@@ -116,11 +116,11 @@ class ClusterService:
             (WorkerKey(q.namespace, q.worker_instance_key), cluster_wire.activity_id(q.id))
             for q in request.questions
         ]
-        found = await self._homes.look(questions)
-        return pb.LookAtHoldersResponse(answers=map(cluster_wire.glance_message, found))
+        found = await self._ownership_responder.look_up(questions)
+        return pb.LookAtHoldersResponse(answers=map(cluster_wire.holder_view_message, found))
 
     async def bind_attempts(self, request: pb.BindAttemptsRequest) -> pb.BindAttemptsResponse:
-        epoch, bound = await self._homes.bind(
+        epoch, bound = await self._ownership_responder.bind(
             WorkerKey(request.namespace, request.worker_instance_key),
             request.session_id,
             [cluster_wire.bound_activity(ref) for ref in request.activities],
@@ -128,7 +128,7 @@ class ClusterService:
         return pb.BindAttemptsResponse(lease_epoch=epoch, bound=bound)
 
     async def unbind_attempt(self, request: pb.UnbindAttemptRequest) -> pb.UnbindAttemptResponse:
-        unbound = await self._homes.unbind(
+        unbound = await self._ownership_responder.unbind(
             WorkerKey(request.namespace, request.worker_instance_key),
             cluster_wire.activity_id(request.id),
             request.attempt,
@@ -137,11 +137,13 @@ class ClusterService:
         return pb.UnbindAttemptResponse(unbound=unbound)
 
     async def find_not_held(self, request: pb.FindNotHeldRequest) -> pb.FindNotHeldResponse:
-        found = await self._homes.not_held([cluster_wire.held(message) for message in request.attempts])
-        return pb.FindNotHeldResponse(not_held=map(cluster_wire.held_message, found))
+        found = await self._ownership_responder.find_not_held(
+            [cluster_wire.held_attempt(message) for message in request.attempts]
+        )
+        return pb.FindNotHeldResponse(not_held=map(cluster_wire.held_attempt_message, found))
 
     async def hand_out(self, request: pb.HandOutRequest) -> pb.HandOutResponse:
-        found = await self._offers.hand_out_to(
+        found = await self._matching.hand_out_to_remote(
             WorkerKey(request.namespace, request.worker_instance_key),
             request.session_id,
             request.task_queue,
@@ -152,17 +154,19 @@ class ClusterService:
     async def take_back(self, request: pb.TakeBackRequest) -> pb.TakeBackResponse:
         for ref in request.activities:
             key = ActivityKey(request.namespace, ref.workflow_id, ref.run_id, ref.activity_id)
-            holder = Holder(request.worker_instance_key, request.lease_epoch, ref.attempt)
-            self._custody.withdraw(key, holder, "the poll that it was handed to had ended")
-        await self._node.settle()
+            holder = AttemptHolder(request.worker_instance_key, request.lease_epoch, ref.attempt)
+            self._ownership.withdraw(key, holder, "the poll that it was handed to had ended")
+        await self._node.wait_all_durable()
         return pb.TakeBackResponse()
 
     async def return_slots(self, request: pb.ReturnSlotsRequest) -> pb.ReturnSlotsResponse:
-        return pb.ReturnSlotsResponse(returned=await self._quotas.give_back(request.namespace))
+        return pb.ReturnSlotsResponse(returned=await self._quotas.return_unused(request.namespace))
 
     async def count_deaths(self, request: pb.CountDeathsRequest) -> pb.CountDeathsResponse:
         key = WorkerKey(request.namespace, request.worker_instance_key)
-        found = self._node.obituaries.around(key, request.host_name, request.build_id, request.wall_ms)
+        found = self._node.recent_deaths.deaths_around(
+            key, request.host_name, request.build_id, request.wall_ms
+        )
         return pb.CountDeathsResponse(**found._asdict())
 
     async def get_fleet_share(self, request: pb.GetFleetShareRequest) -> pb.GetFleetShareResponse:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from liveness.dispatch.remote import HeldAttempt, HolderView
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.domain.worker import BoundActivity, WorkerState
-from liveness.shard.homes import Glance, Held
 from liveness.v1 import activity_pb2, cluster_pb2, worker_pb2
 
 
@@ -28,25 +28,25 @@ def bound_activity(message: worker_pb2.ActivityRef) -> BoundActivity:
     )
 
 
-def glance_message(seen: Glance | None) -> cluster_pb2.LookAtHoldersResponse.Answer:
-    if seen is None:
+def holder_view_message(view: HolderView | None) -> cluster_pb2.LookAtHoldersResponse.Answer:
+    if view is None:
         return cluster_pb2.LookAtHoldersResponse.Answer(known=False)
     return cluster_pb2.LookAtHoldersResponse.Answer(
         known=True,
-        state=seen.state,  # type: ignore[arg-type]
-        lease_epoch=seen.epoch,
-        inactive_detail=seen.inactive_detail,
-        bound_attempt=seen.bound_attempt,
-        unconfirmed=seen.unconfirmed,
-        silent_ms=seen.silent_ms,
-        task_queue=seen.task_queue,
+        state=view.state,  # type: ignore[arg-type]
+        lease_epoch=view.epoch,
+        inactive_detail=view.inactive_detail,
+        bound_attempt=view.bound_attempt,
+        unconfirmed=view.unconfirmed,
+        silent_ms=view.silent_ms,
+        task_queue=view.task_queue,
     )
 
 
-def glance(answer: cluster_pb2.LookAtHoldersResponse.Answer) -> Glance | None:
+def holder_view(answer: cluster_pb2.LookAtHoldersResponse.Answer) -> HolderView | None:
     if not answer.known:
         return None
-    return Glance(
+    return HolderView(
         WorkerState(answer.state),
         answer.lease_epoch,
         answer.inactive_detail,
@@ -57,22 +57,22 @@ def glance(answer: cluster_pb2.LookAtHoldersResponse.Answer) -> Glance | None:
     )
 
 
-def held(message: cluster_pb2.HeldAttempt) -> Held:
-    return Held(
+def held_attempt(message: cluster_pb2.HeldAttempt) -> HeldAttempt:
+    return HeldAttempt(
         WorkerKey(message.namespace, message.worker_instance_key), activity_id(message.id), message.attempt
     )
 
 
-def held_message(held: Held) -> cluster_pb2.HeldAttempt:
+def held_attempt_message(held_attempt: HeldAttempt) -> cluster_pb2.HeldAttempt:
     return cluster_pb2.HeldAttempt(
-        namespace=held.worker.namespace,
-        worker_instance_key=held.worker.instance_key,
-        id=id_message(held.id),
-        attempt=held.attempt,
+        namespace=held_attempt.worker.namespace,
+        worker_instance_key=held_attempt.worker.instance_key,
+        id=id_message(held_attempt.id),
+        attempt=held_attempt.attempt,
     )
 
 
-def held_activity(task: activity_pb2.ActivityTask, worker: str) -> Activity:
+def activity_from_task(task: activity_pb2.ActivityTask, worker: str) -> Activity:
     """As much of it as its worker is told."""
     return Activity(
         id=activity_id(task.id),

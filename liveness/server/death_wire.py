@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from liveness.domain.activity import Activity
-from liveness.domain.death import Certificate, Company, Stall
+from liveness.domain.death_certificate import ConcurrentDeaths, DeathCertificate, Stall
 from liveness.domain.events import WorkerDeactivated
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity
@@ -15,27 +15,27 @@ from liveness.server.wire import activity_ref, duration, timestamp
 from liveness.v1 import cluster_pb2, death_pb2
 
 
-class Death(NamedTuple):
+class RecordedDeath(NamedTuple):
     """What the log says about it."""
 
     wall_ms: int
     event: WorkerDeactivated
-    certificate: Certificate
+    certificate: DeathCertificate
     refuted_wall_ms: int | None
     """When its session came back."""
 
 
-class Lost(NamedTuple):
+class LostActivities(NamedTuple):
     """What the worker held."""
 
     shown: Sequence[BoundActivity]
     total: int
-    now: Mapping[ActivityKey, Activity]
+    current: Mapping[ActivityKey, Activity]
     """Where they are; those that are not kept any more are missing."""
 
 
 def certificate_message(
-    key: WorkerKey, death: Death, company: Company, lost: Lost
+    key: WorkerKey, death: RecordedDeath, company: ConcurrentDeaths, lost: LostActivities
 ) -> death_pb2.DeathCertificate:
     event, known = death.event, death.certificate
     message = death_pb2.DeathCertificate(
@@ -47,20 +47,20 @@ def certificate_message(
         detail=event.detail,
         time=timestamp(death.wall_ms),
         granted_lease_duration=duration(known.granted_ms),
-        heartbeats=_heartbeats(known.heartbeats),
-        stalls=map(_stall, known.stalls),
+        heartbeats=_heartbeat_messages(known.heartbeats),
+        stalls=map(_stall_message, known.stalls),
         company=death_pb2.DeathCertificate.Company(**company._asdict()),
         host_name=known.host_name,
         build_id=known.build_id,
         task_queue=known.task_queue,
-        activities=[_moved(key.namespace, activity, lost.now) for activity in lost.shown],
+        activities=[_lost_activity_message(key.namespace, activity, lost.current) for activity in lost.shown],
         activity_count=lost.total,
         verdict=death_pb2.VERDICT_STANDS,
     )
     if known.silence_ms is not None:
         message.silence.CopyFrom(duration(known.silence_ms))
-        heard = known.heartbeats
-        last_wall_ms = heard[-1] if heard else death.wall_ms - known.silence_ms
+        heartbeat_times = known.heartbeats
+        last_wall_ms = heartbeat_times[-1] if heartbeat_times else death.wall_ms - known.silence_ms
         message.last_heartbeat_time.CopyFrom(timestamp(last_wall_ms))
     if known.held_ms:
         message.held.CopyFrom(duration(known.held_ms))
@@ -70,15 +70,17 @@ def certificate_message(
     return message
 
 
-def _heartbeats(heard: Sequence[int]) -> Iterable[death_pb2.DeathCertificate.Heartbeat]:
-    for place, wall_ms in enumerate(heard):
+def _heartbeat_messages(heartbeat_times: Sequence[int]) -> Iterable[death_pb2.DeathCertificate.Heartbeat]:
+    for index, wall_ms in enumerate(heartbeat_times):
         message = death_pb2.DeathCertificate.Heartbeat(time=timestamp(wall_ms))
-        if place:
-            message.gap.CopyFrom(duration(max(0, wall_ms - heard[place - 1])))  # clocks are set back at times
+        if index:
+            message.gap.CopyFrom(
+                duration(max(0, wall_ms - heartbeat_times[index - 1]))
+            )  # clocks are set back at times
         yield message
 
 
-def _stall(stall: Stall) -> death_pb2.DeathCertificate.Stall:
+def _stall_message(stall: Stall) -> death_pb2.DeathCertificate.Stall:
     message = death_pb2.DeathCertificate.Stall(
         time=timestamp(stall.wall_ms), take_over=stall.duration_ms is None
     )
@@ -87,11 +89,11 @@ def _stall(stall: Stall) -> death_pb2.DeathCertificate.Stall:
     return message
 
 
-def _moved(
-    namespace: str, activity: BoundActivity, now: Mapping[ActivityKey, Activity]
+def _lost_activity_message(
+    namespace: str, activity: BoundActivity, current: Mapping[ActivityKey, Activity]
 ) -> death_pb2.DeathCertificate.Moved:
     message = death_pb2.DeathCertificate.Moved(activity=activity_ref(activity))
-    known = now.get(ActivityKey(namespace, *activity.id))
+    known = current.get(ActivityKey(namespace, *activity.id))
     if known is not None:
         message.state = state_number(known)
         message.attempt = known.attempt
@@ -102,7 +104,9 @@ def _moved(
 # -- between nodes
 
 
-def count_request(key: WorkerKey, known: Certificate, wall_ms: int) -> cluster_pb2.CountDeathsRequest:
+def count_deaths_request(
+    key: WorkerKey, known: DeathCertificate, wall_ms: int
+) -> cluster_pb2.CountDeathsRequest:
     return cluster_pb2.CountDeathsRequest(
         namespace=key.namespace,
         worker_instance_key=key.instance_key,
@@ -112,5 +116,5 @@ def count_request(key: WorkerKey, known: Certificate, wall_ms: int) -> cluster_p
     )
 
 
-def company(message: cluster_pb2.CountDeathsResponse) -> Company:
-    return Company(message.same_host, message.same_build, message.same_namespace)
+def company(message: cluster_pb2.CountDeathsResponse) -> ConcurrentDeaths:
+    return ConcurrentDeaths(message.same_host, message.same_build, message.same_namespace)

@@ -7,26 +7,26 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.domain.verdict import NO_VERDICT
+from liveness.domain.verdicts import NO_VERDICTS
 from liveness.domain.worker import WorkerState
+from liveness.engine.node import Node
 from liveness.server import wire
 from liveness.server.alerts import alerts
-from liveness.server.everywhere import Everywhere
+from liveness.server.all_nodes import AllNodes
 from liveness.server.validation import duration_ms, optional_identifier
-from liveness.shard.node import Node
 from liveness.telemetry.histogram import quantile
-from liveness.telemetry.samples import HAPPENINGS, INTERVAL_MS, KEPT_MS, STATES
+from liveness.telemetry.sample_ring import COUNTER_FIELDS, GAUGE_FIELDS, INTERVAL_MS, RETENTION_MS
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import cluster_pb2, fleet_pb2
 
 Share = cluster_pb2.GetFleetShareResponse
 
 NAMESPACES_MAX = 1_000
-WAITED_FOR_S = 10
-SAMPLES_AT_ONCE = 100
+LAGGING_NODE_S = 10
+SAMPLES_PER_TURN = 100
 """Then heartbeats have their turn."""
-_SUMMED = (*STATES, *HAPPENINGS, "queue_depth")
-_COUNTED = (
+_SUMMED_SAMPLE_FIELDS = (*GAUGE_FIELDS, *COUNTER_FIELDS, "queue_depth")
+_SUMMED_NAMESPACE_FIELDS = (
     "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
     "dead_lettered_tasks", "held_expiries",
 )  # fmt: skip
@@ -37,30 +37,32 @@ class Fleet:
         self,
         node: Node,
         telemetry: Telemetry,
-        everywhere: Everywhere | None = None,
+        all_nodes: AllNodes | None = None,
         node_count: Callable[[], int] = lambda: 1,
     ) -> None:
         self._node = node
         self._telemetry = telemetry
-        self._everywhere = everywhere
+        self._all_nodes = all_nodes
         self._node_count = node_count
 
     async def get(self, request: fleet_pb2.GetFleetRequest) -> fleet_pb2.GetFleetResponse:
         namespace = optional_identifier("namespace", request.namespace)
-        range_ms = duration_ms("range", request.range) if request.HasField("range") else KEPT_MS
-        asked = cluster_pb2.GetFleetShareRequest(namespace=namespace, range_ms=min(range_ms, KEPT_MS))
+        range_ms = duration_ms("range", request.range) if request.HasField("range") else RETENTION_MS
+        share_request = cluster_pb2.GetFleetShareRequest(
+            namespace=namespace, range_ms=min(range_ms, RETENTION_MS)
+        )
         others: list[Share] = []
-        if self._everywhere is not None:
-            others = await self._everywhere.ask_others(
-                "ClusterService/GetFleetShare", asked, Share, patient=True
+        if self._all_nodes is not None:
+            others = await self._all_nodes.call_other_nodes(
+                "ClusterService/GetFleetShare", share_request, Share, skip_failed=True
             )
-        return await self._whole([await self.share(asked), *others])
+        return await self._merge_shares([await self.share(share_request), *others])
 
     async def share(self, request: cluster_pb2.GetFleetShareRequest) -> Share:
         """What this node alone has to say."""
         telemetry = self._telemetry
         share = Share(
-            latency_bounds_seconds=telemetry.heartbeat_s.bounds,
+            latency_bounds_seconds=telemetry.heartbeat_duration_s.bounds,
             namespaces=self._namespaces(request.namespace),
             queues=self._queues(request.namespace),
             serving_shards=[shard.id for shard in self._node.shards()],
@@ -72,14 +74,14 @@ class Fleet:
                 time=wire.timestamp(sample.at_ms), queue_depth=sample.queue_depth, **sample.values
             )
             share.latencies.add(counts=sample.latencies)
-            if number % SAMPLES_AT_ONCE == 0:
+            if number % SAMPLES_PER_TURN == 0:
                 await asyncio.sleep(0)
         return share
 
     def _namespaces(self, namespace: str) -> list[fleet_pb2.NamespaceFleet]:
-        telemetry, census, held = self._telemetry, self._node.census, self._node.brake.held()
-        quarantined, dead = telemetry.quarantined(), telemetry.queues.dead_lettered()
-        names = {name for name, _ in census} | quarantined.keys() | dead.keys()
+        telemetry, census, held_counts = self._telemetry, self._node.census, self._node.throttle.held_counts()
+        quarantined, dead_lettered_by_name = telemetry.quarantined(), telemetry.queue_depths.dead_lettered()
+        names = {name for name, _ in census} | quarantined.keys() | dead_lettered_by_name.keys()
         suspects = telemetry.suspects()
         return [
             fleet_pb2.NamespaceFleet(
@@ -88,23 +90,23 @@ class Fleet:
                 inactive=census[name, WorkerState.INACTIVE],
                 cleaned_up=census[name, WorkerState.CLEANED_UP],
                 suspects=suspects[name],
-                deaths_last_minute=self._node.obituaries.last_minute(name),
+                deaths_last_minute=self._node.recent_deaths.count_last_minute(name),
                 quarantined_activities=quarantined[name],
-                dead_lettered_tasks=dead[name],
-                held_expiries=held[name],
+                dead_lettered_tasks=dead_lettered_by_name[name],
+                held_expiries=held_counts[name],
                 held_until=self._held_until(name),
             )
             for name in ([namespace] if namespace else sorted(names)[:NAMESPACES_MAX])
         ]
 
     def _held_until(self, namespace: str) -> Timestamp | None:
-        until_ms, clock = self._node.brake.held_until_ms(namespace), self._node.clock
+        until_ms, clock = self._node.throttle.last_hold_ends_ms(namespace), self._node.clock
         return None if until_ms is None else wire.timestamp(clock.wall_ms() + until_ms - clock.monotonic_ms())
 
     def _queues(self, namespace: str) -> list[fleet_pb2.QueueDepth]:
         wall_ms = self._node.clock.wall_ms()
         found = []
-        for shard_id, depth in self._telemetry.queues.depths(namespace).items():
+        for shard_id, depth in self._telemetry.queue_depths.by_shard(namespace).items():
             message = fleet_pb2.QueueDepth(
                 shard_id=shard_id,
                 pending=depth.pending,
@@ -116,17 +118,17 @@ class Fleet:
             found.append(message)
         return found
 
-    async def _whole(self, shares: Sequence[Share]) -> fleet_pb2.GetFleetResponse:
+    async def _merge_shares(self, shares: Sequence[Share]) -> fleet_pb2.GetFleetResponse:
         serving = {shard_id for share in shares for shard_id in share.serving_shards}
-        namespaces = _added_up(shares)
+        namespaces = _sum_namespaces(shares)
         for message in namespaces:
             message.paused = bool(self._node.policies.of(message.namespace).paused)
-            verdicts = self._telemetry.verdicts.get(message.namespace, NO_VERDICT)
+            verdicts = self._telemetry.verdicts.get(message.namespace, NO_VERDICTS)
             message.deaths, message.false_deaths = verdicts.deaths, verdicts.refuted
         return fleet_pb2.GetFleetResponse(
             time=wire.timestamp(self._node.clock.wall_ms()),
             interval=wire.duration(INTERVAL_MS),
-            samples=await _samples(shares),
+            samples=await _merge_samples(shares),
             namespaces=namespaces,
             queues=sorted(
                 (queue for share in shares for queue in share.queues), key=lambda queue: queue.shard_id
@@ -138,19 +140,19 @@ class Fleet:
         )
 
 
-def _added_up(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
+def _sum_namespaces(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
     by_name: dict[str, fleet_pb2.NamespaceFleet] = {}
     for message in (message for share in shares for message in share.namespaces):
         known = by_name.setdefault(message.namespace, message)
         if known is not message:
-            for name in _COUNTED:
+            for name in _SUMMED_NAMESPACE_FIELDS:
                 setattr(known, name, getattr(known, name) + getattr(message, name))
             if message.held_until.ToNanoseconds() > known.held_until.ToNanoseconds():
                 known.held_until.CopyFrom(message.held_until)
     return [by_name[name] for name in sorted(by_name)][:NAMESPACES_MAX]
 
 
-async def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
+async def _merge_samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
     """Added up by time. One that counts latencies in other buckets, being of another version, says nothing of them."""
     bounds = list(shares[0].latency_bounds_seconds)
     samples: dict[int, fleet_pb2.FleetSample] = {}
@@ -162,22 +164,22 @@ async def _samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
             at_s = sample.time.seconds
             known = samples.setdefault(at_s, sample)
             if known is not sample:
-                for name in _SUMMED:
+                for name in _SUMMED_SAMPLE_FIELDS:
                     setattr(known, name, getattr(known, name) + getattr(sample, name))
             if comparable:
                 before = latencies.get(at_s, [0] * (len(bounds) + 1))
                 latencies[at_s] = [a + b for a, b in zip(before, latency.counts, strict=True)]
     for number, (at_s, counts) in enumerate(latencies.items(), 1):
-        if number % SAMPLES_AT_ONCE == 0:
+        if number % SAMPLES_PER_TURN == 0:
             await asyncio.sleep(0)
         samples[at_s].latency_p50_ms = quantile(bounds, counts, 0.5) * 1_000
         samples[at_s].latency_p99_ms = quantile(bounds, counts, 0.99) * 1_000
-    through_s = _whole_through_s(shares)
+    through_s = _complete_through_s(shares)
     return [samples[at_s] for at_s in sorted(samples) if at_s <= through_s]
 
 
-def _whole_through_s(shares: Sequence[Share]) -> int:
+def _complete_through_s(shares: Sequence[Share]) -> int:
     """Up to when everybody has taken samples. Without it, the newest would dip whenever one node was a moment earlier
     than another. Who is long behind is not waited for."""
     newest = [share.samples[-1].time.seconds for share in shares if share.samples]
-    return min((at_s for at_s in newest if at_s >= max(newest) - WAITED_FOR_S), default=0)
+    return min((at_s for at_s in newest if at_s >= max(newest) - LAGGING_NODE_S), default=0)

@@ -26,7 +26,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._conditions = dict(conditions or {})
         self._services = frozenset(("", *services, *self._conditions))
         self._status: int = Status.NOT_SERVING
-        self._ending = False
+        self._is_shutting_down = False
         self._changed = asyncio.Event()
 
     @property
@@ -34,18 +34,18 @@ class Health(health_pb2_grpc.HealthServicer):
         return self._status == Status.SERVING
 
     def serve(self) -> None:
-        if not self._ending:
+        if not self._is_shutting_down:
             self._change(Status.SERVING)
 
-    def cease(self) -> None:
+    def stop_serving(self) -> None:
         """For now."""
         self._change(Status.NOT_SERVING)
 
     async def enter_graceful_shutdown(self) -> None:
-        self._ending = True
+        self._is_shutting_down = True
         self._change(Status.NOT_SERVING)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """A condition may have changed."""
         self._change(self._status)
 
@@ -71,8 +71,8 @@ class Health(health_pb2_grpc.HealthServicer):
         known = request.service in self._services
         while True:
             # Read before the answer leaves: what changes meanwhile must be told, too.
-            changed, ending = self._changed, self._ending
+            changed, is_shutting_down = self._changed, self._is_shutting_down
             yield Status(status=self._status_of(request.service) if known else Status.SERVICE_UNKNOWN)
-            if ending:
+            if is_shutting_down:
                 return
             await changed.wait()

@@ -23,16 +23,16 @@ from liveness.domain.errors import (
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker
+from liveness.engine.node import Node
+from liveness.engine.shard import HeartbeatOutcome, Shard
 from liveness.server import tokens, wire
-from liveness.server.death_desk import DeathDesk
-from liveness.server.everywhere import Everywhere
-from liveness.server.feed import Feed, Selection
-from liveness.server.limits import RateLimits
-from liveness.server.replies import ItemReplies, Replies, refused_item
-from liveness.server.streams import Streams
-from liveness.server.validation import identifier, optional_identifier, page_size, text
-from liveness.shard.node import Node
-from liveness.shard.shard import Outcome, Shard
+from liveness.server.all_nodes import AllNodes
+from liveness.server.attach_streams import AttachStreams
+from liveness.server.death_handlers import DeathHandlers
+from liveness.server.event_feed import EventFeed, EventSelection
+from liveness.server.rate_limits import RateLimits
+from liveness.server.reply_builders import ItemReplyBuilder, ReplyBuilder, refused_item
+from liveness.server.validation import optional_identifier, page_size, require_identifier, text
 from liveness.store.api import WorkerRow
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import cluster_pb2, death_pb2, service_pb2, worker_pb2
@@ -41,8 +41,8 @@ HEARTBEATS_PER_CALL_MAX = 1_000
 API_LEVEL = 2
 """1: heartbeats and queries. 2: activities, streams."""
 API_LEVEL_MIN = 1
-REPEATED = Outcome.REPEATED
-NEWCOMERS_TRIED_MAX = 10
+REPEATED = HeartbeatOutcome.REPEATED
+ADMIT_ATTEMPTS_MAX = 10
 """How often room is made for a worker before others, who were quicker each time, are given precedence for good."""
 
 
@@ -50,33 +50,33 @@ class LivenessService:
     def __init__(
         self,
         node: Node,
-        feed: Feed,
-        streams: Streams,
+        feed: EventFeed,
+        streams: AttachStreams,
         random: Random,
         quotas: Quotas | None = None,
-        everywhere: Everywhere | None = None,
+        all_nodes: AllNodes | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
         self._node = node
         self._telemetry = telemetry or Telemetry(node)
-        self._everywhere = everywhere
+        self._all_nodes = all_nodes
         self._quotas = quotas or Quotas(node)
         self._feed = feed
         self._streams = streams
-        self._replies = Replies(random), Replies(random, paused=True)
-        self._item_replies = ItemReplies(random), ItemReplies(random, paused=True)
-        self._deaths = DeathDesk(node, everywhere)
-        self._limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
+        self._reply_builders = ReplyBuilder(random), ReplyBuilder(random, paused=True)
+        self._item_reply_builders = ItemReplyBuilder(random), ItemReplyBuilder(random, paused=True)
+        self._death_handlers = DeathHandlers(node, all_nodes)
+        self._rate_limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
         """A serialized HeartbeatResult."""
         if not request.HasField("heartbeat"):
             raise InvalidField(field="heartbeat", rule="must be set")
-        seconds = stopwatch()
-        [answer] = await self._record(request.namespace, (request.heartbeat,), self._replies)
-        self._telemetry.answered(request.namespace, 1, seconds())
+        elapsed_s = stopwatch()
+        [answer] = await self._record(request.namespace, (request.heartbeat,), self._reply_builders)
+        self._telemetry.record_heartbeats(request.namespace, 1, elapsed_s())
         if isinstance(answer, LivenessError):
-            self._telemetry.refused(request.namespace, (answer,))
+            self._telemetry.record_refusals(request.namespace, (answer,))
             raise answer
         return answer
 
@@ -84,14 +84,14 @@ class LivenessService:
         """A serialized RecordWorkerHeartbeatsResponse."""
         if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
             raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
-        seconds = stopwatch()
-        answers = await self._record(request.namespace, request.heartbeats, self._item_replies)
-        self._telemetry.answered(request.namespace, len(answers), seconds())
+        elapsed_s = stopwatch()
+        answers = await self._record(request.namespace, request.heartbeats, self._item_reply_builders)
+        self._telemetry.record_heartbeats(request.namespace, len(answers), elapsed_s())
         try:
             return b"".join(answers)  # type: ignore[arg-type]
         except TypeError:  # some were refused
             errors = [answer for answer in answers if isinstance(answer, LivenessError)]
-            self._telemetry.refused(request.namespace, errors)
+            self._telemetry.record_refusals(request.namespace, errors)
             return b"".join(
                 refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
             )
@@ -100,109 +100,117 @@ class LivenessService:
         self,
         namespace: str,
         beats: Sequence[worker_pb2.WorkerHeartbeat],
-        manners: tuple[Replies, Replies],
-        tries: int = NEWCOMERS_TRIED_MAX,
+        reply_builders: tuple[ReplyBuilder, ReplyBuilder],
+        attempts_left: int = ADMIT_ATTEMPTS_MAX,
     ) -> list[bytes | LivenessError]:
         """Decide each heartbeat at once, wait for one commit, then let the answers go."""
         node = self._node
-        identifier("namespace", namespace)
-        policy, seed, table = node.policies.of(namespace), namespace_seed(namespace), node.table()
-        replies = manners[policy.paused]
-        limited = policy.limits_rates and tries == NEWCOMERS_TRIED_MAX  # each is counted once
-        renewed = replies.renewed
+        require_identifier("namespace", namespace)
+        policy, seed, shard_table = node.policies.of(namespace), namespace_seed(namespace), node.shard_table()
+        reply_builder = reply_builders[policy.paused]
+        is_rate_limited = (
+            policy.has_rate_limits and attempts_left == ADMIT_ATTEMPTS_MAX
+        )  # each is counted once
+        build_renewal = reply_builder.build_renewal
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
-        shard_count = len(table)
+        shard_count = len(shard_table)
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
-        newcomers: list[int] = []
-        volatile = (0, 0, 0)
+        unadmitted: list[int] = []
+        counters = (0, 0, 0)
         for beat in beats:
             instance_key = beat.worker_instance_key
             shard_id = shard_from_seed(seed, instance_key, shard_count)
-            shard = table[shard_id]
+            shard = shard_table[shard_id]
             shards.append(shard)
             if shard is None:
-                answers.append(node.whereabouts(shard_id))
+                answers.append(node.unavailable_reason(shard_id))
                 continue
             try:
                 key = (namespace, instance_key)
-                if limited:
-                    identifier("heartbeat.worker_instance_key", instance_key)  # before it names a bucket
-                    self._limits.admit(key, policy)
-                sequence, successes, errors = volatile = wire.take_volatile(beat)
-                form = hash(beat.SerializePartialToString())
-                worker = shard.renew_as_before(key, form, sequence, successes, errors, listening_ms)
+                if is_rate_limited:
+                    require_identifier(
+                        "heartbeat.worker_instance_key", instance_key
+                    )  # before it names a bucket
+                    self._rate_limits.admit(key, policy)
+                sequence, successes, errors = counters = wire.pop_counters(beat)
+                fingerprint = hash(beat.SerializePartialToString())
+                worker = shard.renew_unchanged(key, fingerprint, sequence, successes, errors, listening_ms)
                 if worker is not None:
-                    answers.append(renewed(worker, wall_ms))
+                    answers.append(build_renewal(worker, wall_ms))
                 else:
-                    now_ms = shard.at(listening_ms)
-                    outcome, worker = self._decide(shard, key, beat, volatile, policy, now_ms, form)
-                    answers.append(replies.result(outcome, worker, now_ms, wall_ms))
+                    now_ms = shard.observed_ms_at(listening_ms)
+                    outcome, worker = self._decide(shard, key, beat, counters, policy, now_ms, fingerprint)
+                    answers.append(reply_builder.build(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
                 if isinstance(error, RoomNeeded):
-                    wire.give_volatile(beat, volatile)
-                    newcomers.append(len(answers))
+                    wire.restore_counters(beat, counters)
+                    unadmitted.append(len(answers))
                 elif isinstance(error, ShardMoved):
-                    wire.give_volatile(beat, volatile)  # it is sent to the new owner as it came
+                    wire.restore_counters(beat, counters)  # it is sent to the new owner as it came
                 answers.append(error)
-        if len(newcomers) == len(answers) > 0 and tries:
-            return await self._record_newcomers(namespace, beats, manners, tries)
+        if len(unadmitted) == len(answers) > 0 and attempts_left:
+            return await self._admit_and_record(namespace, beats, reply_builders, attempts_left)
         group = node.barrier()
         await group.wait()
         if group.lost:
             # Refusals, too, may rest on what was to become durable with the group; a full namespace on any shard of it.
-            for place, shard in enumerate(shards):
+            for index, shard in enumerate(shards):
                 if shard is not None and (
-                    group.failed(shard) or isinstance(answers[place], WorkerQuotaExceeded)
+                    group.failed(shard) or isinstance(answers[index], WorkerQuotaExceeded)
                 ):
-                    answers[place] = ShardUnavailable(shard_id=shard.id)
-        if newcomers and tries:
-            late = [beats[place] for place in newcomers]
-            for place, answer in zip(
-                newcomers, await self._record_newcomers(namespace, late, manners, tries), strict=True
+                    answers[index] = ShardUnavailable(shard_id=shard.id)
+        if unadmitted and attempts_left:
+            retried_beats = [beats[index] for index in unadmitted]
+            for index, answer in zip(
+                unadmitted,
+                await self._admit_and_record(namespace, retried_beats, reply_builders, attempts_left),
+                strict=True,
             ):
-                answers[place] = answer
+                answers[index] = answer
         return answers
 
-    async def _record_newcomers(
+    async def _admit_and_record(
         self,
         namespace: str,
         beats: Sequence[worker_pb2.WorkerHeartbeat],
-        manners: tuple[Replies, Replies],
-        tries: int,
+        reply_builders: tuple[ReplyBuilder, ReplyBuilder],
+        attempts_left: int,
     ) -> list[bytes | LivenessError]:
         """Workers for which their shards have to be given room first."""
         policy, shard_count = self._node.policies.of(namespace), self._node.shard_count
         needed = [shard_of(namespace, beat.worker_instance_key, shard_count) for beat in beats]
         try:
-            await self._quotas.make_room(needed, namespace, policy)
+            await self._quotas.acquire_slots(needed, namespace, policy)
         except WorkerQuotaExceeded:
             pass  # for some there may be room all the same; the others are refused one by one
         except Unavailable as error:
             return [error] * len(beats)
-        return await self._record(namespace, beats, manners, tries - 1)
+        return await self._record(namespace, beats, reply_builders, attempts_left - 1)
 
     def _decide(
         self,
         shard: Shard,
-        parts: tuple[str, str],
+        key_parts: tuple[str, str],
         beat: worker_pb2.WorkerHeartbeat,
-        volatile: tuple[int, int, int],
+        counters: tuple[int, int, int],
         policy: Policy,
         now_ms: int,
-        form: int,
-    ) -> tuple[Outcome, Worker]:
-        key = WorkerKey(*parts)
+        fingerprint: int,
+    ) -> tuple[HeartbeatOutcome, Worker]:
+        key = WorkerKey(*key_parts)
         known = shard.workers.get(key)
         if known is None:
-            identifier("heartbeat.worker_instance_key", key.instance_key)
+            require_identifier("heartbeat.worker_instance_key", key.instance_key)
             # One copy of a name that all workers of the namespace have in common.
             key = WorkerKey(intern(key.namespace), key.instance_key)
-        command = wire.heartbeat(beat, volatile, policy, known)
+        command = wire.heartbeat(beat, counters, policy, known)
         outcome, worker = shard.heartbeat(key, command, now_ms, self._quotas.admit)
         if outcome is not REPEATED:  # which was not applied and may say something else
-            of_session = command.session_id == worker.session_id
-            shard.remember_form(worker, form if command.is_plain and of_session else None)
+            is_same_session = command.session_id == worker.session_id
+            shard.remember_fingerprint(
+                worker, fingerprint if command.is_plain_renewal and is_same_session else None
+            )
         return outcome, worker
 
     async def attach(
@@ -221,7 +229,7 @@ class LivenessService:
         self, request: service_pb2.GetServerInfoRequest
     ) -> service_pb2.GetServerInfoResponse:
         if request.namespace:
-            identifier("namespace", request.namespace)
+            require_identifier("namespace", request.namespace)
         return service_pb2.GetServerInfoResponse(
             version=version("liveness"),
             api_level=API_LEVEL,
@@ -241,7 +249,7 @@ class LivenessService:
             optional_identifier("session_id", request.session_id),
         )
         worker, moved = shard.deactivate(key, command)
-        await self._node.durable(shard)
+        await self._node.wait_durable(shard)
         return service_pb2.ShutdownWorkerResponse(state=worker.state, rescheduled_activities=moved)  # type: ignore[arg-type]
 
     async def describe_worker(
@@ -250,61 +258,65 @@ class LivenessService:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
         shard = self._node.shard(*key)
         worker = shard.describe(key)
-        await self._node.durable(shard)
-        message = wire.worker_message(key, worker, self._seen(key, worker, shard), whole=True)
+        await self._node.wait_durable(shard)
+        message = wire.worker_message(key, worker, self._worker_context(key, worker, shard), whole=True)
         return service_pb2.DescribeWorkerResponse(worker=message)
 
-    def _seen(self, key: WorkerKey, worker: Worker, shard: Shard) -> wire.Seen:
-        hold = self._node.brake.hold_of(key)
-        return wire.Seen(
+    def _worker_context(self, key: WorkerKey, worker: Worker, shard: Shard) -> wire.WorkerContext:
+        hold = self._node.throttle.hold_of(key)
+        return wire.WorkerContext(
             shard.id,
             shard.now_ms(),
             self._node.clock.wall_ms(),
             paused=bool(self._node.policies.of(key.namespace).paused),
             attached=self._streams.is_attached(key, worker.session_id),
-            suspect=key in shard.suspects,
-            ending_ms=shard.endings.ending_ms(key, worker) if key in shard.suspects else 0,
+            suspect=key in shard.disconnected,
+            lease_end_ms=shard.lease_deadlines.lease_end_ms(key, worker) if key in shard.disconnected else 0,
             held_until_ms=hold.until_ms if hold is not None else 0,
         )
 
     async def list_workers(self, request: service_pb2.ListWorkersRequest) -> service_pb2.ListWorkersResponse:
-        namespace = identifier("namespace", request.namespace)
-        where = wire.worker_filter(request.filter)
+        namespace = require_identifier("namespace", request.namespace)
+        worker_filter = wire.worker_filter(request.filter)
         size = page_size(request.page_size)
-        listing = ("workers", namespace, where)
+        listing = ("workers", namespace, worker_filter)
         after = (
             tokens.redeem(request.page_token, tokens.Key, PageTokenInvalid, *listing)
             if request.page_token
             else None
         )
-        rows = await self._node.store.list_workers(namespace, where, after, size + 1)
+        rows = await self._node.store.list_workers(namespace, worker_filter, after, size + 1)
         response = service_pb2.ListWorkersResponse()
         listed = rows[:size]
-        afar = [row for row in listed if not self._node.serves(row.shard_id)]
-        there = await self._everywhere.look_up(namespace, afar) if afar and self._everywhere else {}
+        remote_rows = [row for row in listed if not self._node.serves(row.shard_id)]
+        remote_workers = (
+            await self._all_nodes.look_up_workers(namespace, remote_rows)
+            if remote_rows and self._all_nodes
+            else {}
+        )
         for row in listed:
-            message = there.get(row.key.instance_key)
+            message = remote_workers.get(row.key.instance_key)
             # The row is right about the state; memory, wherever it is, knows the lease as of now.
             if message is None or int(message.state) != int(row.worker.state):
-                message = self._listed(row)
+                message = self._listed_worker_message(row)
             response.workers.append(message)
         if len(rows) > size:
             response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
-        await self._node.settle()
+        await self._node.wait_all_durable()
         return response
 
-    def _listed(self, row: WorkerRow) -> worker_pb2.Worker:
+    def _listed_worker_message(self, row: WorkerRow) -> worker_pb2.Worker:
         if not self._node.serves(row.shard_id):
             paused = bool(self._node.policies.of(row.key.namespace).paused)
             now_ms, wall_ms = self._node.observed_ms(row.shard_id), self._node.clock.wall_ms()
-            seen = wire.Seen(row.shard_id, now_ms, wall_ms, paused=paused)
-            return wire.worker_message(row.key, row.worker, seen, whole=False)
+            context = wire.WorkerContext(row.shard_id, now_ms, wall_ms, paused=paused)
+            return wire.worker_message(row.key, row.worker, context, whole=False)
         shard = self._node.shard_by_id(row.shard_id)
         live = shard.workers.get(row.key)
         worker = live if live is not None and live.state is row.worker.state else row.worker
-        return wire.worker_message(row.key, worker, self._seen(row.key, worker, shard), whole=False)
+        return wire.worker_message(row.key, worker, self._worker_context(row.key, worker, shard), whole=False)
 
-    async def look_up(self, namespace: str, instance_keys: Iterable[str]) -> list[worker_pb2.Worker]:
+    async def look_up_workers(self, namespace: str, instance_keys: Iterable[str]) -> list[worker_pb2.Worker]:
         """For another node's list: workers that live here, as they are now."""
         found = []
         for instance_key in instance_keys:
@@ -312,14 +324,16 @@ class LivenessService:
             shard = self._node.shard(*key)
             worker = shard.workers.get(key)
             if worker is not None:
-                found.append(wire.worker_message(key, worker, self._seen(key, worker, shard), whole=False))
-        await self._node.settle()
+                found.append(
+                    wire.worker_message(key, worker, self._worker_context(key, worker, shard), whole=False)
+                )
+        await self._node.wait_all_durable()
         return found
 
     async def count_workers(
         self, request: service_pb2.CountWorkersRequest
     ) -> service_pb2.CountWorkersResponse:
-        namespace = identifier("namespace", request.namespace)
+        namespace = require_identifier("namespace", request.namespace)
         counts = await self._node.store.count_workers(namespace, wire.worker_filter(request.filter))
         response = service_pb2.CountWorkersResponse(total=sum(counts.values()))
         for state in sorted(counts):
@@ -333,15 +347,15 @@ class LivenessService:
         shard_id = shard_of(*key, self._node.shard_count)
         size = page_size(request.page_size)
         listing = ("history", *key, request.newest_first)
-        beyond = (
+        beyond_seq = (
             tokens.redeem(request.page_token, tokens.Sequence, PageTokenInvalid, *listing)
             if request.page_token
             else None
         )
         entries = await self._node.store.worker_history(
-            key, shard_id, newest_first=request.newest_first, beyond_seq=beyond, limit=size + 1
+            key, shard_id, newest_first=request.newest_first, beyond_seq=beyond_seq, limit=size + 1
         )
-        if not entries and beyond is None:
+        if not entries and beyond_seq is None:
             self._node.shard_by_id(shard_id).describe(key)
         response = service_pb2.GetWorkerHistoryResponse(
             events=[wire.event_message(shard_id, entry) for entry in entries[:size]]
@@ -353,7 +367,7 @@ class LivenessService:
     async def get_death_certificate(
         self, request: service_pb2.GetDeathCertificateRequest
     ) -> death_pb2.DeathCertificate:
-        return await self._deaths.certificate(request)
+        return await self._death_handlers.get_certificate(request)
 
     async def watch_events(
         self, request: service_pb2.WatchEventsRequest
@@ -362,7 +376,7 @@ class LivenessService:
         worker = optional_identifier("worker_instance_key", request.worker_instance_key) or None
         if worker is not None and namespace is None:
             raise InvalidField(field="namespace", rule="must be set when worker_instance_key is")
-        selection = Selection(namespace, worker)
+        selection = EventSelection(namespace, worker)
         async for batch in self._feed.watch(selection, request.resume_token, request.from_beginning):
             yield service_pb2.WatchEventsResponse(
                 events=[wire.event_message(batch.shard_id, entry) for entry in batch.entries],

@@ -20,12 +20,12 @@ Key = Annotated[str, msgspec.Meta(max_length=IDENTIFIER_BYTES_MAX, pattern=r"^[^
 
 class _Token(msgspec.Struct, array_like=True):
     listing: bytes
-    place: msgspec.Raw
+    position: msgspec.Raw
 
 
-def issue(place: object, *listing: object) -> str:
+def issue(position: object, *listing: object) -> str:
     """`listing`: everything that makes the listing what it is."""
-    token = _Token(_digest(listing), msgspec.Raw(msgspec.json.encode(place)))
+    token = _Token(_digest(listing), msgspec.Raw(msgspec.json.encode(position)))
     return urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
 
@@ -33,12 +33,12 @@ def redeem(token: str, kind: type[T], error: type[InvalidRequest], *listing: obj
     """`kind`: of the place, for which the names above stand."""
     try:
         parsed = msgspec.json.decode(urlsafe_b64decode(token.encode()), type=_Token)
-        place = msgspec.json.decode(parsed.place, type=kind)
+        position = msgspec.json.decode(parsed.position, type=kind)
     except (ValueError, RecursionError, msgspec.MsgspecError) as cause:
         raise error() from cause
     if parsed.listing != _digest(listing):
         raise error()
-    return place
+    return position
 
 
 def _digest(listing: tuple[object, ...]) -> bytes:

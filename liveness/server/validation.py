@@ -14,25 +14,25 @@ from liveness.domain.policy import DURATION_MS_MAX
 TEXT_BYTES_MAX = 4_096
 SEQUENCE_MAX = 2**63 - 1
 COUNTER_MAX = 2**40
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_CHARS_SURELY_SHORT = IDENTIFIER_BYTES_MAX // 4
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CHARS_WITHIN_LIMIT = IDENTIFIER_BYTES_MAX // 4
 
 
-def identifier(field: str, value: str) -> str:
+def require_identifier(field: str, value: str) -> str:
     if not value:
         raise InvalidField(field=field, rule="must be set")
     return optional_identifier(field, value)
 
 
 def optional_identifier(field: str, value: str) -> str:
-    if len(value) > _CHARS_SURELY_SHORT and len(value.encode()) > IDENTIFIER_BYTES_MAX:
+    if len(value) > _CHARS_WITHIN_LIMIT and len(value.encode()) > IDENTIFIER_BYTES_MAX:
         raise InvalidField(field=field, rule=f"must be at most {IDENTIFIER_BYTES_MAX} bytes of UTF-8")
-    if not value.isprintable() and _CONTROL.search(value):
+    if not value.isprintable() and _CONTROL_CHARACTERS.search(value):
         raise InvalidField(field=field, rule="must not contain control characters")
     return value
 
 
-def surely_short_and_plain(names: str) -> bool:
+def is_short_printable_ascii(names: str) -> bool:
     """Whether none of these names, all in one, is too long or has control characters in it. False if that takes a
     closer look."""
     return len(names) <= IDENTIFIER_BYTES_MAX and names.isascii() and names.isprintable()
@@ -44,7 +44,7 @@ def text(field: str, value: str) -> str:
     return value
 
 
-def duration_ms(field: str, value: Duration, *, zero: bool = False) -> int:
+def duration_ms(field: str, value: Duration, *, allow_zero: bool = False) -> int:
     """Protobuf itself accepts any pair of numbers here."""
     seconds, nanos = value.seconds, value.nanos
     if not -999_999_999 <= nanos <= 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
@@ -53,7 +53,7 @@ def duration_ms(field: str, value: Duration, *, zero: bool = False) -> int:
         )
     if seconds < 0 or nanos < 0:
         raise InvalidField(field=field, rule="must not be negative")
-    if not seconds and not nanos and not zero:
+    if not seconds and not nanos and not allow_zero:
         raise InvalidField(field=field, rule="must be more than zero; leave it unset for the default")
     if seconds * 1_000 > DURATION_MS_MAX:
         raise InvalidField(field=field, rule="must be at most 100 years")

@@ -22,21 +22,21 @@ from liveness.domain.worker import (
     WorkerState,
     WorkerStatus,
 )
-from liveness.domain.worker import whole as whole_profile
+from liveness.domain.worker import full_profile as whole_profile
+from liveness.engine.shard import HeartbeatOutcome
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
     duration_ms,
-    identifier,
+    is_short_printable_ascii,
     optional_identifier,
-    surely_short_and_plain,
+    require_identifier,
     text,
     timestamp_ns,
 )
-from liveness.shard.shard import Outcome
 from liveness.store.api import StoredTask, WorkerFilter
-from liveness.store.codec import LogEntry, describe_event, event_kind
-from liveness.store.nodes import NodeRow
+from liveness.store.codec import LogEntry, event_kind, event_to_json
+from liveness.store.node_registry import NodeRow
 from liveness.v1 import admin_pb2, event_pb2, worker_pb2
 from liveness.v1.service_pb2 import WorkerFilter as WorkerFilterMessage
 
@@ -52,7 +52,7 @@ _STATUSES = {status.value: status for status in WorkerStatus}
 # -- in
 
 
-def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
+def pop_counters(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
     """Sequence, successes and errors. The message is left without them: what remains is equal for all plain
     heartbeats of a session."""
     sequence, successes, errors = beat.sequence, beat.successes, beat.errors
@@ -65,19 +65,19 @@ def take_volatile(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
     return sequence, successes, errors
 
 
-def give_volatile(beat: worker_pb2.WorkerHeartbeat, volatile: tuple[int, int, int]) -> None:
-    """What `take_volatile` took."""
-    beat.sequence, beat.successes, beat.errors = volatile
+def restore_counters(beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int, int]) -> None:
+    """What `pop_counters` took."""
+    beat.sequence, beat.successes, beat.errors = counters
 
 
 def heartbeat(
-    beat: worker_pb2.WorkerHeartbeat, volatile: tuple[int, int, int], policy: Policy, known: Worker | None
+    beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int, int], policy: Policy, known: Worker | None
 ) -> Heartbeat:
     """What equals the `known` worker's was validated when it came first."""
     session_id, last_error = beat.session_id, beat.last_error
     if session_id and (known is None or session_id != known.session_id):
         optional_identifier("heartbeat.session_id", session_id)
-    sequence, successes, errors = volatile
+    sequence, successes, errors = counters
     if sequence > SEQUENCE_MAX:
         raise InvalidField(field="heartbeat.sequence", rule="must be at most 2^63 - 1")
     if successes > COUNTER_MAX or errors > COUNTER_MAX:
@@ -106,7 +106,7 @@ def heartbeat(
         successes,
         errors,
         policy,
-        duration_ms("heartbeat.loop_lag", beat.loop_lag, zero=True) if beat.HasField("loop_lag") else 0,
+        duration_ms("heartbeat.loop_lag", beat.loop_lag, allow_zero=True) if beat.HasField("loop_lag") else 0,
     )
 
 
@@ -163,8 +163,8 @@ def _activity(field: str, ref: worker_pb2.ActivityRef) -> BoundActivity:
     )
     attempt, token = ref.attempt, ref.token
     # A heartbeat may name a thousand: one look for all that could be wrong, and at what it is only if there is something.
-    sound = workflow_id and run_id and activity_id and attempt >= 0 and len(token) <= TOKEN_BYTES_MAX
-    if not sound or not surely_short_and_plain(workflow_id + run_id + activity_id + task_queue):
+    is_valid = workflow_id and run_id and activity_id and attempt >= 0 and len(token) <= TOKEN_BYTES_MAX
+    if not is_valid or not is_short_printable_ascii(workflow_id + run_id + activity_id + task_queue):
         _check_activity(field, ref)
     return tuple.__new__(BoundActivity, (workflow_id, run_id, activity_id, attempt or 1, task_queue, token))
 
@@ -174,14 +174,16 @@ def _check_activity(field: str, ref: worker_pb2.ActivityRef) -> None:
         raise InvalidField(field=f"{field}.attempt", rule="must not be negative")
     if len(ref.token) > TOKEN_BYTES_MAX:
         raise InvalidField(field=f"{field}.token", rule=f"must be at most {TOKEN_BYTES_MAX} bytes")
-    identifier(f"{field}.workflow_id", ref.workflow_id)
-    identifier(f"{field}.run_id", ref.run_id)
-    identifier(f"{field}.activity_id", ref.activity_id)
+    require_identifier(f"{field}.workflow_id", ref.workflow_id)
+    require_identifier(f"{field}.run_id", ref.run_id)
+    require_identifier(f"{field}.activity_id", ref.activity_id)
     optional_identifier(f"{field}.task_queue", ref.task_queue)
 
 
 def worker_key(namespace: str, instance_key: str) -> WorkerKey:
-    return WorkerKey(identifier("namespace", namespace), identifier("worker_instance_key", instance_key))
+    return WorkerKey(
+        require_identifier("namespace", namespace), require_identifier("worker_instance_key", instance_key)
+    )
 
 
 def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
@@ -199,12 +201,12 @@ def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
     )
 
 
-def settings(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
+def config_values(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
     """The fields that are set, under their policy names."""
     found: dict[str, float] = {}
     for field, value in message.ListFields():
         if isinstance(value, Duration):
-            found[f"{field.name}_ms"] = duration_ms(f"set.{field.name}", value, zero=True)
+            found[f"{field.name}_ms"] = duration_ms(f"set.{field.name}", value, allow_zero=True)
         else:
             found[field.name] = value
     # A number that is set to 0 is still set.
@@ -214,7 +216,7 @@ def settings(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
     return found
 
 
-def setting_names(names: Iterable[str]) -> tuple[str, ...]:
+def config_field_names(names: Iterable[str]) -> tuple[str, ...]:
     known = {field.name: _policy_name(field.name) for field in admin_pb2.NamespaceConfig.DESCRIPTOR.fields}
     for name in names:
         if name not in known:
@@ -241,12 +243,12 @@ NEXT_HEARTBEAT_SHARE = (0.3, 0.3666)
 """Of the lease, from and to: about a third, spread so that workers that started together drift apart."""
 
 
-def share_of(granted_ms: int, share: float) -> Duration:
+def fraction_of_lease(granted_ms: int, share: float) -> Duration:
     seconds, nanos = divmod(int(granted_ms * share * 1_000_000), 1_000_000_000)
     return Duration(seconds=seconds, nanos=nanos)
 
 
-def lease_terms(outcome: Outcome, worker: Worker) -> worker_pb2.HeartbeatResult:
+def lease_terms(outcome: HeartbeatOutcome, worker: Worker) -> worker_pb2.HeartbeatResult:
     """The part of a reply that does not depend on when it is given."""
     return worker_pb2.HeartbeatResult(
         state=worker.state,  # type: ignore[arg-type]
@@ -257,12 +259,18 @@ def lease_terms(outcome: Outcome, worker: Worker) -> worker_pb2.HeartbeatResult:
 
 
 def heartbeat_result(
-    outcome: Outcome, worker: Worker, *, now_ms: int, wall_ms: int, jitter: float, paused: bool = False
+    outcome: HeartbeatOutcome,
+    worker: Worker,
+    *,
+    now_ms: int,
+    wall_ms: int,
+    jitter: float,
+    paused: bool = False,
 ) -> worker_pb2.HeartbeatResult:
     """`now_ms` on the shard's clock and `wall_ms` are the same moment. `paused`: the whole namespace is."""
     result = lease_terms(outcome, worker)
     result.server_time.CopyFrom(timestamp(wall_ms))
-    result.next_heartbeat_after.CopyFrom(share_of(worker.granted_ms, jitter))
+    result.next_heartbeat_after.CopyFrom(fraction_of_lease(worker.granted_ms, jitter))
     result.resync_bindings = worker.resync
     result.pause = worker.standing.paused or paused
     result.drain = worker.standing.draining
@@ -276,7 +284,7 @@ def activity_ref(activity: BoundActivity) -> worker_pb2.ActivityRef:
     return worker_pb2.ActivityRef(**activity._asdict())
 
 
-class Seen(NamedTuple):
+class WorkerContext(NamedTuple):
     """What is known of a worker besides itself."""
 
     shard_id: int
@@ -287,15 +295,17 @@ class Seen(NamedTuple):
     """Its whole namespace is."""
     attached: bool = False
     suspect: bool = False
-    ending_ms: int = 0
+    lease_end_ms: int = 0
     """When its lease ends by whichever of its terms comes first."""
     held_until_ms: int = 0
     """A storm has put off its end."""
 
 
-def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -> worker_pb2.Worker:
+def worker_message(
+    key: WorkerKey, worker: Worker, context: WorkerContext, *, whole: bool
+) -> worker_pb2.Worker:
     """`whole` includes the activities themselves, not only their number."""
-    shard_id, now_ms, wall_ms, *_ = seen
+    shard_id, now_ms, wall_ms, *_ = context
     standing = worker.standing
     profile = whole_profile(worker.profile)
     message = worker_pb2.Worker(
@@ -323,13 +333,13 @@ def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -
         labels=dict(profile.labels),
         capabilities=profile.capabilities,
         current_job=profile.current_job,
-        paused=standing.paused or seen.paused,
+        paused=standing.paused or context.paused,
         draining=standing.draining,
-        attached=seen.attached,
-        suspect=seen.suspect,
+        attached=context.attached,
+        suspect=context.suspect,
     )
-    if seen.held_until_ms:
-        message.held_until.CopyFrom(timestamp(wall_ms - now_ms + seen.held_until_ms))
+    if context.held_until_ms:
+        message.held_until.CopyFrom(timestamp(wall_ms - now_ms + context.held_until_ms))
     if standing.drain_deadline_ms:
         message.drain_deadline.CopyFrom(timestamp(wall_ms - now_ms + standing.drain_deadline_ms))
     if standing.grace_ms:
@@ -341,7 +351,7 @@ def worker_message(key: WorkerKey, worker: Worker, seen: Seen, *, whole: bool) -
     if worker.inactive_reason is not None:
         message.inactive_reason = worker.inactive_reason  # type: ignore[assignment]
         message.inactive_detail = worker.inactive_detail
-    deadline = timestamp(wall_ms - now_ms + (seen.ending_ms or worker.deadline_ms))
+    deadline = timestamp(wall_ms - now_ms + (context.lease_end_ms or worker.deadline_ms))
     if worker.state is WorkerState.ACTIVE:
         message.lease_deadline.CopyFrom(deadline)
     elif worker.state is WorkerState.INACTIVE:
@@ -361,7 +371,7 @@ def event_message(shard_id: int, entry: LogEntry) -> event_pb2.Event:
         worker_instance_key=entry.worker or "",
         time=timestamp(entry.wall_ms),
         observed_ms=entry.observed_ms,
-        data_json=describe_event(entry.event),
+        data_json=event_to_json(entry.event),
         workflow_id=entry.workflow_id or "",
     )
 

@@ -10,12 +10,12 @@ from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
-from liveness.domain.reactions import ActivityRescheduleTask, FanOut
-from liveness.domain.verdict import Verdicts
+from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
+from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import Worker, WorkerState
-from liveness.store.codec import LogEntry, Pulse
-from liveness.store.history import History
-from liveness.store.nodes import ClusterView, NodeRow
+from liveness.store.codec import LogEntry, RenewalState
+from liveness.store.node_registry import ClusterView, NodeRow
+from liveness.store.timeline import Timeline
 
 
 class TaskState(IntEnum):
@@ -34,20 +34,20 @@ PARKED_MS = 2**62
 """The due time of a task that waits for something else than time."""
 
 
-class NewTasks(NamedTuple):
+class NewTaskBatch(NamedTuple):
     shard_ids: Sequence[int]
     """Of the activities, in step with them; not the worker's."""
-    fan_out: FanOut
+    batch: RescheduleBatch
 
     @classmethod
-    def of(cls, fan_out: FanOut, shard_count: int) -> NewTasks:
-        seed = namespace_seed(fan_out.namespace)
+    def of(cls, batch: RescheduleBatch, shard_count: int) -> NewTaskBatch:
+        seed = namespace_seed(batch.namespace)
         return cls(
-            [shard_from_seed(seed, one.workflow_id, shard_count) for one in fan_out.activities], fan_out
+            [shard_from_seed(seed, activity.workflow_id, shard_count) for activity in batch.activities], batch
         )
 
-    def each(self) -> Iterator[tuple[int, ActivityRescheduleTask]]:
-        return zip(self.shard_ids, self.fan_out.tasks(), strict=True)
+    def with_shard_ids(self) -> Iterator[tuple[int, ActivityRescheduleTask]]:
+        return zip(self.shard_ids, self.batch.tasks(), strict=True)
 
 
 class TaskUpdate(NamedTuple):
@@ -96,17 +96,17 @@ class ShardCommit:
     workers: dict[WorkerKey, tuple[Worker, int] | None] = field(default_factory=dict)
     """Rows to write with the sequence they contain, or None to delete."""
     activities: dict[ActivityKey, Activity] = field(default_factory=dict)
-    new_tasks: list[NewTasks] = field(default_factory=list)
+    new_tasks: list[NewTaskBatch] = field(default_factory=list)
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    verdicts: dict[str, Verdicts] = field(default_factory=dict)
+    verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
     """What is to be added to each namespace's counts."""
-    checkpoint: tuple[int, list[Pulse]] | None = None
-    release: bool = False
+    checkpoint: tuple[int, list[RenewalState]] | None = None
+    is_hand_over: bool = False
     """The owner lets go of the shard with this commit: it is its last."""
 
 
-class ShardImage(NamedTuple):
+class ShardSnapshot(NamedTuple):
     """A shard as read back: the checkpoint, and what came after it."""
 
     shard_id: int
@@ -116,7 +116,7 @@ class ShardImage(NamedTuple):
     takeovers: tuple[int, ...]
     """Observed times of the last take-overs, this one included, oldest first."""
     checkpoint_seq: int
-    pulses: list[Pulse]
+    renewal_states: list[RenewalState]
     workers: dict[WorkerKey, tuple[Worker, int]]
     tail: list[LogEntry]
     """Without what is contained in the row of its worker."""
@@ -158,11 +158,11 @@ class ActivityFilter:
     worker: str = ""
 
 
-class Unpublished(NamedTuple):
+class UnpublishedRetention(NamedTuple):
     """Events that wait for a relay outlast their retention."""
 
     relay: str
-    kept_since_wall_ms: int
+    keep_since_wall_ms: int
     """Those from before are let go of all the same."""
 
 
@@ -178,34 +178,38 @@ TAKEOVERS_KEPT = 4
 
 
 class Store(Protocol):
-    history: History
+    timeline: Timeline
     """Known once the store is open."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
         """Create or migrate the tables; refuse a store that does not fit."""
 
-    async def begin_history(self, history: History) -> None:
+    async def begin_timeline(self, timeline: Timeline) -> None:
         """The database was restored: nothing of what came after the backup was made is known here."""
 
     async def close(self) -> None: ...
 
     async def take_over(
-        self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
-    ) -> list[ShardImage]:
-        """Raise the shards' epochs, which fences every earlier owner, and read them back. `seen`: only those whose
+        self,
+        shard_ids: Collection[int],
+        owner: str,
+        wall_ms: int,
+        expected_epochs: Mapping[int, int] | None = None,
+    ) -> list[ShardSnapshot]:
+        """Raise the shards' epochs, which fences every earlier owner, and read them back. `expected_epochs`: only those whose
         epoch is still this one, so that of several who want a shard one gets it and the others leave it alone."""
 
-    async def disown_shards(self, owner: str, seen: Mapping[int, int]) -> None:
+    async def disown_shards(self, owner: str, expected_epochs: Mapping[int, int]) -> None:
         """Let go of shards that this owner took, at the epochs that were seen, and does not serve."""
 
-    async def cut_off(self, owners: Collection[str]) -> int:
+    async def end_sessions_of(self, owners: Collection[str]) -> int:
         """End the database sessions of owners that are lost, which may hold rows that others need. Returns how many there
         were."""
 
-    async def renew_node(self, mine: NodeRow) -> ClusterView:
+    async def renew_node(self, own_row: NodeRow) -> ClusterView:
         """Keep this node's place in the registry, and see who else is there and who owns what."""
 
-    async def look_at_cluster(self) -> ClusterView: ...
+    async def read_cluster(self) -> ClusterView: ...
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None: ...
 
@@ -239,7 +243,7 @@ class Store(Protocol):
     ) -> list[LogEntry]:
         """`kinds`: only events of these; empty for all."""
 
-    async def verdicts(self) -> dict[str, Verdicts]:
+    async def verdicts(self) -> dict[str, VerdictCounts]:
         """How many were declared dead in each namespace that had any, and how many of them proved to be alive."""
 
     async def read_log(
@@ -255,7 +259,7 @@ class Store(Protocol):
         """Notable events (all but plain renewals) in order."""
 
     async def due_tasks(
-        self, shard_id: int, now_ms: int, limit: int, *, parked: bool = True
+        self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
     ) -> list[StoredTask]:
         """`parked`: with those that wait for something else than time, after the others."""
 
@@ -299,7 +303,7 @@ class Store(Protocol):
         owned: Mapping[int, int],
         cutoffs: Mapping[str, int],
         default_cutoff: int,
-        unpublished: Unpublished | None = None,
+        unpublished: UnpublishedRetention | None = None,
     ) -> int:
         """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all), but not those that
         are not published yet, for as long as they are kept for that."""
@@ -309,11 +313,13 @@ class Store(Protocol):
     async def relay_cursors(self, relay: str, shard_ids: Collection[int]) -> dict[int, int]:
         """How far each shard's log was published; nothing for a shard of which the relay knows nothing."""
 
-    async def advance_relays(self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]) -> None:
+    async def advance_relay_cursors(
+        self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]
+    ) -> None:
         """Everything up to these sequences was acknowledged. A cursor never moves back. `owned`: shard → epoch, of the
         shards in `cursors` at least. Raises `ShardsLost`."""
 
     async def relay_backlogs(self, relay: str, shard_ids: Collection[int]) -> dict[int, RelayBacklog]: ...
 
-    async def first_event_since(self, shard_id: int, wall_ms: int) -> int | None:
+    async def first_seq_since(self, shard_id: int, wall_ms: int) -> int | None:
         """The sequence of the first event that is not plain renewals and not older."""

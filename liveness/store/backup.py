@@ -17,25 +17,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from liveness.store.errors import NotABackup, RestoreInterrupted, StoreError, StoreUnusable
-from liveness.store.inspection import Contents, Progress, inspect
-from liveness.store.sqlite import RESTORING, SHARED_MEMORY, WAL, beside, connect_to_read
+from liveness.store.integrity import DatabaseSummary, Progress, check_database
+from liveness.store.sqlite import RESTORING_SUFFIX, SHARED_MEMORY, WAL, connect_read_only, sibling_path
 
-UNFINISHED = ".unfinished"
+PARTIAL_SUFFIX = ".unfinished"
 PAGES_PER_STEP = 64
 """256 KB, synced before the next: what piles up in the page cache is waited for by the server's next commit. A copy of
 300 MB made the slowest heartbeat take 22 ms; with 4 MB at a time it took 43 ms, and without syncing in between 91 ms."""
-TRIES = 3
+COPY_ATTEMPTS_MAX = 3
 
 
 class BackupFailed(StoreError):
     """The backup was not made: {detail}."""
 
 
-def back_up(source: Path, target: Path, progress: Progress, *, replace: bool = False) -> Contents:
+def create_backup(
+    source: Path, target: Path, progress: Progress, *, replace: bool = False
+) -> DatabaseSummary:
     """`target` appears whole and checked, or not at all."""
     if not source.exists():
         raise StoreUnusable(detail=f"{source} does not exist; choose another with --db")
-    if beside(source, RESTORING).exists():
+    if sibling_path(source, RESTORING_SUFFIX).exists():
         raise RestoreInterrupted(path=source)
     if target.exists() and target.samefile(source):
         raise BackupFailed(detail=f"{target} is the database itself; choose another name")
@@ -43,24 +45,24 @@ def back_up(source: Path, target: Path, progress: Progress, *, replace: bool = F
         raise BackupFailed(detail=f"{target} is a folder; name a file")
     if target.exists() and not replace:
         raise BackupFailed(detail=f"{target} exists; choose another name or say --force")
-    with unfinished(target) as copy:
+    with partial_file(target) as copy:
         try:
-            _copy_as_of_now(source, copy, progress)
+            _copy_unless_changed(source, copy, progress)
         except sqlite3.Error as error:
             raise BackupFailed(detail=f"{source} could not be copied to {target} ({error})") from error
         try:
-            contents = inspect(copy, progress)
+            summary = check_database(copy, progress)
         except NotABackup as error:
             raise BackupFailed(detail=f"{source} itself is damaged: {error.fields['detail']}") from error
-        install(copy, target)
-    return contents
+        replace_durably(copy, target)
+    return summary
 
 
 @contextmanager
-def unfinished(target: Path) -> Iterator[Path]:
+def partial_file(target: Path) -> Iterator[Path]:
     """An empty file beside `target` to work on. What an interrupted run left there is cleared away, and so is this
     if it is still there at the end."""
-    path = beside(target, UNFINISHED)
+    path = sibling_path(target, PARTIAL_SUFFIX)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -71,25 +73,25 @@ def unfinished(target: Path) -> Iterator[Path]:
         os.close(file)
         raise BackupFailed(detail=f"{path} is being written by another process") from error
     try:
-        _clear(path)
+        _remove_side_files(path)
         os.truncate(path, 0)
         yield path
     except OSError as error:
         raise BackupFailed(detail=f"{path} could not be written ({error.strerror})") from error
     finally:
-        _clear(path)
+        _remove_side_files(path)
         # Only while it is ours: once renamed, the name may be somebody else's.
         if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
             path.unlink()
         os.close(file)
 
 
-def _clear(path: Path) -> None:
-    for ending in (WAL, SHARED_MEMORY, "-journal"):
-        beside(path, ending).unlink(missing_ok=True)
+def _remove_side_files(path: Path) -> None:
+    for suffix in (WAL, SHARED_MEMORY, "-journal"):
+        sibling_path(path, suffix).unlink(missing_ok=True)
 
 
-def install(prepared: Path, target: Path) -> None:
+def replace_durably(prepared: Path, target: Path) -> None:
     """Durable under its new name, in one step."""
     sync(prepared)
     prepared.replace(target)
@@ -104,7 +106,7 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
-class _Lying(NamedTuple):
+class _FileState(NamedTuple):
     """A database file as it lies when nobody has it open."""
 
     device: int
@@ -114,26 +116,26 @@ class _Lying(NamedTuple):
     wal: bool
 
 
-def _look(path: Path) -> _Lying:
+def _read_file_state(path: Path) -> _FileState:
     found = path.stat()
-    return _Lying(
-        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, wal=beside(path, WAL).exists()
+    return _FileState(
+        found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, wal=sibling_path(path, WAL).exists()
     )
 
 
-def _copy_as_of_now(source: Path, copy: Path, progress: Progress) -> None:
-    for _ in range(TRIES):
-        before = _look(source)
+def _copy_unless_changed(source: Path, copy: Path, progress: Progress) -> None:
+    for _ in range(COPY_ATTEMPTS_MAX):
+        before = _read_file_state(source)
         _copy(source, copy, progress)
         # A file without a WAL is read as it lies. If a server was started meanwhile, that was wrong.
-        if before.wal or _look(source) == before:
+        if before.wal or _read_file_state(source) == before:
             return
         os.truncate(copy, 0)
     raise BackupFailed(detail=f"servers were started and stopped on {source} all the time; try again")
 
 
 def _copy(source: Path, copy: Path, progress: Progress) -> None:
-    with closing(connect_to_read(source)) as reading, closing(sqlite3.connect(copy)) as writing:
+    with closing(connect_read_only(source)) as reading, closing(sqlite3.connect(copy)) as writing:
         # Nobody needs what a power failure leaves of it: it has its real name only once it is synced.
         writing.execute("PRAGMA journal_mode=OFF")
         writing.execute("PRAGMA synchronous=OFF")
@@ -142,8 +144,8 @@ def _copy(source: Path, copy: Path, progress: Progress) -> None:
         reading.execute("BEGIN")
         reading.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
 
-        def stepped(_: int, remaining: int, total: int) -> None:
+        def on_step(_: int, remaining: int, total: int) -> None:
             sync(copy)
             progress("copying", total - remaining, total)
 
-        reading.backup(writing, pages=PAGES_PER_STEP, progress=stepped)
+        reading.backup(writing, pages=PAGES_PER_STEP, progress=on_step)

@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table
 
-LARGE = 256
-MEDIUM = 64
-READ_AT_ONCE = 2_000
+LARGE_CHUNK_ROWS = 256
+MEDIUM_CHUNK_ROWS = 64
+FETCH_ROWS = 2_000
 
 
 def insert_rows(
@@ -26,18 +26,20 @@ def insert_rows(
     columns: tuple[str, ...] | None = None,
     *,
     replace_on: tuple[str, ...] = (),
-    keep: tuple[str, ...] = (),
+    keep_columns: tuple[str, ...] = (),
     add: bool = False,
-    alike: tuple[tuple[str, str], ...] = (),
+    constant_columns: tuple[tuple[str, str], ...] = (),
 ) -> None:
     """INSERT rows given in column order; with `replace_on`, a row that exists is replaced, but for the columns that it is
-    to `keep`, or, with `add`, added to. `alike`: columns that are the same in all rows, and the SQL for it.
+    to `keep_columns`, or, with `add`, added to. `constant_columns`: columns that are the same in all rows, and the SQL for it.
 
     Rows are taken as they are needed: memory for a hundred thousand at once costs more than to fill it."""
     names = columns or tuple(column.name for column in table.columns)
-    style = _style(connection)
+    style = _param_style(connection)
     for chunk in _chunks(rows):
-        statement = _insert_text(table.name, names, len(chunk), replace_on, keep, style, alike, add=add)
+        statement = _insert_text(
+            table.name, names, len(chunk), replace_on, keep_columns, style, constant_columns, add=add
+        )
         _execute(connection, statement, tuple(chain.from_iterable(chunk)))
 
 
@@ -52,7 +54,7 @@ def update_rows(
     """UPDATE each row from its own values, named column1, column2, … in the clauses. Returns how many rows matched."""
     matched = 0
     for chunk in _chunks(rows):
-        statement = _update_text(table, set_clause, where, len(chunk), casts, _style(connection))
+        statement = _update_text(table, set_clause, where, len(chunk), casts, _param_style(connection))
         matched += _execute(connection, statement, tuple(chain.from_iterable(chunk)))
     return matched
 
@@ -62,11 +64,11 @@ def read_rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
         cursor = driver.execute(str(query.compile(connection, compile_kwargs={"literal_binds": True})))
-        while some := cursor.fetchmany(READ_AT_ONCE):
-            yield from some
+        while fetched := cursor.fetchmany(FETCH_ROWS):
+            yield from fetched
     else:
-        for more in connection.execute(query).partitions(READ_AT_ONCE):
-            yield from more
+        for partition in connection.execute(query).partitions(FETCH_ROWS):
+            yield from partition
 
 
 def _execute(connection: Connection, statement: str, values: tuple[Any, ...]) -> int:
@@ -79,13 +81,13 @@ def _execute(connection: Connection, statement: str, values: tuple[Any, ...]) ->
 
 def _chunks(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
     left = iter(rows)
-    while len(chunk := list(islice(left, LARGE))) == LARGE:
+    while len(chunk := list(islice(left, LARGE_CHUNK_ROWS))) == LARGE_CHUNK_ROWS:
         yield chunk
-    for start in range(0, len(chunk), MEDIUM):
-        yield chunk[start : start + MEDIUM]
+    for start in range(0, len(chunk), MEDIUM_CHUNK_ROWS):
+        yield chunk[start : start + MEDIUM_CHUNK_ROWS]
 
 
-def _style(connection: Connection) -> str:
+def _param_style(connection: Connection) -> str:
     return connection.dialect.paramstyle
 
 
@@ -95,20 +97,20 @@ def _insert_text(
     names: tuple[str, ...],
     count: int,
     replace_on: tuple[str, ...],
-    keep: tuple[str, ...],
+    keep_columns: tuple[str, ...],
     style: str,
-    alike: tuple[tuple[str, str], ...],
+    constant_columns: tuple[tuple[str, str], ...],
     *,
     add: bool,
 ) -> str:
-    all_names = (*names, *(name for name, _ in alike))
-    values = _values(count, ("",) * len(names), style, tuple(value for _, value in alike))
+    all_names = (*names, *(name for name, _ in constant_columns))
+    values = _values(count, ("",) * len(names), style, tuple(value for _, value in constant_columns))
     text = f"INSERT INTO {table} ({', '.join(all_names)}) VALUES {values}"
     if replace_on:
         changes = ", ".join(
             f"{name} = {f'{table}.{name} + ' if add else ''}excluded.{name}"
             for name in names
-            if name not in replace_on and name not in keep
+            if name not in replace_on and name not in keep_columns
         )
         text += f" ON CONFLICT ({', '.join(replace_on)}) DO UPDATE SET {changes}"
     return text
@@ -124,11 +126,11 @@ def _update_text(
     )
 
 
-def _values(count: int, casts: tuple[str, ...], style: str, alike: tuple[str, ...] = ()) -> str:
+def _values(count: int, casts: tuple[str, ...], style: str, constant_columns: tuple[str, ...] = ()) -> str:
     numbers = iter(range(1, count * len(casts) + 1))
 
     def placeholder(cast: str) -> str:
         mark = f"${next(numbers)}" if style == "numeric_dollar" else "?"
         return f"CAST({mark} AS {cast})" if cast else mark
 
-    return ", ".join(f"({', '.join([*map(placeholder, casts), *alike])})" for _ in range(count))
+    return ", ".join(f"({', '.join([*map(placeholder, casts), *constant_columns])})" for _ in range(count))

@@ -1,7 +1,7 @@
 """The only mapping between domain values and stored rows.
 
 Payloads are JSON: small enough, and readable with any database shell. Each log row carries a checksum over all its
-columns, so that a flipped bit is found and never served. Rows of projections and queues are sealed: see `seal`.
+columns, so that a flipped bit is found and never served. Rows of projections and queues are sealed: see `add_checksum`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 from msgspec.structs import astuple
 
 from liveness.domain import events
-from liveness.domain.activity import Activity, ActivityState, End, Release
+from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
 from liveness.domain.events import Event, LeaseRenewed, Retry
-from liveness.domain.fold import freeze
+from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import (
     NO_BINDINGS,
@@ -30,9 +30,9 @@ from liveness.domain.worker import (
     Worker,
     WorkerState,
     WorkerStatus,
-    kept,
-    shared_ms,
-    whole,
+    compact_profile,
+    full_profile,
+    intern_ms,
 )
 from liveness.store.errors import CorruptRow, WrittenByNewerVersion
 from liveness.store.schema import RENEWALS_KIND
@@ -82,10 +82,10 @@ _event_decoders: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-class Renewals(NamedTuple):
+class RenewalBatch(NamedTuple):
     """All plain renewals of one shard in one commit: worker numbers and, in step with them, the events."""
 
-    numbers: list[int]
+    worker_numbers: list[int]
     renewals: list[LeaseRenewed]
 
 
@@ -98,7 +98,7 @@ class LogEntry(NamedTuple):
     workflow_id: str | None
     wall_ms: int
     observed_ms: int
-    event: Event | Renewals
+    event: Event | RenewalBatch
 
 
 class LogRow(NamedTuple):
@@ -117,14 +117,14 @@ class LogRow(NamedTuple):
     checksum: int
 
 
-_renewals_decoder = msgspec.json.Decoder(Renewals)
+_renewals_decoder = msgspec.json.Decoder(RenewalBatch)
 
 
 def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
     event = entry.event
     kind = event_kind(event)
     payload = _encode(event).decode()
-    place = (
+    columns = (
         shard_id,
         entry.seq,
         kind,
@@ -135,7 +135,7 @@ def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
         entry.wall_ms,
         entry.observed_ms,
     )
-    return LogRow(*place, payload, _checksum(*place, payload))
+    return LogRow(*columns, payload, _checksum(*columns, payload))
 
 
 def decode_entry(row: LogRow) -> LogEntry:
@@ -143,7 +143,7 @@ def decode_entry(row: LogRow) -> LogEntry:
         raise CorruptRow(table="log", place=f"shard {row.shard_id}, sequence {row.seq}")
     if row.version > VERSION or row.kind not in EVENT_KINDS:
         raise WrittenByNewerVersion(what=f"an event {row.kind} of version {row.version}")
-    event: Event | Renewals
+    event: Event | RenewalBatch
     if row.kind == RENEWALS_KIND:
         event = _renewals_decoder.decode(row.payload)
     else:
@@ -169,60 +169,62 @@ def _checksum(
     names = "\0\0"
     if namespace is not None or workflow_id is not None:
         names = "\0".join("" if part is None else f"={part}" for part in (namespace, worker_key, workflow_id))
-    place = f"={shard_id}\0={seq}\0={kind}\0={version}\0{names}\0={wall_ms}\0={observed_ms}"
-    return crc32(payload.encode(), crc32(place.encode()))
+    header = f"={shard_id}\0={seq}\0={kind}\0={version}\0{names}\0={wall_ms}\0={observed_ms}"
+    return crc32(payload.encode(), crc32(header.encode()))
 
 
 # -- seals
 
-_BLANKS = tuple("".join(" \t\n\r"[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256))
-_SEAL_CHARS = 16
-_UNSEALED_ENDS = ("]", "}")
+_WHITESPACE_OF_BYTE = tuple(
+    "".join(" \t\n\r"[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)
+)
+_CHECKSUM_CHARS = 16
+_ENDS_WITHOUT_CHECKSUM = ("]", "}")
 """Payloads are arrays and objects. No flipped bit makes one of these out of a seal."""
 
 
-def seal(payload: str, *place: str | int) -> str:
+def add_checksum(payload: str, *columns: str | int) -> str:
     """The JSON with a checksum over it and over what the row says in other columns.
 
     It is written in white space after the JSON, which every reader of JSON skips: a version that knows nothing of it reads
     the row, and rows that such a version writes carry none and are taken as they are."""
-    return payload + _blanks(payload, place)
+    return payload + _whitespace_checksum(payload, columns)
 
 
-def check_seal(payload: str, table: str, *place: str | int) -> None:
-    if payload.endswith(_UNSEALED_ENDS):
+def verify_checksum(payload: str, table: str, *place: str | int) -> None:
+    if payload.endswith(_ENDS_WITHOUT_CHECKSUM):
         return
-    if payload[-_SEAL_CHARS:] != _blanks(payload[:-_SEAL_CHARS], place):
+    if payload[-_CHECKSUM_CHARS:] != _whitespace_checksum(payload[:-_CHECKSUM_CHARS], place):
         raise CorruptRow(table=table, place=", ".join(map(str, place)))
 
 
-class Sealer:
-    """`seal` for many rows that agree in all of their place but its first part, and in at least two more."""
+class ChecksumWriter:
+    """`add_checksum` for many rows that agree in all of their place but its first part, and in at least two more."""
 
     __slots__ = ("_others",)
 
     def __init__(self, *others: str | int) -> None:
         self._others = ascii(others)[1:]
 
-    def seal(self, payload: str, first: int) -> str:
-        return payload + _white(crc32(payload.encode(), crc32(f"({first}, {self._others}".encode())))
+    def add_checksum(self, payload: str, first: int) -> str:
+        return payload + _to_whitespace(crc32(payload.encode(), crc32(f"({first}, {self._others}".encode())))
 
 
-def _blanks(payload: str, place: tuple[str | int, ...]) -> str:
+def _whitespace_checksum(payload: str, columns: tuple[str | int, ...]) -> str:
     """What is printable changes between versions of Python, so that `repr` of a name would; `ascii` does not."""
-    return _white(crc32(payload.encode(), crc32(ascii(place).encode())))
+    return _to_whitespace(crc32(payload.encode(), crc32(ascii(columns).encode())))
 
 
-def _white(checksum: int) -> str:
+def _to_whitespace(checksum: int) -> str:
     return (
-        _BLANKS[checksum >> 24]
-        + _BLANKS[checksum >> 16 & 255]
-        + _BLANKS[checksum >> 8 & 255]
-        + _BLANKS[checksum & 255]
+        _WHITESPACE_OF_BYTE[checksum >> 24]
+        + _WHITESPACE_OF_BYTE[checksum >> 16 & 255]
+        + _WHITESPACE_OF_BYTE[checksum >> 8 & 255]
+        + _WHITESPACE_OF_BYTE[checksum & 255]
     )
 
 
-class Pulse(NamedTuple):
+class RenewalState(NamedTuple):
     """The part of a worker that plain renewals change, as a checkpoint holds it."""
 
     number: int
@@ -233,15 +235,15 @@ class Pulse(NamedTuple):
     resync: bool
 
 
-_pulses_decoder = msgspec.json.Decoder(list[Pulse])
+_renewal_states_decoder = msgspec.json.Decoder(list[RenewalState])
 
 
-def encode_pulses(pulses: Iterable[Pulse]) -> str:
-    return _encode(list(pulses)).decode()
+def encode_renewal_states(renewal_states: Iterable[RenewalState]) -> str:
+    return _encode(list(renewal_states)).decode()
 
 
-def decode_pulses(payload: str) -> list[Pulse]:
-    return _pulses_decoder.decode(payload)
+def decode_renewal_states(payload: str) -> list[RenewalState]:
+    return _renewal_states_decoder.decode(payload)
 
 
 class _StoredStanding(msgspec.Struct, omit_defaults=True):
@@ -275,7 +277,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
 
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
-_STATES = {int(state): state for state in WorkerState}
+_WORKER_STATES = {int(state): state for state in WorkerState}
 
 
 def encode_worker(worker: Worker) -> str:
@@ -290,7 +292,7 @@ def encode_worker(worker: Worker) -> str:
             bindings=list(worker.bindings.values()),
             lost=list(worker.lost.values()),
             superseded=worker.superseded,
-            profile=whole(worker.profile),
+            profile=full_profile(worker.profile),
             status=worker.status,
             last_error=worker.last_error,
             successes=worker.successes,
@@ -298,12 +300,12 @@ def encode_worker(worker: Worker) -> str:
             resync=worker.resync,
             inactive_reason=worker.inactive_reason,
             inactive_detail=worker.inactive_detail,
-            standing=_stored_standing(worker.standing),
+            standing=_encode_standing(worker.standing),
         )
     ).decode()
 
 
-def _stored_standing(standing: Standing) -> _StoredStanding | None:
+def _encode_standing(standing: Standing) -> _StoredStanding | None:
     if standing == NO_STANDING:
         return None
     return _StoredStanding(
@@ -316,7 +318,7 @@ def _stored_standing(standing: Standing) -> _StoredStanding | None:
     )
 
 
-def _standing(stored: _StoredStanding) -> Standing:
+def _decode_standing(stored: _StoredStanding) -> Standing:
     return Standing(
         paused=stored.paused,
         draining=stored.draining,
@@ -335,22 +337,22 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
     return Worker._make(
         (
-            number, _STATES[state], session_id, sequence, epoch, shared_ms(granted_ms), renewed_ms, deadline_ms,
-            _by_id(bindings) if bindings else NO_BINDINGS, _by_id(lost) if lost else NO_BINDINGS, superseded,
-            kept(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
-            NO_STANDING if standing is None else _standing(standing),
+            number, _WORKER_STATES[state], session_id, sequence, epoch, intern_ms(granted_ms), renewed_ms, deadline_ms,
+            _bindings_by_id(bindings) if bindings else NO_BINDINGS, _bindings_by_id(lost) if lost else NO_BINDINGS, superseded,
+            compact_profile(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
+            NO_STANDING if standing is None else _decode_standing(standing),
         )
     )  # fmt: skip
 
 
-def _by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
-    return freeze({activity.id: activity for activity in activities})
+def _bindings_by_id(activities: list[BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
+    return freeze_bindings({activity.id: activity for activity in activities})
 
 
 class _StoredActivity(msgspec.Struct, omit_defaults=True):
     attempt: int
     token: bytes
-    releases: tuple[Release, ...]
+    releases: tuple[ReleasedAttempt, ...]
     type: str = ""
     input: bytes = b""
     retry: Retry | None = None
@@ -361,16 +363,16 @@ class _StoredActivity(msgspec.Struct, omit_defaults=True):
     deaths: int = 0
     last_failure: str = ""
     result: bytes = b""
-    end: End | None = None
+    end: EndedAttempt | None = None
 
 
 _activity_decoder = msgspec.json.Decoder(_StoredActivity)
-_IN_PAYLOAD = _StoredActivity.__struct_fields__
+_PAYLOAD_FIELDS = _StoredActivity.__struct_fields__
 
 
 def encode_activity(activity: Activity) -> str:
     """All but what has a column of its own."""
-    return _encode(_StoredActivity(*(getattr(activity, name) for name in _IN_PAYLOAD))).decode()
+    return _encode(_StoredActivity(*(getattr(activity, name) for name in _PAYLOAD_FIELDS))).decode()
 
 
 def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, payload: str) -> Activity:
@@ -380,13 +382,13 @@ def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, pa
         state=ActivityState(state),
         task_queue=task_queue,
         worker=worker,
-        **{name: getattr(stored, name) for name in _IN_PAYLOAD},
+        **{name: getattr(stored, name) for name in _PAYLOAD_FIELDS},
     )
 
 
 _bound_decoder = msgspec.json.Decoder(BoundActivity)
 _settings_decoder = msgspec.json.Decoder(dict[str, float])
-_times_decoder = msgspec.json.Decoder(tuple[int, ...])
+_takeovers_decoder = msgspec.json.Decoder(tuple[int, ...])
 
 
 def encode_bound_activity(activity: BoundActivity) -> str:
@@ -405,38 +407,38 @@ def decode_settings(payload: str) -> dict[str, float]:
     return _settings_decoder.decode(payload)
 
 
-def encode_times(times: tuple[int, ...]) -> str:
+def encode_takeovers(times: tuple[int, ...]) -> str:
     return _encode(times).decode()
 
 
-def decode_times(payload: str) -> tuple[int, ...]:
-    return _times_decoder.decode(payload)
+def decode_takeovers(payload: str) -> tuple[int, ...]:
+    return _takeovers_decoder.decode(payload)
 
 
-def encode_text(text: str) -> str:
+def replace_unstorable(text: str) -> str:
     """Text from anywhere, in a column of its own: NUL and halves of surrogate pairs, which databases refuse, are
     replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
-def event_kind(event: Event | Renewals) -> str:
-    return RENEWALS_KIND if isinstance(event, Renewals) else type(event).__name__
+def event_kind(event: Event | RenewalBatch) -> str:
+    return RENEWALS_KIND if isinstance(event, RenewalBatch) else type(event).__name__
 
 
-def describe_event(event: Event | Renewals) -> str:
+def event_to_json(event: Event | RenewalBatch) -> str:
     """The event as JSON with every part named, for people and API clients."""
-    return _encode(_named(event)).decode()
+    return _encode(_with_field_names(event)).decode()
 
 
-def _named(value: Any) -> Any:
-    if isinstance(value, Renewals):
-        return {"renewals": len(value.numbers)}
+def _with_field_names(value: Any) -> Any:
+    if isinstance(value, RenewalBatch):
+        return {"renewals": len(value.worker_numbers)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _named(part) for name, part in value._asdict().items()}
+        return {name: _with_field_names(part) for name, part in value._asdict().items()}
     if isinstance(value, list | tuple):
-        return [_named(part) for part in value]
+        return [_with_field_names(part) for part in value]
     if isinstance(value, WorkerStatus | InactiveReason | WorkerState):
         return value.name
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _named(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: _with_field_names(getattr(value, name)) for name in value.__dataclass_fields__}
     return value

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, select, update
 
-from liveness.domain.activity import FINISHED
+from liveness.domain.activity import FINISHED_ACTIVITY_STATES
 from liveness.domain.keys import WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.store import codec
@@ -18,7 +18,7 @@ from liveness.store.codec import LogRow, encode_entry
 from liveness.store.errors import ShardsLost
 from liveness.store.schema import activities, checkpoints, config, log, shards, tasks, verdicts, workers
 
-_NEW_TASK = (
+_NEW_TASK_CONSTANTS = (
     ("kind", f"'{ActivityRescheduleTask.__name__}'"),
     ("state", str(int(TaskState.PENDING))),
     ("due_ms", "0"),  # at once, whatever the activity's shard thinks the time is
@@ -28,7 +28,7 @@ _NEW_TASK = (
 _NEW_TASK_COLUMNS = (
     "shard_id", "namespace", "worker_key", "lease_epoch", "activity", "died", "created_wall_ms",
 )  # fmt: skip
-_BIGINTS = ("BIGINT",) * 5
+_HEAD_TYPES = ("BIGINT",) * 5
 
 
 def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> None:
@@ -47,14 +47,14 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         workers,
         _worker_rows(commits),
         replace_on=("namespace", "worker_key"),
-        keep=("shard_id",),  # it never changes, and to write its index anew costs
+        keep_columns=("shard_id",),  # it never changes, and to write its index anew costs
     )
     insert_rows(
         connection,
         activities,
         _activity_rows(commits),
         replace_on=("namespace", "workflow_id", "run_id", "activity_id"),
-        keep=("shard_id",),
+        keep_columns=("shard_id",),
     )
     for commit in commits:
         if commit.config:
@@ -68,7 +68,7 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         tasks,
         _new_task_rows(commits),
         _NEW_TASK_COLUMNS,
-        alike=_NEW_TASK,
+        constant_columns=_NEW_TASK_CONSTANTS,
     )
     for commit in commits:
         if commit.task_updates:
@@ -80,8 +80,8 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
     ]:
         insert_rows(connection, verdicts, counts, replace_on=("namespace", "shard_id"), add=True)
     _write_checkpoints(connection, commits)
-    if released := [commit.shard_id for commit in commits if commit.release]:
-        connection.execute(update(shards).where(shards.c.shard_id.in_(released)).values(owner=""))
+    if handed_over := [commit.shard_id for commit in commits if commit.is_hand_over]:
+        connection.execute(update(shards).where(shards.c.shard_id.in_(handed_over)).values(owner=""))
 
 
 def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> None:
@@ -93,19 +93,23 @@ def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> No
         "last_seq = given.column4, observed_ms = given.column5",
         "shards.shard_id = given.column1 AND shards.epoch = given.column2 AND shards.last_seq = given.column3",
         heads,
-        _BIGINTS,
+        _HEAD_TYPES,
     )
     if matched != len(heads):
         # Those that did match carry their new head already; a head that is neither is another owner's.
-        ours = {c.shard_id: (c.epoch, c.last_seq) for c in commits}
+        expected_heads = {c.shard_id: (c.epoch, c.last_seq) for c in commits}
         rows = connection.execute(
-            select(shards.c.shard_id, shards.c.epoch, shards.c.last_seq).where(shards.c.shard_id.in_(ours))
+            select(shards.c.shard_id, shards.c.epoch, shards.c.last_seq).where(
+                shards.c.shard_id.in_(expected_heads)
+            )
         )
-        kept = {shard_id for shard_id, epoch, last_seq in rows if ours[shard_id] == (epoch, last_seq)}
-        raise ShardsLost(ours.keys() - kept)
+        kept = {
+            shard_id for shard_id, epoch, last_seq in rows if expected_heads[shard_id] == (epoch, last_seq)
+        }
+        raise ShardsLost(expected_heads.keys() - kept)
 
 
-def check_owned(connection: Connection, owned: Mapping[int, int]) -> None:
+def check_epochs(connection: Connection, owned: Mapping[int, int]) -> None:
     """For transactions that only delete: the epochs must be ours, and stay so until the commit."""
     query = (
         select(shards.c.shard_id, shards.c.epoch)
@@ -146,7 +150,7 @@ def _worker_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
             profile.task_queue,
             profile.build_id,
             profile.host_name,
-            codec.seal(codec.encode_worker(worker), *key, number, as_of_seq, state),
+            codec.add_checksum(codec.encode_worker(worker), *key, number, as_of_seq, state),
         )
 
 
@@ -160,8 +164,8 @@ def _activity_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
                 state,
                 queue,
                 worker,
-                commit.wall_ms if activity.state in FINISHED else None,
-                codec.seal(codec.encode_activity(activity), *key, state, queue, worker),
+                commit.wall_ms if activity.state in FINISHED_ACTIVITY_STATES else None,
+                codec.add_checksum(codec.encode_activity(activity), *key, state, queue, worker),
             )
 
 
@@ -170,19 +174,19 @@ def _new_task_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
         wall_ms = commit.wall_ms
         for shard_ids, (namespace, worker, epoch, died, taken) in commit.new_tasks:
             # What never changes; the rest does each time it is tried.
-            place = (ActivityRescheduleTask.__name__, namespace, worker, epoch, int(died), wall_ms)
-            seal = codec.Sealer(*place).seal
+            columns = (ActivityRescheduleTask.__name__, namespace, worker, epoch, int(died), wall_ms)
+            add_checksum = codec.ChecksumWriter(*columns).add_checksum
             for shard_id, activity in zip(shard_ids, taken, strict=True):
-                payload = seal(codec.encode_bound_activity(activity), shard_id)
+                payload = add_checksum(codec.encode_bound_activity(activity), shard_id)
                 yield shard_id, namespace, worker, epoch, payload, int(died), wall_ms
 
 
 def _update_tasks(connection: Connection, commit: ShardCommit) -> None:
-    def row(change: TaskUpdate) -> tuple[Any, ...]:
-        finished_ms = commit.wall_ms if change.state in FINISHED_TASK_STATES else None
+    def row(task_update: TaskUpdate) -> tuple[Any, ...]:
+        finished_ms = commit.wall_ms if task_update.state in FINISHED_TASK_STATES else None
         return (
-            change.task_id, int(change.state), change.due_ms, change.attempts,
-            codec.encode_text(change.last_error), finished_ms,
+            task_update.task_id, int(task_update.state), task_update.due_ms, task_update.attempts,
+            codec.replace_unstorable(task_update.last_error), finished_ms,
             commit.shard_id,
         )  # fmt: skip
 
@@ -192,18 +196,25 @@ def _update_tasks(connection: Connection, commit: ShardCommit) -> None:
         "state = given.column2, due_ms = given.column3, attempts = given.column4, last_error = given.column5, "
         "finished_wall_ms = given.column6",
         "tasks.task_id = given.column1 AND tasks.shard_id = given.column7 AND tasks.state IN (1, 2, 3)",
-        [row(change) for change in commit.task_updates.values()],
+        [row(task_update) for task_update in commit.task_updates.values()],
         ("BIGINT", "INTEGER", "BIGINT", "INTEGER", "TEXT", "BIGINT", "INTEGER"),
     )
 
 
 def _write_checkpoints(connection: Connection, commits: Sequence[ShardCommit]) -> None:
-    made = [(commit.shard_id, *commit.checkpoint) for commit in commits if commit.checkpoint is not None]
-    if made:
+    new_checkpoints = [
+        (commit.shard_id, *commit.checkpoint) for commit in commits if commit.checkpoint is not None
+    ]
+    if new_checkpoints:
         # Every row of these shards up to their checkpoint is in the log by now, at or before this place.
         position = connection.execute(select(func.coalesce(func.max(log.c.id), 0))).scalar_one()
         rows = [
-            (shard_id, seq, position, codec.seal(codec.encode_pulses(pulses), shard_id, seq, position))
-            for shard_id, seq, pulses in made
+            (
+                shard_id,
+                seq,
+                position,
+                codec.add_checksum(codec.encode_renewal_states(renewal_states), shard_id, seq, position),
+            )
+            for shard_id, seq, renewal_states in new_checkpoints
         ]
         insert_rows(connection, checkpoints, rows, replace_on=("shard_id",))

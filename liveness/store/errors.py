@@ -1,4 +1,4 @@
-"""How a store can fail. The shard's answer to each is fixed: see `liveness.shard.committer`.
+"""How a store can fail. The shard's answer to each is fixed: see `liveness.engine.committer`.
 
 StoreError
 ├── ShardsLost            another owner raised their epoch; nothing was committed
@@ -87,5 +87,5 @@ class LogIncomplete(StoreUnusable):
     """Of the log of shard {shard_id}, entries between {after} and {head} are missing or out of order; restore the database from a backup."""
 
 
-class LogDamaged(StoreUnusable):
+class WalDamaged(StoreUnusable):
     """{path} is damaged, and commits that were acknowledged would be lost; restore the database from a backup."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
-_TURN = 0x6C6976656E657373  # "liveness": no other program's advisory lock in the same database
+_MIGRATION_LOCK = 0x6C6976656E657373  # "liveness": no other program's advisory lock in the same database
 _OLDEST_WRITER = "oldest_writer"
 
 # Whoever waits for a table makes everybody wait who comes after it, and heartbeats with them. A migration that cannot
@@ -55,7 +55,7 @@ class Revisions:
     def check_tables(self, connection: Connection) -> None:
         """The same for the tables as they are now: somebody may have migrated them since they were opened."""
         current = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-        self.check(current, _stored(connection))
+        self.check(current, _read_oldest_writer(connection))
 
     def oldest_writer(self) -> str | None:
         """What the newest migration says."""
@@ -63,7 +63,7 @@ class Revisions:
         stated: str | None = getattr(self.scripts.get_revision(self.head).module, _OLDEST_WRITER, None)
         return stated
 
-    def leaves_behind(self, revision: str) -> bool:
+    def excludes_writer(self, revision: str) -> bool:
         """Whether code of this revision must not write to tables of the newest."""
         oldest = self.oldest_writer() or self.head
         return oldest not in {script.revision for script in self.scripts.iterate_revisions(revision, "base")}
@@ -76,12 +76,12 @@ def migrate(connection: Connection, revisions: Revisions) -> None:
 
     if connection.dialect.name == "postgresql":
         # Nodes that start side by side take turns, until their transaction ends. SQLite's writers always do.
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_TURN})")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
     current = MigrationContext.configure(connection).get_current_revision()
     if current == revisions.head:
         return
     if current is not None and current not in revisions.known:
-        revisions.check(current, _stored(connection))
+        revisions.check(current, _read_oldest_writer(connection))
         return
     if connection.dialect.name == "postgresql" and current is not None:
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -89,19 +89,19 @@ def migrate(connection: Connection, revisions: Revisions) -> None:
     settings.set_main_option("script_location", str(revisions.folder))
     settings.attributes["connection"] = connection
     command.upgrade(settings, "head")
-    _declare(connection, revisions.oldest_writer())
-    if current is not None and revisions.leaves_behind(current):
+    _write_oldest_writer(connection, revisions.oldest_writer())
+    if current is not None and revisions.excludes_writer(current):
         connection.execute(update(shards).values(epoch=shards.c.epoch + 1))
 
 
-def _stored(connection: Connection) -> str | None:
+def _read_oldest_writer(connection: Connection) -> str | None:
     stored: str | None = connection.execute(
         select(meta.c.value).where(meta.c.name == _OLDEST_WRITER)
     ).scalar()
     return stored
 
 
-def _declare(connection: Connection, oldest_writer: str | None) -> None:
+def _write_oldest_writer(connection: Connection, oldest_writer: str | None) -> None:
     connection.execute(delete(meta).where(meta.c.name == _OLDEST_WRITER))
     if oldest_writer is not None:
         connection.execute(insert(meta), [{"name": _OLDEST_WRITER, "value": oldest_writer}])

@@ -13,23 +13,23 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreError
-from liveness.store.postgres_hosts import Hosts
+from liveness.store.postgres_hosts import PrimaryConnector
 
 T = TypeVar("T")
 
 CONNECTIONS_MAX = 8
 """Unless set otherwise. The group commit needs one; reads, the registry and maintenance share the others."""
-CONNECT_SECONDS_MAX = 5.0
-ANSWER_SECONDS_MAX = 10.0
+CONNECT_TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_S = 10.0
 """A statement that takes longer has not failed, but nobody waits for it any more: whether a commit took place is then
 unknown, and its shards are read again."""
-IDLE_MS_MAX = 10_000
+IDLE_IN_TRANSACTION_MS_MAX = 10_000
 """Unless set otherwise. So long a process may leave the server without a word in the middle of a transaction."""
 
-_SESSION = {
+_SESSION_SETTINGS = {
     "synchronous_commit": "on",
     # The server gives up by itself what nobody waits for any more, also when it cannot be told so.
-    "statement_timeout": f"{ANSWER_SECONDS_MAX + 2:.0f}s",
+    "statement_timeout": f"{STATEMENT_TIMEOUT_S + 2:.0f}s",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
@@ -37,7 +37,7 @@ _SESSION = {
 
 _GENERATION = "generation"
 _UNREPLICATED = "unreplicated"
-_FAILURES = (DBAPIError, PoolTimeout, OSError)
+_CONNECTION_ERRORS = (DBAPIError, PoolTimeout, OSError)
 
 
 class PostgresDatabase:
@@ -45,24 +45,24 @@ class PostgresDatabase:
         self,
         url: str,
         connections_max: int = CONNECTIONS_MAX,
-        idle_ms_max: int = IDLE_MS_MAX,
+        idle_ms_max: int = IDLE_IN_TRANSACTION_MS_MAX,
         owner: str = "",
     ) -> None:
         """`owner`: whose sessions they are, which others may end. `idle_ms_max`: a transaction whose process says nothing for so long is undone. It would hold on to its rows,
         and a process that stands still, or that the network has cut off, would keep others from taking its shards."""
-        kept = max(1, connections_max // 2)
+        pool_size = max(1, connections_max // 2)
         self._engine = create_async_engine(
             make_url(url).set(drivername="postgresql+asyncpg"),
-            pool_size=kept,
-            max_overflow=connections_max - kept,
-            pool_timeout=ANSWER_SECONDS_MAX,
+            pool_size=pool_size,
+            max_overflow=connections_max - pool_size,
+            pool_timeout=STATEMENT_TIMEOUT_S,
             pool_pre_ping=False,
             connect_args={
-                "async_creator_fn": Hosts().connect,
-                "timeout": CONNECT_SECONDS_MAX,
-                "command_timeout": ANSWER_SECONDS_MAX,
+                "async_creator_fn": PrimaryConnector().connect,
+                "timeout": CONNECT_TIMEOUT_S,
+                "command_timeout": STATEMENT_TIMEOUT_S,
                 "server_settings": {
-                    **_SESSION,
+                    **_SESSION_SETTINGS,
                     "application_name": _session_name(owner),
                     "idle_in_transaction_session_timeout": str(idle_ms_max),
                 },
@@ -70,7 +70,7 @@ class PostgresDatabase:
             },
         )
         # However many reads there are, commits find a connection.
-        self._reading = asyncio.Semaphore(max(1, connections_max - 2))
+        self._read_limit = asyncio.Semaphore(max(1, connections_max - 2))
         self._generation = 0
         """Rises when a connection went silent: the others of its time are likely to be as dead."""
         event.listen(self._engine.sync_engine, "connect", self._on_connect)
@@ -94,8 +94,8 @@ class PostgresDatabase:
     async def write(self, work: Callable[[Connection], T]) -> T:
         try:
             connection = await self._engine.connect()
-        except _FAILURES as error:
-            raise CommitRejected(detail=f"no connection: {_reason(error)}") from error
+        except _CONNECTION_ERRORS as error:
+            raise CommitRejected(detail=f"no connection: {_describe_error(error)}") from error
         try:
             return await self._write(connection, work)
         finally:
@@ -107,22 +107,22 @@ class PostgresDatabase:
         except StoreError:
             # Closing rolls back, and drops a connection that cannot do even that.
             raise
-        except _FAILURES as error:
+        except _CONNECTION_ERRORS as error:
             # Without a COMMIT sent, the server forgets it all.
-            await self._drop(connection, error)
-            raise CommitRejected(detail=_reason(error)) from error
+            await self._discard(connection, error)
+            raise CommitRejected(detail=_describe_error(error)) from error
         try:
             await connection.commit()
-        except _FAILURES as error:
-            await self._drop(connection, error)
-            raise CommitUnknown(detail=_reason(error)) from error
+        except _CONNECTION_ERRORS as error:
+            await self._discard(connection, error)
+            raise CommitUnknown(detail=_describe_error(error)) from error
         if (await connection.get_raw_connection()).info[_UNREPLICATED]:
             # Somebody cancelled the wait. PostgreSQL then answers as if all were well, with a warning beside it.
             await connection.invalidate()
             raise CommitUnknown(detail="the synchronous standby has not confirmed it")
         return result
 
-    async def _drop(self, connection: AsyncConnection, error: Exception) -> None:
+    async def _discard(self, connection: AsyncConnection, error: Exception) -> None:
         if isinstance(error, TimeoutError):
             self._generation += 1
             if not connection.invalidated:
@@ -135,15 +135,15 @@ class PostgresDatabase:
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         try:
-            async with self._reading, self._engine.connect() as connection:
+            async with self._read_limit, self._engine.connect() as connection:
                 return await connection.run_sync(work)
-        except _FAILURES as error:
-            raise ReadFailed(detail=_reason(error)) from error
+        except _CONNECTION_ERRORS as error:
+            raise ReadFailed(detail=_describe_error(error)) from error
 
     async def end_sessions(self, owners: Collection[str]) -> int:
-        query = select(func.count(func.pg_terminate_backend(_sessions.c.pid))).where(
-            _sessions.c.application_name.in_(sorted(map(_session_name, owners))),
-            _sessions.c.datname == func.current_database(),
+        query = select(func.count(func.pg_terminate_backend(_pg_sessions.c.pid))).where(
+            _pg_sessions.c.application_name.in_(sorted(map(_session_name, owners))),
+            _pg_sessions.c.datname == func.current_database(),
         )
         ended: int = await self.read(lambda connection: connection.execute(query).scalar_one())
         return ended
@@ -152,7 +152,7 @@ class PostgresDatabase:
         await self._engine.dispose()
 
 
-_sessions = table("pg_stat_activity", column("pid"), column("application_name"), column("datname"))
+_pg_sessions = table("pg_stat_activity", column("pid"), column("application_name"), column("datname"))
 
 
 def _session_name(owner: str) -> str:
@@ -160,9 +160,9 @@ def _session_name(owner: str) -> str:
     return f"liveness {owner}".rstrip() if len(owner) <= 54 else f"liveness {owner[-54:]}"
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, PoolTimeout):
-        return f"all connections were busy for {ANSWER_SECONDS_MAX:.0f} s; raise db_connections"
+        return f"all connections were busy for {STATEMENT_TIMEOUT_S:.0f} s; raise db_connections"
     if isinstance(error, TimeoutError) and not str(error):
-        return f"no answer within {ANSWER_SECONDS_MAX:.0f} s"
+        return f"no answer within {STATEMENT_TIMEOUT_S:.0f} s"
     return str(getattr(error, "orig", error))

@@ -13,15 +13,15 @@ import asyncpg
 PRIMARY = "primary"
 
 
-class NoHostServes(ConnectionError):
+class NoPrimaryReachable(ConnectionError):
     """None of several hosts can be used; says why, for each."""
 
 
-class Hosts:
+class PrimaryConnector:
     """The host that served last is asked first."""
 
     def __init__(self) -> None:
-        self._last: tuple[str, int] | None = None
+        self._last_address: tuple[str, int] | None = None
 
     async def connect(self, **options: Any) -> Any:
         """`options` are those of `asyncpg.connect`; the time-out holds for each host."""
@@ -30,20 +30,20 @@ class Hosts:
             return await asyncpg.connect(host=hosts, port=ports, **options)
         # A standby answers, too, but takes no writes.
         options.setdefault("target_session_attrs", PRIMARY)
-        places = list(zip(hosts, ports, strict=True))
+        addresses = list(zip(hosts, ports, strict=True))
         reasons = []
-        for place in sorted(places, key=lambda place: place != self._last):
+        for address in sorted(addresses, key=lambda address: address != self._last_address):
             try:
-                connection = await asyncpg.connect(host=place[0], port=place[1], **options)
+                connection = await asyncpg.connect(host=address[0], port=address[1], **options)
             except (OSError, asyncpg.PostgresError, asyncpg.InternalClientError) as error:
-                reasons.append(f"{place[0]}:{place[1]}: {_reason(error, options)}")
+                reasons.append(f"{address[0]}:{address[1]}: {_describe_error(error, options)}")
             else:
-                self._last = place
+                self._last_address = address
                 return connection
-        raise NoHostServes("; ".join(reasons))
+        raise NoPrimaryReachable("; ".join(reasons))
 
 
-def _reason(error: Exception, options: dict[str, Any]) -> str:
+def _describe_error(error: Exception, options: dict[str, Any]) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return f"is not {options['target_session_attrs']}"
     if isinstance(error, TimeoutError):

@@ -33,7 +33,7 @@ from sqlalchemy import (
 metadata = MetaData()
 
 # Byte order on both databases: keys are compared, sorted and paged byte for byte.
-Key = (
+KeyText = (
     String(255)
     .with_variant(Text(collation="BINARY"), "sqlite")
     .with_variant(Text(collation="C"), "postgresql")
@@ -49,7 +49,7 @@ _NOT_RENEWALS = text(f"kind <> '{RENEWALS_KIND}'")
 meta = Table(
     "meta",
     metadata,
-    Column("name", Key, primary_key=True),
+    Column("name", KeyText, primary_key=True),
     Column("value", Text, nullable=False),
     sqlite_strict=True,
 )
@@ -85,11 +85,11 @@ log = Table(
     Column("id", Int64, primary_key=True),
     Column("shard_id", Integer, nullable=False),
     Column("seq", Int64, nullable=False),
-    Column("kind", Key, nullable=False),
+    Column("kind", KeyText, nullable=False),
     Column("version", Int16, nullable=False),
-    Column("namespace", Key),
-    Column("worker_key", Key),
-    Column("workflow_id", Key),
+    Column("namespace", KeyText),
+    Column("worker_key", KeyText),
+    Column("workflow_id", KeyText),
     Column("wall_ms", Int64, nullable=False),
     Column("observed_ms", Int64, nullable=False),
     Column("payload", JsonText, nullable=False),
@@ -114,15 +114,15 @@ log = Table(
 workers = Table(
     "workers",
     metadata,
-    Column("namespace", Key, primary_key=True),
-    Column("worker_key", Key, primary_key=True),
+    Column("namespace", KeyText, primary_key=True),
+    Column("worker_key", KeyText, primary_key=True),
     Column("shard_id", Integer, nullable=False),
     Column("number", Int64, nullable=False),
     Column("as_of_seq", Int64, nullable=False),  # the row contains every event up to here
     Column("state", Int16, nullable=False),
-    Column("task_queue", Key, nullable=False),
-    Column("build_id", Key, nullable=False),
-    Column("host_name", Key, nullable=False),
+    Column("task_queue", KeyText, nullable=False),
+    Column("build_id", KeyText, nullable=False),
+    Column("host_name", KeyText, nullable=False),
     Column("payload", JsonText, nullable=False),
     CheckConstraint("state IN (1, 2, 3)", name="workers_state"),
     CheckConstraint("number > 0 AND as_of_seq >= number", name="workers_place"),
@@ -138,14 +138,14 @@ _HELD = text("worker_key <> ''")
 activities = Table(
     "activities",
     metadata,
-    Column("namespace", Key, primary_key=True),
-    Column("workflow_id", Key, primary_key=True),
-    Column("run_id", Key, primary_key=True),
-    Column("activity_id", Key, primary_key=True),
+    Column("namespace", KeyText, primary_key=True),
+    Column("workflow_id", KeyText, primary_key=True),
+    Column("run_id", KeyText, primary_key=True),
+    Column("activity_id", KeyText, primary_key=True),
     Column("shard_id", Integer, nullable=False),
     Column("state", Int16, nullable=False),
-    Column("task_queue", Key, nullable=False),
-    Column("worker_key", Key, nullable=False),  # who holds it; empty for nobody
+    Column("task_queue", KeyText, nullable=False),
+    Column("worker_key", KeyText, nullable=False),  # who holds it; empty for nobody
     Column("finished_wall_ms", Int64),
     Column("payload", JsonText, nullable=False),
     CheckConstraint("state BETWEEN 1 AND 10", name="activities_state"),
@@ -159,22 +159,22 @@ activities = Table(
     sqlite_with_rowid=False,
 )
 
-OPEN = "state IN (1, 2)"
-DEAD = "state = 3"
-_OPEN, _DEAD = text(OPEN), text(DEAD)
+OPEN_TASKS_SQL = "state IN (1, 2)"
+DEAD_TASKS_SQL = "state = 3"
+_OPEN_TASKS, _DEAD_TASKS = text(OPEN_TASKS_SQL), text(DEAD_TASKS_SQL)
 
 tasks = Table(
     "tasks",
     metadata,
     Column("task_id", Int64, primary_key=True),
     Column("shard_id", Integer, nullable=False),
-    Column("kind", Key, nullable=False),
+    Column("kind", KeyText, nullable=False),
     Column("state", Int16, nullable=False),
     Column("due_ms", Int64, nullable=False),  # on the shard's observed clock
     Column("attempts", Integer, nullable=False),
     Column("last_error", Text, nullable=False),
-    Column("namespace", Key, nullable=False),
-    Column("worker_key", Key, nullable=False),
+    Column("namespace", KeyText, nullable=False),
+    Column("worker_key", KeyText, nullable=False),
     Column("lease_epoch", Int64, nullable=False),
     Column("activity", JsonText, nullable=False),
     Column("died", Int16, nullable=False),  # whether the worker was lost with it, or let go of it
@@ -183,8 +183,8 @@ tasks = Table(
     CheckConstraint("state IN (1, 2, 3, 4, 5)", name="tasks_state"),
     CheckConstraint("(state IN (4, 5)) = (finished_wall_ms IS NOT NULL)", name="tasks_finish"),
     CheckConstraint("died IN (0, 1)", name="tasks_died"),
-    Index("tasks_due", "shard_id", "due_ms", sqlite_where=_OPEN, postgresql_where=_OPEN),
-    Index("tasks_dead", "shard_id", sqlite_where=_DEAD, postgresql_where=_DEAD),
+    Index("tasks_due", "shard_id", "due_ms", sqlite_where=_OPEN_TASKS, postgresql_where=_OPEN_TASKS),
+    Index("tasks_dead", "shard_id", sqlite_where=_DEAD_TASKS, postgresql_where=_DEAD_TASKS),
     sqlite_strict=True,
     sqlite_autoincrement=True,
 )
@@ -192,7 +192,7 @@ tasks = Table(
 config = Table(
     "config",
     metadata,
-    Column("namespace", Key, primary_key=True),
+    Column("namespace", KeyText, primary_key=True),
     Column("shard_id", Integer, nullable=False),
     Column("payload", JsonText, nullable=False),
     sqlite_strict=True,
@@ -201,8 +201,8 @@ config = Table(
 nodes = Table(
     "nodes",
     metadata,
-    Column("node_id", Key, primary_key=True),  # of one run of a process
-    Column("kind", Key, nullable=False),
+    Column("node_id", KeyText, primary_key=True),  # of one run of a process
+    Column("kind", KeyText, nullable=False),
     Column("address", Text, nullable=False),  # where other nodes reach it
     Column("host", Text, nullable=False),
     Column("process_id", Int64, nullable=False),
@@ -220,7 +220,7 @@ nodes = Table(
 slots = Table(
     "slots",
     metadata,
-    Column("namespace", Key, primary_key=True),
+    Column("namespace", KeyText, primary_key=True),
     Column("shard_id", Integer, primary_key=True),
     Column("granted", Int64, nullable=False),
     CheckConstraint("granted > 0", name="slots_granted"),
@@ -232,7 +232,7 @@ slots = Table(
 relays = Table(
     "relays",
     metadata,
-    Column("relay", Key, primary_key=True),
+    Column("relay", KeyText, primary_key=True),
     Column("shard_id", Integer, primary_key=True),
     Column("seq", Int64, nullable=False),  # everything up to here was acknowledged by the broker
     CheckConstraint("seq >= 0", name="relays_place"),
@@ -243,7 +243,7 @@ relays = Table(
 verdicts = Table(
     "verdicts",
     metadata,
-    Column("namespace", Key, primary_key=True),
+    Column("namespace", KeyText, primary_key=True),
     Column("shard_id", Integer, primary_key=True),
     Column("deaths", Int64, nullable=False),
     # May be more: a node of the version before this table does not count deaths.

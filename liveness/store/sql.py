@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, inser
 from liveness.domain.activity import Activity
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
-from liveness.domain.verdict import Verdicts
+from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
-from liveness.store import codec, counting, relaying, retention
+from liveness.store import codec, relay_progress, retention, task_counts
 from liveness.store.api import (
     OPEN_TASK_STATES,
     PARKED_MS,
@@ -22,21 +22,27 @@ from liveness.store.api import (
     QueueCount,
     RelayBacklog,
     ShardCommit,
-    ShardImage,
+    ShardSnapshot,
     StoredTask,
     TaskState,
-    Unpublished,
+    UnpublishedRetention,
     WorkerFilter,
     WorkerRow,
 )
 from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow
-from liveness.store.commit import apply_commits, check_owned
+from liveness.store.commit import apply_commits, check_epochs
 from liveness.store.database import Database
 from liveness.store.errors import WrongShardCount
-from liveness.store.history import History, read_history, write_history
 from liveness.store.migrate import MIGRATIONS, Revisions, migrate
-from liveness.store.nodes import ClusterView, NodeRow, disown, look, remove, renew
+from liveness.store.node_registry import (
+    ClusterView,
+    NodeRow,
+    disown_shards,
+    read_cluster,
+    remove_nodes,
+    renew_node,
+)
 from liveness.store.schema import (
     RENEWALS_KIND,
     activities,
@@ -48,8 +54,9 @@ from liveness.store.schema import (
     verdicts,
     workers,
 )
-from liveness.store.slots import grant_slots, return_slots
-from liveness.store.take_over import LOG_COLUMNS, stored_activity, take_over
+from liveness.store.take_over import LOG_COLUMNS, decode_activity_row, take_over
+from liveness.store.timeline import Timeline, read_timeline, write_timeline
+from liveness.store.worker_slots import grant_slots, return_slots
 
 KEYS_PER_QUERY = 200
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
@@ -62,52 +69,56 @@ class SqlStore:
         self._database = database
         self._migrations = migrations
         self._revisions: Revisions | None = None
-        self.history = History()
-        self._compacted: tuple[dict[int, int], int] = ({}, 0)
+        self.timeline = Timeline()
+        self._compacted_through: tuple[dict[int, int], int] = ({}, 0)
         """Of these owned shards no renewals are left up to this id of the log."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
-        def prepare(connection: Connection) -> tuple[Revisions, History]:
+        def prepare(connection: Connection) -> tuple[Revisions, Timeline]:
             revisions = Revisions(self._migrations)
             migrate(connection, revisions)
-            _fit(connection, shard_count, created_by)
-            return revisions, read_history(connection)
+            _create_or_check_shards(connection, shard_count, created_by)
+            return revisions, read_timeline(connection)
 
-        self._revisions, self.history = await self._database.write(prepare)
+        self._revisions, self.timeline = await self._database.write(prepare)
 
-    async def begin_history(self, history: History) -> None:
-        await self._database.write(lambda connection: write_history(connection, history))
-        self.history = history
+    async def begin_timeline(self, timeline: Timeline) -> None:
+        await self._database.write(lambda connection: write_timeline(connection, timeline))
+        self.timeline = timeline
 
     async def close(self) -> None:
         await self._database.close()
 
     async def take_over(
-        self, shard_ids: Collection[int], owner: str, wall_ms: int, seen: Mapping[int, int] | None = None
-    ) -> list[ShardImage]:
-        def take(connection: Connection) -> list[ShardImage]:
-            images = take_over(connection, sorted(shard_ids), owner, wall_ms, seen)
+        self,
+        shard_ids: Collection[int],
+        owner: str,
+        wall_ms: int,
+        expected_epochs: Mapping[int, int] | None = None,
+    ) -> list[ShardSnapshot]:
+        def take(connection: Connection) -> list[ShardSnapshot]:
+            snapshots = take_over(connection, sorted(shard_ids), owner, wall_ms, expected_epochs)
             # Afterwards: if a migration that leaves us behind was under way, the epochs that it raises were waited for.
             if self._revisions is not None:
                 self._revisions.check_tables(connection)
-            return images
+            return snapshots
 
         return await self._database.write(take)
 
-    async def renew_node(self, mine: NodeRow) -> ClusterView:
-        return await self._database.write(lambda connection: renew(connection, mine))
+    async def renew_node(self, own_row: NodeRow) -> ClusterView:
+        return await self._database.write(lambda connection: renew_node(connection, own_row))
 
-    async def look_at_cluster(self) -> ClusterView:
-        return await self._database.read(look)
+    async def read_cluster(self) -> ClusterView:
+        return await self._database.read(read_cluster)
 
-    async def cut_off(self, owners: Collection[str]) -> int:
+    async def end_sessions_of(self, owners: Collection[str]) -> int:
         return await self._database.end_sessions(owners)
 
-    async def disown_shards(self, owner: str, seen: Mapping[int, int]) -> None:
-        await self._database.write(lambda connection: disown(connection, owner, seen))
+    async def disown_shards(self, owner: str, expected_epochs: Mapping[int, int]) -> None:
+        await self._database.write(lambda connection: disown_shards(connection, owner, expected_epochs))
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None:
-        await self._database.write(lambda connection: remove(connection, node_ids))
+        await self._database.write(lambda connection: remove_nodes(connection, node_ids))
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self._database.write(lambda connection: apply_commits(connection, commits))
@@ -139,24 +150,26 @@ class SqlStore:
                 workers.c.state,
                 workers.c.payload,
             )
-            .where(_matches(namespace, where))
+            .where(_worker_conditions(namespace, where))
             .order_by(workers.c.worker_key)
             .limit(limit)
         )
         if after_key is not None:
             query = query.where(workers.c.worker_key > after_key)
         found = []
-        for key, shard_id, number, as_of_seq, state, payload in await self._all(query):
-            codec.check_seal(payload, "workers", namespace, key, number, as_of_seq, state)
+        for key, shard_id, number, as_of_seq, state, payload in await self._fetch_all(query):
+            codec.verify_checksum(payload, "workers", namespace, key, number, as_of_seq, state)
             worker = codec.decode_worker(number, state, payload)
             found.append(WorkerRow(WorkerKey(namespace, key), shard_id, worker))
         return found
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]:
         query = (
-            select(workers.c.state, func.count()).where(_matches(namespace, where)).group_by(workers.c.state)
+            select(workers.c.state, func.count())
+            .where(_worker_conditions(namespace, where))
+            .group_by(workers.c.state)
         )
-        return {WorkerState(state): count for state, count in await self._all(query)}
+        return {WorkerState(state): count for state, count in await self._fetch_all(query)}
 
     async def worker_history(
         self,
@@ -182,12 +195,14 @@ class SqlStore:
             query = query.where(log.c.seq < beyond_seq if newest_first else log.c.seq > beyond_seq)
         if kinds:
             query = query.where(log.c.kind.in_(kinds))
-        return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
+        return [codec.decode_entry(LogRow(*row)) for row in await self._fetch_all(query)]
 
-    async def verdicts(self) -> dict[str, Verdicts]:
+    async def verdicts(self) -> dict[str, VerdictCounts]:
         deaths, refuted = func.sum(verdicts.c.deaths), func.sum(verdicts.c.refuted)
         query = select(verdicts.c.namespace, deaths, refuted).group_by(verdicts.c.namespace)
-        return {namespace: Verdicts(*map(int, counts)) for namespace, *counts in await self._all(query)}
+        return {
+            namespace: VerdictCounts(*map(int, counts)) for namespace, *counts in await self._fetch_all(query)
+        }
 
     async def read_log(
         self,
@@ -214,10 +229,10 @@ class SqlStore:
             query = query.where(log.c.namespace == namespace)
         if worker is not None:
             query = query.where(log.c.worker_key == worker)
-        return [codec.decode_entry(LogRow(*row)) for row in await self._all(query)]
+        return [codec.decode_entry(LogRow(*row)) for row in await self._fetch_all(query)]
 
     async def due_tasks(
-        self, shard_id: int, now_ms: int, limit: int, *, parked: bool = True
+        self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
     ) -> list[StoredTask]:
         due = tasks.c.due_ms <= now_ms
         query = (
@@ -225,12 +240,12 @@ class SqlStore:
             .where(
                 tasks.c.shard_id == shard_id,
                 tasks.c.state.in_(OPEN_TASK_STATES),
-                or_(due, tasks.c.due_ms == PARKED_MS) if parked else due,
+                or_(due, tasks.c.due_ms == PARKED_MS) if include_parked else due,
             )
             .order_by(tasks.c.due_ms, tasks.c.task_id)
             .limit(limit)
         )
-        return [_stored_task(row) for row in await self._all(query)]
+        return [_decode_task_row(row) for row in await self._fetch_all(query)]
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         query = (
@@ -238,7 +253,7 @@ class SqlStore:
             .where(tasks.c.shard_id.in_(shard_ids), tasks.c.state.in_(OPEN_TASK_STATES), tasks.c.due_ms == 0)
             .distinct()
         )
-        return [shard_id for (shard_id,) in await self._all(query)]
+        return [shard_id for (shard_id,) in await self._fetch_all(query)]
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
         query = select(func.min(tasks.c.due_ms)).where(
@@ -247,11 +262,11 @@ class SqlStore:
             tasks.c.due_ms > after_ms,
             tasks.c.due_ms < PARKED_MS,
         )
-        [(due_ms,)] = await self._all(query)
+        [(due_ms,)] = await self._fetch_all(query)
         return due_ms  # type: ignore[no-any-return]
 
     async def count_tasks(self, shard_ids: Collection[int]) -> list[QueueCount]:
-        return await self._database.read(lambda connection: counting.count_tasks(connection, shard_ids))
+        return await self._database.read(lambda connection: task_counts.count_tasks(connection, shard_ids))
 
     async def list_tasks(
         self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int
@@ -264,7 +279,7 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return [_stored_task(row) for row in await self._all(query)]
+        return [_decode_task_row(row) for row in await self._fetch_all(query)]
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
@@ -282,18 +297,18 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return [_stored_task(row) for row in await self._all(query)]
+        return [_decode_task_row(row) for row in await self._fetch_all(query)]
 
     async def get_task(self, task_id: int) -> StoredTask | None:
-        rows = await self._all(select(tasks).where(tasks.c.task_id == task_id))
-        return _stored_task(rows[0]) if rows else None
+        rows = await self._fetch_all(select(tasks).where(tasks.c.task_id == task_id))
+        return _decode_task_row(rows[0]) if rows else None
 
     async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
         def find(connection: Connection) -> dict[ActivityKey, Activity]:
             found: dict[ActivityKey, Activity] = {}
             for start in range(0, len(wanted), KEYS_PER_QUERY):
-                some = _ACTIVITY_KEY.in_(wanted[start : start + KEYS_PER_QUERY])
-                found.update(map(stored_activity, connection.execute(select(activities).where(some))))
+                chunk = _ACTIVITY_KEY.in_(wanted[start : start + KEYS_PER_QUERY])
+                found.update(map(decode_activity_row, connection.execute(select(activities).where(chunk))))
             return found
 
         wanted = list(keys)
@@ -311,8 +326,8 @@ class SqlStore:
             query = query.where(activities.c.worker_key == where.worker)
         if after is not None:
             query = query.where(tuple_(*_ACTIVITY_ORDER) > tuple_(*after))
-        rows = await self._all(query.order_by(*_ACTIVITY_ORDER).limit(limit))
-        return [ActivityRow(*stored_activity(row), row.shard_id) for row in rows]
+        rows = await self._fetch_all(query.order_by(*_ACTIVITY_ORDER).limit(limit))
+        return [ActivityRow(*decode_activity_row(row), row.shard_id) for row in rows]
 
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
@@ -323,14 +338,14 @@ class SqlStore:
 
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
         # A shard that came since may bring renewals from before.
-        after = self._compacted[1] if self._compacted[0] == owned else 0
+        after = self._compacted_through[1] if self._compacted_through[0] == owned else 0
         through = await self._database.read(
             lambda connection: retention.checkpointed_through(connection, owned)
         )
         deleted = await self._delete_in_batches(
             lambda connection: retention.compact_renewals(connection, owned, after, through)
         )
-        self._compacted = (dict(owned), through)
+        self._compacted_through = (dict(owned), through)
         return deleted
 
     async def prune_events(
@@ -338,7 +353,7 @@ class SqlStore:
         owned: Mapping[int, int],
         cutoffs: Mapping[str, int],
         default_cutoff: int,
-        unpublished: Unpublished | None = None,
+        unpublished: UnpublishedRetention | None = None,
     ) -> int:
         return await self._delete_in_batches(
             lambda connection: retention.prune_events(connection, owned, cutoffs, default_cutoff, unpublished)
@@ -350,39 +365,45 @@ class SqlStore:
         )
 
     async def relay_cursors(self, relay: str, shard_ids: Collection[int]) -> dict[int, int]:
-        return await self._database.read(lambda connection: relaying.cursors(connection, relay, shard_ids))
+        return await self._database.read(
+            lambda connection: relay_progress.read_cursors(connection, relay, shard_ids)
+        )
 
-    async def advance_relays(self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]) -> None:
-        def advance(connection: Connection) -> None:
-            check_owned(connection, {shard_id: owned[shard_id] for shard_id in cursors})
-            relaying.advance(connection, relay, cursors)
+    async def advance_relay_cursors(
+        self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]
+    ) -> None:
+        def advance_cursors(connection: Connection) -> None:
+            check_epochs(connection, {shard_id: owned[shard_id] for shard_id in cursors})
+            relay_progress.advance_cursors(connection, relay, cursors)
 
-        await self._database.write(advance)
+        await self._database.write(advance_cursors)
 
     async def relay_backlogs(self, relay: str, shard_ids: Collection[int]) -> dict[int, RelayBacklog]:
-        return await self._database.read(lambda connection: relaying.backlogs(connection, relay, shard_ids))
+        return await self._database.read(
+            lambda connection: relay_progress.read_backlogs(connection, relay, shard_ids)
+        )
 
-    async def first_event_since(self, shard_id: int, wall_ms: int) -> int | None:
+    async def first_seq_since(self, shard_id: int, wall_ms: int) -> int | None:
         query = select(func.min(log.c.seq)).where(
             log.c.shard_id == shard_id, log.c.wall_ms >= wall_ms, log.c.kind != RENEWALS_KIND
         )
-        [(seq,)] = await self._all(query)
+        [(seq,)] = await self._fetch_all(query)
         return seq  # type: ignore[no-any-return]
 
-    async def _delete_in_batches(self, delete_some: Callable[[Connection], int]) -> int:
+    async def _delete_in_batches(self, delete_batch: Callable[[Connection], int]) -> int:
         """Short transactions, so that heartbeats commit in between."""
         total = 0
-        while deleted := await self._database.write(delete_some):
+        while deleted := await self._database.write(delete_batch):
             total += deleted
             if deleted < retention.DELETE_BATCH:
                 break
         return total
 
-    async def _all(self, query: Select[Any]) -> Sequence[Any]:
+    async def _fetch_all(self, query: Select[Any]) -> Sequence[Any]:
         return await self._database.read(lambda connection: connection.execute(query).all())
 
 
-def _fit(connection: Connection, shard_count: int, created_by: str) -> None:
+def _create_or_check_shards(connection: Connection, shard_count: int, created_by: str) -> None:
     stored = connection.execute(select(meta.c.value).where(meta.c.name == "shard_count")).scalar()
     if stored is None:
         connection.execute(
@@ -394,7 +415,7 @@ def _fit(connection: Connection, shard_count: int, created_by: str) -> None:
         raise WrongShardCount(stored=stored, requested=shard_count)
 
 
-def _matches(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
+def _worker_conditions(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
     conditions: list[ColumnElement[bool]] = [workers.c.namespace == namespace]
     if where.states:
         conditions.append(workers.c.state.in_(where.states))
@@ -402,25 +423,25 @@ def _matches(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
     conditions += [workers.c[name] == value for name in columns if (value := getattr(where, name))]
     if where.key_prefix:
         conditions.append(workers.c.worker_key >= where.key_prefix)
-        if (end := after_prefix(where.key_prefix)) is not None:
+        if (end := prefix_upper_bound(where.key_prefix)) is not None:
             conditions.append(workers.c.worker_key < end)
     return and_(*conditions)
 
 
-def after_prefix(prefix: str) -> str | None:
+def prefix_upper_bound(prefix: str) -> str | None:
     """The least string that sorts after everything starting with `prefix`; UTF-8 sorts as its code points do."""
-    for place in range(len(prefix) - 1, -1, -1):
-        point = ord(prefix[place])
+    for index in range(len(prefix) - 1, -1, -1):
+        point = ord(prefix[index])
         if point < 0x10FFFF:
-            return prefix[:place] + chr(0xE000 if point == 0xD7FF else point + 1)
+            return prefix[:index] + chr(0xE000 if point == 0xD7FF else point + 1)
     return None
 
 
-def _stored_task(row: Row[Any]) -> StoredTask:
-    place = (
+def _decode_task_row(row: Row[Any]) -> StoredTask:
+    columns = (
         row.shard_id, row.kind, row.namespace, row.worker_key, row.lease_epoch, row.died, row.created_wall_ms,
     )  # fmt: skip
-    codec.check_seal(row.activity, "tasks", *place)
+    codec.verify_checksum(row.activity, "tasks", *columns)
     activity = codec.decode_bound_activity(row.activity)
     return StoredTask(
         task_id=row.task_id,

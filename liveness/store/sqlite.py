@@ -22,15 +22,15 @@ from sqlalchemy.pool import StaticPool
 
 from liveness.store.errors import (
     CommitRejected,
-    LogDamaged,
     ReadFailed,
     RestoreInterrupted,
     StoreBroken,
     StoreError,
     StoreInUse,
     StoreUnusable,
+    WalDamaged,
 )
-from liveness.store.write_ahead_log import has_lost_commits
+from liveness.store.sqlite_wal import has_lost_commits
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ WAL_PAGES_BEFORE_CHECKPOINT = 8_000  # 32 MB: a checkpoint stalls one commit, so
 WRITER_CACHE_KB = 65_536
 READER_CACHE_KB = 8_192
 STATEMENT_CACHE = 512
-_MAGIC = b"SQLite format 3\0"
+_SQLITE_HEADER = b"SQLite format 3\0"
 
 # After these, what the file holds is not known to be what was written to it.
 _BROKEN_CODES = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -46,17 +46,17 @@ _BROKEN_CODES = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NO
 
 # What may lie beside a database under its name and one of these.
 WAL, SHARED_MEMORY, LOCK = "-wal", "-shm", ".lock"
-RESTORING = ".restoring"
+RESTORING_SUFFIX = ".restoring"
 """A backup, ready to take the place of a database that may lack its WAL by now."""
 
 
-def beside(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)
+def sibling_path(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
-def hold(path: Path) -> IO[str]:
+def acquire_lock(path: Path) -> IO[str]:
     """The lock of whoever may write to the file, until what is returned is closed or the process ends."""
-    lock_path = beside(path, LOCK)
+    lock_path = sibling_path(path, LOCK)
     try:
         lock = lock_path.open("a+")
     except OSError as error:
@@ -71,11 +71,11 @@ def hold(path: Path) -> IO[str]:
     return lock
 
 
-def connect_to_read(path: Path) -> sqlite3.Connection:
+def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that never writes: neither to the file nor to its WAL, and no checkpoint."""
     # Without a WAL nobody has the file open and it can be read as it lies. Otherwise SQLite would create a WAL
     # to read a file in WAL mode, and leave it behind.
-    mode = "mode=ro" if beside(path, WAL).exists() else "mode=ro&immutable=1"
+    mode = "mode=ro" if sibling_path(path, WAL).exists() else "mode=ro&immutable=1"
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=10)
 
 
@@ -83,36 +83,36 @@ class SqliteDatabase:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_file: IO[str] | None = None
-        self._writer = _Lane("liveness-sqlite-writer")
-        self._reader = _Lane("liveness-sqlite-reader")
-        self._write_engine = _engine(path, writer=True)
+        self._writer = _JobThread("liveness-sqlite-writer")
+        self._reader = _JobThread("liveness-sqlite-reader")
+        self._write_engine = _create_engine(path, writer=True)
         self._write_connection: Connection | None = None
         """Opened on the writer's thread and kept."""
-        self._read_engine = _engine(path, writer=False)
+        self._read_engine = _create_engine(path, writer=False)
         self._broken: StoreBroken | None = None
 
     def lock(self) -> None:
         """Refuse a second server on the same file. The kernel lets go of the lock when the process ends."""
-        self._check_kind()
-        lock = hold(self.path)
-        if beside(self.path, RESTORING).exists():
+        self._check_is_sqlite()
+        lock = acquire_lock(self.path)
+        if sibling_path(self.path, RESTORING_SUFFIX).exists():
             lock.close()
             raise RestoreInterrupted(path=self.path)
         self._lock_file = lock
 
-    def _check_kind(self) -> None:
+    def _check_is_sqlite(self) -> None:
         """Touch nothing, and put nothing beside it, that is not ours."""
         try:
             with self.path.open("rb") as file:
-                start = file.read(len(_MAGIC))
+                start = file.read(len(_SQLITE_HEADER))
         except FileNotFoundError:
             return
         except OSError as error:
             raise StoreUnusable(detail=f"cannot read {self.path}: {error.strerror}") from error
-        if start not in (b"", _MAGIC):
+        if start not in (b"", _SQLITE_HEADER):
             raise StoreUnusable(detail=f"{self.path} is not a SQLite file; choose another with --db")
 
-    def name_holder(self, holder: str) -> None:
+    def write_lock_holder(self, holder: str) -> None:
         """Say who holds the lock, for the message of whoever is refused."""
         assert self._lock_file is not None, "only who has locked it holds it"
         try:
@@ -131,7 +131,7 @@ class SqliteDatabase:
     def _write(self, work: Callable[[Connection], T]) -> T:
         try:
             if self._write_connection is None:
-                self._write_connection = self._open_to_write()
+                self._write_connection = self._open_writer()
             with self._write_connection.begin():
                 return work(self._write_connection)
         except StoreError:
@@ -145,12 +145,12 @@ class SqliteDatabase:
                 raise self._broken from error
             raise CommitRejected(detail=str(cause)) from error
 
-    def _open_to_write(self) -> Connection:
+    def _open_writer(self) -> Connection:
         connection = self._write_engine.connect()
         # Opening it has read the log back. Nothing has been written yet.
-        if has_lost_commits(beside(self.path, WAL), beside(self.path, SHARED_MEMORY)):
+        if has_lost_commits(sibling_path(self.path, WAL), sibling_path(self.path, SHARED_MEMORY)):
             connection.close()
-            raise LogDamaged(path=beside(self.path, WAL))
+            raise WalDamaged(path=sibling_path(self.path, WAL))
         return connection
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -180,13 +180,13 @@ class SqliteDatabase:
         self._write_engine.dispose()
 
 
-class _Lane:
+class _JobThread:
     """One thread; what is run there runs in order."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         # A daemon: a sync that hangs for ever must not keep the process from ending.
-        Thread(target=self._work_off, name=name, daemon=True).start()
+        Thread(target=self._run_jobs, name=name, daemon=True).start()
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()
@@ -198,14 +198,14 @@ class _Lane:
         """After what was given to it before."""
         self._jobs.put(None)
 
-    def _work_off(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                tell = partial(_succeed, job.done, job.work(*job.args))
+                report = partial(_set_result, job.done, job.work(*job.args))
             except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to who asked
-                tell = partial(_fail, job.done, error)
+                report = partial(_set_exception, job.done, error)
             if not job.loop.is_closed():
-                job.loop.call_soon_threadsafe(tell)
+                job.loop.call_soon_threadsafe(report)
 
 
 class _Job(NamedTuple):
@@ -215,17 +215,17 @@ class _Job(NamedTuple):
     done: asyncio.Future[Any]
 
 
-def _succeed(done: asyncio.Future[Any], result: object) -> None:
+def _set_result(done: asyncio.Future[Any], result: object) -> None:
     if not done.done():  # who asked may be gone
         done.set_result(result)
 
 
-def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
+def _set_exception(done: asyncio.Future[Any], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
 
 
-def _engine(path: Path, *, writer: bool) -> Engine:
+def _create_engine(path: Path, *, writer: bool) -> Engine:
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         poolclass=StaticPool,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-LATENCY_S = (
+LATENCY_BUCKETS_S = (
     0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5,
     1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-LATENESS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-WAITING_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1_800.0, 7_200.0)
-SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0)
+LATENESS_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1_800.0, 7_200.0)
+SIZE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0)
 
 
 class Histogram:
@@ -28,16 +28,16 @@ class Histogram:
         self.sum += value
 
 
-def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
+def quantile(bounds: Sequence[float], counts: Sequence[int], quantile_rank: float) -> float:
     """The value below which that share of the counted ones lies, evenly spread within each bucket; 0 for none."""
     total = sum(counts)
     if not total:
         return 0.0
-    rank, below = share * total, 0
-    for place, bound in enumerate(bounds):
-        within = counts[place]
+    rank, below = quantile_rank * total, 0
+    for index, bound in enumerate(bounds):
+        within = counts[index]
         if within and below + within >= rank:
-            floor = bounds[place - 1] if place else 0.0
+            floor = bounds[index - 1] if index else 0.0
             return floor + (bound - floor) * (rank - below) / within
         below += within
     return bounds[-1]

@@ -17,7 +17,7 @@ The server's clock stands still until it is moved; the worker's own clock is the
 
 from liveness.app import Server
 from liveness.clock import ManualClock
-from liveness.settings import Settings
+from liveness.config.settings import Settings
 from liveness.testing.local_server import LocalServer
 
 __all__ = ["LocalServer", "ManualClock", "Server", "Settings"]

@@ -9,9 +9,9 @@ import sys
 from rich.console import Console
 
 from tests.arguments import above_zero
+from tests.crash.fault_runner import ROOT, Row, as_data, run
 from tests.crash.matrix import FAULTS, Fault
 from tests.crash.report import as_page, one_line, show
-from tests.crash.running import ROOT, Row, as_data, run
 
 RESULTS = ROOT / "docs" / "results" / "crash.json"
 PAGE = ROOT / "docs" / "crash.md"
@@ -63,8 +63,8 @@ def _write(rows: list[Row], faults: set[str]) -> None:
     """Rows of other faults stay as they are: each says when it was run."""
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     merged = [row for row in known if row["fault"] not in faults] + [as_data(row) for row in rows]
-    place = {fault.name: number for number, fault in enumerate(FAULTS)}
-    merged = sorted((row for row in merged if row["fault"] in place), key=lambda row: place[row["fault"]])
+    order = {fault.name: number for number, fault in enumerate(FAULTS)}
+    merged = sorted((row for row in merged if row["fault"] in order), key=lambda row: order[row["fault"]])
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(as_page(merged), encoding="utf-8")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.cluster.conftest import make_cluster as make_cluster
-from tests.cluster.conftest import place as place
-from tests.end_to_end.conftest import disk as disk
-from tests.end_to_end.conftest import durable_postgres as durable_postgres
-from tests.end_to_end.conftest import faulty_disk_library as faulty_disk_library
-from tests.end_to_end.conftest import make_server as make_server
-from tests.end_to_end.conftest import say as say
-from tests.end_to_end.conftest import sqlite_file as sqlite_file
-from tests.end_to_end.conftest import sqlite_url as sqlite_url
+from tests.system.cluster.conftest import cluster_database as cluster_database
+from tests.system.cluster.conftest import make_cluster as make_cluster
+from tests.system.server.conftest import disk as disk
+from tests.system.server.conftest import durable_postgres as durable_postgres
+from tests.system.server.conftest import faulty_disk_library as faulty_disk_library
+from tests.system.server.conftest import make_server as make_server
+from tests.system.server.conftest import report_result as report_result
+from tests.system.server.conftest import sqlite_database as sqlite_database
+from tests.system.server.conftest import sqlite_url as sqlite_url

@@ -21,16 +21,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import liveness.server.binding as binding
+import liveness.server.grpc_registration as binding
 import liveness.store.sql as sql
 from liveness.cli import main
 from liveness.domain.errors import Unavailable
+from liveness.integrations.relay.relay import RelaySink
+from liveness.integrations.webhook.sink import WebhookSink
 from liveness.store.api import ShardCommit
 from liveness.store.commit import apply_commits
 from liveness.store.errors import CommitRejected, CommitUnknown
 from liveness.store.sql import SqlStore
-from tasks.relay import RelaySink
-from tasks.webhook import WebhookSink
 
 DELAY_MS = 1_300
 """More than the shortest lease."""
@@ -39,10 +39,10 @@ HEARTBEATS = {"record_worker_heartbeat", "record_worker_heartbeats"}
 _control = Path(os.environ["FAILPOINT"])
 
 
-def _told_to(place: str) -> str | None:
+def _armed_action(point: str) -> str | None:
     try:
         wanted, _, how = _control.read_text().partition("|")
-        if wanted != place:
+        if wanted != point:
             return None
         _control.unlink()
     except FileNotFoundError:
@@ -58,9 +58,9 @@ def _unknown() -> Exception:
     return CommitUnknown(detail="a failpoint")
 
 
-def _at_once(place: str, refusal: Callable[[], Exception]) -> bool:
+def _fail_if_armed(point: str, refusal: Callable[[], Exception]) -> bool:
     """Returns whether it is to take longer."""
-    match _told_to(place):
+    match _armed_action(point):
         case "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
@@ -72,26 +72,26 @@ def _at_once(place: str, refusal: Callable[[], Exception]) -> bool:
     return False
 
 
-async def _pass(place: str, refusal: Callable[[], Exception]) -> None:
-    if _at_once(place, refusal):
+async def _reach(point: str, refusal: Callable[[], Exception]) -> None:
+    if _fail_if_armed(point, refusal):
         await asyncio.sleep(DELAY_MS / 1_000)
 
 
-def _pass_blocking(place: str, refusal: Callable[[], Exception]) -> None:
-    if _at_once(place, refusal):
+def _reach_blocking(point: str, refusal: Callable[[], Exception]) -> None:
+    if _fail_if_armed(point, refusal):
         time.sleep(DELAY_MS / 1_000)
 
 
-def _around(
-    owner: type, name: str, place: str, before: Any, after: Any, *, only_if_deleted: bool = False
+def _wrap_method(
+    owner: type, name: str, point: str, before: Any, after: Any, *, only_if_deleted: bool = False
 ) -> None:
     real: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
     async def wrapped(*args: Any, **options: Any) -> Any:
-        await _pass(f"before {place}", before)
+        await _reach(f"before {point}", before)
         result = await real(*args, **options)
         if result or not only_if_deleted:
-            await _pass(f"after {place}", after)
+            await _reach(f"after {point}", after)
         return result
 
     setattr(owner, name, wrapped)
@@ -102,46 +102,46 @@ def _wrap_commits() -> None:
 
     async def wrapped(self: SqlStore, commits: Sequence[ShardCommit]) -> None:
         settles = any(part.task_updates for part in commits)
-        await _pass("before commit", _rejected)
+        await _reach("before commit", _rejected)
         if settles:
-            await _pass("before settling", _rejected)
+            await _reach("before settling", _rejected)
         await commit(self, commits)
-        await _pass("after commit", _unknown)
+        await _reach("after commit", _unknown)
         if settles:
-            await _pass("after settling", _unknown)
+            await _reach("after settling", _unknown)
 
     def applied(connection: Any, commits: Sequence[ShardCommit]) -> None:
         apply(connection, commits)
-        _pass_blocking("in transaction", _rejected)
+        _reach_blocking("in transaction", _rejected)
 
     SqlStore.commit = wrapped  # type: ignore[method-assign]
     setattr(sql, "apply_commits", applied)  # noqa: B010  # where the store finds it
 
 
 def _wrap_answers() -> None:
-    real = binding._unary
+    real = binding._make_unary
 
-    def unary(serve: Any, settle: Any, admit: Any, way: Any) -> Callable[..., Awaitable[Any]]:
+    def unary(serve: Any, wait_all_durable: Any, admit: Any, router: Any) -> Callable[..., Awaitable[Any]]:
         if serve is None or serve.__name__ not in HEARTBEATS:
-            return real(serve, settle, admit, way)
+            return real(serve, wait_all_durable, admit, router)
 
         async def served(request: Any) -> Any:
             answer = await serve(request)
-            await _pass("before ack", Unavailable)
+            await _reach("before ack", Unavailable)
             return answer
 
-        call = real(served, settle, admit, way)
+        call = real(served, wait_all_durable, admit, router)
 
         async def answered(request: Any, context: Any) -> Any:
             answer = await call(request, context)
             context.add_done_callback(
-                lambda _: _pass_blocking("after ack", lambda: RuntimeError("a failpoint"))
+                lambda _: _reach_blocking("after ack", lambda: RuntimeError("a failpoint"))
             )
             return answer
 
         return answered
 
-    binding._unary = unary
+    binding._make_unary = unary
 
 
 def _sink_failed() -> Exception:
@@ -151,8 +151,8 @@ def _sink_failed() -> Exception:
 if __name__ == "__main__":
     _wrap_commits()
     _wrap_answers()
-    _around(SqlStore, "compact_renewals", "compaction", _rejected, _unknown, only_if_deleted=True)
-    _around(SqlStore, "prune_events", "retention", _rejected, _unknown, only_if_deleted=True)
+    _wrap_method(SqlStore, "compact_renewals", "compaction", _rejected, _unknown, only_if_deleted=True)
+    _wrap_method(SqlStore, "prune_events", "retention", _rejected, _unknown, only_if_deleted=True)
     for sink in (WebhookSink, RelaySink):
-        _around(sink, "offer", "publish", _sink_failed, _sink_failed)
+        _wrap_method(sink, "deliver", "publish", _sink_failed, _sink_failed)
     main(prog_name="liveness")

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 MODULE = "tests.crash.failing_server"
-PASSED_SECONDS_MAX = 60
+REACHED_SECONDS_MAX = 60
 LOOK_SECONDS = 0.01
 
 
-class NotPassed(Exception):
+class NotReached(Exception):
     """Nobody came by, so that nothing was proved."""
 
 
@@ -20,16 +20,16 @@ class Failpoint:
         self._control = control
         self.environ = {"FAILPOINT": str(control)}
 
-    def arm(self, place: str, how: str) -> None:
+    def arm(self, point: str, how: str) -> None:
         # Put there as a whole, so that nobody reads half of it.
         new = self._control.with_suffix(".new")
-        new.write_text(f"{place}|{how}")
+        new.write_text(f"{point}|{how}")
         new.replace(self._control)
 
-    async def passed(self) -> None:
+    async def wait_reached(self) -> None:
         """Until somebody came by and failed."""
-        deadline = time.monotonic() + PASSED_SECONDS_MAX
+        deadline = time.monotonic() + REACHED_SECONDS_MAX
         while self._control.exists():
             if time.monotonic() > deadline:
-                raise NotPassed(self._control.read_text())
+                raise NotReached(self._control.read_text())
             await asyncio.sleep(LOOK_SECONDS)

@@ -35,10 +35,10 @@ INVARIANTS = {
     15: "Exclusive claims",
 }
 
-_KILL = "tests/end_to_end/test_kill.py"
-_DISK = "tests/end_to_end/test_disk_faults.py"
-_BROKERS = "tests/relay/test_cluster.py"
-_NODES = "tests/cluster/test_node_lost.py"
+_KILL = "tests/system/server/test_kill.py"
+_DISK = "tests/system/server/test_disk_faults.py"
+_BROKERS = "tests/system/integrations/relay/test_broker_cluster.py"
+_NODES = "tests/system/cluster/test_node_loss.py"
 
 FAULTS = (
     Fault(
@@ -90,19 +90,22 @@ FAULTS = (
         "PostgreSQL: restarts and lost sessions",
         "The database is restarted, crashes, or ends every session under load; nobody helps the server.",
         (1, 2, 4, 13),
-        ("tests/postgres_failures/test_restarts.py", f"{_KILL}::test_postgres_itself_crashes"),
+        ("tests/system/postgres_failures/test_restarts.py", f"{_KILL}::test_postgres_itself_crashes"),
     ),
     Fault(
         "PostgreSQL: lost answers",
         "The answer to a COMMIT never arrives.",
         (1, 3, 13),
-        ("tests/postgres_failures/test_lost_answers.py",),
+        ("tests/system/postgres_failures/test_lost_answers.py",),
     ),
     Fault(
         "PostgreSQL: fail-over, no room",
         "The primary is killed and its synchronous standby promoted; no connection is left.",
         (1, 13),
-        ("tests/postgres_failures/test_fail_over.py", "tests/postgres_failures/test_no_room.py"),
+        (
+            "tests/system/postgres_failures/test_failover.py",
+            "tests/system/postgres_failures/test_connection_limit.py",
+        ),
     ),
     Fault(
         "owner stopped between check and commit",
@@ -127,9 +130,9 @@ FAULTS = (
         "Nodes are restarted one by one and killed while clients watch events and complete activities.",
         (2, 3, 9, 10, 15),
         (
-            "tests/cluster/test_hand_over.py::test_rolling_restart_long",
-            "tests/cluster/test_watch.py::test_watch_long",
-            "tests/cluster/test_activities.py::test_many_deaths_long",
+            "tests/system/cluster/test_hand_over.py::test_rolling_restart_long",
+            "tests/system/cluster/test_watch.py::test_watch_long",
+            "tests/system/cluster/test_activities.py::test_many_deaths_long",
         ),
     ),
     Fault(
@@ -137,7 +140,7 @@ FAULTS = (
         "The wall clock of the whole process jumps an hour ahead and back while it serves; and three nodes whose "
         "clocks are minutes apart.",
         (4, 5),
-        ("tests/crash/test_wall_clock.py", "tests/cluster/test_clocks.py::test_clocks_long"),
+        ("tests/crash/test_wall_clock.py", "tests/system/cluster/test_clock_skew.py::test_clocks_long"),
     ),
     Fault(
         "storm of 20,000 workers",
@@ -151,7 +154,7 @@ FAULTS = (
         "SIGTERM, SIGINT, SIGSTOP",
         "The server is ended in good order under load, or stands still for longer than leases.",
         (1, 4),
-        ("tests/end_to_end/test_signals.py",),
+        ("tests/system/server/test_signals.py",),
     ),
     Fault(
         "broker killed and wiped",
@@ -163,6 +166,6 @@ FAULTS = (
         "workers and server of the SDK",
         "Real worker processes are killed, stopped and cut off, and the server is killed as well.",
         (3, 15),
-        ("tests/sdk_end_to_end/test_random_run.py::test_a_long_run_with_server_kills",),
+        ("tests/system/worker_processes/test_random_run.py::test_a_long_run_with_server_kills",),
     ),
 )

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tests.crash.fault_runner import Row
 from tests.crash.matrix import FAULTS, INVARIANTS
-from tests.crash.running import Row
 
 _HOW = """\
 # Real processes, real faults
@@ -20,7 +20,7 @@ _HOW = """\
 `make crash` starts the server as an operator does, as a process of its own, puts it under load, and lets something happen to
 it: {tried} times in the rows below, and {violated} times an invariant was violated.
 
-Whether one was violated is not asked of the server. Clients keep a **ledger** outside it (`tests/end_to_end/ledger.py`): what
+Whether one was violated is not asked of the server. Clients keep a **ledger** outside it (`tests/system/server/ledger.py`): what
 was acknowledged, what is in doubt because no answer came, and which states can follow from that. Every answer, every look at
 a worker and, at the end, every row of the database has to agree with it. A lease that ended must have lasted on a clock
 that ran only while the server could listen; each lost binding must have been rescheduled exactly once; each shard's log

@@ -14,12 +14,12 @@ import pytest
 
 from liveness.store.errors import StoreError
 from liveness.v1 import activity_pb2, admin_pb2, service_pb2
-from tests.crash.damage import ROWS, flip_in_file, flip_in_row, last_commit
+from tests.crash.bit_flips import ROWS, flip_in_file, flip_in_row, last_commit
 from tests.crash.scale import scaled
-from tests.end_to_end.campaign import Say
-from tests.end_to_end.ledger import activity_ref
-from tests.server.site import NAMESPACE, Site
-from tests.shard.quiet import quiet as quiet
+from tests.integration.quiet_logs import quiet as quiet
+from tests.integration.server.server_harness import NAMESPACE, ServerHarness
+from tests.system.server.crash_loop import ReportResult
+from tests.system.server.ledger import activity_ref
 
 WORKERS = 24
 FILE, LOG = "the file", "its write-ahead log"
@@ -37,12 +37,12 @@ class Original(NamedTuple):
     stopped: Path
 
 
-async def live(site: Site) -> None:
+async def run_workload(harness: ServerHarness) -> None:
     """Some die, some finish, some go on; part of it before the checkpoint and part after."""
 
     async def beat(number: int, sequence: int, **said: Any) -> None:
         key = f"w{number}"
-        await site.beat(
+        await harness.beat(
             key, session_id=f"{key}-session", sequence=sequence, lease_ms=5_000, task_queue="q", **said
         )
 
@@ -51,40 +51,40 @@ async def live(site: Site) -> None:
     for sequence in (2, 3):
         for number in range(WORKERS // 2):
             await beat(number, sequence)
-        await site.advance(3_000)
-    await site.server.maintenance.checkpoint()
+        await harness.advance(3_000)
+    await harness.server.maintenance.checkpoint()
     for number in range(WORKERS // 3):
         await beat(number, 4, unbound_activities=[activity_ref(f"a{number}")])
         await beat(number, 5)
-    await site.advance(1_000)
+    await harness.advance(1_000)
 
 
 @pytest.fixture(scope="module")
 async def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     folder, killed, stopped = map(tmp_path_factory.mktemp, ("original", "killed", "stopped"))
-    site = await Site(f"sqlite:///{folder / 'liveness.db'}").start(takeover_grace_ms=0)
-    await live(site)
+    harness = await ServerHarness(f"sqlite:///{folder / 'liveness.db'}").start(takeover_grace_ms=0)
+    await run_workload(harness)
     for file in folder.glob("liveness.db*"):
         shutil.copy(file, killed)
-    await site.stop()
+    await harness.stop()
     shutil.copy(folder / "liveness.db", stopped)
     return Original(killed, stopped)
 
 
 async def serve(folder: Path) -> Served:
     """All that a server on this database tells. Empty if it does not start."""
-    site = Site(f"sqlite:///{folder / 'liveness.db'}")
+    harness = ServerHarness(f"sqlite:///{folder / 'liveness.db'}")
     try:
-        await site.start()
+        await harness.start()
     except StoreError:
         return {}
     try:
-        return await all_it_tells(site)
+        return await read_everything(harness)
     finally:
-        await site.stop()
+        await harness.stop()
 
 
-async def all_it_tells(site: Site) -> Served:
+async def read_everything(harness: ServerHarness) -> Served:
     told: Served = {}
 
     async def ask(name: str, call: Awaitable[Any]) -> None:
@@ -95,30 +95,32 @@ async def all_it_tells(site: Site) -> Served:
 
     await ask(
         "workers",
-        site.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=NAMESPACE, page_size=1_000)),
+        harness.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=NAMESPACE, page_size=1_000)),
     )
     await ask(
         "tasks",
-        site.admin.ListTasks(
+        harness.admin.ListTasks(
             admin_pb2.ListTasksRequest(page_size=1_000, states=admin_pb2.TaskState.values()[1:])
         ),
     )
     await ask(
         "activities",
-        site.activities.ListActivities(
+        harness.activities.ListActivities(
             activity_pb2.ListActivitiesRequest(namespace=NAMESPACE, page_size=1_000)
         ),
     )
     for number in range(WORKERS):
         key: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": f"w{number}"}
-        await ask(f"worker {number}", site.liveness.DescribeWorker(service_pb2.DescribeWorkerRequest(**key)))
         await ask(
-            f"history {number}", site.liveness.GetWorkerHistory(service_pb2.GetWorkerHistoryRequest(**key))
+            f"worker {number}", harness.liveness.DescribeWorker(service_pb2.DescribeWorkerRequest(**key))
+        )
+        await ask(
+            f"history {number}", harness.liveness.GetWorkerHistory(service_pb2.GetWorkerHistoryRequest(**key))
         )
     return told
 
 
-def bears(name: str, told: bytes, acknowledged: bytes) -> bool:
+def is_explained(name: str, told: bytes, acknowledged: bytes) -> bool:
     """What no checksum of a row can find: how it stands with a task, which changes beside its payload each time it is tried
     and by which it is listed, and an entry of SQLite's own index that leads nowhere, so that an event is missing from a
     history."""
@@ -157,18 +159,18 @@ class Flips:
         path, random = copy / "liveness.db", Random(seed)
         log = path.with_name("liveness.db-wal")
         if where == LOG:
-            place = flip_in_file(log, random, last_commit(log))
+            location = flip_in_file(log, random, last_commit(log))
         else:
-            place = flip_in_file(path, random) if where == FILE else flip_in_row(path, random, where)
+            location = flip_in_file(path, random) if where == FILE else flip_in_row(path, random, where)
         told = await serve(copy)
         shutil.rmtree(copy)
         differ = [name for name, answer in told.items() if answer not in (REFUSED, self._acknowledged[name])]
-        wrong = [name for name in differ if not bears(name, told[name], self._acknowledged[name])]
+        wrong = [name for name in differ if not is_explained(name, told[name], self._acknowledged[name])]
         if differ and not wrong:
             self.ends["told less, or other bookkeeping"] += 1
         elif wrong:
             self.ends["silently wrong"] += 1
-            self.violations.append(f"{place}: {', '.join(wrong[:3])} told something else")
+            self.violations.append(f"{location}: {', '.join(wrong[:3])} told something else")
         elif not told:
             self.ends["did not start"] += 1
         else:
@@ -194,11 +196,11 @@ async def test_a_flipped_bit_is_not_served(original: Original, tmp_path: Path) -
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("where", [*ROWS, FILE, LOG])
-async def test_flips(original: Original, tmp_path: Path, say: Say, where: str) -> None:
+async def test_flips(original: Original, tmp_path: Path, report_result: ReportResult, where: str) -> None:
     flips = await flips_of(original.stopped if where == FILE else original.killed, tmp_path)
     times = scaled(TIMES.get(where, 60))
     for seed in range(times):
         await flips.flip(seed, where)
     ends = ", ".join(f"{count} {end}" for end, count in sorted(flips.ends.items()))
-    say(ends, row=f"a bit of {where}", tried=times, violated=len(flips.violations))
+    report_result(ends, row=f"a bit of {where}", tried=times, violated=len(flips.violations))
     assert not flips.violations, "\n".join(flips.violations[:20])

@@ -16,17 +16,17 @@ import pytest
 
 from liveness.v1 import admin_pb2, service_pb2
 from tests.crash.failpoint import MODULE, Failpoint
-from tests.crash.receiver import Receiver
 from tests.crash.scale import scaled
-from tests.databases import StoreHome
-from tests.end_to_end.audit import audit_workers
-from tests.end_to_end.campaign import Say, acknowledged, check, wind_up
-from tests.end_to_end.conftest import EXPOSED, MakeServer
-from tests.end_to_end.ledger import Beat, Ledger
-from tests.end_to_end.load import Load
-from tests.end_to_end.server_process import ServerProcess
+from tests.crash.webhook_receiver import WebhookReceiver
+from tests.databases import StoreDatabase
+from tests.system.server.audit import audit_workers
+from tests.system.server.conftest import NO_TAKEOVER_GRACE, MakeServer
+from tests.system.server.crash_loop import ReportResult, acknowledged, check, final_audit
+from tests.system.server.ledger import Beat, Ledger
+from tests.system.server.load import Load
+from tests.system.server.server_process import ServerProcess
 
-PLACES = (
+FAILPOINTS = (
     "before commit",
     "in transaction",
     "after commit",
@@ -43,33 +43,33 @@ PLACES = (
 )
 TRIES = {"crash": 6, "error": 6, "delay": 3}
 SOME = 30
-KEEPING_HOUSE = EXPOSED | {
+MAINTENANCE = NO_TAKEOVER_GRACE | {
     "LIVENESS_CHECKPOINT_INTERVAL_S": "0.3",
     "LIVENESS_RETENTION_INTERVAL_S": "0.3",
 }
-ELSEWHERE = "short-lived"
+WEBHOOK_SETTINGS = "short-lived"
 """A namespace that nobody audits: its events are deleted as soon as they may be."""
 
 
-class Trial:
+class FailpointRun:
     def __init__(self, server: ServerProcess, ledger: Ledger, load: Load, failpoint: Failpoint) -> None:
         self.server = server
         self.ledger = ledger
         self._load = load
         self._failpoint = failpoint
 
-    async def fail(self, place: str, how: str) -> None:
+    async def fail(self, point: str, how: str) -> None:
         await acknowledged(self.ledger, SOME)
-        self._failpoint.arm(place, how)
+        self._failpoint.arm(point, how)
         if how == "crash":
             code = await self.server.ended()
-            assert code == -SIGKILL, f"it ended with {code}:\n{self.server.said()}"
+            assert code == -SIGKILL, f"it ended with {code}:\n{self.server.log_text()}"
         else:
-            await self._failpoint.passed()
+            await self._failpoint.wait_reached()
             await acknowledged(self.ledger, SOME)
-            assert self.server.running, self.server.said()
+            assert self.server.running, self.server.log_text()
         self._load.pause()
-        await self._load.quiet()
+        await self._load.wait_idle()
         if how == "crash":
             await self.server.disconnect()
             await self.server.start()
@@ -78,64 +78,82 @@ class Trial:
 
 
 @asynccontextmanager
-async def trial(
-    server: ServerProcess, home: StoreHome, failpoint: Failpoint, *, compacted: bool = False, seed: int = 1
-) -> AsyncIterator[Trial]:
+async def failpoint_run(
+    server: ServerProcess,
+    store_database: StoreDatabase,
+    failpoint: Failpoint,
+    *,
+    compacted: bool = False,
+    seed: int = 1,
+) -> AsyncIterator[FailpointRun]:
     """The server is started before, and audited to the last row afterwards."""
     ledger = Ledger(server)
     await server.start()
     async with Load(server, ledger, Random(seed)) as load:
-        yield Trial(server, ledger, load, failpoint)
+        yield FailpointRun(server, ledger, load, failpoint)
         load.pause()
-        await load.quiet()
-    await wind_up(server, home, ledger, compacted=compacted)
+        await load.wait_idle()
+    await final_audit(server, store_database, ledger, compacted=compacted)
 
 
 async def test_killed_after_the_commit_and_before_the_answer(
-    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, tmp_path: Path, say: Say
+    make_server: MakeServer,
+    sqlite_url: str,
+    sqlite_database: StoreDatabase,
+    tmp_path: Path,
+    report_result: ReportResult,
 ) -> None:
     """What nobody was told was committed is there, and saying it again changes nothing."""
     failpoint = Failpoint(tmp_path / "failpoint")
-    server = make_server(sqlite_url, environ=EXPOSED | failpoint.environ, module=MODULE)
-    async with trial(server, sqlite_file, failpoint) as run:
+    server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE | failpoint.environ, module=MODULE)
+    async with failpoint_run(server, sqlite_database, failpoint) as run:
         await run.fail("after commit", "crash")
         assert run.ledger.in_doubt_applied > 0, "else there would be nothing to prove"
-    place = "after commit × crash"
-    say(place, row=place, tried=1, violated=len(run.ledger.violations))
+    point = "after commit × crash"
+    report_result(point, row=point, tried=1, violated=len(run.ledger.violations))
     check(run.ledger)
 
 
 @pytest.mark.crash_long
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("point", FAILPOINTS)
 async def test_failpoint(
-    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, tmp_path: Path, say: Say, place: str
+    make_server: MakeServer,
+    sqlite_url: str,
+    sqlite_database: StoreDatabase,
+    tmp_path: Path,
+    report_result: ReportResult,
+    point: str,
 ) -> None:
     failpoint = Failpoint(tmp_path / "failpoint")
-    keeps_house = "compaction" in place or "retention" in place
-    environ = (KEEPING_HOUSE if keeps_house else EXPOSED) | failpoint.environ
+    runs_maintenance = "compaction" in point or "retention" in point
+    environ = (MAINTENANCE if runs_maintenance else NO_TAKEOVER_GRACE) | failpoint.environ
     seconds: dict[str, float] = {}
     violated: dict[str, int] = {}
-    async with Receiver() as receiver, asyncio.TaskGroup() as beside:
-        if "publish" in place:
+    async with WebhookReceiver() as receiver, asyncio.TaskGroup() as beside:
+        if "publish" in point:
             environ |= receiver.environ
         server = make_server(sqlite_url, environ=environ, module=MODULE)
-        async with trial(server, sqlite_file, failpoint, compacted=keeps_house, seed=len(place)) as run:
-            come_and_go = beside.create_task(make_events_that_go(server) if keeps_house else asyncio.sleep(0))
+        async with failpoint_run(
+            server, sqlite_database, failpoint, compacted=runs_maintenance, seed=len(point)
+        ) as run:
+            come_and_go = beside.create_task(
+                make_expiring_events(server) if runs_maintenance else asyncio.sleep(0)
+            )
             for how, times in TRIES.items():
                 began, before = time.monotonic(), len(run.ledger.violations)
                 for _ in range(scaled(times)):
-                    await run.fail(place, how)
+                    await run.fail(point, how)
                 seconds[how] = time.monotonic() - began
                 violated[how] = len(run.ledger.violations) - before
             come_and_go.cancel()
-        if "publish" in place:
+        if "publish" in point:
             compare_deliveries(run.ledger, receiver)
     # What only the end shows can be anybody's.
     later = len(run.ledger.violations) - sum(violated.values())
     for how, times in TRIES.items():
-        say(
-            f"{place} × {how}",
-            row=f"{place} × {how}",
+        report_result(
+            f"{point} × {how}",
+            row=f"{point} × {how}",
             tried=scaled(times),
             violated=violated[how] + later,
             seconds=seconds[how],
@@ -143,15 +161,17 @@ async def test_failpoint(
     check(run.ledger)
 
 
-async def make_events_that_go(server: ServerProcess) -> None:
+async def make_expiring_events(server: ServerProcess) -> None:
     """So that retention has something to delete."""
-    config = admin_pb2.UpdateConfigRequest(namespace=ELSEWHERE)
+    config = admin_pb2.UpdateConfigRequest(namespace=WEBHOOK_SETTINGS)
     config.set.event_retention.FromMilliseconds(1)
     sequence = 0
     while True:
         sequence += 1
         beat = Beat("worker", "session", sequence, 60_000, frozenset([f"activity-{sequence}"]))
-        request = service_pb2.RecordWorkerHeartbeatRequest(namespace=ELSEWHERE, heartbeat=beat.message())
+        request = service_pb2.RecordWorkerHeartbeatRequest(
+            namespace=WEBHOOK_SETTINGS, heartbeat=beat.message()
+        )
         request.heartbeat.unbound_activities.extend(
             Beat("", "", 0, 0, frozenset([f"activity-{sequence - 1}"])).message().bound_activities
         )
@@ -165,7 +185,7 @@ async def make_events_that_go(server: ServerProcess) -> None:
         await asyncio.sleep(0.05)
 
 
-def compare_deliveries(ledger: Ledger, receiver: Receiver) -> None:
+def compare_deliveries(ledger: Ledger, receiver: WebhookReceiver) -> None:
     """Each lost binding was delivered, and each time under the same id; nothing else was delivered."""
     expected: Counter[tuple[str, int, str]] = Counter()
     for key in ledger.keys():  # noqa: SIM118  # a method, not a mapping's
@@ -173,6 +193,6 @@ def compare_deliveries(ledger: Ledger, receiver: Receiver) -> None:
         for loss in view.losses if view is not None else ():
             expected.update((key, loss.epoch, name) for name in loss.activities)
     found = Counter(receiver.lost.values())
-    for place in expected.keys() | found.keys():
-        if expected[place] != found[place]:
-            ledger.violate(f"{place} was lost {expected[place]} times, and delivered as {found[place]}")
+    for point in expected.keys() | found.keys():
+        if expected[point] != found[point]:
+            ledger.violate(f"{point} was lost {expected[point]} times, and delivered as {found[point]}")

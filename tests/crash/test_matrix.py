@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.crash.fault_runner import ROOT, as_data, read
 from tests.crash.matrix import FAULTS, INVARIANTS, Fault
 from tests.crash.report import as_page
-from tests.crash.running import ROOT, as_data, read
 
 FAULT = Fault("a fault", "Something happens.", (1,), ("tests/x.py",))
 

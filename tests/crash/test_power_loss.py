@@ -8,36 +8,36 @@ from random import Random
 
 import pytest
 
-from tests.crash.power import SOURCE, Power
+from tests.crash.power_loss import SOURCE, PowerLoss
 from tests.crash.scale import scaled
-from tests.databases import StoreHome
-from tests.end_to_end.audit import audit_workers
-from tests.end_to_end.campaign import Say, acknowledged, check, crash_again_and_again
-from tests.end_to_end.conftest import EXPOSED, MakeServer
-from tests.end_to_end.disk import Disk, compile_library
-from tests.end_to_end.ledger import Ledger
-from tests.end_to_end.load import Load
-from tests.end_to_end.server_process import ServerProcess
+from tests.databases import StoreDatabase
+from tests.system.server.audit import audit_workers
+from tests.system.server.conftest import NO_TAKEOVER_GRACE, MakeServer
+from tests.system.server.crash_loop import ReportResult, acknowledged, check, crash_repeatedly
+from tests.system.server.faulty_disk import FaultyDisk, compile_library
+from tests.system.server.ledger import Ledger
+from tests.system.server.load import Load
+from tests.system.server.server_process import ServerProcess
 
-COMPACTING = EXPOSED | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
+COMPACTING = NO_TAKEOVER_GRACE | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
 SLOW_MS = 15
 """So much longer takes each sync, so that more is under way when the power fails."""
 
 
 @pytest.fixture(scope="session")
-def power_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def power_loss_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_library(tmp_path_factory.mktemp("power"), SOURCE)
 
 
 @pytest.fixture
-def power(power_library: Path, tmp_path: Path, disk: Disk) -> Power:
+def power_loss(power_loss_library: Path, tmp_path: Path, disk: FaultyDisk) -> PowerLoss:
     disk.sync_slowly(SLOW_MS)
-    return Power(power_library, tmp_path / "liveness.db", disk.environ["LD_PRELOAD"])
+    return PowerLoss(power_loss_library, tmp_path / "liveness.db", disk.environ["LD_PRELOAD"])
 
 
 class Losses:
-    def __init__(self, power: Power, random: Random) -> None:
-        self._power = power
+    def __init__(self, power_loss: PowerLoss, random: Random) -> None:
+        self._power = power_loss
         self._random = random
         self.writes = 0
 
@@ -50,11 +50,18 @@ class Losses:
 
 
 async def test_what_was_acknowledged_survives_a_loss_of_power(
-    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, power: Power, disk: Disk, say: Say
+    make_server: MakeServer,
+    sqlite_url: str,
+    sqlite_database: StoreDatabase,
+    power_loss: PowerLoss,
+    disk: FaultyDisk,
+    report_result: ReportResult,
 ) -> None:
-    server = make_server(sqlite_url, environ=EXPOSED | disk.environ | power.environ)
-    crash = Losses(power, Random(1)).crash(server)
-    check(await crash_again_and_again(server, sqlite_file, say, times=1, compacted=False, crash=crash))
+    server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE | disk.environ | power_loss.environ)
+    crash = Losses(power_loss, Random(1)).crash(server)
+    check(
+        await crash_repeatedly(server, sqlite_database, report_result, times=1, compacted=False, crash=crash)
+    )
 
 
 @pytest.mark.crash_long
@@ -62,31 +69,37 @@ async def test_what_was_acknowledged_survives_a_loss_of_power(
 async def test_power_fails_again_and_again(
     make_server: MakeServer,
     sqlite_url: str,
-    sqlite_file: StoreHome,
-    power: Power,
-    disk: Disk,
-    say: Say,
+    sqlite_database: StoreDatabase,
+    power_loss: PowerLoss,
+    disk: FaultyDisk,
+    report_result: ReportResult,
     compacted: bool,
 ) -> None:
-    environ = COMPACTING if compacted else EXPOSED
-    server = make_server(sqlite_url, environ=environ | disk.environ | power.environ)
-    losses = Losses(power, Random(2))
-    ledger = await crash_again_and_again(
-        server, sqlite_file, say, times=scaled(50), compacted=compacted, seed=2, crash=losses.crash(server)
+    environ = COMPACTING if compacted else NO_TAKEOVER_GRACE
+    server = make_server(sqlite_url, environ=environ | disk.environ | power_loss.environ)
+    losses = Losses(power_loss, Random(2))
+    ledger = await crash_repeatedly(
+        server,
+        sqlite_database,
+        report_result,
+        times=scaled(50),
+        compacted=compacted,
+        seed=2,
+        crash=losses.crash(server),
     )
     check(ledger)
     assert losses.writes > 0, "nothing was ever lost, so that nothing was proved"
-    say(f"{losses.writes} writes were lost")
+    report_result(f"{losses.writes} writes were lost")
 
 
-async def lose_power_once(server: ServerProcess, power: Power) -> Ledger:
+async def lose_power_once(server: ServerProcess, power_loss: PowerLoss) -> Ledger:
     ledger = Ledger(server)
     async with Load(server, ledger, Random(3)) as load:
         await acknowledged(ledger, 200)
         await server.kill()
-        power.fail(Random(3), all_of_it=True)
+        power_loss.fail(Random(3), all_of_it=True)
         load.pause()
-        await load.quiet()
+        await load.wait_idle()
         await server.disconnect()
         await server.start()
         await audit_workers(server, ledger)
@@ -98,18 +111,18 @@ async def lose_power_once(server: ServerProcess, power: Power) -> Ledger:
 async def test_a_server_that_does_not_sync_is_found_out(
     make_server: MakeServer,
     sqlite_url: str,
-    power: Power,
-    disk: Disk,
-    say: Say,
+    power_loss: PowerLoss,
+    disk: FaultyDisk,
+    report_result: ReportResult,
     synchronous: str,
 ) -> None:
     """Else the others would prove nothing."""
     server = make_server(
         sqlite_url,
-        environ=EXPOSED | disk.environ | power.environ | {"SYNCHRONOUS": synchronous},
-        module="tests.crash.careless_server",
+        environ=NO_TAKEOVER_GRACE | disk.environ | power_loss.environ | {"SYNCHRONOUS": synchronous},
+        module="tests.crash.unsynced_server",
     )
     await server.start()
-    ledger = await lose_power_once(server, power)
-    say(f"synchronous={synchronous}: {len(ledger.violations)} violations were found")
+    ledger = await lose_power_once(server, power_loss)
+    report_result(f"synchronous={synchronous}: {len(ledger.violations)} violations were found")
     assert any("agrees with none" in violation for violation in ledger.violations), "no lost ack was noticed"

@@ -12,16 +12,16 @@ import grpc
 import pytest
 
 from liveness.v1 import service_pb2
-from tests.cluster.conftest import MakeCluster, Place
-from tests.cluster.nodes import HASTY, LEASE_MS, Cluster
-from tests.cluster.test_node_lost import SOME, load_on, no_steady_worker_lapsed, taken_over
-from tests.cluster.verdict import pass_verdict
 from tests.crash.failpoint import MODULE, Failpoint
 from tests.crash.scale import seeds
-from tests.end_to_end.campaign import Say, acknowledged
-from tests.end_to_end.conftest import MakeServer
-from tests.end_to_end.ledger import NAMESPACE, Beat
-from tests.end_to_end.server_process import ServerProcess
+from tests.system.cluster.cluster_checks import check_cluster
+from tests.system.cluster.conftest import ClusterDatabase, MakeCluster
+from tests.system.cluster.nodes import LEASE_MS, SHORT_NODE_LEASE, Cluster
+from tests.system.cluster.test_node_loss import SOME, load_on, no_steady_worker_lapsed, taken_over
+from tests.system.server.conftest import MakeServer
+from tests.system.server.crash_loop import ReportResult, acknowledged
+from tests.system.server.ledger import NAMESPACE, Beat
+from tests.system.server.server_process import ServerProcess
 
 SHARDS = 4
 CALL_SECONDS_MAX = 60
@@ -34,22 +34,22 @@ def stopped(server: ServerProcess) -> None:
 
 
 async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_effect(
-    make_server: MakeServer, place: Place, tmp_path: Path
+    make_server: MakeServer, cluster_database: ClusterDatabase, tmp_path: Path
 ) -> None:
     failpoint = Failpoint(tmp_path / "failpoint")
     environ = {"LIVENESS_NODE_LEASE_MS": str(LEASE_MS), **failpoint.environ}
-    zombie = make_server(place.url, shards=SHARDS, environ=environ, module=MODULE)
+    zombie = make_server(cluster_database.url, shards=SHARDS, environ=environ, module=MODULE)
     await zombie.start()
     beat = Beat("worker", "session", 1, 60_000, frozenset(["activity"]))
     request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat.message())
     failpoint.arm("in transaction", "stop")
     call = asyncio.ensure_future(zombie.liveness.RecordWorkerHeartbeat(request, timeout=CALL_SECONDS_MAX))
-    await failpoint.passed()
+    await failpoint.wait_reached()
     await asyncio.to_thread(stopped, zombie)
-    successor = await place.home.open(SHARDS)
-    seen = await successor.look_at_cluster()
+    successor = await cluster_database.store_database.open(SHARDS)
+    seen = await successor.read_cluster()
     # What another node does about one that is silent: its sessions are ended, and its shards taken.
-    await successor.cut_off([node.node_id for node in seen.nodes])
+    await successor.end_sessions_of([node.node_id for node in seen.nodes])
     images = await successor.take_over(range(SHARDS), "successor", time.time_ns() // 1_000_000)
     taken = {image.shard_id: image.last_seq for image in images}
     before = {
@@ -70,11 +70,15 @@ async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_e
         # It took its shards back before it answered. Then all must know what it promised.
         look = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key="worker")
         await zombie.liveness.DescribeWorker(look, timeout=CALL_SECONDS_MAX)
-    await place.home.close()
+    await cluster_database.store_database.close()
 
 
 async def stop_in_a_transaction(
-    cluster: Cluster, place: Place, say: Say, failpoint: Failpoint, seed: int
+    cluster: Cluster,
+    cluster_database: ClusterDatabase,
+    report_result: ReportResult,
+    failpoint: Failpoint,
+    seed: int,
 ) -> None:
     zombie = cluster.nodes[seed % len(cluster.nodes)]
     zombie.module = MODULE
@@ -83,26 +87,32 @@ async def stop_in_a_transaction(
     async with load_on(cluster, seed) as (ledger, load):
         before = await cluster.all_served()
         failpoint.arm("in transaction", "stop")
-        await failpoint.passed()
+        await failpoint.wait_reached()
         await asyncio.to_thread(stopped, zombie)
-        zombie.avoided = True
+        zombie.excluded = True
         seconds = await taken_over(cluster, zombie)
         await acknowledged(ledger, SOME)
-        zombie.go_on()
-        zombie.avoided = False
+        zombie.resume()
+        zombie.excluded = False
         after = await cluster.all_served()
         assert all(
             after[id].epoch > shard.epoch for id, shard in before.items() if shard.node_id == zombie.node_id
         )
     no_steady_worker_lapsed(ledger, load)
-    figures = await pass_verdict(cluster, place.home, ledger)
-    say(f"taken after {seconds:.1f} s; {figures}")
+    figures = await check_cluster(cluster, cluster_database.store_database, ledger)
+    report_result(f"taken after {seconds:.1f} s; {figures}")
 
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(80, 8))
 async def test_stopped_long(
-    make_cluster: MakeCluster, place: Place, say: Say, tmp_path: Path, seed: int
+    make_cluster: MakeCluster,
+    cluster_database: ClusterDatabase,
+    report_result: ReportResult,
+    tmp_path: Path,
+    seed: int,
 ) -> None:
-    cluster = make_cluster(place.url, environ=HASTY, seed=seed)
-    await stop_in_a_transaction(cluster, place, say, Failpoint(tmp_path / "failpoint"), seed)
+    cluster = make_cluster(cluster_database.url, environ=SHORT_NODE_LEASE, seed=seed)
+    await stop_in_a_transaction(
+        cluster, cluster_database, report_result, Failpoint(tmp_path / "failpoint"), seed
+    )

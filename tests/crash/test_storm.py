@@ -12,18 +12,18 @@ from typing import TypeVar
 
 import pytest
 
-from liveness.domain.policy import BUILT_IN
+from liveness.domain.policy import DEFAULT_POLICY
 from liveness.store.api import TaskState
 from liveness.store.codec import decode_bound_activity
 from liveness.store.schema import metadata
 from liveness.v1 import admin_pb2, fleet_pb2, service_pb2, worker_pb2
-from tests.crash.herd import Herd, name
+from tests.crash.batched_workers import BatchedWorkers, name
 from tests.crash.scale import scaled
-from tests.databases import StoreHome
-from tests.end_to_end.campaign import Say, stop
-from tests.end_to_end.conftest import EXPOSED, MakeServer
-from tests.end_to_end.ledger import NAMESPACE, RENEWED, RESURRECTED
-from tests.end_to_end.server_process import ServerProcess
+from tests.databases import StoreDatabase
+from tests.system.server.conftest import NO_TAKEOVER_GRACE, MakeServer
+from tests.system.server.crash_loop import ReportResult, stop
+from tests.system.server.ledger import NAMESPACE, RENEWED, RESURRECTED
+from tests.system.server.server_process import ServerProcess
 
 LEASE_MS = 20_000
 STEADY = 500
@@ -47,29 +47,29 @@ async def until(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], object], 
     return answer
 
 
-class Site:
+class StormRun:
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
-        self.herd = Herd(server, LEASE_MS)
+        self.workers = BatchedWorkers(server, LEASE_MS)
         self.fleet = range(STEADY, STEADY + fleet())
-        self._going_on = list(range(STEADY))
+        self._kept_alive = list(range(STEADY))
         self.steady_latencies_s: list[float] = []
 
-    async def gather_everybody(self) -> None:
+    async def register_all(self) -> None:
         """Register them, with an activity each, and let all heartbeat once more at the same time."""
-        await self.herd.beat(range(STEADY))
-        await self.herd.beat(self.fleet, binding=True)
-        answers = await self.herd.beat(self.fleet)
+        await self.workers.beat(range(STEADY))
+        await self.workers.beat(self.fleet, binding=True)
+        answers = await self.workers.beat(self.fleet)
         assert answers == {RENEWED: len(self.fleet)}, answers
 
     @asynccontextmanager
-    async def some_go_on(self) -> AsyncIterator[None]:
+    async def keep_some_alive(self) -> AsyncIterator[None]:
         async def go_on() -> None:
             while True:
                 await asyncio.sleep(LEASE_MS / 1_000 / BEATS_PER_LEASE)
-                self.herd.latencies_s.clear()
-                answers = await self.herd.beat(self._going_on)
-                self.steady_latencies_s += self.herd.latencies_s
+                self.workers.latencies_s.clear()
+                answers = await self.workers.beat(self._kept_alive)
+                self.steady_latencies_s += self.workers.latencies_s
                 assert set(answers) == {RENEWED}, (
                     f"some who went on heartbeating lost their leases: {answers}"
                 )
@@ -83,9 +83,9 @@ class Site:
             if not going_on.cancelled() and (error := going_on.exception()) is not None:
                 raise error
 
-    async def come_back(self, numbers: list[int]) -> Counter[int]:
-        answers = await self.herd.beat(numbers)
-        self._going_on += numbers
+    async def resume_heartbeats(self, numbers: list[int]) -> Counter[int]:
+        answers = await self.workers.beat(numbers)
+        self._kept_alive += numbers
         return answers
 
     async def active(self) -> int:
@@ -119,10 +119,10 @@ class Site:
         return f"batches of 500 answered within {p99:.0f} ms (p99 of {len(times)})"
 
 
-async def account(home: StoreHome, gone: set[str], late_ms_max: float) -> set[str]:
+async def check_database(store_database: StoreDatabase, gone: set[str], late_ms_max: float) -> set[str]:
     """Go through what the server left: whose lease ended had been silent for the whole of it and was found in time, and
     what it held was rescheduled once. Returns who else than `gone` died."""
-    dump = await home.dump()
+    dump = await store_database.dump()
     logged, queued = (list(metadata.tables[table].columns.keys()) for table in ("log", "tasks"))
     deaths: Counter[str] = Counter()
     for values in dump["log"]:
@@ -145,33 +145,35 @@ async def account(home: StoreHome, gone: set[str], late_ms_max: float) -> set[st
 
 @pytest.mark.crash_long
 async def test_who_comes_back_within_the_hold_keeps_its_lease(
-    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, say: Say
+    make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, report_result: ReportResult
 ) -> None:
     began = time.monotonic()
-    server = make_server(sqlite_url, environ=EXPOSED)
+    server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE)
     await server.start()
-    site = Site(server)
-    await site.gather_everybody()
-    back = [number for number in site.fleet if number % 5]
-    gone = {name(number) for number in site.fleet if not number % 5}
-    async with site.some_go_on():
-        dead = await site.storm()
-        assert dead <= BUILT_IN.storm_share * (STEADY + len(site.fleet)), "too many died before it was seen"
-        answers = await site.come_back(back)
-        await until(site.active, lambda active: active <= STEADY + len(back), "that the others are found")
-        await until(site.open_tasks, lambda tasks: not tasks, "that all is rescheduled")
-        assert await site.active() == STEADY + len(back)
-    assert await stop(server) == 0, server.said()
-    in_line_ms = len(gone) * 1_000 / BUILT_IN.storm_pace
-    returned_dead = await account(sqlite_file, gone, 2 * LEASE_MS + LATE_MS_MAX + in_line_ms)
+    run = StormRun(server)
+    await run.register_all()
+    back = [number for number in run.fleet if number % 5]
+    gone = {name(number) for number in run.fleet if not number % 5}
+    async with run.keep_some_alive():
+        dead = await run.storm()
+        assert dead <= DEFAULT_POLICY.storm_share * (STEADY + len(run.fleet)), (
+            "too many died before it was seen"
+        )
+        answers = await run.resume_heartbeats(back)
+        await until(run.active, lambda active: active <= STEADY + len(back), "that the others are found")
+        await until(run.open_tasks, lambda tasks: not tasks, "that all is rescheduled")
+        assert await run.active() == STEADY + len(back)
+    assert await stop(server) == 0, server.log_text()
+    in_line_ms = len(gone) * 1_000 / DEFAULT_POLICY.storm_pace
+    returned_dead = await check_database(sqlite_database, gone, 2 * LEASE_MS + LATE_MS_MAX + in_line_ms)
     assert answers == Counter({RENEWED: len(back) - len(returned_dead)}) + Counter(
         {RESURRECTED: len(returned_dead)}
     )
     assert len(returned_dead) <= dead, "some lost their leases though they were held"
-    say(
-        f"{len(site.fleet):,} fell silent, and {dead:,} died before it was seen to be a storm; {len(back):,} came back, "
+    report_result(
+        f"{len(run.fleet):,} fell silent, and {dead:,} died before it was seen to be a storm; {len(back):,} came back, "
         f"{len(returned_dead):,} of them from among those, and all others kept their leases; {len(gone):,} never came, "
-        f"were found in time and what they held was rescheduled once; meanwhile {site.answered_within_ms()}",
+        f"were found in time and what they held was rescheduled once; meanwhile {run.answered_within_ms()}",
         row="most come back",
         tried=1,
         seconds=time.monotonic() - began,
@@ -180,27 +182,27 @@ async def test_who_comes_back_within_the_hold_keeps_its_lease(
 
 @pytest.mark.crash_long
 async def test_an_operator_lets_go_of_all(
-    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, say: Say
+    make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, report_result: ReportResult
 ) -> None:
     began = time.monotonic()
-    server = make_server(sqlite_url, environ=EXPOSED)
+    server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE)
     await server.start()
-    site = Site(server)
-    await site.gather_everybody()
-    async with site.some_go_on():
-        dead = await site.storm()
+    run = StormRun(server)
+    await run.register_all()
+    async with run.keep_some_alive():
+        dead = await run.storm()
         answer = await server.admin.ReleaseStorm(admin_pb2.ReleaseStormRequest(namespace=NAMESPACE))
-        assert answer.released == len(site.fleet) - dead
+        assert answer.released == len(run.fleet) - dead
         released = time.monotonic()
-        await until(site.active, lambda active: active <= STEADY, "that all are found")
-        await until(site.open_tasks, lambda tasks: not tasks, "that all is rescheduled")
+        await until(run.active, lambda active: active <= STEADY, "that all are found")
+        await until(run.open_tasks, lambda tasks: not tasks, "that all is rescheduled")
         seconds = time.monotonic() - released
-        assert await site.active() == STEADY
-    assert await stop(server) == 0, server.said()
-    assert not await account(sqlite_file, set(map(name, site.fleet)), 2 * LEASE_MS)
-    say(
+        assert await run.active() == STEADY
+    assert await stop(server) == 0, server.log_text()
+    assert not await check_database(sqlite_database, set(map(name, run.fleet)), 2 * LEASE_MS)
+    report_result(
         f"{answer.released:,} held leases were let go of, and what they held was rescheduled {seconds:.1f} s later; "
-        f"meanwhile {site.answered_within_ms()}",
+        f"meanwhile {run.answered_within_ms()}",
         row="released by an operator",
         tried=1,
         seconds=time.monotonic() - began,

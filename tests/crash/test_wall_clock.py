@@ -12,32 +12,32 @@ import pytest
 
 from liveness.v1 import fleet_pb2
 from tests.crash.scale import scaled
-from tests.databases import StoreHome
-from tests.end_to_end.audit import audit_workers
-from tests.end_to_end.campaign import Say, acknowledged, check, wind_up
-from tests.end_to_end.conftest import EXPOSED, MakeServer
-from tests.end_to_end.disk import compile_library
-from tests.end_to_end.ledger import Ledger
-from tests.end_to_end.load import Load
-from tests.end_to_end.server_process import ServerProcess
+from tests.databases import StoreDatabase
+from tests.system.server.audit import audit_workers
+from tests.system.server.conftest import NO_TAKEOVER_GRACE, MakeServer
+from tests.system.server.crash_loop import ReportResult, acknowledged, check, final_audit
+from tests.system.server.faulty_disk import compile_library
+from tests.system.server.ledger import Ledger
+from tests.system.server.load import Load
+from tests.system.server.server_process import ServerProcess
 
 SOURCE = Path(__file__).with_name("wall_clock.c")
 HOUR_S = 3_600
-COMPACTING = EXPOSED | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.5"}
+COMPACTING = NO_TAKEOVER_GRACE | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.5"}
 SECONDS_MAX = 60
 LAPSES = 4
 SOME = 100
 
 
 class WallClock:
-    def __init__(self, library: Path, place: Path) -> None:
-        self._place = place
+    def __init__(self, library: Path, control: Path) -> None:
+        self._control = control
         self.set(0)
-        self.environ = {"LD_PRELOAD": str(library), "LIVENESS_TEST_CLOCK": str(place)}
+        self.environ = {"LD_PRELOAD": str(library), "LIVENESS_TEST_CLOCK": str(control)}
 
     def set(self, wrong_by_s: int) -> None:
         # Written in place: the process looks at this very file.
-        with self._place.open("r+b" if self._place.exists() else "wb") as file:
+        with self._control.open("r+b" if self._control.exists() else "wb") as file:
             file.write(struct.pack("=q", wrong_by_s))
 
 
@@ -49,7 +49,11 @@ def wall_clock(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Wall
 
 @pytest.mark.crash_long
 async def test_an_hour_ahead_and_an_hour_back(
-    make_server: MakeServer, sqlite_url: str, sqlite_file: StoreHome, wall_clock: WallClock, say: Say
+    make_server: MakeServer,
+    sqlite_url: str,
+    sqlite_database: StoreDatabase,
+    wall_clock: WallClock,
+    report_result: ReportResult,
 ) -> None:
     server = make_server(sqlite_url, environ=COMPACTING | wall_clock.environ)
     ledger = Ledger(server)
@@ -64,16 +68,16 @@ async def test_an_hour_ahead_and_an_hour_back(
             assert abs(await server_time_s(server) - time.time() - wrong_by_s) < HOUR_S / 2, "it did not jump"
             await until_lapsed(ledger, lapses + LAPSES)
             load.pause()
-            await load.quiet()
+            await load.wait_idle()
             await audit_workers(server, ledger)
             load.resume()
         if load.slowest_turn_s < 2:  # else this very process stood still
             for key in ledger.lapsed("unary") + ledger.lapsed("batch"):
                 ledger.violate(f"{key} lost its lease though it went on beating")
         load.pause()
-        await load.quiet()
-    await wind_up(server, sqlite_file, ledger, compacted=True)
-    say(f"{ledger.lapses} leases lapsed", tried=len(jumps), violated=len(ledger.violations))
+        await load.wait_idle()
+    await final_audit(server, sqlite_database, ledger, compacted=True)
+    report_result(f"{ledger.lapses} leases lapsed", tried=len(jumps), violated=len(ledger.violations))
     check(ledger)
 
 

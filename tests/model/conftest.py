@@ -1,7 +1,7 @@
 import pytest
 
-from tests.shard.quiet import quiet
+from tests.integration.quiet_logs import quiet
 
-pytest.register_assert_rewrite("tests.model.machine", "tests.model.ledger")
+pytest.register_assert_rewrite("tests.model.workers.state_machine", "tests.model.workers.commit_checker")
 
 __all__ = ["quiet"]

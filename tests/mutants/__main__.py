@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tests.arguments import at_least_one
 from tests.mutants.bug import ROOT, Bug, read_bugs
+from tests.mutants.mutation_run import Result, mutation_runner
 from tests.mutants.report import as_json, as_page, one_line, show
-from tests.mutants.trial import Result, court
 
 PAGE = ROOT / "docs" / "mutants.md"
 KEPT = ROOT / "docs" / "results" / "mutants.json"
@@ -29,9 +29,9 @@ def main() -> int:
     said = Console(stderr=True, highlight=False, soft_wrap=True)
     width = max(len(bug.name) for bug in bugs)
     results: dict[str, Result] = {}
-    with court(ROOT, every=options.every) as tribunal, ThreadPoolExecutor(options.jobs) as pool:
+    with mutation_runner(ROOT, every=options.every) as runner, ThreadPoolExecutor(options.jobs) as pool:
         try:
-            for done in as_completed([pool.submit(tribunal.try_bug, bug) for bug in bugs]):
+            for done in as_completed([pool.submit(runner.run_bug, bug) for bug in bugs]):
                 result = done.result()
                 results[result.bug.name] = result
                 said.print(one_line(result, width))

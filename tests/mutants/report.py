@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.mutants.bug import Bug
-from tests.mutants.trial import Result, Run, Verdict
+from tests.mutants.mutation_run import Result, Run, Verdict
 
 _HOW = """\
 # Planted bugs
@@ -108,7 +108,7 @@ def _row(bug: Bug, result: Mapping[str, Any] | None) -> str:
 
 
 def _folder(harness: str) -> str:
-    return "/".join(harness.removesuffix(".py").split("/")[1:2])
+    return "/".join(harness.removesuffix(".py").split("/")[1:3])
 
 
 def _harness(run: Run) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.bug import ROOT, Bug, DoesNotApply, read_bugs
-from tests.mutants.trial import Court, Verdict, check_imports, copy_tree, run_harness
+from tests.mutants.mutation_run import MutationRunner, Verdict, check_imports, copy_tree, run_harness
 
 INVARIANTS, PLANTED = read_bugs()
 
@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
         "pytest.ini": "[pytest]\n",
         "conftest.py": "import hypothesis\nhypothesis.settings.register_profile('hasty')\n",
         "liveness/__init__.py": "ANSWER = 42\n",
-        "tasks/contract.py": "",
+        "liveness/tasks/contract.py": "",
         "tests/databases.py": "",
         "tests/test_here.py": "import liveness\ndef test_here():\n    assert liveness.ANSWER == 42\n",
         "tests/test_child.py": (
@@ -79,7 +79,7 @@ def _bug(old: str, new: str, *harnesses: str) -> Bug:
 
 def test_the_first_test_that_fails_with_the_bug_and_passes_without_has_noticed_it(tree: Path) -> None:
     harnesses = [f"tests/test_{name}.py" for name in ("blind", "fixture", "never", "here", "child")]
-    result = Court(tree).try_bug(_bug("42", "41", *harnesses))
+    result = MutationRunner(tree).run_bug(_bug("42", "41", *harnesses))
     assert [(run.harness, run.verdict) for run in result.runs] == [
         (harnesses[0], Verdict.PASSED),
         (harnesses[1], Verdict.BROKE),
@@ -92,12 +92,14 @@ def test_the_first_test_that_fails_with_the_bug_and_passes_without_has_noticed_i
 
 
 def test_programs_that_tests_start_run_the_copy_with_the_bug(tree: Path) -> None:
-    result = Court(tree).try_bug(_bug("42", "41", "tests/test_child.py"))
+    result = MutationRunner(tree).run_bug(_bug("42", "41", "tests/test_child.py"))
     assert [run.verdict for run in result.runs] == [Verdict.NOTICED]
 
 
 def test_a_copy_that_cannot_be_imported_is_no_success(tree: Path) -> None:
-    result = Court(tree).try_bug(_bug("ANSWER = 42", "import nothing_of_that_name", "tests/test_here.py"))
+    result = MutationRunner(tree).run_bug(
+        _bug("ANSWER = 42", "import nothing_of_that_name", "tests/test_here.py")
+    )
     assert [run.verdict for run in result.runs] == [Verdict.BROKE]
     assert result.noticed == []
 

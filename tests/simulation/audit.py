@@ -14,11 +14,11 @@ from typing import Any
 
 from liveness.domain import events as facts
 from liveness.domain.worker import InactiveReason
-from liveness.store.codec import LogEntry, LogRow, Renewals, decode_bound_activity, decode_entry
+from liveness.store.codec import LogEntry, LogRow, RenewalBatch, decode_bound_activity, decode_entry
 from tests.simulation.audit_activities import Activities, Name, name_of
-from tests.simulation.presence import Presence
+from tests.simulation.labels import Key, worker_label
+from tests.simulation.listening_time import ListeningTime
 from tests.simulation.sometimes import Sometimes
-from tests.simulation.subjects import Key, who
 
 ACTIVE, INACTIVE, CLEANED_UP = "ACTIVE", "INACTIVE", "CLEANED_UP"
 TIE_MS = 100
@@ -37,7 +37,7 @@ Note = Callable[..., None]
 
 
 @dataclass
-class Seen:
+class WorkerRecord:
     """A worker, as the log tells."""
 
     shard_id: int
@@ -74,12 +74,17 @@ class Shard:
 
 class Audit:
     def __init__(
-        self, report: Report, note: Note, sometimes: Sometimes, presence: Presence, now: Callable[[], float]
+        self,
+        report: Report,
+        note: Note,
+        sometimes: Sometimes,
+        listening_time: ListeningTime,
+        now: Callable[[], float],
     ) -> None:
         self.report = report
         self._note = note
         self.sometimes = sometimes
-        self.workers: dict[Key, Seen] = {}
+        self.workers: dict[Key, WorkerRecord] = {}
         self.shards: defaultdict[int, Shard] = defaultdict(Shard)
         self.applied: defaultdict[Key, set[tuple[str, int]]] = defaultdict(set)
         """Heartbeats of which the log says that they were applied."""
@@ -92,7 +97,7 @@ class Audit:
         self.host_of: Callable[[str], str] = lambda owner: owner.partition(":")[0]
         self.on_taken: list[Callable[[int, str, str], None]] = []
         """Told of a shard, who had it and who has it now."""
-        self.on_silence_ended: list[Callable[[Key, Seen], None]] = []
+        self.on_silence_ended: list[Callable[[Key, WorkerRecord], None]] = []
         self.on_late_renewal: list[Callable[[Key], None]] = []
         """Told of a heartbeat that found its lease over, but not ended."""
         self.on_replaced: list[Callable[[Key, str], None]] = []
@@ -101,7 +106,7 @@ class Audit:
         """Namespace, worker, epoch, activity and attempt of each binding that was lost."""
         self.quota: dict[str, int] = {}
         self.activities = Activities(report, sometimes, self.taken, now)
-        self._presence = presence
+        self._listening_time = listening_time
         self._now = now
         self._log_id = 0
         self._task_id = 0
@@ -125,7 +130,7 @@ class Audit:
             asked[namespace, worker, epoch, name_of(bound.id), bound.attempt] += 1
         if asked != expected:
             missing, more = expected - asked, asked - expected
-            about = tuple(who(item[:2]) for item in (*missing, *more))
+            about = tuple(worker_label(item[:2]) for item in (*missing, *more))
             self.report(
                 "no lost reschedule",
                 f"one transaction took {sorted(missing)} without a reschedule, and rescheduled {sorted(more)} that it did not take",
@@ -155,12 +160,12 @@ class Audit:
                 f"{self._writer} wrote to shard {shard_id}, which is {shard.owner or 'nobody'}'s",
                 (f"shard {shard_id}", self._writer),
             )
-        if not isinstance(event, Renewals):
+        if not isinstance(event, RenewalBatch):
             if entry.observed_ms < shard.observed_ms:
                 self.report("time", f"the clock of shard {shard_id} went back", (f"shard {shard_id}",))
             shard.observed_ms = entry.observed_ms
-        if isinstance(event, Renewals):
-            for number, renewal in zip(event.numbers, event.renewals, strict=True):
+        if isinstance(event, RenewalBatch):
+            for number, renewal in zip(event.worker_numbers, event.renewals, strict=True):
                 self._renew(shard_id, shard, number, renewal)
         elif entry.worker is not None:
             assert entry.namespace is not None
@@ -180,7 +185,7 @@ class Audit:
             tell(shard_id, shard.owner, event.owner)
         shard.epoch, shard.owner = event.epoch, event.owner
         shard.taken_at, shard.taken_ms = self._now(), observed_ms
-        self._presence.owned(shard_id, self.host_of(event.owner), self._now())
+        self._listening_time.owned(shard_id, self.host_of(event.owner), self._now())
 
     # -- workers
 
@@ -190,13 +195,13 @@ class Audit:
             self.report("fold", f"shard {shard_id} renews worker {number}, which it never registered", ())
             return
         worker = self.workers[key]
-        about = (who(key),)
+        about = (worker_label(key),)
         if worker.state != ACTIVE:
-            self.report("legal edges", f"{who(key)} was renewed while {worker.state}", about)
+            self.report("legal edges", f"{worker_label(key)} was renewed while {worker.state}", about)
         if renewal.sequence <= worker.sequence:
             self.report(
                 "idempotent heartbeats",
-                f"{who(key)} was renewed with {renewal.sequence} after {worker.sequence}",
+                f"{worker_label(key)} was renewed with {renewal.sequence} after {worker.sequence}",
                 about,
             )
         deadline_ms = worker.renewed_ms + worker.granted_ms
@@ -209,13 +214,17 @@ class Audit:
         self._note(
             f"shard {shard_id} commits heartbeat {renewal.sequence} of {worker.session}",
             *about,
-            alike=f"heartbeats of {who(key)}",
+            alike=f"heartbeats of {worker_label(key)}",
         )
         self._heard(key, worker, renewal.at_ms)
 
-    def _heard(self, key: Key, worker: Seen, at_ms: int) -> None:
+    def _heard(self, key: Key, worker: WorkerRecord, at_ms: int) -> None:
         if at_ms < worker.renewed_ms:
-            self.report("time", f"{who(key)} was heard at {at_ms} after {worker.renewed_ms}", (who(key),))
+            self.report(
+                "time",
+                f"{worker_label(key)} was heard at {at_ms} after {worker.renewed_ms}",
+                (worker_label(key),),
+            )
         worker.renewed_ms = at_ms
         host = self.host_of(self._writer)
         heartbeat = (key, worker.session, worker.sequence, host)
@@ -223,40 +232,52 @@ class Audit:
         if arrived is None:
             self.report(
                 "durable ack",
-                f"{who(key)}: heartbeat {worker.sequence} of {worker.session} never came to {host}",
-                (who(key),),
+                f"{worker_label(key)}: heartbeat {worker.sequence} of {worker.session} never came to {host}",
+                (worker_label(key),),
             )
             arrived = self._now()
         worker.heard = arrived
         mark = (worker.session, worker.sequence)
         if mark in self.applied[key]:
-            self.report("idempotent heartbeats", f"{who(key)}: {mark} was applied twice", (who(key),))
+            self.report(
+                "idempotent heartbeats",
+                f"{worker_label(key)}: {mark} was applied twice",
+                (worker_label(key),),
+            )
         self.applied[key].add(mark)
 
     def _take_fact(
         self, shard_id: int, key: Key, entry: LogEntry, event: Any, expected: Counter[Any]
     ) -> None:
         worker = self.workers.get(key)
-        about = (who(key),)
+        about = (worker_label(key),)
         if worker is not None and worker.state == CLEANED_UP and not isinstance(event, facts.WorkerForgotten):
-            self.report("legal edges", f"{who(key)} is CLEANED_UP, and then {type(event).__name__}", about)
+            self.report(
+                "legal edges", f"{worker_label(key)} is CLEANED_UP, and then {type(event).__name__}", about
+            )
         if isinstance(event, facts.Activation):
             self._activate(shard_id, key, worker, entry, event, expected)
             return
         if worker is None:
-            self.report("legal edges", f"{who(key)} is not known, and then {type(event).__name__}", about)
+            self.report(
+                "legal edges", f"{worker_label(key)} is not known, and then {type(event).__name__}", about
+            )
             return
         match event:
             case facts.WorkerDeactivated():
                 self._deactivate(shard_id, key, worker, event, expected)
             case facts.WorkerCleanedUp():
                 if worker.state != INACTIVE:
-                    self.report("legal edges", f"{who(key)} was cleaned up while {worker.state}", about)
+                    self.report(
+                        "legal edges", f"{worker_label(key)} was cleaned up while {worker.state}", about
+                    )
                 worker.state = CLEANED_UP
                 self._population[key[0]] -= 1
             case facts.WorkerForgotten():
                 if worker.state != CLEANED_UP:
-                    self.report("legal edges", f"{who(key)} was forgotten while {worker.state}", about)
+                    self.report(
+                        "legal edges", f"{worker_label(key)} was forgotten while {worker.state}", about
+                    )
                 del self.workers[key]
                 self.applied.pop(key, None)
             case facts.LeaseTermsChanged():
@@ -265,7 +286,9 @@ class Audit:
                 self._rebind(key, worker, event, expected)
             case facts.ActivityHanded():
                 if worker.state != ACTIVE:
-                    self.report("exclusive claims", f"{who(key)} was handed work while {worker.state}", about)
+                    self.report(
+                        "exclusive claims", f"{worker_label(key)} was handed work while {worker.state}", about
+                    )
                 worker.held[name_of(event.activity.id)] = event.activity.attempt
                 worker.handed.add(name_of(event.activity.id))
             case facts.BindingsEnded():
@@ -274,26 +297,28 @@ class Audit:
                     worker.handed.discard(name_of(id))
 
     def _activate(
-        self, shard_id: int, key: Key, worker: Seen | None, entry: LogEntry, event: facts.Activation,
+        self, shard_id: int, key: Key, worker: WorkerRecord | None, entry: LogEntry, event: facts.Activation,
         expected: Counter[Any],
     ) -> None:  # fmt: skip
-        about = (who(key),)
+        about = (worker_label(key),)
         if self.sessions.get(event.session_id) != key:
             self.report(
                 "tenant isolation",
-                f"{who(key)} lives by session {event.session_id}, which is not its own",
+                f"{worker_label(key)} lives by session {event.session_id}, which is not its own",
                 about,
             )
         declared = self.declared.get((key, event.session_id, event.sequence))
         holds = frozenset((name_of(activity.id), activity.attempt) for activity in event.bindings)
         if declared is not None and holds != declared:
             self.report(
-                "clean slate", f"{who(key)} declared {sorted(declared)} and holds {sorted(holds)}", about
+                "clean slate",
+                f"{worker_label(key)} declared {sorted(declared)} and holds {sorted(holds)}",
+                about,
             )
         if isinstance(event, facts.WorkerRegistered):
             if worker is not None:
-                self.report("legal edges", f"{who(key)} was registered twice", about)
-            worker = self.workers[key] = Seen(shard_id)
+                self.report("legal edges", f"{worker_label(key)} was registered twice", about)
+            worker = self.workers[key] = WorkerRecord(shard_id)
             self.shards[shard_id].numbers[entry.seq] = key
             self._population[key[0]] += 1
         else:
@@ -301,14 +326,18 @@ class Audit:
             resurrected = isinstance(event, facts.WorkerResurrected)
             if worker.state != (INACTIVE if resurrected else ACTIVE):
                 self.report(
-                    "legal edges", f"{type(event).__name__} of {who(key)}, which is {worker.state}", about
+                    "legal edges",
+                    f"{type(event).__name__} of {worker_label(key)}, which is {worker.state}",
+                    about,
                 )
             if event.epoch != worker.epoch + 1:
-                self.report("one owner", f"{who(key)}: epoch {event.epoch} follows {worker.epoch}", about)
+                self.report(
+                    "one owner", f"{worker_label(key)}: epoch {event.epoch} follows {worker.epoch}", about
+                )
             if event.session_id in worker.replaced:
                 self.report(
                     "idempotent heartbeats",
-                    f"{who(key)}: the replaced session {event.session_id} came back",
+                    f"{worker_label(key)}: the replaced session {event.session_id} came back",
                     about,
                 )
             if resurrected:
@@ -341,7 +370,7 @@ class Audit:
         )
         self._heard(key, worker, event.at_ms)
 
-    def _note_return(self, worker: Seen, event: facts.Activation) -> None:
+    def _note_return(self, worker: WorkerRecord, event: facts.Activation) -> None:
         late_ms = event.at_ms - worker.deactivated_ms
         if late_ms <= TIE_MS:
             self.sometimes("heartbeat just too late")
@@ -350,7 +379,9 @@ class Audit:
         if worker.died_with == event.session_id:
             self.sometimes("false death, worker came back with its session")
 
-    def _rebind(self, key: Key, worker: Seen, event: facts.BindingsChanged, expected: Counter[Any]) -> None:
+    def _rebind(
+        self, key: Key, worker: WorkerRecord, event: facts.BindingsChanged, expected: Counter[Any]
+    ) -> None:
         bound = {name_of(activity.id): activity.attempt for activity in event.bound}
         for id in event.unbound:
             name = name_of(id)
@@ -367,11 +398,16 @@ class Audit:
         worker.in_doubt = event.resync
 
     def _deactivate(
-        self, shard_id: int, key: Key, worker: Seen, event: facts.WorkerDeactivated, expected: Counter[Any]
+        self,
+        shard_id: int,
+        key: Key,
+        worker: WorkerRecord,
+        event: facts.WorkerDeactivated,
+        expected: Counter[Any],
     ) -> None:
-        about = (who(key),)
+        about = (worker_label(key),)
         if worker.state != ACTIVE:
-            self.report("legal edges", f"{who(key)} was deactivated while {worker.state}", about)
+            self.report("legal edges", f"{worker_label(key)} was deactivated while {worker.state}", about)
         for name, attempt in worker.held.items():
             expected[key[0], key[1], worker.epoch, name, attempt] += 1
         if event.reason is InactiveReason.LEASE_EXPIRED:
@@ -383,7 +419,7 @@ class Audit:
                 self.sometimes("shutdown with work bound")
         worker.state = INACTIVE
         self._note(
-            f"shard {shard_id} commits the end of epoch {worker.epoch} of {who(key)}: {event.reason.name}, "
+            f"shard {shard_id} commits the end of epoch {worker.epoch} of {worker_label(key)}: {event.reason.name}, "
             f"{len(worker.held)} activities lost",
             *about,
         )
@@ -393,19 +429,21 @@ class Audit:
         for tell in self.on_silence_ended:
             tell(key, worker)
 
-    def _check_not_early(self, shard_id: int, key: Key, worker: Seen, event: facts.WorkerDeactivated) -> None:
+    def _check_not_early(
+        self, shard_id: int, key: Key, worker: WorkerRecord, event: facts.WorkerDeactivated
+    ) -> None:
         if event.at_ms - worker.renewed_ms < worker.granted_ms:
             self.report(
                 "no early expiry",
-                f"{who(key)}: a lease of {worker.granted_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
-                (who(key),),
+                f"{worker_label(key)}: a lease of {worker.granted_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
+                (worker_label(key),),
             )
-        listened_ms = self._presence.listened_s(shard_id, worker.heard, self._now()) * 1_000
+        listened_ms = self._listening_time.listened_s(shard_id, worker.heard, self._now()) * 1_000
         if listened_ms * (1 + CLOCKS_DIFFER) + EARLY_MS < worker.granted_ms:
             self.report(
                 "no early expiry",
-                f"{who(key)}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which somebody listened",
-                (who(key), f"shard {shard_id}"),
+                f"{worker_label(key)}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which somebody listened",
+                (worker_label(key), f"shard {shard_id}"),
             )
 
     # -- what others ask

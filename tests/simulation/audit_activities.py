@@ -9,8 +9,8 @@ from typing import Any
 
 from liveness.domain import events as facts
 from liveness.domain.keys import ActivityId
+from tests.simulation.labels import worker_label
 from tests.simulation.sometimes import Sometimes
-from tests.simulation.subjects import who
 
 Name = tuple[str, str, str]
 Report = Callable[[str, str, tuple[str, ...]], None]
@@ -21,7 +21,7 @@ def name_of(id: ActivityId) -> Name:
 
 
 @dataclass
-class Course:
+class ActivityRecord:
     """Of one activity."""
 
     holder: tuple[str, int, int] | None = None
@@ -36,10 +36,10 @@ class Activities:
     def __init__(
         self, report: Report, sometimes: Sometimes, taken: Counter[Any], now: Callable[[], float]
     ) -> None:
-        self.courses: dict[tuple[str, Name], Course] = {}
+        self.activity_records: dict[tuple[str, Name], ActivityRecord] = {}
         self.ended: set[tuple[str, Name, str, int, int]] = set()
         """Attempts that the log says were completed by whom."""
-        self.on_started: list[Callable[[str, Name, str, Course], None]] = []
+        self.on_started: list[Callable[[str, Name, str, ActivityRecord], None]] = []
         """Told of a new holder."""
         self._report = report
         self._sometimes = sometimes
@@ -51,75 +51,77 @@ class Activities:
         self, namespace: str, workflow_id: str, event: Any, workers: Mapping[tuple[str, str], Any]
     ) -> None:
         name = (workflow_id, event.run_id, event.activity_id)
-        course = self.courses.setdefault((namespace, name), Course())
+        record = self.activity_records.setdefault((namespace, name), ActivityRecord())
         about = (workflow_id,)
-        if course.finished and not isinstance(event, facts.ActivityMadeAvailable | facts.ActivityScheduled):
+        if record.finished and not isinstance(event, facts.ActivityMadeAvailable | facts.ActivityScheduled):
             self._report(
-                "legal edges", f"{name} is {course.finished}, and then {type(event).__name__}", about
+                "legal edges", f"{name} is {record.finished}, and then {type(event).__name__}", about
             )
         match event:
             case facts.ActivityStarted():
-                self._start(namespace, name, course, event)
+                self._start(namespace, name, record, event)
             case facts.AttemptEnded():
-                self._end(namespace, name, course, event)
+                self._end(namespace, name, record, event)
             case facts.ActivityCancelRequested():
-                self._reschedule(namespace, name, course, event)
+                self._reschedule(namespace, name, record, event)
             case facts.ActivityCancelled():
-                course.holder, course.finished = None, "CANCELLED"
+                record.holder, record.finished = None, "CANCELLED"
             case facts.ActivityQuarantined():
                 self._sometimes("work quarantined")
-                course.holder = None
+                record.holder = None
             case facts.ActivityMadeAvailable():
-                if course.holder is not None:
+                if record.holder is not None:
                     self._report(
-                        "exclusive claims", f"{name} was made available while {course.holder} holds it", about
+                        "exclusive claims", f"{name} was made available while {record.holder} holds it", about
                     )
-                course.finished = ""
+                record.finished = ""
 
-    def _start(self, namespace: str, name: Name, course: Course, event: facts.ActivityStarted) -> None:
-        about = (name[0], who((namespace, event.worker)))
-        if course.holder is not None:
+    def _start(
+        self, namespace: str, name: Name, record: ActivityRecord, event: facts.ActivityStarted
+    ) -> None:
+        about = (name[0], worker_label((namespace, event.worker)))
+        if record.holder is not None:
             self._report(
-                "exclusive claims", f"{name} is {course.holder}'s, and was given to {event.worker}", about
+                "exclusive claims", f"{name} is {record.holder}'s, and was given to {event.worker}", about
             )
-        if event.attempt <= course.attempt:
+        if event.attempt <= record.attempt:
             self._report(
-                "exclusive claims", f"{name}: attempt {event.attempt} follows {course.attempt}", about
+                "exclusive claims", f"{name}: attempt {event.attempt} follows {record.attempt}", about
             )
-        course.attempt = event.attempt
-        course.holder = (event.worker, event.epoch, event.attempt)
+        record.attempt = event.attempt
+        record.holder = (event.worker, event.epoch, event.attempt)
         for tell in self.on_started:
-            tell(namespace, name, event.worker, course)
+            tell(namespace, name, event.worker, record)
 
-    def _end(self, namespace: str, name: Name, course: Course, event: facts.AttemptEnded) -> None:
-        about = (name[0], who((namespace, event.worker)))
-        if course.holder != (event.worker, event.epoch, event.attempt):
+    def _end(self, namespace: str, name: Name, record: ActivityRecord, event: facts.AttemptEnded) -> None:
+        about = (name[0], worker_label((namespace, event.worker)))
+        if record.holder != (event.worker, event.epoch, event.attempt):
             self._report(
                 "exclusive claims",
-                f"{name}, held by {course.holder}, was ended by {(event.worker, event.epoch, event.attempt)}",
+                f"{name}, held by {record.holder}, was ended by {(event.worker, event.epoch, event.attempt)}",
                 about,
             )
-        course.holder = None
+        record.holder = None
         if isinstance(event, facts.ActivityCompleted):
-            course.finished = "COMPLETED"
+            record.finished = "COMPLETED"
             self.ended.add((namespace, name, event.worker, event.epoch, event.attempt))
-            if course.lost_by and course.lost_by != event.worker:
+            if record.lost_by and record.lost_by != event.worker:
                 self._sometimes("work of a dead worker done by another")
         elif isinstance(event, facts.ActivityFailed):
-            course.finished = "FAILED"
+            record.finished = "FAILED"
         elif isinstance(event, facts.ActivityGivenBack):
             self._sometimes("hand-out never confirmed and taken back")
 
     def _reschedule(
-        self, namespace: str, name: Name, course: Course, event: facts.ActivityCancelRequested
+        self, namespace: str, name: Name, record: ActivityRecord, event: facts.ActivityCancelRequested
     ) -> None:
-        about = (name[0], who((namespace, event.worker)))
+        about = (name[0], worker_label((namespace, event.worker)))
         effect = (namespace, event.worker, event.epoch, name, event.attempt)
         self.effects[effect] += 1
         if self.effects[effect] > self._taken[effect]:
             self._report("one effect", f"{effect} was rescheduled {self.effects[effect]} times", about)
-        if course.holder is not None and course.holder[1:] != (event.epoch, event.attempt):
-            self._report("one effect", f"{name}, held by {course.holder}, was taken from {effect}", about)
-        course.holder = None
-        course.attempt = max(course.attempt, event.attempt)
-        course.lost_by = event.worker
+        if record.holder is not None and record.holder[1:] != (event.epoch, event.attempt):
+            self._report("one effect", f"{name}, held by {record.holder}, was taken from {effect}", about)
+        record.holder = None
+        record.attempt = max(record.attempt, event.attempt)
+        record.lost_by = event.worker

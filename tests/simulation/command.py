@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from tests.arguments import above_zero, at_least_one
-from tests.simulation.plan import AS_IT_IS, Instead
-from tests.simulation.results import Sum, as_json, keep, printed
-from tests.simulation.story import LINES_MAX, shrunk, story
+from tests.simulation.failure_report import LINES_MAX, shrink, story
+from tests.simulation.plan import NO_OVERRIDES, PlanOverrides
+from tests.simulation.results import RunTotals, as_json, keep, printed
 from tests.simulation.world import Outcome, live
 
 DEFAULT_SEEDS = 300
@@ -24,17 +24,17 @@ MANY = 100
 """Fewer worlds need not have met all."""
 
 
-def run_seed(seed: int, instead: Instead = AS_IT_IS) -> Outcome:
-    return live(seed, instead.plan(seed))
+def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> Outcome:
+    return live(seed, overrides.plan(seed))
 
 
-def _outcomes(seeds: Sequence[int], instead: Instead, jobs: int) -> Iterator[Outcome]:
+def _outcomes(seeds: Sequence[int], overrides: PlanOverrides, jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
-        yield from (run_seed(seed, instead) for seed in seeds)
+        yield from (run_seed(seed, overrides) for seed in seeds)
         return
     # Spawned: a world shares nothing with another, not even what is left in memory.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=50) as pool:
-        tasks = [pool.apply_async(run_seed, (seed, instead)) for seed in seeds]
+        tasks = [pool.apply_async(run_seed, (seed, overrides)) for seed in seeds]
         for task in tasks:
             yield task.get()
 
@@ -69,10 +69,10 @@ def main() -> int:
     options = _options()
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # its process had died
     seeds = range(options.first, options.first + options.seeds)
-    instead = Instead(options.workers, options.nodes, options.shards, options.only)
-    total, first = Sum(), None
+    overrides = PlanOverrides(options.workers, options.nodes, options.shards, options.only)
+    total, first = RunTotals(), None
     began_s = time.perf_counter()
-    for outcome in _outcomes(seeds, instead, min(options.jobs, len(seeds))):
+    for outcome in _outcomes(seeds, overrides, min(options.jobs, len(seeds))):
         total.add(outcome)
         if options.hashes:
             print(outcome.seed, outcome.trace, flush=True)
@@ -91,7 +91,7 @@ def main() -> int:
     if options.hashes:
         return bool(total.violations)
     if first is not None:
-        print(story(first if options.no_shrink or options.only else shrunk(first), options.story))
+        print(story(first if options.no_shrink or options.only else shrink(first), options.story))
     result = as_json(total, options.first, took_s)
     print(json.dumps(result, indent=2) if options.json else printed(total, took_s))
     if options.write:

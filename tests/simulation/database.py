@@ -31,7 +31,7 @@ ANSWER_S_MAX = 10.0
 RESET_S = 0.05
 
 
-class Mishap(Enum):
+class TransactionFault(Enum):
     """What can become of a transaction that writes."""
 
     NONE = "nothing"
@@ -48,7 +48,7 @@ class Health:
     """How the database is just now."""
 
     delay_s: tuple[float, float] = (0.000_2, 0.002)
-    mishaps: tuple[tuple[Mishap, float], ...] = ()
+    transaction_faults: tuple[tuple[TransactionFault, float], ...] = ()
     """With the share of transactions that meet each."""
     reads_fail: float = 0.0
 
@@ -98,14 +98,14 @@ class SharedDatabase:
         """Hosts that cannot reach it."""
         self.on_commit: Callable[[sqlite3.Connection, str], None] = lambda _, __: None
         """Told after each transaction that wrote, and whose it was."""
-        self.on_mishap: Callable[[Mishap, Process], None] = lambda _, __: None
+        self.on_transaction_fault: Callable[[TransactionFault, Process], None] = lambda _, __: None
         self.on_refused: Callable[[StoreError, Process], None] = lambda _, __: None
         """Told of a transaction that the store's own checks refused."""
         self.on_vain: Callable[[], None] = lambda: None
         """Told of a take-over that got nothing."""
         self.sessions: dict[str, set[_Session]] = {}
         self.transactions = 0
-        self.mishaps: Counter[Mishap] = Counter()
+        self.transaction_faults: Counter[TransactionFault] = Counter()
         self._engine = _engine()
         driver = self._engine.raw_connection().driver_connection
         assert isinstance(driver, sqlite3.Connection)
@@ -128,14 +128,14 @@ class SharedDatabase:
         finally:
             transaction.rollback()
 
-    def draw(self, health: Health) -> Mishap:
-        if health.mishaps:
+    def draw(self, health: Health) -> TransactionFault:
+        if health.transaction_faults:
             left = self.random.random()
-            for mishap, share in health.mishaps:
+            for fault, share in health.transaction_faults:
                 if (left := left - share) < 0:
-                    self.mishaps[mishap] += 1
-                    return mishap
-        return Mishap.NONE
+                    self.transaction_faults[fault] += 1
+                    return fault
+        return TransactionFault.NONE
 
 
 class _Session:
@@ -196,21 +196,21 @@ class NodeDatabase:
             else:
                 self._execute(work, session, writes=False)
             return
-        mishap = shared.draw(self._health)
-        if mishap is not Mishap.NONE:
-            shared.on_mishap(mishap, process)
-        if mishap is Mishap.REJECTED:
+        fault = shared.draw(self._health)
+        if fault is not TransactionFault.NONE:
+            shared.on_transaction_fault(fault, process)
+        if fault is TransactionFault.REJECTED:
             self._answer(_fail, session.done, CommitRejected(detail="simulated: rolled back"))
-        elif mishap is Mishap.CRASH_BEFORE:
+        elif fault is TransactionFault.CRASH_BEFORE:
             process.kill()
-        elif mishap is Mishap.UNKNOWN_LOST:
+        elif fault is TransactionFault.UNKNOWN_LOST:
             self._answer(_fail, session.done, CommitUnknown(detail="simulated: connection lost"))
-        elif mishap is Mishap.UNKNOWN_DONE:
+        elif fault is TransactionFault.UNKNOWN_DONE:
             self._execute(work, session, writes=True, then=CommitUnknown(detail="simulated: connection lost"))
-        elif mishap is Mishap.CRASH_AFTER:
+        elif fault is TransactionFault.CRASH_AFTER:
             self._execute(work, session, writes=True)
             process.kill()
-        elif mishap is Mishap.BROKEN:
+        elif fault is TransactionFault.BROKEN:
             self._broken = StoreBroken(detail="simulated: fsync failed")
             if shared.random.random() < 0.5:
                 self._execute(work, session, writes=True, then=self._broken)

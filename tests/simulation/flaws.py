@@ -12,14 +12,14 @@ from sqlalchemy import Connection
 import liveness.cluster.quotas
 import liveness.domain.decider
 import liveness.domain.reactions
-import liveness.sdk.fence
-import liveness.shard.brake
-import liveness.shard.committer
-import liveness.shard.endings
-import liveness.shard.node
-import liveness.shard.shard
+import liveness.engine.committer
+import liveness.engine.node
+import liveness.engine.shard
+import liveness.expiry.lease_deadlines
+import liveness.expiry.throttle
+import liveness.sdk.local_lease
 import liveness.store.commit
-from liveness.shard.brake import Hold
+from liveness.expiry.throttle import ExpiryHold
 from liveness.store.api import ShardCommit
 from liveness.store.bulk import update_rows
 
@@ -44,7 +44,7 @@ async def _wait_for_nothing(self: Any) -> None:
     return
 
 
-def _trusting(term_ms: int) -> int:
+def _trusted_too_long(term_ms: int) -> int:
     return term_ms + 200
 
 
@@ -52,21 +52,29 @@ def _three_seconds_late(self: Any, worker: Any) -> int:
     return worker.deadline_ms + 3_000
 
 
-def _hold_for_ever(self: Any, gale: Any, one: Any, *_: object) -> Hold:
+def _hold_for_ever(self: Any, storm_state: Any, one: Any, *_: object) -> ExpiryHold:
     now_ms = one.shard.now_ms()
-    return Hold(one.shard, now_ms, now_ms + one.worker.granted_ms)
+    return ExpiryHold(one.shard, now_ms, now_ms + one.worker.granted_ms)
 
 
 FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
-    "no reschedule with the end of a lease": (liveness.shard.shard, "react", lambda *_: ()),
+    "no reschedule with the end of a lease": (liveness.engine.shard, "react", lambda *_: ()),
     "commits without a look at the epoch": (liveness.store.commit, "_advance_heads", _heads_without_epochs),
-    "answers before the commit": (liveness.shard.committer.Group, "wait", _wait_for_nothing),
-    "answers though the commit failed": (liveness.shard.committer.Group, "failed", lambda *_: False),
+    "answers before the commit": (liveness.engine.committer.CommitGroup, "wait", _wait_for_nothing),
+    "answers though the commit failed": (liveness.engine.committer.CommitGroup, "failed", lambda *_: False),
     "a replaced session's work is forgotten": (liveness.domain.reactions, "lost_with", lambda *_: {}),
-    "workers trust their lease too long": (liveness.sdk.fence, "_trusted_ms", _trusting),
-    "leases end three seconds late": (liveness.shard.endings.Endings, "expiry_ms", _three_seconds_late),
-    "a storm never lets go": (liveness.shard.brake.Brake, "_hold", _hold_for_ever),
-    "a heartbeat does not end a hold": (liveness.shard.brake.Brake, "heard", lambda *_: False),
+    "workers trust their lease too long": (liveness.sdk.local_lease, "_trusted_ms", _trusted_too_long),
+    "leases end three seconds late": (
+        liveness.expiry.lease_deadlines.LeaseDeadlines,
+        "expiry_ms",
+        _three_seconds_late,
+    ),
+    "a storm never lets go": (liveness.expiry.throttle.ExpiryThrottle, "_hold", _hold_for_ever),
+    "a heartbeat does not end a hold": (
+        liveness.expiry.throttle.ExpiryThrottle,
+        "on_heartbeat",
+        lambda *_: False,
+    ),
     "no quota": (liveness.cluster.quotas.Quotas, "admit", lambda *_: None),
 }
 

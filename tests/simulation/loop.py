@@ -47,7 +47,7 @@ class Process:
         """SIGSTOP."""
         self.stopped = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """SIGCONT."""
         self.stopped = False
         backlog, self._backlog = self._backlog, []
@@ -66,7 +66,7 @@ class Process:
         self._backlog.append(handle)
 
 
-def here() -> Process | None:
+def current_process() -> Process | None:
     """Whose code runs now."""
     return _process.get()
 
@@ -187,7 +187,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         self.failures.append(f"{context['message']}: {context.get('exception')!r}")
 
-    def bury(self) -> None:
+    def discard_tasks(self) -> None:
         """After the end: what is left of all processes must not do anything when it is collected."""
         self.ended = True
         self._ready.clear()

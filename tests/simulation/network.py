@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from tests.simulation.calls import Served, UnaryCall
-from tests.simulation.loop import Process, SimulatedLoop, here
-from tests.simulation.streams import StreamCall
+from tests.simulation.loop import Process, SimulatedLoop, current_process
+from tests.simulation.rpc_calls import Served, UnaryCall
+from tests.simulation.rpc_streams import StreamCall
 
 
 @dataclass
-class Weather:
+class NetworkConditions:
     """How the network is just now."""
 
     delay_s: tuple[float, float] = (0.000_2, 0.002)
@@ -47,7 +47,7 @@ class Delivered(NamedTuple):
 class Network:
     def __init__(self, loop: SimulatedLoop, random: Random) -> None:
         self.loop = loop
-        self.weather = Weather()
+        self.conditions = NetworkConditions()
         self.messages = 0
         self.lost = 0
         self.doubled = 0
@@ -63,12 +63,12 @@ class Network:
     # -- as production code sees it
 
     def listener(self, options: object = ()) -> Listener:
-        process = here()
+        process = current_process()
         assert process is not None
         return Listener(self, process)
 
     def connect(self, address: str, options: object = ()) -> Channel:
-        process = here()
+        process = current_process()
         assert process is not None
         return Channel(self, process, address)
 
@@ -88,27 +88,27 @@ class Network:
         return address.rpartition(":")[0]
 
     def passes(self, source: str, target: str) -> bool:
-        return (source, target) not in self.weather.cut
+        return (source, target) not in self.conditions.cut
 
     def travel_s(self) -> float | None:
         """How long a message takes; None if it is lost."""
-        weather, random = self.weather, self._random
+        conditions, random = self.conditions, self._random
         self.messages += 1
-        if weather.loss and random.random() < weather.loss:
+        if conditions.loss and random.random() < conditions.loss:
             self.lost += 1
             return None
-        low, high = weather.delay_s
+        low, high = conditions.delay_s
         delay_s = low + (high - low) * random.random()
-        if weather.straggling and random.random() < weather.straggling:
+        if conditions.straggling and random.random() < conditions.straggling:
             self.straggled += 1
             delay_s *= 100
         return delay_s
 
     def doubles(self, source: str, path: str) -> float | None:
         """When a second copy of a call follows, if one does."""
-        if not self.weather.twice or not self.may_double(source, path):
+        if not self.conditions.twice or not self.may_double(source, path):
             return None
-        if self._random.random() >= self.weather.twice:
+        if self._random.random() >= self.conditions.twice:
             return None
         self.doubled += 1
         self.on_twice(path)

@@ -36,7 +36,7 @@ ONE_NODE = ("disk fails",)
 
 
 @dataclass(frozen=True)
-class Brake:
+class StormSettings:
     """What the operator has set about storms."""
 
     min_workers: int = 20
@@ -74,18 +74,18 @@ class Plan:
     """Workers per namespace."""
     deaths_max: int
     """Of workers that held an activity, until it is put into quarantine."""
-    brake: Brake
+    storm_settings: StormSettings
     only: tuple[int, ...] | None = None
     """Of all acts, by number, those that take place; None for all."""
 
 
-BRAKES = (
-    Brake(),
-    Brake(),
-    Brake(hold_ms=0),
-    Brake(min_workers=3),
-    Brake(min_workers=3, pace=4),
-    Brake(min_workers=2, hold_ms=700, pace=20),
+STORM_SETTINGS = (
+    StormSettings(),
+    StormSettings(),
+    StormSettings(hold_ms=0),
+    StormSettings(min_workers=3),
+    StormSettings(min_workers=3, pace=4),
+    StormSettings(min_workers=2, hold_ms=700, pace=20),
 )
 LARGE_EVERY = 40
 """Every so manieth seed is a large fleet."""
@@ -117,7 +117,7 @@ def plan_of(seed: int) -> Plan:
         cleanup_delay_ms=random.choice((2_000, 10_000, 3_600_000)),
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
         deaths_max=random.choice((2, 3)),
-        brake=random.choice(BRAKES),
+        storm_settings=random.choice(STORM_SETTINGS),
     )
     return _large(plan, random) if seed % LARGE_EVERY == 0 else plan
 
@@ -133,13 +133,13 @@ def _large(plan: Plan, random: Random) -> Plan:
         leases_ms=(5_000, 10_000),
         quota=1_000_000,
         workers_who_work=0.05,
-        brake=random.choice((Brake(), Brake(pace=100))),
+        storm_settings=random.choice((StormSettings(), StormSettings(pace=100))),
         acts=tuple(dict.fromkeys((*plan.acts, "most workers cut off", "kill node"))),
     )
 
 
 @dataclass(frozen=True)
-class Instead:
+class PlanOverrides:
     """What is otherwise than the seed says."""
 
     workers: int = 0
@@ -166,12 +166,12 @@ class Instead:
         return options
 
 
-AS_IT_IS = Instead()
+NO_OVERRIDES = PlanOverrides()
 
 
-def instead_of(seed: int, plan: Plan) -> Instead:
+def overrides_from(seed: int, plan: Plan) -> PlanOverrides:
     usual = plan_of(seed)
-    return Instead(
+    return PlanOverrides(
         plan.workers if plan.workers != usual.workers else 0,
         plan.nodes_max if plan.nodes_max != usual.nodes_max else 0,
         plan.shards if plan.shards != usual.shards else 0,

@@ -23,7 +23,7 @@ BEGIN, END = "<!-- result: make sim ARGS=--write -->", "<!-- end of result -->"
 
 
 @dataclass
-class Sum:
+class RunTotals:
     seeds: int = 0
     large: int = 0
     """With 200 workers or more."""
@@ -59,7 +59,7 @@ class Sum:
         return [name for name in SITUATIONS if self.sometimes[name] < often]
 
 
-def as_json(total: Sum, first: int, took_s: float) -> dict[str, Any]:
+def as_json(total: RunTotals, first: int, took_s: float) -> dict[str, Any]:
     return {
         "code": _code(),
         "first_seed": first,
@@ -139,7 +139,7 @@ def rendered(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def printed(total: Sum, took_s: float) -> str:
+def printed(total: RunTotals, took_s: float) -> str:
     lines = [
         f"seeds              {total.seeds:>12,}   {total.large} with 200 workers or more",
         f"steps              {total.steps:>12,}   {total.steps / max(took_s, 0.001):,.0f} a second",

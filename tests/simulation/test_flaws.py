@@ -7,10 +7,10 @@ from itertools import chain
 import pytest
 
 from tests.simulation.command import run_seed
+from tests.simulation.failure_report import command, shrink, story
 from tests.simulation.flaws import FLAWS, FOUND_BY, flawed
-from tests.simulation.plan import instead_of
+from tests.simulation.plan import overrides_from
 from tests.simulation.rules import RULES
-from tests.simulation.story import command, shrunk, story
 from tests.simulation.world import Outcome
 
 OTHER_SEEDS = range(1, 21)
@@ -38,8 +38,8 @@ def test_a_flaw_is_found(name: str) -> None:
 def test_a_story_is_told_in_a_world_without_what_it_does_not_take() -> None:
     with flawed("answers before the commit"):
         found = _found("answers before the commit")
-        smallest = shrunk(found)
-        again = run_seed(smallest.seed, instead_of(smallest.seed, smallest.plan))
+        smallest = shrink(found)
+        again = run_seed(smallest.seed, overrides_from(smallest.seed, smallest.plan))
     assert smallest.rule == found.rule
     assert len(smallest.acted) <= 2
     assert smallest.plan.workers <= 2

@@ -16,7 +16,7 @@ from tests.simulation.loop import Process, SimulatedLoop
 def loop() -> Iterator[SimulatedLoop]:
     made = SimulatedLoop(Random(1))
     yield made
-    made.bury()
+    made.discard_tasks()
 
 
 def live(loop: SimulatedLoop, work: Coroutine[Any, Any, None]) -> None:
@@ -40,17 +40,17 @@ def test_a_stopped_process_does_later_what_was_due(loop: SimulatedLoop) -> None:
         await asyncio.sleep(1)
         seen.append(loop.time())
 
-    async def director() -> None:
+    async def fault_injector() -> None:
         process.spawn(work())
         await asyncio.sleep(0.5)
         process.stop()
         await asyncio.sleep(10)
         assert not seen
-        process.go_on()
+        process.resume()
         await asyncio.sleep(0.1)
         assert len(seen) == 1
 
-    live(loop, director())
+    live(loop, fault_injector())
 
 
 def test_nothing_of_a_killed_process_runs_not_even_what_cleans_up(loop: SimulatedLoop) -> None:
@@ -63,13 +63,13 @@ def test_nothing_of_a_killed_process_runs_not_even_what_cleans_up(loop: Simulate
         finally:
             seen.append("cleaned up")
 
-    async def director() -> None:
+    async def fault_injector() -> None:
         process.spawn(work())
         await asyncio.sleep(0.5)
         process.kill()
         await asyncio.sleep(10)
 
-    live(loop, director())
+    live(loop, fault_injector())
     assert not seen
 
 
@@ -85,11 +85,11 @@ def test_what_a_process_begins_is_its_own(loop: SimulatedLoop) -> None:
         loop.call_later(1, seen.append, "timer")
         await asyncio.gather(loop.create_task(child()), asyncio.sleep(2))
 
-    async def director() -> None:
+    async def fault_injector() -> None:
         process.spawn(work())
         await asyncio.sleep(0.5)
         process.kill()
         await asyncio.sleep(10)
 
-    live(loop, director())
+    live(loop, fault_injector())
     assert not seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.simulation.results import BEGIN, END, KEPT, PAGE, Sum, rendered
+from tests.simulation.results import BEGIN, END, KEPT, PAGE, RunTotals, rendered
 from tests.simulation.sometimes import SITUATIONS
 
 
@@ -20,7 +20,7 @@ def test_the_kept_result_met_every_situation_and_broke_no_rule() -> None:
 
 
 def test_a_situation_that_was_hardly_met_is_named() -> None:
-    total = Sum()
+    total = RunTotals()
     total.sometimes.update(dict.fromkeys(SITUATIONS, 10))
     total.sometimes[SITUATIONS[3]] = 9
     assert total.rare(10) == [SITUATIONS[3]]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.command import run_seed
+from tests.simulation.failure_report import story
 from tests.simulation.plan import plan_of
 from tests.simulation.sometimes import SITUATIONS
-from tests.simulation.story import story
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(1, 17)
@@ -54,7 +54,7 @@ def _trace(seed: int) -> str:
 def test_seeds_differ_in_kind() -> None:
     plans = [plan_of(seed) for seed in range(1, 301)]
     assert {plan.nodes_max for plan in plans} == {1, 2, 3, 4}
-    assert {plan.brake.min_workers < 20 for plan in plans} == {True, False}
+    assert {plan.storm_settings.min_workers < 20 for plan in plans} == {True, False}
     assert 5 <= sum(200 <= plan.workers <= 400 for plan in plans) <= 20
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from liveness.sdk import fence, refusals
-from liveness.sdk.fence import Fence
-from liveness.sdk.pulse import Heard, Pulse
-from liveness.sdk.refusals import Refusal
-from liveness.sdk.values import ActivityRef, AttemptKey, duration_of_ms, id_message, ref_of_task
+from liveness.sdk import local_lease, rpc_failures
+from liveness.sdk.heartbeat_state import HeartbeatOutcome, HeartbeatState
+from liveness.sdk.local_lease import LocalLease
+from liveness.sdk.rpc_failures import RpcFailure
+from liveness.sdk.values import ActivityRef, AttemptKey, id_to_proto, ms_to_duration, ref_from_task
 from liveness.v1 import activity_pb2, service_pb2, worker_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.simulation.clocks import SimulatedClock
-from tests.simulation.subjects import who
+from tests.simulation.labels import worker_label
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -29,7 +29,7 @@ CALL_S = 3.0
 
 
 @dataclass(frozen=True)
-class Manner:
+class WorkerBehaviour:
     """How a worker behaves."""
 
     namespace: str
@@ -53,17 +53,17 @@ class Hold:
 class Run:
     """One run of the worker's program: a process with a session."""
 
-    def __init__(self, world: World, manner: Manner, number: int) -> None:
+    def __init__(self, world: World, behaviour: WorkerBehaviour, number: int) -> None:
         self.world = world
-        self.manner = manner
+        self.behaviour = behaviour
         self.number = number
-        self.session = f"{manner.namespace}/{manner.key}#{number}"
-        self.key = (manner.namespace, manner.key)
-        self.host = f"{manner.namespace}-{manner.key}"
+        self.session = f"{behaviour.namespace}/{behaviour.key}#{number}"
+        self.key = (behaviour.namespace, behaviour.key)
+        self.host = f"{behaviour.namespace}-{behaviour.key}"
         self.process = world.process(f"{self.host}#{number}", self.host)
         random = self.random = Random(world.random.random())
         self.clock = SimulatedClock(world.loop, 1 + random.uniform(-0.001, 0.001), random.randrange(10**6))
-        self.fence = Fence()
+        self.local_lease = LocalLease()
         self.ended = ""
         """Why, if it has by itself."""
         self.holds: dict[AttemptKey, Hold] = {}
@@ -78,29 +78,29 @@ class Run:
     @property
     def trusts_its_lease(self) -> bool:
         """What its own clock and fence say."""
-        return fence.is_open(self.fence, self.clock.monotonic_ms())
+        return local_lease.is_valid(self.local_lease, self.clock.monotonic_ms())
 
     # -- the program
 
     async def _main(self) -> None:
-        manner = self.manner
+        behaviour = self.behaviour
         profile = worker_pb2.WorkerHeartbeat(
-            worker_instance_key=manner.key,
+            worker_instance_key=behaviour.key,
             session_id=self.session,
-            task_queue=manner.task_queue,
-            lease_duration=duration_of_ms(manner.lease_ms),
+            task_queue=behaviour.task_queue,
+            lease_duration=ms_to_duration(behaviour.lease_ms),
         )
         self._stir = asyncio.Event()
         self._renewed = asyncio.Event()
-        self.pulse = Pulse(profile, self.clock.monotonic_ms())
+        self.heartbeat_state = HeartbeatState(profile, self.clock.monotonic_ms())
         self._addresses = self.world.addresses()
         self.random.shuffle(self._addresses)
         self._connect()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._beat()), loop.create_task(self._watch_fence())]
-        if manner.polls:
+        if behaviour.polls:
             self._tasks.append(loop.create_task(self._poll()))
-        if manner.binds or manner.claims:
+        if behaviour.binds or behaviour.claims:
             self._tasks.append(loop.create_task(self._take_work()))
 
     def _connect(self) -> None:
@@ -108,16 +108,16 @@ class Run:
         self.liveness: Any = LivenessServiceStub(channel)
         self.activities: Any = ActivityServiceStub(channel)
 
-    def _move(self, refusal: Refusal) -> None:
+    def _move(self, rpc_failure: RpcFailure) -> None:
         """To the next node."""
-        if refusal.elsewhere and len(self._addresses) > 1:
+        if rpc_failure.should_fail_over and len(self._addresses) > 1:
             self._addresses.append(self._addresses.pop(0))
             self._connect()
 
     async def _beat(self) -> None:
-        pulse, clock = self.pulse, self.clock
+        heartbeat_state, clock = self.heartbeat_state, self.clock
         while not self.ended:
-            wait_ms = (pulse.due_ms or 0) - clock.monotonic_ms()
+            wait_ms = (heartbeat_state.due_ms or 0) - clock.monotonic_ms()
             if wait_ms > 0:
                 self._stir.clear()
                 try:
@@ -126,35 +126,39 @@ class Run:
                 except TimeoutError:
                     pass
                 continue
-            message = pulse.send(clock.monotonic_ms())
+            message = heartbeat_state.send(clock.monotonic_ms())
             self._declare(message)
             self.world.note(
                 f"{self.session} sends heartbeat {message.sequence} to {self._addresses[0].partition(':')[0]}",
-                who(self.key),
-                alike=f"heartbeats of {who(self.key)}",
+                worker_label(self.key),
+                alike=f"heartbeats of {worker_label(self.key)}",
             )
             request = service_pb2.RecordWorkerHeartbeatsRequest(
-                namespace=self.manner.namespace, heartbeats=[message]
+                namespace=self.behaviour.namespace, heartbeats=[message]
             )
             try:
                 response = await self.liveness.RecordWorkerHeartbeats(
-                    request, timeout=pulse.deadline_ms / 1_000
+                    request, timeout=heartbeat_state.call_timeout_ms / 1_000
                 )
             except grpc.aio.AioRpcError as error:
-                refusal = refusals.of_call(error)  # type: ignore[arg-type]
+                rpc_failure = rpc_failures.failure_of_call(error)  # type: ignore[arg-type]
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     self.world.sometimes("answer came after its deadline")
-                self._move(refusal)
-                heard = pulse.refused(refusal, clock.monotonic_ms(), self.random.random())
+                self._move(rpc_failure)
+                heartbeat_outcome = heartbeat_state.handle_failure(
+                    rpc_failure, clock.monotonic_ms(), self.random.random()
+                )
             else:
                 [item] = response.items
                 if item.HasField("status"):
-                    heard = pulse.refused(
-                        refusals.of_status(item.status), clock.monotonic_ms(), self.random.random()
+                    heartbeat_outcome = heartbeat_state.handle_failure(
+                        rpc_failures.failure_of_status(item.status),
+                        clock.monotonic_ms(),
+                        self.random.random(),
                     )
                 else:
-                    heard = pulse.answered(item.result, clock.monotonic_ms())
-            self._hear(heard)
+                    heartbeat_outcome = heartbeat_state.handle_reply(item.result, clock.monotonic_ms())
+            self._hear(heartbeat_outcome)
 
     def _declare(self, message: worker_pb2.WorkerHeartbeat) -> None:
         named = {
@@ -162,23 +166,25 @@ class Run:
         }
         self.world.audit.declared[self.key, self.session, message.sequence] = frozenset(named)
 
-    def _hear(self, heard: Heard) -> None:
-        for loss in heard.lost:
+    def _hear(self, heartbeat_outcome: HeartbeatOutcome) -> None:
+        for loss in heartbeat_outcome.lost:
             self._lose(loss.ref)
-        for not_bound in heard.not_bound:
-            self._settle(not_bound.ref.key, False)
-        if heard.fatal is not None:
-            self.ended = heard.fatal.reason
-            self.fence = Fence()
+        for rejected_binds in heartbeat_outcome.rejected_binds:
+            self._settle(rejected_binds.ref.key, False)
+        if heartbeat_outcome.fatal is not None:
+            self.ended = heartbeat_outcome.fatal.reason
+            self.local_lease = LocalLease()
             for hold in list(self.holds.values()):
                 hold.lost.set()
             return
-        if heard.ended:
-            self.fence = fence.ended(self.fence)
-        if heard.lease_ms:
-            self.fence = fence.renewed(self.fence, heard.sent_ms, heard.lease_ms)
+        if heartbeat_outcome.ended:
+            self.local_lease = local_lease.ended(self.local_lease)
+        if heartbeat_outcome.lease_ms:
+            self.local_lease = local_lease.renewed(
+                self.local_lease, heartbeat_outcome.sent_ms, heartbeat_outcome.lease_ms
+            )
             self._renewed.set()
-        for ref in heard.held:
+        for ref in heartbeat_outcome.held:
             self._settle(ref.key, True)
 
     def _settle(self, key: AttemptKey, bound: bool) -> None:
@@ -191,22 +197,22 @@ class Run:
         if hold is not None:
             hold.lost.set()
         else:
-            self.pulse.unbind(ref, self.clock.monotonic_ms())
+            self.heartbeat_state.unbind(ref, self.clock.monotonic_ms())
         self._settle(ref.key, False)
 
     async def _watch_fence(self) -> None:
         """What the SDK's sentry does: whoever cannot be sure of the lease stops."""
         while True:
             now_ms = self.clock.monotonic_ms()
-            left_ms = fence.deadline_ms(self.fence) - now_ms
+            left_ms = local_lease.deadline_ms(self.local_lease) - now_ms
             if left_ms > 0:
                 await self.clock.sleep(left_ms)
                 continue
-            if self.pulse.held:
+            if self.heartbeat_state.held:
                 worker = self.world.audit.workers.get(self.key)
                 if worker is not None and worker.state == "ACTIVE" and worker.session == self.session:
                     self.world.sometimes("worker fenced itself off before the server did")
-                for loss in self.pulse.lose_all("fenced"):
+                for loss in self.heartbeat_state.lose_all("fenced"):
                     self._lose(loss.ref)
             self._renewed.clear()
             await self._renewed.wait()
@@ -216,10 +222,10 @@ class Run:
     async def _poll(self) -> None:
         while not self.ended and not self.leaving:
             request = activity_pb2.PollActivityRequest(
-                namespace=self.manner.namespace,
-                worker_instance_key=self.manner.key,
+                namespace=self.behaviour.namespace,
+                worker_instance_key=self.behaviour.key,
                 session_id=self.session,
-                wait=duration_of_ms(POLL_WAIT_MS),
+                wait=ms_to_duration(POLL_WAIT_MS),
                 max_activities=2,
             )
             try:
@@ -230,52 +236,52 @@ class Run:
             for task in response.activities:
                 self._adopt(task)
             if len(self.holds) > 5:
-                await self.clock.sleep(self.manner.work_ms)
+                await self.clock.sleep(self.behaviour.work_ms)
 
     def _adopt(self, task: activity_pb2.ActivityTask) -> None:
-        ref = ref_of_task(task)
+        ref = ref_from_task(task)
         if ref.key in self.holds:
             return
-        welcome, losses = self.pulse.adopt(ref, task.lease_epoch, self.clock.monotonic_ms())
+        accepted, losses = self.heartbeat_state.accept(ref, task.lease_epoch, self.clock.monotonic_ms())
         for loss in losses:
             self._lose(loss.ref)
-        if welcome and not self.trusts_its_lease:
-            self.pulse.unbind(ref, self.clock.monotonic_ms())
-            welcome = False
+        if accepted and not self.trusts_its_lease:
+            self.heartbeat_state.unbind(ref, self.clock.monotonic_ms())
+            accepted = False
         self._stir.set()
-        if welcome:
+        if accepted:
             hold = self.holds[ref.key] = Hold(ref, task.lease_epoch)
             asyncio.get_running_loop().create_task(self._work(hold, ours=True))
 
     async def _take_work(self) -> None:
         """Take up what the program finds by itself."""
         while not self.ended and not self.leaving:
-            await self.clock.sleep(self.manner.work_ms * self.random.uniform(0.5, 1.5))
+            await self.clock.sleep(self.behaviour.work_ms * self.random.uniform(0.5, 1.5))
             if len(self.holds) > 5:
                 continue
-            if self.manner.claims and self.random.random() < 0.5:
+            if self.behaviour.claims and self.random.random() < 0.5:
                 await self._claim(self.random.choice(self.world.contested))
-            elif self.manner.binds:
+            elif self.behaviour.binds:
                 await self._bind()
 
     async def _bind(self) -> None:
         self._bound += 1
-        ref = ActivityRef(f"{self.session}-{self._bound}", task_queue=self.manner.task_queue)
+        ref = ActivityRef(f"{self.session}-{self._bound}", task_queue=self.behaviour.task_queue)
         outcome = self._answered[ref.key] = asyncio.get_running_loop().create_future()
         hold = self.holds[ref.key] = Hold(ref, 0)
-        self.pulse.bind(ref, self.clock.monotonic_ms())
+        self.heartbeat_state.bind(ref, self.clock.monotonic_ms())
         self._stir.set()
         if await outcome and not hold.lost.is_set():
-            hold.epoch = self.pulse.epoch
+            hold.epoch = self.heartbeat_state.epoch
             asyncio.get_running_loop().create_task(self._work(hold, ours=False))
         else:
             self._end(hold)
 
     async def _claim(self, workflow_id: str) -> None:
         request = activity_pb2.ClaimActivityRequest(
-            namespace=self.manner.namespace,
+            namespace=self.behaviour.namespace,
             id=activity_pb2.ActivityId(workflow_id=workflow_id, run_id="-", activity_id="-"),
-            worker_instance_key=self.manner.key,
+            worker_instance_key=self.behaviour.key,
             session_id=self.session,
         )
         try:
@@ -286,7 +292,7 @@ class Run:
 
     async def _work(self, hold: Hold, *, ours: bool) -> None:
         try:
-            async with asyncio.timeout(self.manner.work_ms * self.random.uniform(0.2, 2) / 1_000):
+            async with asyncio.timeout(self.behaviour.work_ms * self.random.uniform(0.2, 2) / 1_000):
                 await hold.lost.wait()
         except TimeoutError:
             pass
@@ -300,32 +306,32 @@ class Run:
 
     async def _complete(self, hold: Hold) -> None:
         request = activity_pb2.CompleteActivityRequest(
-            namespace=self.manner.namespace,
-            id=id_message(hold.ref),
-            worker_instance_key=self.manner.key,
+            namespace=self.behaviour.namespace,
+            id=id_to_proto(hold.ref),
+            worker_instance_key=self.behaviour.key,
             lease_epoch=hold.epoch,
             attempt=hold.ref.attempt,
         )
-        self.pulse.ending(hold.ref)
+        self.heartbeat_state.mark_reporting(hold.ref)
         for _ in range(20):
             try:
                 await self.activities.CompleteActivity(request, timeout=CALL_S)
             except grpc.aio.AioRpcError as error:
-                refusal = refusals.of_call(error)  # type: ignore[arg-type]
-                if not refusal.passing:
+                rpc_failure = rpc_failures.failure_of_call(error)  # type: ignore[arg-type]
+                if not rpc_failure.is_retryable:
                     self._end(hold)
                     return
                 await self.clock.sleep(self.random.randrange(50, 500))
             else:
                 self.holds.pop(hold.ref.key, None)
-                self.pulse.forget(hold.ref, self.clock.monotonic_ms())
+                self.heartbeat_state.forget(hold.ref, self.clock.monotonic_ms())
                 self._stir.set()
                 return
         self._end(hold)
 
     def _end(self, hold: Hold) -> None:
         self.holds.pop(hold.ref.key, None)
-        self.pulse.unbind(hold.ref, self.clock.monotonic_ms())
+        self.heartbeat_state.unbind(hold.ref, self.clock.monotonic_ms())
         self._stir.set()
 
     # -- the end
@@ -336,7 +342,9 @@ class Run:
     async def _say_goodbye(self, done: Callable[[], None]) -> None:
         self.leaving = True
         request = service_pb2.ShutdownWorkerRequest(
-            namespace=self.manner.namespace, worker_instance_key=self.manner.key, session_id=self.session
+            namespace=self.behaviour.namespace,
+            worker_instance_key=self.behaviour.key,
+            session_id=self.session,
         )
         try:
             await self.liveness.ShutdownWorker(request, timeout=CALL_S)

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from tests.simulation import subjects
-from tests.simulation.answers import Answers
+from tests.simulation import labels
 from tests.simulation.audit import Audit
-from tests.simulation.client import Client
 from tests.simulation.database import SharedDatabase
-from tests.simulation.director import Director
-from tests.simulation.endings import Endings
-from tests.simulation.loop import Process, SimulatedLoop, here
+from tests.simulation.fault_injector import FaultInjector
+from tests.simulation.final_checks import FinalChecks
+from tests.simulation.labels import worker_label
+from tests.simulation.listening_time import ListeningTime
+from tests.simulation.loop import Process, SimulatedLoop, current_process
+from tests.simulation.monitor import Monitor
 from tests.simulation.network import Delivered, Network
+from tests.simulation.node_host import NodeHost
+from tests.simulation.operator_client import Client
 from tests.simulation.plan import Plan
-from tests.simulation.presence import Presence
+from tests.simulation.reply_checks import ReplyChecks
 from tests.simulation.sometimes import Sometimes
-from tests.simulation.station import Station
-from tests.simulation.storms import Storms
-from tests.simulation.subjects import who
-from tests.simulation.watch import Watch
-from tests.simulation.worker import Manner, Run
+from tests.simulation.storm_checks import StormChecks
+from tests.simulation.worker import Run, WorkerBehaviour
 
 STORY_MAX = 20_000
 COLLECTED_MAX = 4
@@ -70,7 +70,7 @@ class Outcome:
     story: list[Step] = field(default_factory=list)
 
 
-class Stopped(Exception):
+class RuleBroken(Exception):
     """A rule was broken; nothing after that is of interest."""
 
 
@@ -82,19 +82,19 @@ class World:
         self.loop = SimulatedLoop(Random(f"timers {seed}"))
         self.outcome = Outcome(seed, plan)
         self.sometimes = Sometimes()
-        self.presence = Presence()
+        self.listening_time = ListeningTime()
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.database = SharedDatabase(self.loop, Random(f"database {seed}"))
-        self.audit = Audit(self.report, self.note, self.sometimes, self.presence, self.now)
-        self.answers = Answers(self.audit, self.report, self.note, self.sometimes)
-        self.stations = [Station(self, number) for number in range(plan.nodes_max)]
+        self.audit = Audit(self.report, self.note, self.sometimes, self.listening_time, self.now)
+        self.answers = ReplyChecks(self.audit, self.report, self.note, self.sometimes)
+        self.node_hosts = [NodeHost(self, number) for number in range(plan.nodes_max)]
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.contested = [f"contested-{number}" for number in range(5)]
         self.calm_since = 0.0
         """Since then nothing is broken; infinite while something is."""
-        self.director = Director(self)
-        self.watch = Watch(self)
-        self.storms = Storms(self)
+        self.fault_injector = FaultInjector(self)
+        self.monitor = Monitor(self)
+        self.storm_checks = StormChecks(self)
         self.client = Client(self)
         self._trace = hashlib.sha256()
         self._story: deque[Step] = deque(maxlen=STORY_MAX)
@@ -107,8 +107,8 @@ class World:
         network.on_failure = lambda path, error: self.report("no crash", f"{path} raised {error!r}", ())
         network.may_double = lambda source, path: "Heartbeat" in path or "Complete" in path
         database.on_commit = self._on_commit
-        self.watch.listen()
-        self.storms.listen()
+        self.monitor.listen()
+        self.storm_checks.listen()
 
     # -- what everybody uses
 
@@ -123,7 +123,7 @@ class World:
         self.loop.call_later(seconds, action, context=self._context)
 
     def addresses(self) -> list[str]:
-        return [station.address for station in self.stations]
+        return [node_host.address for node_host in self.node_hosts]
 
     def note(self, text: str, *about: str, alike: str = "") -> None:
         self._trace.update(f"{self.now():.6f} {text}\n".encode())
@@ -140,7 +140,10 @@ class World:
     def _all(self, about: tuple[str, ...]) -> tuple[str, ...]:
         """With the shards of the workers among them."""
         workers = self.audit.workers.items()
-        return (*about, *(subjects.shard(worker.shard_id) for key, worker in workers if who(key) in about))
+        return (
+            *about,
+            *(labels.shard(worker.shard_id) for key, worker in workers if worker_label(key) in about),
+        )
 
     # -- what happens
 
@@ -150,27 +153,27 @@ class World:
         if what == "arrives":
             self.answers.arrived(path, target, source, detail, self.now())
             if "Heartbeat" in path:
-                self.watch.heartbeat_arrived(source, target, path, detail)
+                self.monitor.heartbeat_arrived(source, target, path, detail)
 
     def _on_answer(self, given: Delivered) -> None:
         if not self.outcome.violation:
             self.answers.check(given)
-            self.watch.answered(given)
+            self.monitor.answered(given)
 
     def _on_commit(self, driver: Any, writer: str) -> None:
         if not self.outcome.violation:
             rows = self.audit.rows
             self.audit.after_commit(driver, writer)
             self._trace.update(f"{self.now():.6f} commit {writer} {self.audit.rows - rows}\n".encode())
-            self.watch.committed(driver, writer)
+            self.monitor.committed(driver, writer)
 
     def _on_log(self, _: Any, level: str, entry: MutableMapping[str, Any]) -> Any:
-        process = here()
+        process = current_process()
         host = "" if process is None else process.host
         about: tuple[str, ...] = (host,)
         text = " ".join(f"{name}={value}" for name, value in sorted(entry.items()) if name != "event")
         if "shard" in entry:
-            about = (host, subjects.shard(entry["shard"]))
+            about = (host, labels.shard(entry["shard"]))
         self._story.append(Step(self.now(), f"{host} says: {entry.get('event')} {text}", about))
         if entry.get("event") == "queue interrupted":
             self.sometimes("reschedule interrupted, and tried again")
@@ -205,24 +208,24 @@ class World:
             self.report("no crash", loop.failures[0], ())
 
     async def _live(self) -> None:
-        for station in self.stations:
-            self.presence.away(station.host, self.now())
-            station.start()
+        for node_host in self.node_hosts:
+            self.listening_time.away(node_host.host, self.now())
+            node_host.start()
         await self.client.configure()
-        self.hire()
+        self.create_workers()
         self.client.start()
-        ticking = self.loop.create_task(self.watch.tick())
-        await self.director.act()
-        await Endings(self).check()
+        ticking = self.loop.create_task(self.monitor.tick())
+        await self.fault_injector.act()
+        await FinalChecks(self).check()
         ticking.cancel()
 
-    def hire(self) -> None:
+    def create_workers(self) -> None:
         """Workers; every second key is used in each namespace."""
         plan = self.plan
         for number in range(plan.workers):
             namespace = f"ns{number % plan.namespaces}"
             works = self.random.random() < plan.workers_who_work
-            manner = Manner(
+            behaviour = WorkerBehaviour(
                 namespace=namespace,
                 key=f"w{number // plan.namespaces}",
                 task_queue=self.random.choice(("q0", "q1")),
@@ -232,14 +235,14 @@ class World:
                 binds=works and self.random.random() < 0.6,
                 claims=works and self.random.random() < 0.3,
             )
-            self.runs[namespace, manner.key] = []
-            self.later(self.random.uniform(0, 3), lambda manner=manner: self.begin_run(manner))  # type: ignore[misc]
+            self.runs[namespace, behaviour.key] = []
+            self.later(self.random.uniform(0, 3), lambda behaviour=behaviour: self.begin_run(behaviour))  # type: ignore[misc]
 
-    def begin_run(self, manner: Manner) -> None:
-        runs = self.runs[manner.namespace, manner.key]
-        run = Run(self, manner, len(runs) + 1)
+    def begin_run(self, behaviour: WorkerBehaviour) -> None:
+        runs = self.runs[behaviour.namespace, behaviour.key]
+        run = Run(self, behaviour, len(runs) + 1)
         runs.append(run)
-        self.note(f"{run.session} starts", who(run.key))
+        self.note(f"{run.session} starts", worker_label(run.key))
         run.start()
 
     def _finish(self) -> None:
@@ -259,21 +262,21 @@ class World:
                 "message late and overtaken": network.straggled,
             }
         )
-        for mishap, times in self.database.mishaps.items():
-            outcome.faults[f"transaction: {mishap.value}"] += times
+        for fault, times in self.database.transaction_faults.items():
+            outcome.faults[f"transaction: {fault.value}"] += times
         outcome.story = list(self._story) if outcome.violation else []
-        self.loop.bury()
+        self.loop.discard_tasks()
         asyncio.set_event_loop(None)
 
 
 def live(seed: int, plan: Plan, seconds: float = float("inf")) -> Outcome:
     """From the beginning to the end of a world, if that is not later than `seconds`, and until nothing is left of it."""
-    with _alone():
+    with _exclusive_logging():
         return World(seed, plan).run(seconds)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _exclusive_logging() -> Iterator[None]:
     """While a world lives, logs are its story; and nothing is collected, because what is collected may still run."""
     configured = structlog.get_config()
     threshold, hook = gc.get_threshold(), sys.unraisablehook

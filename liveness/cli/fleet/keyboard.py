@@ -43,7 +43,7 @@ class Keyboard:
         self._pending = ""
 
     @property
-    def waits(self) -> bool:
+    def has_pending_input(self) -> bool:
         """The beginning of a sequence has come, or the key Escape: only time tells."""
         return bool(self._pending)
 
@@ -65,7 +65,7 @@ class Keyboard:
                 text = text[1:]
         return keys
 
-    def give_up(self) -> list[str]:
+    def flush_escape(self) -> list[str]:
         """Nothing more came: it was the key Escape."""
         pending, self._pending = self._pending, ""
         return ["escape"] if pending else []

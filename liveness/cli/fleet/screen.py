@@ -17,81 +17,87 @@ from rich.console import Console
 from rich.live import Live
 
 from liveness.cli.client import Client
-from liveness.cli.fleet.choices import Choices, Sort, press
 from liveness.cli.fleet.keyboard import Keyboard
-from liveness.cli.fleet.reading import WORKERS_MAX, Query, Reader, Snapshot
-from liveness.cli.fleet.view import Picture, View
+from liveness.cli.fleet.reader import WORKERS_MAX, FleetQuery, FleetReader, FleetSnapshot
+from liveness.cli.fleet.view import FleetView, Frame
+from liveness.cli.fleet.view_state import Sort, ViewState, handle_key
 from liveness.clock import Clock
 
-DRAW_S = 1.0
+REDRAW_S = 1.0
 """Leases run down between two looks at the server."""
 ESCAPE_S = 0.05
 """If nothing follows for so long, it was the key Escape and not the beginning of another."""
 STALE_INTERVALS = 3
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INPUT_BYTES_MAX = 4_096
-AHEAD = 100
+PREFETCH_STEP = 100
 """Workers are read in steps of so many, so that moving by a line asks for nothing new."""
 
 
-def first_query(namespace: str, rows: int) -> Query:
-    return _query(namespace, Choices(), rows)
+def first_query(namespace: str, rows: int) -> FleetQuery:
+    return _query(namespace, ViewState(), rows)
 
 
-def _query(namespace: str, choices: Choices, rows: int) -> Query:
-    by_key = choices.sort is Sort.KEY and not choices.reverse
+def _query(namespace: str, view_state: ViewState, rows: int) -> FleetQuery:
+    by_key = view_state.sort is Sort.KEY and not view_state.reverse
     # One screenful more than is seen.
-    needed = -(-(choices.first + 2 * rows) // AHEAD) * AHEAD if by_key else WORKERS_MAX
-    return Query(namespace=namespace, where=choices.where, workers=needed)
+    needed = -(-(view_state.first + 2 * rows) // PREFETCH_STEP) * PREFETCH_STEP if by_key else WORKERS_MAX
+    return FleetQuery(namespace=namespace, where=view_state.where, workers=needed)
 
 
 class Screen:
     def __init__(
-        self, console: Console, client: Client, clock: Clock, interval_s: float, query: Query, seen: Snapshot
+        self,
+        console: Console,
+        client: Client,
+        clock: Clock,
+        interval_s: float,
+        query: FleetQuery,
+        snapshot: FleetSnapshot,
     ) -> None:
         self._console = console
         self._clock = clock
-        self._picture = Picture(
-            snapshot=seen,
-            choices=Choices(),
+        self._frame = Frame(
+            snapshot=snapshot,
+            view_state=ViewState(),
             now_ms=clock.monotonic_ms(),
             namespace=query.namespace,
             fresh_ms=round(STALE_INTERVALS * 1_000 * max(interval_s, 1)),
         )
         self._keyboard = Keyboard()
-        self._typed: list[bytes] = []
+        self._input_bytes: list[bytes] = []
         self._changed = asyncio.Event()
         self._exit_code: int | None = None
-        self._to_the_background = False
+        self._is_suspending = False
         self._loop = asyncio.get_running_loop()
-        self._reader = Reader(
+        self._reader = FleetReader(
             client,
             clock,
             interval_s,
             query,
-            on_read=lambda snapshot: self._from_reader(snapshot=snapshot, trouble=""),
-            on_trouble=lambda why: self._from_reader(trouble=why),
+            on_read=lambda snapshot: self._post_update(snapshot=snapshot, error=""),
+            on_error=lambda why: self._post_update(error=why),
         )
 
     async def run(self) -> int:
         """Until somebody has seen enough. Returns the exit code."""
-        for number in ENDING:
-            self._loop.add_signal_handler(number, self._end, 128 + number)
+        for number in EXIT_SIGNALS:
+            self._loop.add_signal_handler(number, self._exit, 128 + number)
         self._loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._leave)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
         self._loop.add_reader(sys.stdin.fileno(), self._on_input)
         self._reader.start()
         try:
             while self._exit_code is None:
                 try:
                     with _window(self._console) as live:
-                        await self._show(live)
+                        await self._run_window(live)
                 except (OSError, termios.error):
                     if self._exit_code is None:
                         raise
                     # Nothing can be given back to a terminal that is gone.
-                if self._to_the_background:
-                    self._to_the_background = False
+                if self._is_suspending:
+                    self._is_suspending = False
                     os.kill(os.getpid(), signal.SIGSTOP)  # here it stands until the shell brings it back
         finally:
             self._reader.close()
@@ -100,12 +106,12 @@ class Screen:
 
     # -- what comes from elsewhere is only noted down: what goes wrong with it is to end `run`
 
-    def _end(self, exit_code: int) -> None:
+    def _exit(self, exit_code: int) -> None:
         self._exit_code = exit_code
         self._changed.set()
 
-    def _leave(self) -> None:
-        self._to_the_background = True
+    def _suspend(self) -> None:
+        self._is_suspending = True
         self._changed.set()
 
     def _on_input(self) -> None:
@@ -115,57 +121,59 @@ class Screen:
             data = b""
         if not data:
             self._loop.remove_reader(sys.stdin.fileno())
-            self._end(128 + signal.SIGHUP)  # the terminal is gone
-        self._typed.append(data)
+            self._exit(128 + signal.SIGHUP)  # the terminal is gone
+        self._input_bytes.append(data)
         self._changed.set()
 
-    def _from_reader(self, **news: Any) -> None:
-        self._loop.call_soon_threadsafe(self._hear, news)
+    def _post_update(self, **update: Any) -> None:
+        self._loop.call_soon_threadsafe(self._apply_update, update)
 
-    def _hear(self, news: dict[str, Any]) -> None:
-        self._picture = replace(self._picture, **news)
+    def _apply_update(self, update: dict[str, Any]) -> None:
+        self._frame = replace(self._frame, **update)
         self._changed.set()
 
     # -- the window
 
-    async def _show(self, live: Live) -> None:
+    async def _run_window(self, live: Live) -> None:
         while True:
             self._changed.clear()
-            typed, self._typed = b"".join(self._typed), []
+            typed, self._input_bytes = b"".join(self._input_bytes), []
             self._press(self._keyboard.feed(typed))
-            if self._exit_code is not None or self._to_the_background:
+            if self._exit_code is not None or self._is_suspending:
                 return
             self._draw(live)
-            escape = self._keyboard.waits
+            escape = self._keyboard.has_pending_input
             try:
-                async with asyncio.timeout(ESCAPE_S if escape else DRAW_S):
+                async with asyncio.timeout(ESCAPE_S if escape else REDRAW_S):
                     await self._changed.wait()
             except TimeoutError:
                 if escape:
-                    self._press(self._keyboard.give_up())
+                    self._press(self._keyboard.flush_escape())
 
     def _press(self, keys: list[str]) -> None:
         for key in keys:
             width, height = self._console.size
-            room = View(self._picture).room(width, height)
-            choices = press(self._picture.choices, key, room)
-            if choices is None:
-                self._end(0)
+            viewport = FleetView(self._frame).viewport(width, height)
+            view_state = handle_key(self._frame.view_state, key, viewport)
+            if view_state is None:
+                self._exit(0)
                 return
-            self._picture = replace(self._picture, choices=choices)
-            self._reader.ask(_query(self._picture.namespace, choices, room.rows), paused=choices.paused)
+            self._frame = replace(self._frame, view_state=view_state)
+            self._reader.set_query(
+                _query(self._frame.namespace, view_state, viewport.rows), paused=view_state.paused
+            )
 
     def _draw(self, live: Live) -> None:
-        if not self._picture.choices.paused:
-            self._picture = replace(self._picture, now_ms=self._clock.monotonic_ms())
-        live.update(View(self._picture), refresh=True)
+        if not self._frame.view_state.paused:
+            self._frame = replace(self._frame, now_ms=self._clock.monotonic_ms())
+        live.update(FleetView(self._frame), refresh=True)
 
 
 @contextmanager
 def _window(console: Console) -> Iterator[Live]:
     """The whole terminal, and each key as soon as it is pressed; afterwards everything as it was."""
     keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
+    saved = termios.tcgetattr(keyboard)
     live = Live(
         console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     )
@@ -174,4 +182,4 @@ def _window(console: Console) -> Iterator[Live]:
         with live:
             yield live
     finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, saved)

@@ -14,9 +14,13 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     for several numbers shows the highest of them: what is short is not to be overlooked."""
     if not values or width <= 0:
         return ""
-    each = -(-len(values) // width)
-    ragged = len(values) % each
-    starts = [0, *range(ragged, len(values), each)] if ragged else list(range(0, len(values), each))
+    values_per_bar = -(-len(values) // width)
+    first_width = len(values) % values_per_bar
+    starts = (
+        [0, *range(first_width, len(values), values_per_bar)]
+        if first_width
+        else list(range(0, len(values), values_per_bar))
+    )
     ends = [*starts[1:], len(values)]
     columns = [_highest(values[start:end]) for start, end in zip(starts, ends, strict=True)]
     top = max((value for value in columns if value is not None), default=0.0)

@@ -1,0 +1,61 @@
+"""A watcher of a namespace's events: when did each worker's end reach somebody outside?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from bench.messages import NAMESPACE
+from liveness.v1.admin_pb2 import NamespaceConfig, UpdateConfigRequest
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
+from liveness.v1.service_pb2 import WatchEventsRequest
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+
+SECONDS_MAX = 180
+
+
+def disable_storm_hold(address):
+    """Many leases that end together are a storm, whose brake would put them off on purpose."""
+    with grpc.insecure_channel(address) as channel:
+        AdminServiceStub(channel).UpdateConfig(
+            UpdateConfigRequest(namespace=NAMESPACE, set=NamespaceConfig(storm_hold=Duration()))
+        )
+
+
+class EventWatch:
+    """Follows from when it begins."""
+
+    def __init__(self, channel):
+        self._stream = LivenessServiceStub(channel).WatchEvents(WatchEventsRequest(namespace=NAMESPACE))
+        self.seen: dict[str, float] = {}
+        """Worker -> wall time at which its end was seen."""
+        self.late_ms: list[int] = []
+        """How much later than its lease each ended, on the clock of its shard."""
+        self.activities = 0
+        """What they held, as their certificates say."""
+
+    async def begin(self):
+        await self._stream.read()
+
+    async def until(self, count):
+        """Wall time when the end of so many workers has been seen."""
+        now = time.time()
+        async with asyncio.timeout(SECONDS_MAX):
+            while len(self.seen) < count:
+                answer = await self._stream.read()
+                now = time.time()
+                for event in answer.events:
+                    if event.type == "WorkerDeactivated":
+                        self._note(event, now)
+        self._stream.cancel()
+        return now
+
+    def _note(self, event, now):
+        self.seen[event.worker_instance_key] = now
+        told = json.loads(event.data_json)["certificate"]
+        self.activities += told["activities"]
+        self.late_ms.append(told["silence_ms"] - told["granted_ms"])

@@ -1,0 +1,5 @@
+"""`python -m liveness` is the command `liveness`."""
+
+from liveness.cli import main
+
+main(prog_name="python -m liveness")

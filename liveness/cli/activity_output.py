@@ -1,0 +1,91 @@
+"""Activities as people read them."""
+
+from __future__ import annotations
+
+from liveness.cli.durations import format_ms, to_ms
+from liveness.cli.output import enum_name, format_age, format_time, format_time_left, payload_text
+from liveness.v1.activity_pb2 import (
+    ACTIVITY_STATE_STARTED,
+    ACTIVITY_STATE_WAITING,
+    Activity,
+    ActivityId,
+    ActivityState,
+    RetryPolicy,
+)
+
+
+def activity_name(id: ActivityId) -> str:
+    """As the server writes it in its refusals."""
+    return f"{id.workflow_id}/{id.run_id}/{id.activity_id}"
+
+
+def state_name(number: int) -> str:
+    return enum_name(ActivityState, number)
+
+
+def activity_row(activity: Activity) -> tuple[object, ...]:
+    id = activity.id
+    return (
+        id.workflow_id,
+        id.run_id,
+        id.activity_id,
+        _state_text(activity),
+        activity.activity_type,
+        activity.task_queue,
+        activity.attempt,
+        activity.failures,
+        activity.worker_instance_key,
+        format_age(activity, "since"),
+        activity.last_failure,
+    )
+
+
+def activity_fields(activity: Activity) -> list[tuple[str, object]]:
+    id = activity.id
+    held = activity.state == ACTIVITY_STATE_STARTED
+    since = format_time(activity, "since")
+    return [
+        ("workflow", id.workflow_id),
+        ("run", id.run_id),
+        ("activity", id.activity_id),
+        ("namespace", activity.namespace),
+        ("state", _state_text(activity)),
+        ("since", since and f"{since} ({format_age(activity, 'since')})"),
+        ("due", format_time(activity, "due_time")),
+        ("type", activity.activity_type),
+        ("task queue", activity.task_queue),
+        ("attempt", activity.attempt),
+        ("worker", f"{activity.worker_instance_key} (epoch {activity.lease_epoch})" if held else ""),
+        ("failures", activity.failures),
+        ("worker deaths", f"{activity.worker_deaths} in a row" if activity.worker_deaths else ""),
+        ("last failure", activity.last_failure),
+        ("retries", _retry_policy_text(activity.retry_policy) if activity.HasField("retry_policy") else ""),
+        ("shard", activity.shard_id),
+        ("input", payload_text(activity.input)),
+        ("result", payload_text(activity.result)),
+        ("token", payload_text(activity.token)),
+    ]
+
+
+def _state_text(activity: Activity) -> str:
+    word = state_name(activity.state)
+    if activity.state == ACTIVITY_STATE_WAITING and activity.HasField("due_time"):
+        return f"{word} (due {format_time_left(activity, 'due_time')})"
+    return word
+
+
+def _retry_policy_text(policy: RetryPolicy) -> str:
+    attempts = policy.maximum_attempts
+    first, longest = format_ms(to_ms(policy.initial_interval)), format_ms(to_ms(policy.maximum_interval))
+    parts = [
+        f"{attempts} attempt{'' if attempts == 1 else 's'} at most" if attempts else "any number of attempts",
+        f"{first} before the second, then {policy.backoff_coefficient:g} times as long each, up to {longest}",
+    ]
+    if policy.HasField("maximum_worker_deaths"):
+        deaths = policy.maximum_worker_deaths
+        parts.append(
+            f"quarantined after {deaths} worker death{'' if deaths == 1 else 's'}"
+            if deaths
+            else "never quarantined"
+        )
+    return "; ".join(parts)

@@ -1,0 +1,192 @@
+"""`liveness workers why`: a death certificate as people read it."""
+
+from __future__ import annotations
+
+from datetime import UTC
+
+import click
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from liveness.cli.activity_output import state_name
+from liveness.cli.client import Client, client_command
+from liveness.cli.durations import format_ms, to_ms
+from liveness.cli.errors import escape_control
+from liveness.cli.output import enum_name, print_fields, print_json, print_table, to_json
+from liveness.v1.death_pb2 import VERDICT_FALSE, DeathCertificate, Verdict
+from liveness.v1.service_pb2 import GetDeathCertificateRequest
+from liveness.v1.worker_pb2 import INACTIVE_REASON_LEASE_EXPIRED, InactiveReason
+
+
+@click.command()
+@click.argument("key")
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=1, max=2**63 - 1),
+    metavar="N",
+    help="Of this lease epoch.  [default: the last that ended so]",
+)
+@client_command()
+def why(client: Client, *, key: str, epoch: int | None, as_json: bool) -> None:
+    """Tell why a worker was declared dead: how it fell silent, what the server was doing, who died with it, where its
+    activities are now, and whether it had been alive after all.
+
+    \b
+    Examples:
+      liveness workers why worker-7
+      liveness workers why worker-7 --epoch 3
+    """
+    request = GetDeathCertificateRequest(
+        namespace=client.namespace, worker_instance_key=key, lease_epoch=epoch or 0
+    )
+    death = client.call(client.liveness.GetDeathCertificate, request)
+    if as_json:
+        print_json(to_json(death))
+        return
+    click.echo(escape_control(summarize(death)))
+    click.echo()
+    print_fields(_fields(death))
+    _print_heartbeats(death)
+    _print_stalls(death)
+    _print_activities(death)
+
+
+def summarize(death: DeathCertificate) -> str:
+    """All of it in one."""
+    parts = [f"{death.worker_instance_key} {_cause_text(death)}"]
+    if others := _related_deaths_text(death):
+        parts.append(f"{others} died with it")
+    parts.append(f"verdict: {_verdict_text(death)}")
+    return "; ".join(parts)
+
+
+def _cause_text(death: DeathCertificate) -> str:
+    if death.cause == INACTIVE_REASON_LEASE_EXPIRED and death.HasField("silence"):
+        lease = format_ms(to_ms(death.granted_lease_duration))
+        return (
+            f"fell silent at {_format_time_of_day(death.last_heartbeat_time)}: "
+            f"no heartbeat for {_format_seconds(to_ms(death.silence))} of a {lease} lease"
+        ) + _held_text(death)
+    return f"was declared dead at {_format_time_of_day(death.time)}: {death.detail}" + _held_text(death)
+
+
+def _held_text(death: DeathCertificate) -> str:
+    return f", {_format_seconds(to_ms(death.held))} of it held by a storm" if death.HasField("held") else ""
+
+
+def _related_deaths_text(death: DeathCertificate) -> str:
+    """The closest company that there was."""
+    company = death.company
+    for count, group in (
+        (company.same_host, f"of host {death.host_name}"),
+        (company.same_build, f"of build {death.build_id}"),
+        (company.same_namespace, f"in namespace {death.namespace}"),
+    ):
+        if count:
+            return f"{count} {'other' if count == 1 else 'others'} {group}"
+    return ""
+
+
+def _verdict_text(death: DeathCertificate) -> str:
+    if death.verdict != VERDICT_FALSE:
+        return enum_name(Verdict, death.verdict).lower() or "not known"
+    after_ms = death.refuted_time.ToMilliseconds() - death.time.ToMilliseconds()
+    return f"FALSE, the same session came back {_format_seconds(after_ms)} later"
+
+
+def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
+    company, has_silence = death.company, death.HasField("silence")
+    return [
+        ("worker", death.worker_instance_key),
+        ("namespace", death.namespace),
+        ("died", _format_timestamp(death.time)),
+        ("because", f"{enum_name(InactiveReason, death.cause)}: {death.detail}"),
+        ("last heartbeat", _format_timestamp(death.last_heartbeat_time) if has_silence else ""),
+        ("silence", _format_seconds(to_ms(death.silence)) if has_silence else ""),
+        ("lease", f"{format_ms(to_ms(death.granted_lease_duration))}, epoch {death.lease_epoch}"),
+        ("held by a storm", _format_seconds(to_ms(death.held)) if death.HasField("held") else ""),
+        ("session", death.session_id),
+        ("host", death.host_name),
+        ("build", death.build_id),
+        ("task queue", death.task_queue),
+        ("died within a minute", f"{company.same_namespace} others in the namespace"),
+        ("  of the same host", company.same_host if death.host_name else ""),
+        ("  of the same build", company.same_build if death.build_id else ""),
+        ("activities", death.activity_count),
+        ("verdict", _verdict_text(death)),
+        ("came back", _format_timestamp(death.refuted_time) if death.HasField("refuted_time") else ""),
+    ]
+
+
+def _print_heartbeats(death: DeathCertificate) -> None:
+    if death.heartbeats:
+        click.echo("\nlast heartbeats:")
+        print_table(
+            ("time", "gap"),
+            (
+                (
+                    _format_timestamp(heartbeat.time),
+                    _format_seconds(to_ms(heartbeat.gap)) if heartbeat.HasField("gap") else "",
+                )
+                for heartbeat in death.heartbeats
+            ),
+        )
+
+
+def _print_stalls(death: DeathCertificate) -> None:
+    if death.stalls:
+        click.echo("\nthe server may have heard nothing (none of it counts as silence):")
+        print_table(
+            ("since", "for", "why"),
+            (
+                (
+                    _format_timestamp(stall.time),
+                    _format_seconds(to_ms(stall.duration)) if stall.HasField("duration") else "",
+                    "the shard was taken over" if stall.take_over else "it stood still, or a commit hung",
+                )
+                for stall in death.stalls
+            ),
+        )
+
+
+def _print_activities(death: DeathCertificate) -> None:
+    if not death.activities:
+        return
+    more = death.activity_count - len(death.activities)
+    click.echo(f"\nheld activities, and where they are now{f' ({more} more are not shown)' if more else ''}:")
+    print_table(
+        ("workflow", "run", "activity", "attempt", "now", "attempt", "worker"),
+        (
+            (
+                moved.activity.workflow_id,
+                moved.activity.run_id,
+                moved.activity.activity_id,
+                moved.activity.attempt,
+                state_name(moved.state) or "not kept",
+                moved.attempt or "",
+                moved.worker_instance_key,
+            )
+            for moved in death.activities
+        ),
+    )
+
+
+def _format_seconds(ms: int) -> str:
+    """To the tenth, which is what a silence is worth; short ones exactly."""
+    if ms < 1_000:
+        return f"{ms} ms"
+    return f"{ms / 1_000:.1f} s" if ms < 600_000 else format_ms(ms - ms % 1_000)
+
+
+def _format_timestamp(time: Timestamp) -> str:
+    return _format(time, "%Y-%m-%d %H:%M:%S")
+
+
+def _format_time_of_day(time: Timestamp) -> str:
+    return _format(time, "%H:%M:%S")
+
+
+def _format(time: Timestamp, pattern: str) -> str:
+    try:
+        return f"{time.ToDatetime(tzinfo=UTC):{pattern}}.{time.nanos // 1_000_000:03}Z"
+    except (ValueError, OverflowError):
+        return f"{time.seconds}s since 1970"

@@ -1,0 +1,84 @@
+"""What a check found: the vocabulary of `liveness doctor`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class CheckStatus(Enum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "FAILED"
+
+
+class CheckResult(NamedTuple):
+    check: str
+    verdict: CheckStatus
+    saw: str
+    advice: str = ""
+    """What to do; empty when there is nothing to do."""
+
+
+def ok(check: str, saw: str, advice: str = "") -> CheckResult:
+    return CheckResult(check, CheckStatus.OK, saw, advice)
+
+
+def warning(check: str, saw: str, advice: str) -> CheckResult:
+    return CheckResult(check, CheckStatus.WARNING, saw, advice)
+
+
+def failed(check: str, saw: str, advice: str) -> CheckResult:
+    return CheckResult(check, CheckStatus.FAILED, saw, advice)
+
+
+COMMITS_MEASURED = 20
+SLOW_COMMIT_MS = 20.0
+
+
+def commit_latency(median_s: float, where: str) -> CheckResult:
+    ms = median_s * 1_000
+    saw = f"{where}; a durable commit takes {ms:.2f} ms (median of {COMMITS_MEASURED})"
+    if ms > SLOW_COMMIT_MS:
+        return warning("commits", saw, "Heartbeats wait this long for their answer; use a faster disk.")
+    return ok("commits", saw)
+
+
+def schema_revision(current: str | None, oldest_writer: str | None = None) -> CheckResult:
+    # Imported here: slow to load, and only needed once there is a database to look at.
+    from liveness.store.migrate import Revisions
+
+    revisions = Revisions()
+    if current is None:
+        return ok("tables", "none yet", "They are created at the first start.")
+    if current not in revisions.known and oldest_writer in revisions.known:
+        return ok(
+            "tables",
+            f"revision {current} of a newer version",
+            "This version may still serve them; upgrade it soon.",
+        )
+    if current not in revisions.known:
+        return failed(
+            "tables",
+            f"revision {current}, which this version does not know",
+            "Start the version that wrote it, or a newer one.",
+        )
+    if current != revisions.head:
+        return ok(
+            "tables", f"revision {current}", "They are brought up to date at the next start; back up before."
+        )
+    return ok("tables", f"revision {current}, up to date")
+
+
+def shard_count(stored: str | None, configured: int) -> list[CheckResult]:
+    if stored is None:
+        return []
+    if stored != str(configured):
+        return [
+            failed(
+                "shards",
+                f"{stored} in the database, {configured} in the settings",
+                f"Start with --shards {stored}.",
+            )
+        ]
+    return [ok("shards", stored)]

@@ -1,0 +1,99 @@
+"""Following the log for as long as anybody wants to: servers may restart, move shards or hang in between."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import select
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Event, Thread
+
+import grpc
+
+from liveness.cli.client import Client, ServerUnavailable
+from liveness.cli.errors import CommandError
+from liveness.v1.service_pb2 import GetServerInfoRequest, WatchEventsRequest, WatchEventsResponse
+
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 3.0
+
+
+def follow_events(
+    client: Client, request: WatchEventsRequest, notify: Callable[[str], None]
+) -> Iterator[WatchEventsResponse]:
+    """Every answer once, in order. Once there was one, a server that is away is waited for, and `notify` is told so."""
+    connection: AbstractContextManager[Client] = nullcontext(client)
+    has_received, is_broken, retry_s = False, False, RETRY_S_MIN
+    while True:
+        try:
+            with connection as current:
+                for answer in _read_stream(current, request):
+                    if is_broken:
+                        notify(f"Going on where it broke off, at {current.address}.")
+                    has_received, is_broken, retry_s = True, False, RETRY_S_MIN
+                    # Before it is handed on: whoever asks for the next has seen this one.
+                    request.resume_token = answer.resume_token
+                    yield answer
+        except ServerUnavailable as error:
+            if not has_received:
+                raise
+            if not is_broken:
+                notify(f"Broken off: {error.message.rstrip('.')}. Trying again.")
+            is_broken = True
+        Event().wait(retry_s)
+        retry_s = min(2 * retry_s, RETRY_S_MAX)
+        connection = client.reconnect()
+
+
+def _read_stream(client: Client, request: WatchEventsRequest) -> Iterator[WatchEventsResponse]:
+    """Those of one stream, until it breaks or its server hangs, of which a stream on which nothing happens says nothing."""
+    stream = client.liveness.WatchEvents(request)
+    stream_ended = Event()
+    probe_errors: list[ServerUnavailable] = []
+
+    def probe_server() -> None:
+        while True:
+            try:
+                client.call(client.liveness.GetServerInfo, GetServerInfoRequest())
+            except ServerUnavailable as error:
+                probe_errors.append(error)
+                stream.cancel()
+                return
+            except CommandError:
+                pass  # a refusal is an answer
+            except ValueError:
+                return  # the channel is closed
+            if stream_ended.wait(client.timeout_s):
+                return
+
+    Thread(target=probe_server, name="is-the-server-there", daemon=True).start()
+    try:
+        yield from stream
+    except grpc.RpcError as error:
+        raise next(iter(probe_errors), client.to_error(error)) from error
+    finally:
+        stream_ended.set()
+        stream.cancel()
+
+
+@contextmanager
+def exit_when_unread(descriptor: int | None) -> Iterator[None]:
+    """A pipe whose reader is gone ends the command now, not when there is something to be written again."""
+    reader_gone = Event()
+
+    def wait_for_hangup(descriptor: int) -> None:
+        poll = select.poll()
+        poll.register(descriptor, 0)  # errors are always told
+        poll.poll()
+        reader_gone.set()
+        _thread.interrupt_main()
+
+    if descriptor is not None:
+        Thread(target=wait_for_hangup, args=(descriptor,), name="is-anybody-reading", daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if reader_gone.is_set():
+            raise BrokenPipeError(errno.EPIPE, "nobody reads any more") from None
+        raise

@@ -1,0 +1,432 @@
+"""Events of the log in plain words, one sentence each. What a newer server tells beyond this is told as it came."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from liveness.cli.durations import humanize_ms
+from liveness.v1.event_pb2 import Event
+
+EMPTY_ID_PART = "-"
+"""Stands for the run, or for the activity, where an id alone names an activity."""
+NAMED_ACTIVITIES_MAX = 3
+"""So many activities are named; of more, only how many."""
+TEXT_CHARS_MAX = 300
+"""What others write may be long; `--json` has all of it."""
+
+
+class EventTone(Enum):
+    """How a sentence is to be heard."""
+
+    ARRIVAL = "comes"
+    PROGRESS = "works"
+    MINOR = "quiet"
+    OPERATOR = "order"
+    DEPARTURE = "leaves"
+    DEATH = "dies"
+    PROBLEM = "trouble"
+
+
+class EventText(NamedTuple):
+    tone: EventTone
+    subject: str
+    """Whom it is about: a worker, an activity, a namespace, a shard."""
+    text: str
+    """What happened to them."""
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.text}"
+
+
+Data = Mapping[str, Any]
+
+
+def describe_event(event: Event) -> EventText:
+    data = _parse_data(event)
+    formatter = FORMATTERS.get(event.type)
+    try:
+        if formatter is not None and data is not None:
+            return formatter(event, data)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # Another version's idea of this event: better told raw than not at all.
+        pass
+    return EventText(
+        EventTone.MINOR, _fallback_subject(event), f"{_split_camel_case(event.type)}: {event.data_json}"
+    )
+
+
+def _parse_data(event: Event) -> Data | None:
+    try:
+        data = json.loads(event.data_json or "{}")
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _fallback_subject(event: Event) -> str:
+    return (
+        event.worker_instance_key
+        or event.workflow_id
+        or (f"namespace {event.namespace}" if event.namespace else f"shard {event.shard_id}")
+    )
+
+
+def _split_camel_case(name: str) -> str:
+    """WorkerRegistered → worker registered."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+# -- parts of sentences
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def _activity_count(number: int) -> str:
+    return _count(number, "activity", "activities")
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…"
+
+
+def _reason_suffix(text: str) -> str:
+    return f": {_truncate(text)}" if text else ""
+
+
+def _activity_name(workflow_id: str, run_id: str, activity_id: str) -> str:
+    return "/".join(part for part in (workflow_id, run_id, activity_id) if part != EMPTY_ID_PART)
+
+
+def _activity_names(activities: Sequence[Data]) -> str:
+    """Activities of a list, by name as far as one wants to read them."""
+    if len(activities) > NAMED_ACTIVITIES_MAX:
+        return _activity_count(len(activities))
+    return ", ".join(_binding_name(activity) for activity in activities)
+
+
+def _binding_name(activity: Data) -> str:
+    name = _activity_name(activity["workflow_id"], activity["run_id"], activity["activity_id"])
+    attempt = activity.get("attempt", 1)
+    return f"{name} (attempt {attempt})" if attempt > 1 else name
+
+
+def _humanize_ms_in(text: str) -> str:
+    """The server's own remarks count in milliseconds."""
+    return re.sub(r"\b([0-9]{1,15}) ms\b", lambda found: humanize_ms(int(found[1])), text)
+
+
+def _profile_details(profile: Data) -> list[str]:
+    return [
+        f"{word} {_truncate(profile[field])}"
+        for field, word in (("build_id", "build"), ("host_name", "host"), ("task_queue", "task queue"))
+        if profile.get(field)
+    ]
+
+
+def _lease_details(data: Data) -> str:
+    parts = [f"lease of {humanize_ms(data['granted_ms'])}", *_profile_details(data["profile"])]
+    if data["bindings"]:
+        parts.append(f"holds {_activity_names(data['bindings'])}")
+    return ", ".join(parts)
+
+
+def _event_activity_name(event: Event, data: Data) -> str:
+    return _activity_name(event.workflow_id, data["run_id"], data["activity_id"])
+
+
+def _holder(data: Data) -> str:
+    return f"{data['worker']} (attempt {data['attempt']})"
+
+
+# -- workers
+
+
+def _registered(event: Event, data: Data) -> EventText:
+    return EventText(EventTone.ARRIVAL, event.worker_instance_key, f"registered: {_lease_details(data)}")
+
+
+def _session_replaced(event: Event, data: Data) -> EventText:
+    text = f"started anew: session {data['session_id']} under epoch {data['epoch']}, {_lease_details(data)}"
+    return EventText(EventTone.ARRIVAL, event.worker_instance_key, text)
+
+
+def _resurrected(event: Event, data: Data) -> EventText:
+    text = f"is back with a clean slate: epoch {data['epoch']}, {_lease_details(data)}"
+    return EventText(EventTone.ARRIVAL, event.worker_instance_key, text)
+
+
+def _terms_changed(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.MINOR,
+        event.worker_instance_key,
+        f"has a lease of {humanize_ms(data['granted_ms'])} from now on",
+    )
+
+
+def _bindings_changed(event: Event, data: Data) -> EventText:
+    parts = [
+        f"{verb} {_activity_names(data.get(field, ()))}"
+        for field, verb in (("unbound", "let go of"), ("bound", "took up"), ("confirmed", "confirmed"))
+        if data.get(field)
+    ]
+    if data["resync"]:
+        parts.append("is asked for all it holds")
+    return EventText(EventTone.PROGRESS, event.worker_instance_key, "; ".join(parts) or "holds what it held")
+
+
+def _handed(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.PROGRESS, event.worker_instance_key, f"was handed {_binding_name(data['activity'])}"
+    )
+
+
+def _bindings_ended(event: Event, data: Data) -> EventText:
+    verb = "is told to stop" if data["taken"] else "is through with"
+    return EventText(EventTone.PROGRESS, event.worker_instance_key, f"{verb} {_activity_names(data['ids'])}")
+
+
+def _paused(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.OPERATOR, event.worker_instance_key, f"is paused{_reason_suffix(data['reason'])}"
+    )
+
+
+def _resumed(event: Event, data: Data) -> EventText:
+    return EventText(EventTone.OPERATOR, event.worker_instance_key, "may take new work again")
+
+
+def _drain_begun(event: Event, data: Data) -> EventText:
+    limit = f" within {humanize_ms(data['deadline_ms'] - event.observed_ms)}" if data["deadline_ms"] else ""
+    return EventText(
+        EventTone.OPERATOR,
+        event.worker_instance_key,
+        f"is to finish and leave{limit}{_reason_suffix(data['reason'])}",
+    )
+
+
+def _grace_granted(event: Event, data: Data) -> EventText:
+    text = f"has {humanize_ms(data['grace_ms'])} to come back whenever its stream breaks"
+    return EventText(EventTone.MINOR, event.worker_instance_key, text)
+
+
+def _described(event: Event, data: Data) -> EventText:
+    parts = [data["status"].lower()] if data["status"] != "UNSPECIFIED" else []
+    parts += _profile_details(data["profile"])
+    if data["profile"].get("current_job"):
+        parts.append(f"works on {_truncate(data['profile']['current_job'])}")
+    if data.get("loop_lag_ms"):
+        parts.append(f"its loop has not answered for {humanize_ms(data['loop_lag_ms'])}")
+    if data["last_error"]:
+        parts.append(f"last error: {_truncate(data['last_error'])}")
+    return EventText(
+        EventTone.PROBLEM if data["last_error"] else EventTone.MINOR,
+        event.worker_instance_key,
+        f"says of itself: {', '.join(parts) or 'nothing any more'}",
+    )
+
+
+DEACTIVATION_TEXT = {
+    "LEASE_EXPIRED": (EventTone.DEATH, "fell silent"),
+    "DISCONNECTED": (EventTone.DEATH, "was cut off"),
+    "SHUTDOWN": (EventTone.DEPARTURE, "said goodbye"),
+    "FORCED": (EventTone.DEPARTURE, "was forced out"),
+    "DRAINED": (EventTone.DEPARTURE, "was drained"),
+}
+
+
+def _deactivated(event: Event, data: Data) -> EventText:
+    tone, verb = DEACTIVATION_TEXT.get(data["reason"], (EventTone.DEPARTURE, "left"))
+    detail = _truncate(_humanize_ms_in(re.sub(r"^drained(; |$)", "", data["detail"])))
+    parts = [part for part in (detail, *_death_details(data.get("certificate") or {})) if part]
+    return EventText(tone, event.worker_instance_key, f"{verb}: {', '.join(parts)}" if parts else verb)
+
+
+def _death_details(certificate: Data) -> list[str]:
+    """What is known besides, if it is a death."""
+    parts = []
+    if certificate.get("activities"):
+        parts.append(f"{_activity_count(certificate['activities'])} rescheduled")
+    if certificate.get("held_ms"):
+        parts.append(f"held by a storm for {humanize_ms(certificate['held_ms'])}")
+    company = certificate.get("company") or {}
+    for field, subject_name in (("same_host", "host"), ("same_build", "build")):
+        if company.get(field):
+            parts.append(
+                f"{_count(company[field], 'other', 'others')} of its {subject_name} died in the same minute"
+            )
+            break
+    return parts
+
+
+def _cleaned_up(event: Event, data: Data) -> EventText:
+    retention_ms = data["tombstone_retention_ms"]
+    refused = f"for {humanize_ms(retention_ms)}" if retention_ms else "for ever"
+    return EventText(
+        EventTone.DEPARTURE, event.worker_instance_key, f"is cleaned up; its key stays refused {refused}"
+    )
+
+
+def _forgotten(event: Event, data: Data) -> EventText:
+    return EventText(EventTone.MINOR, event.worker_instance_key, "is forgotten; its key may register again")
+
+
+def _renewed(event: Event, data: Data) -> EventText:
+    if "renewals" in data:
+        leases = _count(data["renewals"], "lease was", "leases were")
+        return EventText(EventTone.MINOR, f"shard {event.shard_id}:", f"{leases} renewed")
+    return EventText(EventTone.MINOR, event.worker_instance_key, "renewed its lease")
+
+
+# -- activities
+
+
+def _scheduled(event: Event, data: Data) -> EventText:
+    kind = f" as {data['activity_type']}" if data["activity_type"] else ""
+    wait_ms = data["due_ms"] - data["at_ms"]
+    due = f", due in {humanize_ms(wait_ms)}" if wait_ms > 0 else ""
+    return EventText(
+        EventTone.PROGRESS,
+        _event_activity_name(event, data),
+        f"was scheduled{kind} on task queue {data['task_queue']}{due}",
+    )
+
+
+def _started(event: Event, data: Data) -> EventText:
+    return EventText(EventTone.PROGRESS, _event_activity_name(event, data), f"started on {_holder(data)}")
+
+
+def _completed(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.ARRIVAL, _event_activity_name(event, data), f"was completed by {_holder(data)}"
+    )
+
+
+def _attempt_failed(event: Event, data: Data) -> EventText:
+    again = humanize_ms(max(data["due_ms"] - data["at_ms"], 0))
+    text = f"failed on {_holder(data)}, again in {again}{_reason_suffix(data['message'])}"
+    return EventText(EventTone.PROBLEM, _event_activity_name(event, data), text)
+
+
+def _failed(event: Event, data: Data) -> EventText:
+    text = f"failed for good on {_holder(data)}{_reason_suffix(data['message'])}"
+    return EventText(EventTone.DEATH, _event_activity_name(event, data), text)
+
+
+def _given_back(event: Event, data: Data) -> EventText:
+    text = f"was given back by {_holder(data)}{_reason_suffix(data['reason'])}"
+    return EventText(EventTone.DEPARTURE, _event_activity_name(event, data), text)
+
+
+def _cancelled(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.OPERATOR,
+        _event_activity_name(event, data),
+        f"was cancelled{_reason_suffix(data['reason'])}",
+    )
+
+
+def _cancel_requested(event: Event, data: Data) -> EventText:
+    deaths = data.get("deaths", 0)
+    in_a_row = f": {deaths} worker deaths in a row" if deaths > 1 else ""
+    return EventText(
+        EventTone.DEPARTURE, _event_activity_name(event, data), f"is taken from {_holder(data)}{in_a_row}"
+    )
+
+
+def _released(event: Event, data: Data) -> EventText:
+    return EventText(EventTone.MINOR, _event_activity_name(event, data), "is held by nobody now")
+
+
+def _made_available(event: Event, data: Data) -> EventText:
+    fresh = ", with a fresh start" if data.get("fresh") else ""
+    return EventText(
+        EventTone.PROGRESS,
+        _event_activity_name(event, data),
+        f"waits for a worker (attempt {data['attempt']}){fresh}",
+    )
+
+
+def _quarantined(event: Event, data: Data) -> EventText:
+    deaths = _count(data["deaths"], "worker", "workers")
+    return EventText(
+        EventTone.DEATH,
+        _event_activity_name(event, data),
+        f"is quarantined: {deaths} in a row died while holding it",
+    )
+
+
+def _handed_on(event: Event, data: Data) -> EventText:
+    return EventText(EventTone.PROGRESS, _event_activity_name(event, data), "was handed on to another engine")
+
+
+# -- the rest
+
+
+def _config_changed(event: Event, data: Data) -> EventText:
+    subject_name = f"namespace {event.namespace}" if event.namespace else "the default of all namespaces"
+    changes = dict(data["set"])
+    if event.namespace and {*changes, *data["unset"]} == {"paused"}:
+        text = "is paused" if changes.get("paused") else "may take new work again"
+        return EventText(EventTone.OPERATOR, subject_name, text + _reason_suffix(data.get("reason", "")))
+    parts = [
+        f"{name.removesuffix('_ms')} is now {_setting_value(name, value)}" for name, value in changes.items()
+    ]
+    parts += [f"{name.removesuffix('_ms')} is inherited again" for name in data["unset"]]
+    return EventText(
+        EventTone.OPERATOR,
+        subject_name,
+        f"changed: {'; '.join(parts) or 'nothing'}{_reason_suffix(data.get('reason', ''))}",
+    )
+
+
+def _setting_value(name: str, value: float) -> str:
+    return humanize_ms(int(value)) if name.endswith("_ms") else f"{value:.15g}"
+
+
+def _shard_taken(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.MINOR,
+        f"shard {event.shard_id}",
+        f"is served by {data['owner']} under epoch {data['epoch']}",
+    )
+
+
+FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
+    "LeasesRenewed": _renewed,
+    "LeaseRenewed": _renewed,
+    "WorkerRegistered": _registered,
+    "SessionReplaced": _session_replaced,
+    "WorkerResurrected": _resurrected,
+    "LeaseTermsChanged": _terms_changed,
+    "BindingsChanged": _bindings_changed,
+    "ActivityHanded": _handed,
+    "BindingsEnded": _bindings_ended,
+    "WorkerPaused": _paused,
+    "WorkerResumed": _resumed,
+    "DrainBegun": _drain_begun,
+    "DisconnectGraceGranted": _grace_granted,
+    "WorkerDescribed": _described,
+    "WorkerDeactivated": _deactivated,
+    "WorkerCleanedUp": _cleaned_up,
+    "WorkerForgotten": _forgotten,
+    "ActivityScheduled": _scheduled,
+    "ActivityStarted": _started,
+    "ActivityCompleted": _completed,
+    "ActivityAttemptFailed": _attempt_failed,
+    "ActivityFailed": _failed,
+    "ActivityGivenBack": _given_back,
+    "ActivityCancelled": _cancelled,
+    "ActivityCancelRequested": _cancel_requested,
+    "ActivityReleased": _released,
+    "ActivityMadeAvailable": _made_available,
+    "ActivityQuarantined": _quarantined,
+    "ActivityHandedOn": _handed_on,
+    "ConfigChanged": _config_changed,
+    "ShardTaken": _shard_taken,
+}

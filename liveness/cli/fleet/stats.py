@@ -1,0 +1,91 @@
+"""What the fleet's samples come to: a number for now, and a line for the last minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from liveness.cli.durations import to_ms
+from liveness.cli.fleet.reader import RANGE_MS
+from liveness.v1.fleet_pb2 import FleetSample, GetFleetResponse
+
+RATE_WINDOW_MS = 10_000
+"""A rate is taken over so long, or it would only jump about."""
+MINUTE_MS = 60_000
+HISTORY_MS_MIN = 2 * MINUTE_MS
+"""Of a server that has just begun, not all of the line stays empty."""
+
+
+class Stat(NamedTuple):
+    name: str
+    value_text: str
+    history: Sequence[float | None]
+    """Evenly spaced, the newest last; None where nobody counted."""
+    is_alarming: bool = False
+
+
+def stats(fleet: GetFleetResponse) -> list[Stat]:
+    interval_ms = to_ms(fleet.interval) or 1
+    slots = _slots(fleet, interval_ms)
+    recent = _last_samples(slots, RATE_WINDOW_MS // interval_ms)
+    minute = _last_samples(slots, MINUTE_MS // interval_ms)
+    newest = next(reversed(_last_samples(slots, len(slots))), FleetSample())
+    heartbeats = sum(sample.heartbeats for sample in recent) * 1_000 / (len(recent) * interval_ms or 1)
+    refused = sum(sample.refused_heartbeats for sample in recent)
+    latest_timed = next(
+        (sample for sample in reversed(recent) if sample.heartbeats and sample.latency_p99_ms), None
+    )
+    expiries = sum(sample.expiries for sample in minute)
+    reschedules = sum(sample.reschedules for sample in minute)
+
+    def history_of(of: Callable[[FleetSample], float]) -> list[float | None]:
+        return [None if sample is None else of(sample) for sample in slots]
+
+    return [
+        Stat(
+            "heartbeats",
+            f"{_format_rate(heartbeats)}/s" + (f", {refused} refused" if refused else ""),
+            history_of(lambda sample: sample.heartbeats),
+            is_alarming=refused > 0,
+        ),
+        Stat(
+            "p50, p99",
+            f"{_format_latency(latest_timed.latency_p50_ms)}, {_format_latency(latest_timed.latency_p99_ms)} ms"
+            if latest_timed is not None
+            else "–",
+            history_of(lambda sample: sample.latency_p99_ms),
+        ),
+        Stat("active", f"{newest.active:,}", history_of(lambda sample: sample.active)),
+        Stat(
+            "expiries",
+            f"{expiries:,}/min",
+            history_of(lambda sample: sample.expiries),
+            is_alarming=expiries > 0,
+        ),
+        Stat("reschedules", f"{reschedules:,}/min", history_of(lambda sample: sample.reschedules)),
+        Stat("queue", f"{newest.queue_depth:,}", history_of(lambda sample: sample.queue_depth)),
+    ]
+
+
+def _slots(fleet: GetFleetResponse, interval_ms: int) -> list[FleetSample | None]:
+    """The whole range, so that a gap is a gap and what is older stands further left."""
+    slots: list[FleetSample | None] = [None] * (RANGE_MS // interval_ms)
+    for sample in fleet.samples:
+        age_ms = fleet.time.ToMilliseconds() - sample.time.ToMilliseconds()
+        index = len(slots) - 1 - age_ms // interval_ms
+        if 0 <= index < len(slots):
+            slots[index] = sample
+    first_index = next((index for index, sample in enumerate(slots) if sample is not None), len(slots))
+    return slots[min(first_index, len(slots) - min(HISTORY_MS_MIN // interval_ms, len(slots))) :]
+
+
+def _last_samples(slots: Sequence[FleetSample | None], count: int) -> list[FleetSample]:
+    return [sample for sample in slots[-max(count, 1) :] if sample is not None]
+
+
+def _format_rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.1f}"
+
+
+def _format_latency(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 10 else f"{ms:.1f}"

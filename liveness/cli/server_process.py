@@ -1,0 +1,129 @@
+"""A server as a process: logs, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from liveness.app import Server
+from liveness.clock import Clock, SystemClock
+from liveness.config.settings import HTTP_OFF, Settings, host_port
+from liveness.http.listen_address import ListenAddress, bind_address, loopback_address
+from liveness.store.errors import StoreUnusable
+from liveness.telemetry.logs import configure_logging
+
+if TYPE_CHECKING:
+    from liveness.http.server import HttpServer
+
+logger = structlog.get_logger("liveness.app")
+
+EXIT_DISK_BROKEN = 74
+# The store's thread needs the interpreter lock in short bursts. Snatching it from a busy event loop in mid-stride costs
+# both of them time: with 0.5 ms, batches of heartbeats were a quarter slower. An idle loop gives it up at once anyway.
+SWITCH_INTERVAL_S = 0.01
+# Calls under way make garbage that is best collected while it is young, as Python does by itself. What survives, workers
+# just renewed included, soon counts as old, and then every full collection looks at all workers there are and finds nothing:
+# with 200,000 of them, heartbeats cost half as much again. So those are rare.
+GC_THRESHOLDS = (700, 10, 1_000)
+
+
+class HttpListenFailed(StoreUnusable):
+    """Cannot listen for HTTP on {http}: {why}; choose another place with --http, or --http off."""
+
+
+def _bind_http(settings: Settings) -> ListenAddress | None:
+    if settings.http == HTTP_OFF:
+        return None
+    address = host_port(settings.http)
+    assert address is not None, settings.http
+    try:
+        return bind_address(*address)
+    except OSError as error:
+        raise HttpListenFailed(http=settings.http, why=_describe(error)) from error
+
+
+async def _start_http(
+    server: Server, listen_address: ListenAddress, settings: Settings, clock: Clock
+) -> HttpServer:
+    from liveness.http.server import HttpServer
+
+    http_server = HttpServer(
+        loopback_address(server.address),
+        listen_address,
+        clock,
+        hosts=settings.http_hosts,
+        metrics=server.metrics,
+    )
+    try:
+        await http_server.start()
+    except OSError as error:
+        await server.stop()
+        raise HttpListenFailed(http=settings.http, why=_describe(error)) from error
+    return http_server
+
+
+def _describe(error: OSError) -> str:
+    return "it is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+
+
+async def serve(
+    settings: Settings, on_ready: Callable[[str, str], None] | None = None, *, clock: Clock | None = None
+) -> int:
+    """Run until SIGTERM or SIGINT. Returns the exit code. `on_ready`: is told the addresses of gRPC and of HTTP."""
+    configure_logging(settings.log_level, settings.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.disable()  # what is read back is no garbage, and there may be a million of it
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    # Before anything is opened: nobody takes up shards only to find that another one sits in this place.
+    listen_address = _bind_http(settings)
+    if listen_address is not None:
+        # Who turns it off need not wait for it, and nobody should wait for it once there are shards to look after.
+        import liveness.http.server  # noqa: F401
+
+    server = Server(settings, clock=clock)
+    try:
+        await server.start()
+    except BaseException:
+        if listen_address is not None:
+            listen_address.socket.close()
+        raise
+    finally:
+        gc.enable()
+    http_server = (
+        None
+        if listen_address is None
+        else await _start_http(server, listen_address, settings, clock or SystemClock())
+    )
+    url = "" if http_server is None else http_server.url
+    logger.info("serving", address=server.address, http=url, shards=settings.shards)
+    if on_ready is not None:
+        on_ready(server.address, url)
+    stopping = asyncio.create_task(stop.wait())
+    ends: set[asyncio.Future[Any]] = {stopping, server.node.broken}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if server.node.broken.done():
+        # Nothing can be committed or answered any more; an orderly end would only pretend.
+        logger.critical(
+            "stopping at once: nothing can be promised any more", why=str(server.node.broken.result())
+        )
+        sys.stderr.flush()
+        os._exit(EXIT_DISK_BROKEN)
+    logger.info("stopping")
+    if http_server is not None:
+        http_server.stop_accepting()
+    await server.stop()
+    if http_server is not None:
+        await http_server.stop()
+    logger.info("stopped")
+    return 0

@@ -1,0 +1,60 @@
+"""What happens here and concerns other nodes, told to them as it happens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from liveness.cluster.peers import Peers
+from liveness.engine.node import Node
+from liveness.engine.shard import PreparedCommit, Shard
+from liveness.expiry.death_rate import DeathCount
+from liveness.routing.routing_table import RoutingTable
+from liveness.v1 import cluster_pb2
+
+
+class HintSender:
+    def __init__(self, node: Node, routes: RoutingTable, peers: Peers) -> None:
+        self._node = node
+        self._routes = routes
+        self._peers = peers
+        node.throttle.on_death_count = self.struck
+        node.on_committed.append(self._on_committed)
+        node.on_opened.append(self._on_opened)
+
+    def notify_tasks_added(self, shard_ids: Collection[int]) -> None:
+        """Queues of other nodes' shards were given tasks."""
+        by_address: defaultdict[str, list[int]] = defaultdict(list)
+        for shard_id in shard_ids:
+            if (owner := self._routes.owner(shard_id)) is not None:
+                by_address[owner.address].append(shard_id)
+        for address, ids in by_address.items():
+            self._peers.send_hint(address, lambda message, ids=ids: message.wake_shards.extend(ids))  # type: ignore[misc]
+
+    def notify_activities_available(self, queues: Collection[tuple[str, str]]) -> None:
+        """Here, in these task queues of these namespaces."""
+        offers = [cluster_pb2.QueueOffer(namespace=ns, task_queue=name) for ns, name in queues]
+        self._peers.broadcast_hint(lambda message: message.offers.extend(offers))
+
+    def struck(self, namespace: str, death_count: DeathCount) -> None:
+        """Workers fell due here: others may see that it is a storm sooner than each alone."""
+        # Of several in one message the last counts.
+        message = cluster_pb2.Struck(namespace=namespace, workers=death_count.dead, of=death_count.of)
+        self._peers.broadcast_hint(lambda hint: hint.struck.append(message))
+
+    def notify_watching(self, watching: bool) -> None:
+        """Somebody began to watch events here, or nobody does any more."""
+        self._peers.watching = watching
+        self._peers.broadcast_hint(lambda message: None)  # every message says so
+
+    def _on_committed(self, commits: Sequence[PreparedCommit]) -> None:
+        if self._peers.watching_addresses:
+            self._send_log_heads({commit.shard.id: commit.feed_seq for commit in commits if commit.feed_seq})
+
+    def _on_opened(self, shard: Shard) -> None:
+        self._send_log_heads({shard.id: shard.durable_seq})
+
+    def _send_log_heads(self, heads: dict[int, int]) -> None:
+        messages = [cluster_pb2.LogHead(shard_id=id, sequence=seq) for id, seq in heads.items()]
+        for address in self._peers.watching_addresses if messages else ():
+            self._peers.send_hint(address, lambda message: message.heads.extend(messages))

@@ -1,0 +1,1 @@
+"""Settings: validated once at start, passed down. Nothing else reads the environment."""

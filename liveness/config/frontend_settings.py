@@ -1,0 +1,68 @@
+"""How a frontend is set up. Its sources are those of a server's settings, and so are the names that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from liveness.config.formats import is_address
+from liveness.config.setting_types import SQLITE, SettingType, list_setting, without_password
+from liveness.config.settings import SETTING_TYPES, SettingsError, load_values
+
+
+class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a process that only carries calls to nodes."""
+
+    db: str = ""
+    """Where the nodes are registered; empty: ask the nodes themselves."""
+    nodes: tuple[str, ...] = ()
+    """Some of the nodes, HOST:PORT each; they name the others."""
+    listen: str = "127.0.0.1:7401"
+    reflection: bool = True
+    log_level: str = "info"
+    log_format: str = "auto"
+    shutdown_timeout_s: float = 10.0
+    traces: str = ""
+    """Where calls that are followed are told of, over OTLP; empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        if not self.db and not self.nodes:
+            raise SettingsError("a frontend must know where its nodes are; set --nodes or --db.")
+        if self.db and self.nodes:
+            raise SettingsError("db and nodes are both set; keep one of them.")
+        if self.db.startswith(SQLITE):
+            raise SettingsError(
+                "a frontend finds nodes in a PostgreSQL database only; name the node of this one with --nodes."
+            )
+
+    @property
+    def nodes_without_password(self) -> str:
+        return without_password(self.db) if self.db else ", ".join(self.nodes)
+
+
+FRONTEND_SETTING_TYPES: Mapping[str, SettingType] = {
+    "nodes": list_setting(
+        is_address, "HOST:PORT of nodes with commas between them, for example a:7400,b:7400"
+    ),
+    **{
+        name: SETTING_TYPES[name]
+        for name in (
+            "db",
+            "listen",
+            "reflection",
+            "log_level",
+            "log_format",
+            "shutdown_timeout_s",
+            "traces",
+        )
+    },
+}
+
+
+def load_frontend_settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], config_file: Path | None = None
+) -> FrontendSettings:
+    """`flags` by setting name; None means not given. Without `config_file`, LIVENESS_CONFIG may name one."""
+    return FrontendSettings(**load_values(FRONTEND_SETTING_TYPES, flags, environ, config_file))

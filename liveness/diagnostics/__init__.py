@@ -1,0 +1,1 @@
+"""What is known about a worker's death: heartbeats, stalls, other deaths."""

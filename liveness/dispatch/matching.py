@@ -1,0 +1,458 @@
+"""Brings available activities and waiting workers together, the moment both are there.
+
+Everything here is derived: what is available is in the activities table and in the shards' memory, and this index of it
+is filled from there whenever a shard is opened and kept by each commit. What waits is open polls. A match is made in
+turns, one task queue after the other, so that a queue with a hundred thousand activities holds up none with one.
+
+Polls wait at the node that serves their worker. Where an activity waits at another node, that node says so, and a poll
+that finds nothing here fetches it from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from math import ceil
+from typing import Any
+
+import structlog
+
+from liveness.dispatch.ownership import ActivityOwnership
+from liveness.dispatch.remote import RemoteOwnership
+from liveness.domain import worker_control
+from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.activity_decider import current_holder
+from liveness.domain.errors import InvalidField, LivenessError, ShuttingDown, TooManyPolls, Unavailable
+from liveness.domain.events import BindingsChanged, BindingsEnded
+from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
+from liveness.domain.worker import Worker
+from liveness.engine.node import Node
+from liveness.engine.shard import PreparedCommit, Shard
+
+logger = structlog.get_logger("liveness.matching")
+
+POLLS_PER_WORKER_MAX = 1_000
+ANNOUNCED_QUEUES_MAX = 1_000
+FETCHES_MAX = 8
+"""So many polls of a queue ask other nodes at a time."""
+MATCHES_PER_TURN = 100
+"""After so many, calls that came in meanwhile get their turn."""
+
+QueueName = tuple[str, str]
+
+
+class Poll:
+    """A worker that waits for activities."""
+
+    __slots__ = ("assigned", "completion", "is_fetching", "limit", "queue", "session_id", "worker")
+
+    def __init__(self, queue: QueueName, worker: WorkerKey, session_id: str, limit: int) -> None:
+        self.queue = queue
+        self.worker = worker
+        self.session_id = session_id
+        self.limit = limit
+        self.assigned: list[tuple[ActivityKey, Activity]] = []
+        self.completion: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_fetching = False
+        """It asks another node."""
+
+    def fail(self, error: LivenessError) -> None:
+        if not self.completion.done():
+            self.completion.set_exception(error)
+
+
+class TaskQueue:
+    """Of one namespace: what is available, and who waits for it, each in order of arrival."""
+
+    __slots__ = ("active_fetches", "available", "polls", "remote_addresses")
+
+    def __init__(self) -> None:
+        self.available: dict[ActivityKey, None] = {}
+        self.polls: dict[Poll, None] = {}
+        self.remote_addresses: dict[str, None] = {}
+        """Addresses of nodes that said that they have some."""
+        self.active_fetches = 0
+        """Polls that are asking one of them."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.available and not self.polls and not self.remote_addresses
+
+
+class Matching:
+    def __init__(
+        self,
+        node: Node,
+        ownership: ActivityOwnership,
+        remote: RemoteOwnership | None = None,
+        announce: Callable[[Collection[QueueName]], None] = lambda queues: None,
+    ) -> None:
+        """`announce`: tells other nodes in which queues activities wait here."""
+        self._node = node
+        self._ownership = ownership
+        self._remote = remote
+        self._announce = announce
+        self._background_tasks: set[asyncio.Task[None]] = set()
+        self._queues: dict[QueueName, TaskQueue] = {}
+        self._polls: dict[WorkerKey, set[Poll]] = {}
+        self._ready_queues: dict[QueueName, None] = {}
+        """Queues that may have a match, next one first."""
+        self._scheduled_turn: asyncio.Handle | None = None
+        self._is_closed = False
+        node.on_opened.append(self._on_opened)
+        node.on_closed.append(self._on_closed)
+        node.on_committed.append(self._on_committed)
+        node.on_policy.append(self.recheck_all)
+
+    # -- what is available
+
+    def _on_opened(self, shard: Shard) -> None:
+        waiting = [
+            (activity.since_ms, key, activity.task_queue)
+            for key, activity in shard.activities.items()
+            if activity.state is ActivityState.AVAILABLE
+        ]
+        for _, key, task_queue in sorted(waiting):
+            self._offer(key, task_queue)
+
+    def _on_closed(self, shard: Shard) -> None:
+        """What waits there waits at another node; and so do, from now on, those whose worker lived there."""
+        for name, queue in tuple(self._queues.items()):
+            for key in [key for key in queue.available if self._shard_id(key) == shard.id]:
+                del queue.available[key]
+            if queue.is_idle:
+                del self._queues[name]
+        for worker_key in tuple(self._polls):
+            if shard_of(*worker_key, self._node.shard_count) == shard.id:
+                self._recheck_worker(worker_key)
+
+    def _shard_id(self, key: ActivityKey) -> int:
+        return shard_of(key.namespace, key.workflow_id, self._node.shard_count)
+
+    def _on_committed(self, prepared: Sequence[PreparedCommit]) -> None:
+        for part in prepared:
+            for key, activity in part.commit.activities.items():
+                if activity.state is ActivityState.AVAILABLE:
+                    self._offer(key, activity.task_queue)
+            for worker in part.changed_orders:
+                self._recheck_worker(worker)
+            for entry in part.commit.entries:
+                if entry.worker is not None and isinstance(entry.event, BindingsEnded | BindingsChanged):
+                    self._recheck_worker(
+                        WorkerKey(entry.namespace or "", entry.worker)
+                    )  # it may have room again
+
+    def _offer(self, key: ActivityKey, task_queue: str) -> None:
+        name = key.namespace, task_queue
+        queue = self._queue(name)
+        queue.available[key] = None
+        if len(queue.available) == 1 and not queue.polls:
+            self._announce([name])
+        self._mark_ready(name)
+
+    def announce_all(self) -> None:
+        """Again: what was said before may not have been heard, or may have been forgotten since."""
+        if waiting := [name for name, queue in self._queues.items() if queue.available]:
+            self._announce(waiting[:ANNOUNCED_QUEUES_MAX])
+
+    def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None:
+        """Another node says that activities wait there."""
+        self._queue((namespace, task_queue)).remote_addresses[address] = None
+        self._mark_ready((namespace, task_queue))
+
+    def forget_remote_offers_except(self, addresses: Collection[str]) -> None:
+        """Other nodes than these are gone."""
+        for name, queue in tuple(self._queues.items()):
+            for address in queue.remote_addresses.keys() - set(addresses):
+                del queue.remote_addresses[address]
+            if queue.is_idle:
+                del self._queues[name]
+
+    async def hand_out_to_remote(
+        self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
+    ) -> list[Activity]:
+        """For a worker that is at home at another node: up to so many of what waits here."""
+        queue = self._queues.get((worker_key.namespace, task_queue))
+        wanted: list[ActivityKey] = []
+        for key in tuple(queue.available) if queue is not None else ():
+            assert queue is not None
+            del queue.available[key]
+            activity = self._find_available(key)
+            if activity is not None and activity.task_queue == task_queue:
+                wanted.append(key)
+            if len(wanted) >= limit:
+                break
+        handed: list[tuple[ActivityKey, Activity]] = []
+        try:
+            if wanted:
+                handed = await self._ownership.hand_out_to_remote_worker(wanted, worker_key, session_id)
+        finally:
+            for key in set(wanted) - {key for key, _ in handed}:
+                if self._find_available(key) is not None:
+                    self._offer(key, task_queue)
+        return [activity for _, activity in handed]
+
+    def available_activities(self, namespace: str, task_queue: str) -> list[Activity]:
+        """Activities that no worker has taken yet, in the order in which they came."""
+        queue = self._queues.get((namespace, task_queue))
+        found = [self._find_available(key) for key in queue.available] if queue else []
+        return [activity for activity in found if activity is not None]
+
+    # -- who waits
+
+    def waiting_poll_count(self) -> int:
+        return sum(map(len, self._polls.values()))
+
+    async def poll(
+        self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
+    ) -> list[Activity]:
+        """Activities that the worker holds from now on, durably; none if none came in time."""
+        if self._is_closed:
+            raise ShuttingDown
+        worker = self._node.shard(*worker_key).describe(worker_key)
+        worker_control.check_lease_is_live(worker_key, worker, session_id)
+        name = task_queue or worker.profile.task_queue
+        if not name:
+            raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
+        if len(self._polls.get(worker_key, ())) >= POLLS_PER_WORKER_MAX:
+            raise TooManyPolls(worker=worker_key.instance_key, limit=POLLS_PER_WORKER_MAX)
+        poll = Poll((worker_key.namespace, name), worker_key, session_id, limit)
+        try:
+            await self._wait_for_match(poll, wait_ms)
+            await self._wait_durable(poll)
+        except BaseException:
+            # The caller has gone, or the answer cannot be given: nobody knows that these were handed out.
+            poll.completion.cancel()
+            self._return_assigned(poll)
+            raise
+        return [activity for _, activity in poll.assigned]
+
+    async def _wait_for_match(self, poll: Poll, wait_ms: int) -> None:
+        self._queue(poll.queue).polls[poll] = None
+        self._polls.setdefault(poll.worker, set()).add(poll)
+        if not wait_ms:
+            await self._match_without_waiting(poll)
+            return
+        self._mark_ready(poll.queue)
+        timer = asyncio.ensure_future(self._node.clock.sleep(wait_ms))
+        try:
+            await asyncio.wait((poll.completion, timer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            self._remove_poll(poll)
+        self._finish_poll(poll)
+
+    def _finish_poll(self, poll: Poll) -> None:
+        """Raise what it was refused with; what is fetched for it from now on comes too late."""
+        if poll.completion.done():
+            poll.completion.result()
+        else:
+            poll.completion.cancel()
+
+    async def _match_without_waiting(self, poll: Poll) -> None:
+        """For whoever does not want to wait; those who came before are served before."""
+        queue = self._queues[poll.queue]
+        try:
+            while not poll.completion.done() and queue.available and self._match_one(queue):
+                pass
+            if not poll.completion.done() and queue.remote_addresses and self._can_take_work(poll):
+                await self._fetch(poll, queue)
+        finally:
+            self._remove_poll(poll)
+        self._finish_poll(poll)
+
+    def _remove_poll(self, poll: Poll) -> None:
+        queue = self._queues.get(poll.queue)  # gone with the last one who waited there
+        if queue is not None:
+            queue.polls.pop(poll, None)
+            if queue.is_idle:
+                del self._queues[poll.queue]
+        polls = self._polls.get(poll.worker)
+        if polls is not None:
+            polls.discard(poll)
+            if not polls:
+                del self._polls[poll.worker]
+
+    async def _wait_durable(self, poll: Poll) -> None:
+        if not poll.assigned:
+            return
+        # What another node handed out is durable there already.
+        shards = {
+            self._ownership.shard(key)
+            for key, _ in poll.assigned
+            if self._ownership.is_local(key.namespace, key.workflow_id)
+        }
+        shards.add(self._node.shard(*poll.worker))
+        for shard in shards:
+            await self._node.wait_durable(shard)
+
+    def _return_assigned(self, poll: Poll) -> None:
+        for key, activity in poll.assigned:
+            try:
+                if self._remote is not None and not self._ownership.is_local(key.namespace, key.workflow_id):
+                    self._spawn(self._return_to_remote(key, activity))
+                    continue
+                self._ownership.withdraw(
+                    key, current_holder(activity), "the poll that it was handed to had ended"
+                )
+            except Unavailable:
+                continue  # what was not durable is gone with the shard; what was is verified later
+
+    async def _return_to_remote(self, key: ActivityKey, activity: Activity) -> None:
+        assert self._remote is not None
+        try:
+            await self._remote.take_back(key, current_holder(activity))
+        except LivenessError:
+            pass  # verified later
+
+    def _recheck_worker(self, worker_key: WorkerKey) -> None:
+        """What the worker may take has changed, or whether it may take anything."""
+        for poll in tuple(self._polls.get(worker_key, ())):
+            self._live_worker(poll)
+            self._mark_ready(poll.queue)
+
+    def recheck_all(self) -> None:
+        """A namespace may have been resumed."""
+        for queue in self._queues:
+            self._mark_ready(queue)
+
+    def close(self) -> None:
+        """Those who wait are told to go elsewhere."""
+        self._is_closed = True
+        for polls in tuple(self._polls.values()):
+            for poll in tuple(polls):
+                poll.fail(ShuttingDown())
+
+    # -- bringing them together
+
+    def _queue(self, key: QueueName) -> TaskQueue:
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = TaskQueue()
+        return queue
+
+    def _mark_ready(self, key: QueueName) -> None:
+        queue = self._queues.get(key)
+        if queue is None or not queue.polls or not (queue.available or queue.remote_addresses):
+            return
+        self._ready_queues[key] = None
+        if self._scheduled_turn is None:
+            self._scheduled_turn = asyncio.get_running_loop().call_soon(self._run_turn)
+
+    def _run_turn(self) -> None:
+        self._scheduled_turn = None
+        for _ in range(MATCHES_PER_TURN):
+            if not self._ready_queues:
+                return
+            key = next(iter(self._ready_queues))
+            del self._ready_queues[key]
+            queue = self._queues.get(key)
+            if self._match_one(queue):
+                self._mark_ready(key)
+            elif queue is not None and queue.remote_addresses and self._start_fetch(queue):
+                self._mark_ready(key)
+        if self._ready_queues:
+            self._scheduled_turn = asyncio.get_running_loop().call_soon(self._run_turn)
+
+    def _match_one(self, queue: TaskQueue | None) -> bool:
+        """Give one poll its share of what is there. False if there is no match to be made."""
+        if queue is None or not queue.available:
+            return False
+        poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
+        if poll is None:
+            return False
+        share = min(poll.limit, ceil(len(queue.available) / len(queue.polls)))
+        for key in tuple(queue.available):
+            del queue.available[key]
+            activity = self._find_available(key)
+            if activity is None or activity.task_queue != poll.queue[1]:
+                continue
+            poll.assigned.append((key, self._ownership.hand_out(key, poll.worker)))
+            if len(poll.assigned) >= share or not self._can_take_work(poll):
+                break
+        if poll.assigned:
+            del queue.polls[poll]
+            poll.completion.set_result(None)
+        return bool(poll.assigned)
+
+    def _start_fetch(self, queue: TaskQueue) -> bool:
+        """Let the first who waits ask another node. False if there is none, or if enough are asking."""
+        if queue.active_fetches >= FETCHES_MAX:
+            return False
+        poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
+        if poll is None:
+            return False
+        poll.is_fetching = True  # from now on, so that nobody else begins for it
+        self._spawn(self._fetch_then_match(poll, queue))
+        return True
+
+    async def _fetch_then_match(self, poll: Poll, queue: TaskQueue) -> None:
+        await self._fetch(poll, queue)
+        self._mark_ready(poll.queue)
+
+    async def _fetch(self, poll: Poll, queue: TaskQueue) -> None:
+        """Ask those who said that they have something, one after the other, until one gives."""
+        assert self._remote is not None
+        poll.is_fetching = True
+        queue.active_fetches += 1
+        try:
+            while queue.remote_addresses and not poll.completion.done():
+                address = next(iter(queue.remote_addresses))
+                try:
+                    found = await self._remote.hand_out(
+                        address, poll.worker, poll.session_id, poll.queue[1], poll.limit
+                    )
+                except LivenessError as error:
+                    logger.debug("nothing fetched", at=address, why=str(error))
+                    found = []
+                if len(found) < poll.limit:
+                    queue.remote_addresses.pop(address, None)
+                if found:
+                    poll.assigned += [
+                        (ActivityKey(poll.queue[0], *activity.id), activity) for activity in found
+                    ]
+                    if poll.completion.done():
+                        self._return_assigned(poll)  # who asked is gone
+                    else:
+                        queue.polls.pop(poll, None)
+                        poll.completion.set_result(None)
+        finally:
+            poll.is_fetching = False
+            queue.active_fetches -= 1
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
+
+    def _find_available(self, key: ActivityKey) -> Activity | None:
+        """The activity, if it waits for a worker."""
+        try:
+            activity = self._ownership.shard(key).activities.get(key)
+        except Unavailable:
+            return None  # offered again when the shard is opened
+        return activity if activity and activity.state is ActivityState.AVAILABLE else None
+
+    def _live_worker(self, poll: Poll) -> Worker | None:
+        """The poll's worker if its lease is live; otherwise the poll ends."""
+        try:
+            worker = self._node.shard(*poll.worker).describe(poll.worker)
+            worker_control.check_lease_is_live(poll.worker, worker, poll.session_id)
+        except LivenessError as error:
+            poll.fail(error)
+            return None
+        return worker
+
+    def _can_take_work(self, poll: Poll) -> bool:
+        if poll.completion.done() or poll.is_fetching:
+            return False
+        worker = self._live_worker(poll)
+        if worker is None:
+            return False
+        try:
+            worker_control.check_accepts_work(
+                poll.worker, worker, self._node.policies.of(poll.worker.namespace)
+            )
+        except LivenessError:
+            return False  # it waits on: paused, draining, or with its hands full
+        return True

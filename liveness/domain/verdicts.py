@@ -1,0 +1,52 @@
+"""Whether those who were declared dead were dead, as far as the log can tell.
+
+A worker that comes back with the session it had when its lease ended had been alive: the verdict was false. Nothing of
+this is recorded as an event, because the events say it already.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liveness.domain.death_certificate import DEATH_REASONS
+from liveness.domain.events import Event, WorkerDeactivated, WorkerResurrected
+from liveness.domain.worker import Worker
+
+
+class VerdictCounts(NamedTuple):
+    """Counts of a namespace."""
+
+    deaths: int = 0
+    refuted: int = 0
+
+    def __add__(self, other: tuple[int, ...]) -> VerdictCounts:  # type: ignore[override]  # tuples add otherwise
+        deaths, refuted = other
+        return VerdictCounts(self.deaths + deaths, self.refuted + refuted)
+
+
+NO_VERDICTS = VerdictCounts()
+_DEATH = VerdictCounts(deaths=1)
+_REFUTED = VerdictCounts(refuted=1)
+
+
+def is_death(event: object) -> bool:
+    return isinstance(event, WorkerDeactivated) and event.reason in DEATH_REASONS
+
+
+def refutes_death(event: object, session_id: str) -> bool:
+    """Whether the first activation after a death shows that it was none: who died with this session came back. Without
+    a session, who comes back cannot be told from who is new."""
+    return isinstance(event, WorkerResurrected) and session_id != "" and event.session_id == session_id
+
+
+def count_verdict(before: Worker | None, event: Event) -> VerdictCounts:
+    """What an event adds to the counts. `before`: the worker as the event found it."""
+    if is_death(event):
+        return _DEATH
+    if (
+        before is not None
+        and before.inactive_reason in DEATH_REASONS
+        and refutes_death(event, before.session_id)
+    ):
+        return _REFUTED
+    return NO_VERDICTS

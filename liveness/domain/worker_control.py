@@ -1,0 +1,85 @@
+"""decide, for what operators order of a worker and what the service arranges with it: pause, drain, streams, hand-outs."""
+
+from __future__ import annotations
+
+from liveness.domain.errors import (
+    BindingQuotaExceeded,
+    SessionNotCurrent,
+    SessionSuperseded,
+    WorkerDraining,
+    WorkerNotActive,
+)
+from liveness.domain.errors import WorkerCleanedUp as WorkerCleanedUpError
+from liveness.domain.errors import WorkerPaused as WorkerPausedError
+from liveness.domain.events import (
+    ActivityHanded,
+    BindingsEnded,
+    DisconnectGraceGranted,
+    DrainBegun,
+    WorkerPaused,
+    WorkerResumed,
+)
+from liveness.domain.keys import ActivityId, WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.worker import BoundActivity, Worker, WorkerState
+
+
+def pause(worker: Worker, reason: str) -> tuple[WorkerPaused, ...]:
+    if worker.state is WorkerState.CLEANED_UP or worker.standing.paused:
+        return ()
+    return (WorkerPaused(reason=reason),)
+
+
+def resume(worker: Worker) -> tuple[WorkerResumed, ...]:
+    """From a pause, or from a drain that somebody thought better of."""
+    return (WorkerResumed(),) if worker.standing.paused or worker.standing.draining else ()
+
+
+def drain(key: WorkerKey, worker: Worker, reason: str, deadline_ms: int) -> tuple[DrainBegun, ...]:
+    """Draining again sets the limit anew."""
+    check_lease_is_live(key, worker)
+    return (DrainBegun(reason=reason, deadline_ms=deadline_ms),)
+
+
+def attach(
+    key: WorkerKey, worker: Worker, session_id: str, grace_ms: int
+) -> tuple[DisconnectGraceGranted, ...]:
+    check_lease_is_live(key, worker, session_id)
+    granted_ms = min(grace_ms, worker.granted_ms)
+    return () if granted_ms == worker.standing.grace_ms else (DisconnectGraceGranted(grace_ms=granted_ms),)
+
+
+def check_lease_is_live(key: WorkerKey, worker: Worker, session_id: str = "") -> None:
+    """Refuse whoever is not the current session of a worker with a live lease."""
+    if worker.state is WorkerState.CLEANED_UP:
+        raise WorkerCleanedUpError(worker=key.instance_key)
+    if session_id and session_id != worker.session_id:
+        if session_id in worker.superseded:
+            raise SessionSuperseded(session_id=session_id, worker=key.instance_key)
+        raise SessionNotCurrent(session_id=session_id, worker=key.instance_key)
+    if worker.state is not WorkerState.ACTIVE:
+        raise WorkerNotActive(worker=key.instance_key, state=worker.state.name)
+
+
+def check_accepts_work(key: WorkerKey, worker: Worker, policy: Policy) -> None:
+    """Refuse to give a worker more work than it may have."""
+    if worker.standing.draining:
+        raise WorkerDraining(worker=key.instance_key)
+    if worker.standing.paused or policy.paused:
+        raise WorkerPausedError(worker=key.instance_key)
+    if len(worker.bindings) >= policy.max_bindings_per_worker:
+        raise BindingQuotaExceeded(
+            worker=key.instance_key, count=len(worker.bindings) + 1, limit=policy.max_bindings_per_worker
+        )
+
+
+def bind(activity: BoundActivity) -> tuple[ActivityHanded, ...]:
+    return (ActivityHanded(activity=activity),)
+
+
+def end_binding(worker: Worker, id: ActivityId, attempt: int, *, taken: bool) -> tuple[BindingsEnded, ...]:
+    """An attempt that the worker was handed is over; with `taken` it did not end it itself and is told to stop."""
+    bound = worker.bindings.get(id)
+    if bound is None or bound.attempt != attempt or worker.state is not WorkerState.ACTIVE:
+        return ()
+    return (BindingsEnded(ids=(id,), taken=taken),)

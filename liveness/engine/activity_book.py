@@ -1,0 +1,99 @@
+"""A shard's activities in memory: all that are unfinished, and those finished ones that somebody asked about lately.
+
+A finished activity leaves memory some time after it is durable and is read back when it is asked for, so that memory
+holds the work at hand and not its history.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity, ActivityState, activity_timer, evolve
+from liveness.domain.activity_decider import ActivityEvents
+from liveness.domain.errors import ActivityNotFound
+from liveness.domain.keys import ActivityKey
+from liveness.engine.pending import Pending
+from liveness.engine.timers import Timers
+
+
+class ActivityBook:
+    def __init__(self, activities: dict[ActivityKey, Activity], timers: Timers) -> None:
+        self._activities = activities
+        self._timers = timers
+        self._finished: dict[ActivityKey, int] = {}
+        """In memory though finished, with the sequence of the event that finished it."""
+        self.eviction_count = 0
+        """Rises when something leaves memory: what was read from the store before may be older than what left."""
+        self.quarantined: Counter[str] = Counter()
+        """How many, per namespace."""
+        for key, activity in activities.items():
+            self._arm(key, activity)
+            if activity.state is ActivityState.QUARANTINED:
+                self.quarantined[key.namespace] += 1
+
+    def get(self, key: ActivityKey) -> Activity | None:
+        return self._activities.get(key)
+
+    def __getitem__(self, key: ActivityKey) -> Activity:
+        activity = self._activities.get(key)
+        if activity is None:
+            raise ActivityNotFound(activity="/".join(key.id), namespace=key.namespace)
+        return activity
+
+    def __contains__(self, key: ActivityKey) -> bool:
+        return key in self._activities
+
+    def __len__(self) -> int:
+        return len(self._activities)
+
+    def values(self) -> Iterator[Activity]:
+        yield from self._activities.values()
+
+    def items(self) -> Iterator[tuple[ActivityKey, Activity]]:
+        yield from self._activities.items()
+
+    def apply(
+        self, key: ActivityKey, events: ActivityEvents, pending: Pending, wall_ms: int, now_ms: int
+    ) -> Activity | None:
+        activity = before = self._activities.get(key)
+        for event in events:
+            pending.add(
+                event, number=None, namespace=key.namespace, worker=None, workflow_id=key.workflow_id,
+                wall_ms=wall_ms, observed_ms=now_ms,
+            )  # fmt: skip
+            activity = evolve(activity, event, key.workflow_id)
+        if events and activity is not None:
+            self._activities[key] = pending.activities[key] = activity
+            self._arm(key, activity)
+            self._count_quarantined(key.namespace, before, activity)
+            if activity.state in FINISHED_ACTIVITY_STATES:
+                self._finished[key] = pending.last_seq
+            else:
+                self._finished.pop(key, None)
+        return activity
+
+    def _count_quarantined(self, namespace: str, before: Activity | None, after: Activity) -> None:
+        was_quarantined = before is not None and before.state is ActivityState.QUARANTINED
+        change = (after.state is ActivityState.QUARANTINED) - was_quarantined
+        if change:
+            self.quarantined[namespace] += change
+
+    def load(self, key: ActivityKey, activity: Activity) -> None:
+        """Back into memory, as the store has it."""
+        self._activities[key] = activity
+        self._finished[key] = 0
+
+    def evict(self, durable_seq: int) -> int:
+        """Let go of what is finished and durable."""
+        evicted = [key for key, seq in self._finished.items() if seq <= durable_seq]
+        for key in evicted:
+            del self._activities[key], self._finished[key]
+        self.eviction_count += bool(evicted)
+        return len(evicted)
+
+    def _arm(self, key: ActivityKey, activity: Activity) -> None:
+        if activity_timer(key, activity) is None:
+            self._timers.disarm(key)
+        else:
+            self._timers.arm(key, activity.due_ms)

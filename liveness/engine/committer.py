@@ -1,0 +1,254 @@
+"""Group commit: one transaction at a time takes up everything that all shards decided since the last.
+
+Replies, refusals and reads that rest on undurable state wait for the group that makes it durable. What each failure
+means is settled here:
+
+    ShardsLost       nothing was committed; those shards are another's now, the rest is committed without them
+    CommitRejected   nothing was committed; the shards are read again
+    CommitUnknown    maybe committed; reading the shards again under a higher epoch tells
+    StoreBroken      nobody is acknowledged any more; the process ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import structlog
+
+from liveness.clock import Clock, stopwatch
+from liveness.diagnostics.stalls import STALL_MS, Stalls
+from liveness.engine.observed_clock import ListeningTime
+from liveness.engine.shard import PreparedCommit, Shard
+from liveness.store.api import Store
+from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreBroken
+
+logger = structlog.get_logger("liveness.commit")
+
+
+GATHER_STEP_MS = 1
+BUSY_LOOP_DELAY_MS = 1
+"""A timer that is later than this says that the event loop is busy."""
+
+ShardEpoch = tuple[int, int]
+"""A shard's id and the epoch under which it was held."""
+
+
+class CommitObserver(Protocol):
+    """Of a call that waits for a commit and is followed."""
+
+    def on_commit_started(self, number: int, shards: int) -> None: ...
+
+    def on_commit_ended(self, *, lost: bool) -> None: ...
+
+
+ObserveCommit = Callable[[], CommitObserver | None]
+"""Asked in the context of the call that waits; most are not followed."""
+
+
+class CommitGroup:
+    """Those who wait for one commit."""
+
+    __slots__ = ("_lost", "_observe_commit", "_observers", "_started", "_waiters", "done")
+
+    def __init__(self, observe_commit: ObserveCommit | None = None) -> None:
+        self.done = False
+        self._lost: set[ShardEpoch] = set()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._observe_commit = observe_commit
+        self._observers: list[CommitObserver] = []
+        self._started: tuple[int, int] | None = None
+
+    async def wait(self) -> None:
+        if not self.done:
+            # One future each: a caller that goes away cancels its own.
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            if self._observe_commit is not None and (observer := self._observe_commit()) is not None:
+                self._observers.append(observer)
+                if self._started is not None:
+                    observer.on_commit_started(*self._started)
+            await waiter
+
+    def mark_started(self, number: int, shards: int) -> None:
+        """Its commit does."""
+        self._started = number, shards
+        for observer in self._observers:
+            observer.on_commit_started(number, shards)
+
+    @property
+    def waiter_count(self) -> int:
+        return len(self._waiters)
+
+    def failed(self, shard: Shard) -> bool:
+        """After `wait`: was what this shard decided lost? The same shard re-read since is another tenure."""
+        return (shard.id, shard.epoch) in self._lost
+
+    @property
+    def lost(self) -> frozenset[ShardEpoch]:
+        return frozenset(self._lost)
+
+    def mark_lost(self, shard_epochs: Iterable[ShardEpoch]) -> None:
+        self._lost.update(shard_epochs)
+
+    def finish(self) -> None:
+        self.done = True
+        for observer in self._observers:
+            observer.on_commit_ended(lost=bool(self._lost))
+        self._observers.clear()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+_FINISHED_GROUP = CommitGroup()
+_FINISHED_GROUP.finish()
+
+
+class Committer:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        listening: ListeningTime,
+        stalls: Stalls,
+        *,
+        interval_ms: float,
+        on_shards_dropped: Callable[[Sequence[Shard], bool], None],
+        on_committed: Callable[[Sequence[PreparedCommit]], None],
+        on_broken: Callable[[StoreBroken], None],
+        observe_commit: ObserveCommit | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._listening = listening
+        self._stalls = stalls
+        self._interval_ms = interval_ms
+        self._on_shards_dropped = on_shards_dropped
+        self._on_committed = on_committed
+        self._on_broken = on_broken
+        self._wake = asyncio.Event()
+        self._dirty: dict[int, Shard] = {}
+        self._checkpoints: set[int] = set()
+        self._hand_overs: set[int] = set()
+        self._observe_commit = observe_commit
+        self._open = CommitGroup(observe_commit)
+        self._in_flight: CommitGroup | None = None
+        self.commit_count = 0
+        """How many have begun."""
+        self._last_start_ms = clock.monotonic_ms()
+        self.last_commit_s = 0.0
+        """How long the last commit that succeeded took."""
+        self.broken = False
+
+    def mark_dirty(self, shard: Shard) -> None:
+        """The shard has something to commit."""
+        self._dirty[shard.id] = shard
+        self._wake.set()
+
+    def request_checkpoint(self, shard: Shard) -> CommitGroup:
+        self._checkpoints.add(shard.id)
+        self.mark_dirty(shard)
+        return self._open
+
+    def request_hand_over(self, shard: Shard) -> CommitGroup:
+        """Its last commit, with a checkpoint for whoever takes it next."""
+        self._hand_overs.add(shard.id)
+        return self.request_checkpoint(shard)
+
+    def barrier(self) -> CommitGroup:
+        """The group after which everything that memory shows now is durable."""
+        if self._dirty:
+            return self._open
+        return self._in_flight or _FINISHED_GROUP
+
+    async def run(self) -> None:
+        while not self.broken:
+            await self._wake.wait()
+            await self._gather()
+            await self.commit_open()
+
+    async def _gather(self) -> None:
+        """Let more calls join while the event loop has its hands full, for so long at most: a commit costs nearly the
+        same for one heartbeat as for fifty. When the loop is idle, waiting would only delay the answers."""
+        latest_ms = self._last_start_ms + self._interval_ms
+        now_ms = self._clock.monotonic_ms()
+        while self._open.waiter_count > 1 and now_ms < latest_ms:
+            await self._clock.sleep(GATHER_STEP_MS)
+            before_ms, now_ms = now_ms, self._clock.monotonic_ms()
+            if now_ms - before_ms < GATHER_STEP_MS + BUSY_LOOP_DELAY_MS:
+                return  # the timer was on time: there is nothing else to do
+
+    async def commit_open(self) -> None:
+        self._wake.clear()
+        self._last_start_ms = self._clock.monotonic_ms()
+        group, self._open = self._open, CommitGroup(self._observe_commit)
+        listening_ms, wall_ms = self._listening.now_ms(), self._clock.wall_ms()
+        prepared = [
+            shard.prepare_commit(
+                listening_ms,
+                wall_ms,
+                checkpoint=shard.id in self._checkpoints,
+                is_hand_over=shard.id in self._hand_overs,
+            )
+            for shard in self._dirty.values()
+        ]
+        self._checkpoints.difference_update(self._dirty)
+        self._hand_overs.difference_update(self._dirty)
+        self._dirty = {}
+        self._in_flight = group
+        self.commit_count += 1
+        group.mark_started(self.commit_count, len(prepared))
+        self._listening.commit_began()
+        try:
+            await self._commit(prepared)
+        except BaseException:
+            # Nobody knows what became of the commit, so nobody who waits for it may be told that it took place.
+            self.broken = True
+            raise
+        finally:
+            self._listening.commit_ended()
+            if (took_ms := self._clock.monotonic_ms() - self._last_start_ms) > STALL_MS:
+                self._stalls.add(self._clock.wall_ms(), took_ms)
+            self._in_flight = None
+            if not self.broken:
+                group.finish()
+        if self._dirty:
+            self._wake.set()
+
+    async def _commit(self, prepared: list[PreparedCommit]) -> None:
+        while prepared:
+            seconds = stopwatch()
+            try:
+                await self._store.commit([part.commit for part in prepared])
+            except ShardsLost as error:
+                lost = [part.shard for part in prepared if part.shard.id in error.shard_ids]
+                prepared = [part for part in prepared if part.shard.id not in error.shard_ids]
+                self._drop_shards(lost, str(error), has_new_owner=True)
+            except (CommitRejected, CommitUnknown) as error:
+                self._drop_shards([part.shard for part in prepared], str(error))
+                return
+            except StoreBroken as error:
+                # Nobody who waits gets an answer from here on: their connections end with the process.
+                self.broken = True
+                self._on_broken(error)
+                return
+            else:
+                self.last_commit_s = seconds()
+                for part in prepared:
+                    part.shard.mark_durable(part)
+                self._on_committed(prepared)
+                return
+
+    def _drop_shards(self, lost: Sequence[Shard], why: str, *, has_new_owner: bool = False) -> None:
+        """Forget what these shards decided; whoever waits for it is told. `has_new_owner`: they have another owner."""
+        logger.warning("shards dropped", shards=len(lost), why=why)
+        shard_epochs = [(shard.id, shard.epoch) for shard in lost]
+        for shard_id, _ in shard_epochs:
+            self._dirty.pop(shard_id, None)
+        self._open.mark_lost(shard_epochs)
+        if self._in_flight is not None:
+            self._in_flight.mark_lost(shard_epochs)
+        self._on_shards_dropped(lost, has_new_owner)

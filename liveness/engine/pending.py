@@ -1,0 +1,105 @@
+"""What a shard has decided and not yet handed to the store, in log order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from liveness.clock import Clock
+from liveness.diagnostics.heartbeat_history import HeartbeatHistory
+from liveness.domain.activity import Activity
+from liveness.domain.events import Event, LeaseRenewed
+from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.verdicts import NO_VERDICTS, VerdictCounts
+from liveness.domain.worker import Worker
+from liveness.store.api import NewTaskBatch, ShardCommit, TaskUpdate
+from liveness.store.codec import LogEntry, RenewalBatch
+
+
+class Pending:
+    """Plain renewals gather in one open row, which closes when order demands it: before another event about a worker
+    that is in it. So renewals come after all earlier events of their worker and before all later ones, and a shard's
+    commit of nothing but renewals is one row."""
+
+    __slots__ = (
+        "activities",
+        "config",
+        "entries",
+        "feed_seq",
+        "heartbeat_history",
+        "last_seq",
+        "new_tasks",
+        "renewals",
+        "task_updates",
+        "verdicts",
+        "workers",
+    )  # fmt: skip
+
+    def __init__(self, last_seq: int, heartbeat_history: HeartbeatHistory) -> None:
+        self.last_seq = last_seq
+        self.heartbeat_history = heartbeat_history
+        self.feed_seq = 0
+        """Of the newest entry that is not plain renewals; 0 if there is none."""
+        self.entries: list[LogEntry] = []
+        self.renewals: dict[int, LeaseRenewed] = {}
+        self.workers: dict[WorkerKey, tuple[Worker, int] | None] = {}
+        self.activities: dict[ActivityKey, Activity] = {}
+        self.new_tasks: list[NewTaskBatch] = []
+        self.task_updates: dict[int, TaskUpdate] = {}
+        self.config: dict[str, Mapping[str, float]] = {}
+        self.verdicts: dict[str, VerdictCounts] = {}
+
+    def add_verdict(self, namespace: str, verdict: VerdictCounts) -> None:
+        if verdict is not NO_VERDICTS:
+            self.verdicts[namespace] = self.verdicts.get(namespace, NO_VERDICTS) + verdict
+
+    def add_renewal(self, number: int, event: LeaseRenewed, clock: Clock) -> None:
+        earlier = self.renewals.get(number)
+        # A later renewal under the same sequence number says all that the earlier one said. Under another, both are
+        # kept: a gap between the numbers is itself a fact.
+        if earlier is not None and earlier.sequence != event.sequence:
+            self.close_renewals(clock.wall_ms())
+        self.renewals[number] = event
+
+    def add(
+        self, event: Event, *, number: int | None, namespace: str | None, worker: str | None, workflow_id: str | None,
+        wall_ms: int, observed_ms: int,
+    ) -> int:  # fmt: skip
+        """Append an event that has a row of its own; returns its sequence."""
+        if number in self.renewals:
+            self.close_renewals(wall_ms)
+        self.last_seq += 1
+        self.feed_seq = self.last_seq
+        self.entries.append(
+            LogEntry(self.last_seq, namespace, worker, workflow_id, wall_ms, observed_ms, event)
+        )
+        return self.last_seq
+
+    def close_renewals(self, wall_ms: int) -> None:
+        if self.renewals:
+            self.last_seq += 1
+            renewals = RenewalBatch(list(self.renewals), list(self.renewals.values()))
+            observed_ms = renewals.renewals[-1].at_ms
+            self.entries.append(LogEntry(self.last_seq, None, None, None, wall_ms, observed_ms, renewals))
+            self.heartbeat_history.record(renewals.worker_numbers, observed_ms)
+            self.renewals = {}
+
+    def commit(
+        self, shard_id: int, epoch: int, after_seq: int, observed_ms: int, wall_ms: int
+    ) -> ShardCommit:
+        """Hand over; call once."""
+        self.close_renewals(wall_ms)
+        return ShardCommit(
+            shard_id=shard_id,
+            epoch=epoch,
+            after_seq=after_seq,
+            last_seq=self.last_seq,
+            observed_ms=observed_ms,
+            wall_ms=wall_ms,
+            entries=self.entries,
+            workers=self.workers,
+            activities=self.activities,
+            new_tasks=self.new_tasks,
+            task_updates=self.task_updates,
+            config=self.config,
+            verdicts=self.verdicts,
+        )

@@ -1,0 +1,80 @@
+"""A shard's state from what the store holds: checkpoint first, then the log after it."""
+
+from __future__ import annotations
+
+from liveness.domain.events import WorkerEvent
+from liveness.domain.fold import apply_renewal, evolve
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import Worker
+from liveness.store.api import ShardSnapshot
+from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
+
+
+def with_renewal_state(worker: Worker, renewal_state: RenewalState) -> Worker:
+    """The worker with the renewals that its row lacks and the checkpoint has."""
+    return worker._replace(
+        sequence=renewal_state.sequence,
+        renewed_ms=renewal_state.renewed_ms,
+        deadline_ms=renewal_state.renewed_ms + worker.granted_ms,
+        successes=renewal_state.successes,
+        errors=renewal_state.errors,
+        resync=renewal_state.resync,
+    )
+
+
+def renewal_state_of(worker: Worker) -> RenewalState:
+    return RenewalState(
+        worker.number, worker.sequence, worker.renewed_ms, worker.successes, worker.errors, worker.resync
+    )
+
+
+class RecoveredWorkers:
+    """Workers as of the end of the log, and which of their rows lag behind."""
+
+    def __init__(self, image: ShardSnapshot) -> None:
+        self.workers: dict[WorkerKey, Worker] = {}
+        self.stale_rows: set[WorkerKey] = set()
+        """Their rows lack more than renewals."""
+        self._row_seqs: dict[WorkerKey, int] = {}
+        self._keys: dict[int, WorkerKey] = {}
+        workers, row_seqs, keys = self.workers, self._row_seqs, self._keys
+        for key, (worker, as_of_seq) in image.workers.items():
+            workers[key] = worker
+            row_seqs[key] = as_of_seq
+            keys[worker.number] = key
+        assert len(keys) == len(workers), "a worker's number is its own"
+        self._apply_checkpoint(image)
+        for entry in image.tail:
+            self._apply(entry)
+
+    def _apply_checkpoint(self, image: ShardSnapshot) -> None:
+        for renewal_state in image.renewal_states:
+            key = self._keys.get(renewal_state.number)
+            # A row written after the checkpoint knows more than the checkpoint.
+            if key is not None and self._row_seqs[key] <= image.checkpoint_seq:
+                self.workers[key] = with_renewal_state(self.workers[key], renewal_state)
+
+    def _apply(self, entry: LogEntry) -> None:
+        event = entry.event
+        if isinstance(event, RenewalBatch):
+            self._renew(entry.seq, event)
+        elif entry.worker is not None:
+            assert entry.namespace is not None
+            self._evolve(entry.seq, WorkerKey(entry.namespace, entry.worker), event)  # type: ignore[arg-type]
+
+    def _renew(self, seq: int, renewals: RenewalBatch) -> None:
+        workers, keys, row_seqs = self.workers, self._keys, self._row_seqs
+        for number, renewal in zip(*renewals, strict=True):
+            key = keys.get(number)
+            if key is not None and seq > row_seqs[key]:  # else forgotten since, or contained in its row
+                workers[key] = apply_renewal(workers[key], renewal)
+
+    def _evolve(self, seq: int, key: WorkerKey, event: WorkerEvent) -> None:
+        worker = self.workers.get(key)
+        if worker is None or seq <= self._row_seqs[key]:
+            # Its row is written with the event that makes it or brings it here; what precedes that is contained.
+            return
+        after = evolve(worker, event, seq)
+        assert after is not None, "forgetting a worker deletes its row in the same transaction"
+        self.workers[key] = after
+        self.stale_rows.add(key)

@@ -1,0 +1,182 @@
+"""Putting a backup in a database's place, and what must follow: the world has gone on since the backup was made.
+
+Workers hold leases that the restored database knows nothing of, or that it believes in although they are long over. So
+all of them end here: each worker that it shows as ACTIVE is deactivated and what it held is rescheduled, and the
+database begins a new history (`liveness.store.timeline`) in which no token of an earlier one is ever given out again. A
+worker that still runs comes back with its next heartbeat, as after any lapse, and is told what it lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from liveness.clock import Clock
+from liveness.domain.commands import Deactivate
+from liveness.domain.errors import LivenessError
+from liveness.domain.worker import InactiveReason, WorkerState
+from liveness.engine.node import Node
+from liveness.engine.shard import Shard
+from liveness.engine.timers import TimerKey
+from liveness.store.api import Store
+from liveness.store.backup import BackupFailed, partial_file, replace_durably, sync
+from liveness.store.errors import StoreError
+from liveness.store.integrity import DatabaseSummary, Progress, check_database, read_token_floor
+from liveness.store.sql import SqlStore
+from liveness.store.sqlite import (
+    RESTORING_SUFFIX,
+    SHARED_MEMORY,
+    WAL,
+    SqliteDatabase,
+    acquire_lock,
+    sibling_path,
+)
+from liveness.store.timeline import TOKEN_FLOOR_MAX, next_timeline
+
+OWNER = "liveness restore"
+DEACTIVATION_DETAIL = "the database was restored from a backup"
+
+
+class RestoreFailed(StoreError):
+    """Nothing was restored: {detail}."""
+
+
+class RestoreSummary(NamedTuple):
+    workers: int
+    """Taken from ACTIVE to INACTIVE."""
+    activities: int
+    """Taken from them and rescheduled."""
+    token_floor: int
+
+
+def restore(
+    backup: Path, target: Path, clock: Clock, progress: Progress, *, replace: bool = False
+) -> tuple[DatabaseSummary, RestoreSummary]:
+    """`target` is replaced by the whole backup, made fit to be served, or not touched.
+
+    An interruption at any point leaves the old database as it was, or a mark that a server refuses to start beside.
+    """
+    contents = check_database(backup, progress)
+    if target.exists() and target.samefile(backup):
+        raise RestoreFailed(detail=f"{target} is the backup itself; choose another with --db")
+    with acquire_lock(target):
+        mark = sibling_path(target, RESTORING_SUFFIX)
+        if target.exists() and not (replace or mark.exists()):
+            raise RestoreFailed(detail=f"{target} exists; move it away, or say --force to replace it")
+        try:
+            with partial_file(target) as copy:
+                progress("copying", 0, 1)
+                shutil.copyfile(backup, copy)
+                restored = asyncio.run(
+                    _prepare_copy(copy, contents.shards, clock, read_token_floor(target), progress)
+                )
+                _copy_permissions(target, copy)
+                # From here on the old database loses its WAL, without which it is not what it was.
+                replace_durably(copy, mark)
+                for suffix in (WAL, SHARED_MEMORY):
+                    sibling_path(target, suffix).unlink(missing_ok=True)
+                sync(target.absolute().parent)
+                replace_durably(mark, target)
+        except BackupFailed as error:
+            raise RestoreFailed(detail=error.fields["detail"]) from error
+    return contents, restored
+
+
+async def _prepare_copy(
+    copy: Path, shards: int, clock: Clock, known_floor: int, progress: Progress
+) -> RestoreSummary:
+    store = SqlStore(SqliteDatabase(copy))
+    try:
+        await store.open(shards, OWNER)
+        restored = await begin_new_history(store, shards, clock, known_floor, progress)
+    finally:
+        await store.close()
+    if sibling_path(copy, WAL).exists():
+        raise RestoreFailed(detail=f"{sibling_path(copy, WAL)} was not taken up into its database")
+    return restored
+
+
+def _copy_permissions(target: Path, copy: Path) -> None:
+    """Whoever may use the old file, may use the new one."""
+    if target.exists():
+        old = target.stat()
+        copy.chmod(old.st_mode & 0o777)
+        if os.geteuid() == 0:
+            os.chown(copy, old.st_uid, old.st_gid)
+
+
+class _NoDeadlines:
+    def arm(self, key: TimerKey, due_ms: int) -> None:
+        pass
+
+    def disarm(self, key: TimerKey) -> None:
+        pass
+
+
+async def begin_new_history(
+    store: Store, shards: int, clock: Clock, known_floor: int, progress: Progress
+) -> RestoreSummary:
+    """End every lease in an open store that nobody else uses. `known_floor`: tokens up to here are known from elsewhere."""
+    node = Node(
+        store,
+        clock,
+        shard_count=shards,
+        owner=OWNER,
+        grace_ms=0,
+        commit_interval_ms=0,
+        timers=lambda shard_id: _NoDeadlines(),
+    )
+    await node.open()
+    node.start(tick=False)
+    highest = max(
+        known_floor, store.timeline.token_floor, *(_highest_token(shard) for shard in node.shards())
+    )
+    timeline = next_timeline(highest, clock.wall_ms())
+    # First, so that an interruption leaves a database that has a higher floor than it needs, and never a lower one.
+    await store.begin_timeline(timeline)
+    workers = activities = 0
+    for shard in node.shards():
+        progress("ending leases", shard.id, shards)
+        ended = _end_leases(node, shard)
+        workers += len(ended)
+        activities += sum(ended)
+        await _await_unless_broken(node, node.wait_durable(shard))
+    await _await_unless_broken(node, node.close())
+    return RestoreSummary(workers, activities, timeline.token_floor)
+
+
+async def _await_unless_broken(node: Node, work: Coroutine[Any, Any, None]) -> None:
+    """Whoever waits for a commit on a broken disk waits for ever."""
+    working = asyncio.create_task(work)
+    ends: set[asyncio.Future[Any]] = {working, node.broken}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+        working.cancel()
+        raise node.broken.result()
+    try:
+        await working
+    except LivenessError as error:
+        raise RestoreFailed(detail=f"a commit failed, as on a full disk ({error})") from error
+
+
+def _highest_token(shard: Shard) -> int:
+    held = [binding.attempt for worker in shard.workers.values() for binding in worker.bindings.values()]
+    attempts = [*held, *(activity.attempt for activity in shard.activities.values())]
+    # Whoever numbers attempts so high does it by a rule of its own, which needs no help of ours.
+    ours = [attempt for attempt in attempts if attempt <= TOKEN_FLOOR_MAX]
+    return max([0, *ours, *(worker.epoch for worker in shard.workers.values())])
+
+
+def _end_leases(node: Node, shard: Shard) -> list[int]:
+    """How many activities were taken from each worker."""
+    active = [key for key, worker in shard.workers.items() if worker.state is WorkerState.ACTIVE]
+    return [
+        shard.deactivate(
+            key, Deactivate(InactiveReason.FORCED, DEACTIVATION_DETAIL, node.policies.of(key.namespace))
+        )[1]
+        for key in active
+    ]

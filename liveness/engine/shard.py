@@ -1,0 +1,476 @@
+"""One shard: its state in memory, and the rules for changing it.
+
+Everything here is synchronous. A method decides on the state as it is, changes it, and leaves the facts in `Pending`;
+the committer makes them durable and only then lets replies go. If that fails, this object is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from liveness.clock import Clock
+from liveness.diagnostics.evidence import DRIFT_MS, EvidenceCollector, EvidenceSources
+from liveness.domain import activity_decider, decider
+from liveness.domain.activity import Activity
+from liveness.domain.activity_decider import ActivityEvents
+from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.errors import WorkerNotFound
+from liveness.domain.events import (
+    ConfigChanged,
+    LeaseRenewed,
+    SessionReplaced,
+    WorkerEvent,
+    WorkerRegistered,
+    WorkerResurrected,
+)
+from liveness.domain.fold import apply_renewal, evolve
+from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.plain_renewal import renew_if_plain
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import ActivityRescheduleTask, react
+from liveness.domain.verdicts import count_verdict, is_death
+from liveness.domain.worker import Worker, WorkerState
+from liveness.engine.activity_book import ActivityBook
+from liveness.engine.census import Census
+from liveness.engine.changes import (
+    DEFERRED_ROW_EVENTS,
+    Transition,
+    earliest_deadline_ms,
+    listing_fields,
+    orders_of,
+    transition_of,
+)
+from liveness.engine.observed_clock import ListeningTime, ObservedClock
+from liveness.engine.pending import Pending
+from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
+from liveness.engine.timers import Timers
+from liveness.expiry.disconnects import DisconnectedWorkers
+from liveness.expiry.lease_deadlines import LeaseDeadlines
+from liveness.store.api import FINISHED_TASK_STATES, NewTaskBatch, ShardCommit, ShardSnapshot, TaskUpdate
+
+PLAIN_COUNTS_MAX = 2**40
+
+
+class HeartbeatOutcome(IntEnum):
+    """What a heartbeat did."""
+
+    REGISTERED = 1
+    RENEWED = 2
+    REPEATED = 3
+    SESSION_REPLACED = 4
+    RESURRECTED = 5
+
+
+_OUTCOMES: dict[type, HeartbeatOutcome] = {
+    WorkerRegistered: HeartbeatOutcome.REGISTERED,
+    SessionReplaced: HeartbeatOutcome.SESSION_REPLACED,
+    WorkerResurrected: HeartbeatOutcome.RESURRECTED,
+}
+
+
+class PreparedCommit(NamedTuple):
+    """A shard's part of a group commit, with what becomes true when it is durable."""
+
+    shard: Shard
+    commit: ShardCommit
+    feed_seq: int
+    """Of its newest entry that is not plain renewals; 0 if there is none."""
+    listening_ms: int
+    transitions: list[Transition]
+    changed_orders: set[WorkerKey]
+    """Workers to whom a heartbeat's answer would now say something else than before."""
+
+
+AdmitWorker = Callable[["Shard", str, Policy], None]
+"""Refuses one more worker of a namespace in a shard, if there is no room."""
+
+
+class Shard:
+    # Heartbeats read a dozen of its attributes. With more than 30, Python keeps an instance's in a slower way.
+    def __init__(
+        self,
+        image: ShardSnapshot,
+        *,
+        clock: Clock,
+        listening: ListeningTime,
+        shard_count: int,
+        grace_ms: int,
+        timers: Timers,
+        on_dirty: Callable[[Shard], None],
+        evidence_sources: EvidenceSources,
+    ) -> None:
+        self.id = image.shard_id
+        self.epoch = image.epoch
+        self.durable_seq = image.last_seq
+        """Of the newest entry known to be committed."""
+        self.durable_feed_seq = image.last_seq
+        """The same without plain renewals; what a feed may read up to."""
+        self.checkpoint_seq = image.checkpoint_seq
+        self.transitions: list[Transition] = []
+        """Since the last commit was handed over, as are `changed_orders`."""
+        self.changed_orders: set[WorkerKey] = set()
+        self.disconnected = DisconnectedWorkers()
+        """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
+        nothing."""
+        self.needs_attention: set[tuple[str, str]] = set()
+        """Whose next heartbeat changes more than their lease: suspects, and those whom a storm holds. One set for both,
+        because every heartbeat asks whether there are any."""
+        recovered = RecoveredWorkers(image)
+        self.workers = recovered.workers
+        self.activities = ActivityBook(dict(image.activities), timers)
+        self.census = Census((key.namespace, worker.state) for key, worker in self.workers.items())
+        self.population = self.census.population
+        """ACTIVE and INACTIVE workers per namespace."""
+        self.slots = Counter(image.slots)
+        """How many it may have, where several nodes share a namespace's quota."""
+        self.is_handed_over = False
+        """Handed over to another node: what it decided before is in its last commit, and nothing comes after that."""
+        self._clock = clock
+        self._listening = listening
+        self._shard_count = shard_count
+        self._timers = timers
+        self._on_dirty = on_dirty
+        self._observed = ObservedClock(image.observed_ms, listening.now_ms())
+        self.lease_deadlines = LeaseDeadlines(
+            self.disconnected, image.takeovers, image.observed_ms + grace_ms
+        )
+        self._throttle = evidence_sources.throttle
+        self._fingerprints: dict[int, int] = {}
+        self._stale_rows = recovered.stale_rows
+        self._evidence_collector = EvidenceCollector(evidence_sources, image)
+        self._pending = Pending(image.last_seq, self._evidence_collector.heartbeat_history)
+        self._prepared_seq = image.last_seq
+        self._dirty = False
+        for key, worker in self.workers.items():
+            self._arm(key, worker)
+
+    # -- time
+
+    def now_ms(self) -> int:
+        return self._observed.now_ms(self._listening.now_ms())
+
+    def observed_ms_at(self, listening_ms: int) -> int:
+        """The observed time at a moment that the caller has read, for many commands at once."""
+        return self._observed.now_ms(listening_ms)
+
+    def clock_age_ms(self) -> int:
+        """How long the durable observed time has not been written."""
+        return self._observed.age_ms(self._listening.now_ms())
+
+    # -- commands
+
+    def renew_unchanged(
+        self,
+        key: tuple[str, str],
+        fingerprint: int,
+        sequence: int,
+        successes: int,
+        errors: int,
+        listening_ms: int,
+    ) -> Worker | None:
+        """The short way for a heartbeat that, but for these numbers, equals the worker's last plain one; None if it
+        is not one. Equality is judged by a keyed 64-bit hash of all else the heartbeat said."""
+        worker = self.workers.get(key)  # type: ignore[call-overload]
+        if (
+            worker is None
+            or self._fingerprints.get(worker.number) != fingerprint
+            or successes + errors > PLAIN_COUNTS_MAX
+        ):
+            return None
+        renewal = renew_if_plain(worker, sequence, successes, errors, self._observed.now_ms(listening_ms))
+        if renewal is None:
+            return None
+        event, after = renewal
+        self._store_renewal(key, event, after)
+        if self.needs_attention:
+            self._mark_alive(key)
+        return after
+
+    def remember_fingerprint(self, worker: Worker, fingerprint: int | None) -> None:
+        """Called after every heartbeat that took the long way, so that a form is always of the current session."""
+        if fingerprint is None:
+            self._fingerprints.pop(worker.number, None)
+        else:
+            self._fingerprints[worker.number] = fingerprint
+
+    def clear_fingerprints(self) -> None:
+        """The policy changed: what a heartbeat asks for may be granted otherwise."""
+        self._fingerprints.clear()
+
+    def heartbeat(
+        self, key: WorkerKey, beat: Heartbeat, now_ms: int, admit: AdmitWorker
+    ) -> tuple[HeartbeatOutcome, Worker]:
+        worker = self.workers.get(key)
+        if worker is None:
+            admit(self, key.namespace, beat.policy)
+        events = decider.heartbeat(key, worker, beat, now_ms)
+        if worker is not None and not events:
+            return HeartbeatOutcome.REPEATED, worker
+        was_held = key in self.needs_attention and self._mark_alive(key)
+        if worker is not None and len(events) == 1 and type(event := events[0]) is LeaseRenewed:
+            return HeartbeatOutcome.RENEWED, self._renew(key, worker, event)
+        after = self._apply(key, worker, events, now_ms)
+        assert after is not None
+        if was_held:
+            self._arm(key, after)  # its timer was put off by the terms it had before
+        return _OUTCOMES.get(type(events[0]), HeartbeatOutcome.RENEWED), after
+
+    def deactivate(self, key: WorkerKey, command: Deactivate) -> tuple[Worker, int]:
+        """Returns the worker and how many activities were taken from it."""
+        worker = self.describe(key)
+        now_ms = self.now_ms()
+        events = decider.deactivate(key, worker, command, now_ms)
+        if not events:
+            return worker, 0
+        after = self._apply(key, worker, events, now_ms)
+        assert after is not None
+        return after, len(worker.bindings)
+
+    def expiring(self, key: WorkerKey) -> Worker | None:
+        """A worker whose lease is over because nothing was heard of it."""
+        worker = self.workers.get(key)
+        if worker is None or worker.state is not WorkerState.ACTIVE:
+            return None
+        return worker if self.now_ms() >= self.lease_deadlines.death_due_ms(key, worker) else None
+
+    def record_upcoming_death(self, key: WorkerKey, worker: Worker) -> None:
+        """Told about all of them before any is ended, so that their certificates know of each other."""
+        self._evidence_collector.record_death(key, worker)
+
+    def recheck(self, key: WorkerKey) -> None:
+        """Let its timer fire at the next opportunity."""
+        self._timers.arm(key, self.now_ms())
+
+    def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
+        """End a lease that is over by any of its terms."""
+        worker, lease_deadlines, hold = self.workers[key], self.lease_deadlines, self._throttle.hold_of(key)
+        now_ms, due_ms = self.now_ms(), self.lease_deadlines.lease_end_ms(key, worker)
+        if now_ms < due_ms:
+            return False
+        events: tuple[WorkerEvent, ...] = ()
+        if now_ms >= lease_deadlines.death_due_ms(key, worker):
+            known = self._evidence_collector.collect(key, worker, now_ms, self.lease_deadlines.takeovers)
+            if hold is not None:
+                known = known._replace(held_ms=now_ms - hold.since_ms)
+            if now_ms >= lease_deadlines.expiry_ms(worker):
+                events = decider.expire_lease(worker, policy, now_ms, known)
+            if not events and key in self.disconnected:
+                events = decider.disconnect(worker, policy, now_ms, self.disconnected[key], known)
+        events = events or decider.end_drain(worker, policy, now_ms)
+        ended = self._apply_if_any(key, worker, events, now_ms)
+        if ended:
+            # On purpose is not late.
+            due_ms = due_ms if hold is None else min(now_ms, max(due_ms, hold.until_ms))
+            self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
+        return ended
+
+    def mark_disconnected(self, key: WorkerKey) -> None:
+        """The worker's stream broke, and not because of us."""
+        worker = self.workers.get(key)
+        if worker is not None and worker.state is WorkerState.ACTIVE and worker.standing.grace_ms:
+            self.disconnected[key] = self.now_ms()
+            self.needs_attention.add(key)
+            self._arm(key, worker)
+
+    def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
+        """Apply what was decided about a worker that there is."""
+        return self._apply_if_any(key, self.workers[key], events, self.now_ms())
+
+    def change_activity(self, key: ActivityKey, events: ActivityEvents) -> Activity | None:
+        """Apply what was decided about an activity."""
+        if events:
+            self._mark_dirty()
+        return self.activities.apply(key, events, self._pending, self._clock.wall_ms(), self.now_ms())
+
+    def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
+        worker = self.workers[key]
+        now_ms = self.now_ms()
+        return self._apply_if_any(key, worker, decider.clean_up(worker, policy, now_ms), now_ms)
+
+    def forget_tombstones(self, limit: int) -> int:
+        """Let go of cleaned-up keys whose retention is over."""
+        now_ms = self.now_ms()
+        forgotten = 0
+        for key, worker in list(self.workers.items()):
+            if worker.state is WorkerState.CLEANED_UP and forgotten < limit:
+                forgotten += self._apply_if_any(key, worker, decider.forget(worker, now_ms), now_ms)
+        return forgotten
+
+    def reschedule(
+        self, task: ActivityRescheduleTask, policy: Policy, *, to_other_engine: bool = False
+    ) -> Activity:
+        """Take an activity from the worker that lost it; the same task again changes nothing."""
+        key = ActivityKey(task.namespace, *task.activity.id)
+        events = activity_decider.reschedule(
+            self.activities.get(key), task, policy, self.now_ms(), to_other_engine=to_other_engine
+        )
+        activity = self.change_activity(key, events)
+        assert activity is not None
+        return activity
+
+    def update_task(self, update: TaskUpdate) -> None:
+        known = self._pending.task_updates.get(update.task_id)
+        if known is not None and known.state in FINISHED_TASK_STATES:
+            return  # as the store would have it, were they committed one after the other
+        self._pending.task_updates[update.task_id] = update
+        self._mark_dirty()
+
+    def change_config(self, namespace: str, change: ConfigChanged, overrides: Mapping[str, float]) -> None:
+        self._pending.add(
+            change, number=None, namespace=namespace, worker=None, workflow_id=None,
+            wall_ms=self._clock.wall_ms(), observed_ms=self.now_ms(),
+        )  # fmt: skip
+        self._pending.config[namespace] = overrides
+        self._mark_dirty()
+
+    # -- queries
+
+    def describe(self, key: WorkerKey) -> Worker:
+        worker = self.workers.get(key)
+        if worker is None:
+            raise WorkerNotFound(worker=key.instance_key, namespace=key.namespace)
+        return worker
+
+    # -- the way to the store
+
+    def prepare_commit(
+        self, listening_ms: int, wall_ms: int, *, checkpoint: bool = False, is_hand_over: bool = False
+    ) -> PreparedCommit:
+        """Everything decided so far, as one commit; without news it still carries the clock."""
+        pending, transitions = self._pending, self.transitions
+        now_ms = self._observed.now_ms(listening_ms)
+        wall_times = self._evidence_collector.wall_times
+        if abs(wall_ms - now_ms - wall_times.offset_ms) > DRIFT_MS:
+            wall_times.add_anchor(now_ms, wall_ms)
+        commit = pending.commit(self.id, self.epoch, self._prepared_seq, now_ms, wall_ms)
+        if checkpoint:
+            active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
+            commit.checkpoint = (commit.last_seq, [renewal_state_of(worker) for worker in active])
+            for key in self._stale_rows:
+                commit.workers[key] = (self.workers[key], commit.last_seq)
+            self._stale_rows = set()
+        commit.is_hand_over = is_hand_over
+        self._prepared_seq = commit.last_seq
+        self._pending = Pending(commit.last_seq, pending.heartbeat_history)
+        self._dirty = False
+        self.transitions, changed_orders, self.changed_orders = [], self.changed_orders, set()
+        return PreparedCommit(self, commit, pending.feed_seq, listening_ms, transitions, changed_orders)
+
+    def mark_durable(self, prepared: PreparedCommit) -> None:
+        """It is durable."""
+        commit = prepared.commit
+        self.durable_seq = commit.last_seq
+        self.durable_feed_seq = prepared.feed_seq or self.durable_feed_seq
+        if commit.checkpoint is not None:
+            self.checkpoint_seq = commit.checkpoint[0]
+        self._observed.mark_durable(commit.observed_ms, prepared.listening_ms)
+
+    # -- inside
+
+    def _mark_alive(self, key: tuple[str, str]) -> bool:
+        """Something was heard of it. Returns whether a storm had held it."""
+        self.needs_attention.discard(key)
+        self.disconnected.pop(key, None)
+        return self._throttle.on_heartbeat(key)
+
+    def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
+        after = apply_renewal(worker, event)
+        self._store_renewal(key, event, after)
+        return after
+
+    def _store_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
+        self.workers[key] = after  # type: ignore[index]  # the worker is there, and so is its key
+        number, pending = after.number, self._pending
+        if number in pending.renewals:
+            pending.add_renewal(number, event, self._clock)
+        else:
+            pending.renewals[number] = event
+        if not self._dirty:
+            self._mark_dirty()
+
+    def _apply_if_any(
+        self, key: WorkerKey, worker: Worker, events: tuple[WorkerEvent, ...], now_ms: int
+    ) -> bool:
+        if events:
+            self._apply(key, worker, events, now_ms)
+        return bool(events)
+
+    def _apply(
+        self, key: WorkerKey, worker: Worker | None, events: tuple[WorkerEvent, ...], now_ms: int
+    ) -> Worker | None:
+        wall_ms = self._clock.wall_ms()
+        for event in events:
+            if isinstance(event, LeaseRenewed):
+                assert worker is not None
+                worker = self._renew(key, worker, event)
+                continue
+            seq = self._pending.add(
+                event, number=worker.number if worker else None, namespace=key.namespace, worker=key.instance_key,
+                workflow_id=None, wall_ms=wall_ms, observed_ms=now_ms,
+            )  # fmt: skip
+            before, worker = worker, evolve(worker, event, seq)
+            self._update_derived(key, before, event, worker, seq)
+        self._mark_dirty()
+        return worker
+
+    def _update_derived(
+        self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
+    ) -> None:
+        """Keep everything derived from workers in step with one event."""
+        if after is None:
+            del self.workers[key]
+            self._fingerprints.pop(before.number if before else 0, None)
+            self._timers.disarm(key)
+        else:
+            self.workers[key] = after
+            if (
+                before is None
+                or after.state is not before.state
+                or earliest_deadline_ms(after) < earliest_deadline_ms(before)
+            ):
+                self._arm(key, after)
+        if before is not None and (
+            after is None or after.state is not before.state or orders_of(before) != orders_of(after)
+        ):
+            self.changed_orders.add(key)
+        if (
+            isinstance(event, DEFERRED_ROW_EVENTS)
+            and before
+            and after
+            and listing_fields(before) == listing_fields(after)
+        ):
+            self._stale_rows.add(key)
+        else:
+            self._pending.workers[key] = (after, seq) if after else None
+            self._stale_rows.discard(key)
+        batch = react(key, before, event)
+        if batch is not None:
+            self._pending.new_tasks.append(NewTaskBatch.of(batch, self._shard_count))
+        if isinstance(event, DEFERRED_ROW_EVENTS):
+            return
+        self.disconnected.pop(key, None)
+        self.needs_attention.discard(key)
+        self._throttle.on_lease_ended(key, died=is_death(event))
+        self._pending.add_verdict(key.namespace, count_verdict(before, event))
+        self._evidence_collector.observe(before, event, after)
+        self.census.record_transition(key.namespace, before and before.state, after and after.state)
+        taken = len(batch.activities) if batch is not None else 0
+        self.transitions.append(transition_of(key, before, event, after, taken))
+
+    def _arm(self, key: WorkerKey, worker: Worker) -> None:
+        """For what `timer_of` says."""
+        state = worker.state
+        if state is WorkerState.ACTIVE:
+            self._timers.arm(key, self.lease_deadlines.lease_end_ms(key, worker))
+        elif state is WorkerState.INACTIVE:
+            self._timers.arm(key, worker.deadline_ms)
+        else:
+            self._timers.disarm(key)
+
+    def _mark_dirty(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._on_dirty(self)

@@ -1,0 +1,1 @@
+"""When a lease is over, and how many may end at once."""

@@ -1,0 +1,303 @@
+"""The storm brake: when many workers of a namespace fall due together, their leases are not ended at once.
+
+It says when to look at a worker again, and nothing else: it ends no lease, and whoever is not asked about is not held.
+In memory only. What bounds a hold, when the lease was over by its own terms, is derived from durable state, so that a
+restart or a take-over forgets the storm but lengthens no hold. Each namespace is on its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import structlog
+
+from liveness.clock import Clock
+from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.storm import ExpiryPacer, Storm, StormPhase, held_until_ms, is_storm
+from liveness.domain.worker import Worker, WorkerState
+from liveness.expiry.death_rate import DeathCount, DeathRate
+from liveness.expiry.lease_deadlines import LeaseDeadlines
+
+logger = structlog.get_logger("liveness.storm")
+
+
+class ExpiringShard(Protocol):
+    """What the throttle needs of a worker's shard."""
+
+    id: int
+    epoch: int
+    needs_attention: set[tuple[str, str]]
+    lease_deadlines: LeaseDeadlines
+
+    def now_ms(self) -> int: ...
+
+    def recheck(self, key: WorkerKey) -> None: ...
+
+
+ShardT = TypeVar("ShardT", bound=ExpiringShard)
+
+
+class ExpiringWorker(NamedTuple, Generic[ShardT]):
+    """A worker whose lease is over because nothing was heard of it."""
+
+    shard: ShardT
+    key: WorkerKey
+    worker: Worker
+
+
+class ExpiryHold(NamedTuple):
+    """On the clock of the worker's shard, unless a name says otherwise."""
+
+    shard: ExpiringShard
+    since_ms: int
+    until_ms: int
+    """When it is looked at again."""
+    slot_ms: int | None = None
+    """Its place in the line, on the monotonic clock, once its hold is over."""
+
+
+class StormState:
+    """The storm over one namespace."""
+
+    __slots__ = ("held", "pacer", "phase", "storm")
+
+    def __init__(self, storm: Storm) -> None:
+        self.storm = storm
+        self.phase = StormPhase.HOLDING
+        self.pacer = ExpiryPacer()
+        self.held: dict[WorkerKey, ExpiryHold] = {}
+        """By key; a heartbeat's key is an equal tuple."""
+
+    def end_hold(self, key: tuple[str, str], *, returned: bool) -> ExpiryHold | None:
+        hold = self.held.pop(key, None)  # type: ignore[call-overload]
+        if hold is not None and returned:
+            self.storm = self.storm._replace(returned=self.storm.returned + 1)
+        return hold  # type: ignore[no-any-return]
+
+    def recheck_all(self) -> None:
+        """Judge everybody anew."""
+        for key, hold in self.held.items():
+            hold.shard.recheck(key)
+
+
+class ExpiryThrottle:
+    def __init__(
+        self, clock: Clock, policy_of: Callable[[str], Policy], census: Mapping[tuple[str, WorkerState], int]
+    ) -> None:
+        self.active_storms: dict[str, StormState] = {}
+        """By namespace. Empty almost always: whoever is on the way of heartbeats asks that first."""
+        self.storm_counts: Counter[str] = Counter()
+        """How many there were, by namespace."""
+        self.death_rate = DeathRate(clock)
+        """Deaths that were not held."""
+        self.on_death_count: Callable[[str, DeathCount], None] | None = None
+        """Told when workers of a namespace fall due, where other nodes may want to know."""
+        self._clock = clock
+        self._policy_of = policy_of
+        self._census = census
+
+    # -- judging
+
+    def decide_holds(
+        self, expiring: Iterable[ExpiringWorker[ShardT]]
+    ) -> Iterator[tuple[ExpiringWorker[ShardT], int | None]]:
+        """All that fall due now. With each: when to look at it again, or None if its lease ends now."""
+        by_namespace: defaultdict[str, list[ExpiringWorker[ShardT]]] = defaultdict(list)
+        for entry in expiring:
+            by_namespace[entry.key.namespace].append(entry)
+        for namespace, group in by_namespace.items():
+            policy, now_ms = self._policy_of(namespace), self._clock.monotonic_ms()
+            storm_state = self.active_storms.get(namespace) or self._detect_storm(
+                namespace, group, policy, now_ms
+            )
+            if storm_state is not None:
+                yield from self._decide_holds(storm_state, group, policy, now_ms)
+            else:
+                yield from ((entry, None) for entry in group)
+            self._report_deaths(namespace)
+
+    def _detect_storm(
+        self, namespace: str, group: list[ExpiringWorker[ShardT]], policy: Policy, now_ms: int
+    ) -> StormState | None:
+        if not policy.storm_hold_ms:
+            return None
+        due = len(group)
+        dead, total = self._death_count(namespace, due).plus(self.death_rate.on_other_nodes(namespace))
+        if not is_storm(dead, total - dead, policy):
+            return None
+        longest_ms = max(entry.worker.granted_ms for entry in group)
+        storm_state = self.active_storms[namespace] = StormState(Storm(now_ms, longest_ms))
+        self.storm_counts[namespace] += 1
+        logger.warning(
+            "storm: expiries are held",
+            namespace=namespace, due=due, died=dead - due, active=total - dead,
+        )  # fmt: skip
+        return storm_state
+
+    def _death_count(self, namespace: str, due: int) -> DeathCount:
+        died = self.death_rate.recent(namespace)
+        return DeathCount(due + died, self._census.get((namespace, WorkerState.ACTIVE), 0) + died)
+
+    def _report_deaths(self, namespace: str) -> None:
+        if self.on_death_count is not None:
+            storm_state = self.active_storms.get(namespace)
+            self.on_death_count(
+                namespace,
+                self._death_count(namespace, len(storm_state.held) if storm_state is not None else 0),
+            )
+
+    def _decide_holds(
+        self, storm_state: StormState, group: list[ExpiringWorker[ShardT]], policy: Policy, now_ms: int
+    ) -> Iterator[tuple[ExpiringWorker[ShardT], int | None]]:
+        if storm_state.storm.phase(now_ms, policy) is StormPhase.HOLDING:
+            newly_held = [entry for entry in group if entry.key not in storm_state.held]
+            longest_ms = max((entry.worker.granted_ms for entry in newly_held), default=0)
+            storm_state.storm = storm_state.storm._replace(
+                caught=storm_state.storm.caught + len(newly_held),
+                lease_ms=max(storm_state.storm.lease_ms, longest_ms),
+            )
+        phase = storm_state.storm.phase(now_ms, policy)
+        for entry in group:
+            hold = self._hold(storm_state, entry, phase, policy, now_ms)
+            if hold is not None:
+                storm_state.held[entry.key] = hold
+                entry.shard.needs_attention.add(entry.key)
+            yield entry, None if hold is None else hold.until_ms
+
+    def _hold(
+        self,
+        storm_state: StormState,
+        entry: ExpiringWorker[ShardT],
+        phase: StormPhase,
+        policy: Policy,
+        now_ms: int,
+    ) -> ExpiryHold | None:
+        """None: it ends now."""
+        shard, worker, observed_ms = entry.shard, entry.worker, entry.shard.now_ms()
+        drain_ms = worker.standing.drain_deadline_ms
+        if phase is StormPhase.RELEASED or 0 < drain_ms <= observed_ms:
+            return None  # the limit of a drain is an operator's word
+        before = storm_state.held.get(entry.key)
+        slot_ms = None
+        until_ms = observed_ms
+        if phase is StormPhase.HOLDING:
+            until_ms = min(
+                held_until_ms(
+                    shard.lease_deadlines.death_due_ignoring_takeovers_ms(entry.key, worker),
+                    worker.granted_ms,
+                    policy,
+                ),
+                observed_ms + storm_state.storm.hold_ends_ms(policy) - now_ms,
+            )
+        if until_ms <= observed_ms:
+            slot_ms = before.slot_ms if before is not None else None
+            if slot_ms is None:
+                slot_ms, storm_state.pacer = storm_state.pacer.reserve(now_ms, policy.storm_pace)
+            if slot_ms <= now_ms:
+                return None
+            until_ms = observed_ms + slot_ms - now_ms
+        # Never beyond a lease from now: should it come back meanwhile, its timer must not come after its new deadline,
+        # because a renewal does not touch timers. The same holds for a new stream and what was left of its lease.
+        recheck_times_ms = (until_ms, observed_ms + worker.granted_ms, drain_ms, worker.deadline_ms)
+        until_ms = min(at_ms for at_ms in recheck_times_ms if at_ms > observed_ms)
+        return ExpiryHold(shard, before.since_ms if before is not None else observed_ms, until_ms, slot_ms)
+
+    def record_death(self, key: WorkerKey) -> None:
+        """Its lease ends now. Those whom a storm has let go of do not make the next one."""
+        if key.namespace not in self.active_storms:
+            self.death_rate.add(key.namespace, 1)
+
+    # -- what becomes of those who are held
+
+    def on_heartbeat(self, key: tuple[str, str]) -> bool:
+        """A heartbeat came. Returns whether it was held."""
+        storm_state = self.active_storms.get(key[0])
+        return storm_state is not None and storm_state.end_hold(key, returned=True) is not None
+
+    def on_lease_ended(self, key: WorkerKey, *, died: bool) -> None:
+        """Its lease did."""
+        storm_state = self.active_storms.get(key.namespace)
+        if storm_state is not None:
+            storm_state.end_hold(key, returned=not died)
+
+    def hold_of(self, key: WorkerKey) -> ExpiryHold | None:
+        storm_state = self.active_storms.get(key.namespace)
+        return storm_state.held.get(key) if storm_state is not None else None
+
+    def drop_shard(self, shard: ExpiringShard) -> None:
+        """It does not serve here any more: who serves it next judges for itself."""
+        for storm_state in self.active_storms.values():
+            for key in [key for key, hold in storm_state.held.items() if hold.shard is shard]:
+                del storm_state.held[key]
+
+    # -- the course of a storm
+
+    def tick(self) -> None:
+        """With every pulse, before timers fire."""
+        if self.death_rate.prune():
+            for namespace in {*self.active_storms, *self.death_rate.namespaces()}:
+                self._report_deaths(namespace)
+        for namespace, storm_state in list(self.active_storms.items()):
+            policy, now_ms = self._policy_of(namespace), self._clock.monotonic_ms()
+            phase, storm = storm_state.storm.phase(now_ms, policy), storm_state.storm
+            if phase is not storm_state.phase:
+                storm_state.phase = phase
+                logger.warning(
+                    "storm: expiries go on",
+                    namespace=namespace, how=phase.name, held=len(storm_state.held), returned=storm.returned,
+                )  # fmt: skip
+                storm_state.recheck_all()  # most holds end by themselves just now, but not if it is over early
+            if storm.is_over(len(storm_state.held), now_ms):
+                del self.active_storms[namespace]
+                logger.info(
+                    "storm is over",
+                    namespace=namespace, caught=storm.caught, returned=storm.returned, ms=now_ms - storm.began_ms,
+                )  # fmt: skip
+
+    def policy_changed(self) -> None:
+        for storm_state in self.active_storms.values():
+            storm_state.pacer = ExpiryPacer()
+            for key, hold in storm_state.held.items():
+                storm_state.held[key] = hold._replace(slot_ms=None)
+            storm_state.recheck_all()
+
+    def release_storm(self, namespace: str, reason: str = "") -> int:
+        """Hold nobody of the namespace for a while. Returns how many were held. Also without a storm: one may be about to
+        begin, or have begun elsewhere."""
+        now_ms = self._clock.monotonic_ms()
+        storm_state = self.active_storms.setdefault(namespace, StormState(Storm(now_ms)))
+        storm_state.storm = storm_state.storm._replace(released_ms=now_ms)
+        storm_state.phase = StormPhase.RELEASED
+        storm_state.recheck_all()
+        logger.warning("storm: released", namespace=namespace, held=len(storm_state.held), reason=reason)
+        return len(storm_state.held)
+
+    # -- for people
+
+    def held_counts(self) -> Counter[str]:
+        """Workers per namespace."""
+        return Counter(
+            {
+                namespace: len(storm_state.held)
+                for namespace, storm_state in self.active_storms.items()
+                if storm_state.held
+            }
+        )
+
+    def last_hold_ends_ms(self, namespace: str) -> int | None:
+        """On the monotonic clock: when the last of them is let go of, or has its turn."""
+        storm_state = self.active_storms.get(namespace)
+        if storm_state is None or not storm_state.held:
+            return None
+        now_ms, ends_ms = (
+            self._clock.monotonic_ms(),
+            storm_state.storm.hold_ends_ms(self._policy_of(namespace)),
+        )
+        return max(
+            now_ms,
+            int(storm_state.pacer.next_slot_ms),
+            ends_ms if storm_state.phase is StormPhase.HOLDING else 0,
+        )

@@ -1,0 +1,189 @@
+"""The way of a request: is it ours, which call is it, ask the node, answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+
+from liveness.domain.errors import LivenessError, ShuttingDown
+from liveness.http.body_reader import BodyReader
+from liveness.http.endpoints import EndpointTable, Match, MethodNotAllowed
+from liveness.http.errors import HttpError, from_error, from_rpc_error, http_error
+from liveness.http.event_streams import EventStreams, set_resume_token
+from liveness.http.grpc_client import GrpcClient, default_timeout_s, requested_timeout_s, unless_disconnected
+from liveness.http.guard import SECURITY_HEADERS, Guard, check_content_type
+from liveness.http.json_output import json_bytes, to_json_value
+from liveness.http.static_files import StaticFile
+from liveness.http.transcoding import build_request
+
+logger = structlog.get_logger("liveness.http")
+
+EXECUTOR_BYTES_MIN = 32 * 1024
+"""From here on, JSON is read and written beside the event loop, which has leases to look after."""
+ANY_HOST_PATHS = ("/healthz", "/readyz")
+"""What tells nothing to a stranger, and is asked by machines that use any name."""
+
+PathHandler = Callable[[], Awaitable[Response]]
+
+
+class HttpApp:
+    def __init__(
+        self,
+        guard: Guard,
+        endpoints: EndpointTable,
+        grpc_client: GrpcClient,
+        streams: EventStreams,
+        body_reader: BodyReader,
+        *,
+        files: Mapping[str, StaticFile],
+        path_handlers: Mapping[str, PathHandler],
+    ) -> None:
+        """`path_handlers`: what is answered beside the API, by path."""
+        self._guard = guard
+        self._endpoints = endpoints
+        self._grpc_client = grpc_client
+        self._streams = streams
+        self._body_reader = body_reader
+        self._files = files
+        self._path_handlers = path_handlers
+        self._executor = ThreadPoolExecutor(1, "liveness-http")
+        self._closing = False
+
+    def close(self) -> None:
+        """Refuse what comes from now on, and end the streams."""
+        self._closing = True
+        self._streams.close()
+
+    def shutdown_executor(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: AsgiMessage) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        try:
+            await self._handle(Request(scope, receive), with_headers)
+        except HttpError as failed:
+            await error_response(failed)(scope, receive, with_headers)
+        except LivenessError as error:
+            await error_response(from_error(error))(scope, receive, with_headers)
+        except ClientDisconnect:
+            pass  # in the middle of its own request
+
+    async def _handle(self, request: Request, send: Send) -> None:
+        raw_path: bytes = request.scope["raw_path"]
+        path = raw_path.decode("ascii", "replace")
+        if self._closing:
+            raise ShuttingDown
+        if path not in ANY_HOST_PATHS:
+            self._guard.check_host(request.headers)
+        self._guard.check_origin(request.method, request.headers)
+        verb = "GET" if request.method == "HEAD" else request.method
+        file = self._files.get(path)
+        if file is not None or path in self._path_handlers:
+            if verb != "GET":
+                raise _method_not_allowed(verb, ("GET", "HEAD"))
+            response = (
+                file.response(request.headers) if file is not None else await self._path_handlers[path]()
+            )
+            await response(request.scope, request.receive, send)
+            return
+        found = self._endpoints.find(verb, raw_path)
+        if found is None:
+            raise http_error(
+                404, grpc.StatusCode.NOT_FOUND, "PATH_NOT_FOUND", "There is nothing at this path."
+            )
+        if isinstance(found, MethodNotAllowed):
+            raise _method_not_allowed(verb, found.verbs)
+        if found.endpoint.method.server_streaming:
+            await self._stream(found, request, send)
+        else:
+            await self._call(found, request, send)
+
+    async def _call(self, match: Match, request: Request, send: Send) -> None:
+        if match.endpoint.verb != "GET":
+            check_content_type(request.headers)
+        timeout_s = requested_timeout_s(request.headers)
+        message = await self._message(match, request)
+        call = self._grpc_client.start_call(
+            match.endpoint.method, message, request.headers, timeout_s or default_timeout_s(message)
+        )
+        try:
+            answer = await unless_disconnected(call, request.receive, call.cancel)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        if answer is not None:
+            content = await self._run_off_loop_if_large(
+                answer.ByteSize(), lambda: json_bytes(to_json_value(answer))
+            )
+            await json_response(content)(request.scope, request.receive, send)
+
+    async def _message(self, match: Match, request: Request) -> Message:
+        query: str = request.scope["query_string"].decode("latin-1")
+        if not match.endpoint.body:
+            return build_request(match, query, b"")
+        async with self._body_reader.read(request) as body:
+            return await self._run_off_loop_if_large(len(body), lambda: build_request(match, query, body))  # type: ignore[no-any-return]
+
+    async def _run_off_loop_if_large(self, size: int, work: Callable[[], Any]) -> Any:
+        if size < EXECUTOR_BYTES_MIN:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def _stream(self, match: Match, request: Request, send: Send) -> None:
+        if request.method == "HEAD":
+            raise _method_not_allowed("HEAD", ("GET",))
+        self._streams.check_capacity()
+        timeout_s = requested_timeout_s(request.headers)
+        message = await self._message(match, request)
+        set_resume_token(message, request.headers)
+        call = self._grpc_client.start_call(match.endpoint.method, message, request.headers, timeout_s)
+        await self._streams.send_events(call, request.receive, send)
+
+
+def json_response(content: bytes, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        content,
+        status_code=code,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store", **(headers or {})},
+    )
+
+
+def error_response(failed: HttpError) -> Response:
+    return json_response(json_bytes(failed.as_json()), failed.code, failed.headers)
+
+
+async def internal_error(request: Request, error: Exception) -> Response:
+    """Told in the log, and to the client only that there was something."""
+    logger.error("HTTP request failed", verb=request.method, path=request.url.path, exc_info=error)
+    message = "Something went wrong in the server; its log says what."
+    response = error_response(http_error(500, grpc.StatusCode.INTERNAL, "INTERNAL", message))
+    response.headers.update(SECURITY_HEADERS)
+    return response
+
+
+def _method_not_allowed(verb: str, allowed: Collection[str]) -> HttpError:
+    names = ", ".join(allowed)
+    return http_error(
+        405,
+        grpc.StatusCode.UNIMPLEMENTED,
+        "METHOD_NOT_ALLOWED",
+        f"{verb[:20]} is not possible here; possible: {names}.",
+        headers={"Allow": names},
+    )
+
+
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]

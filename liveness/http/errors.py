@@ -1,0 +1,99 @@
+"""Refusals as HTTP answers: the canonical mapping of gRPC codes, with the details of google.rpc as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from liveness.domain.errors import LivenessError
+from liveness.http.json_output import to_json_value
+from liveness.rpc.status import DETAILS_KEY, DOMAIN, status_of
+
+HTTP_CODES: Mapping[grpc.StatusCode, int] = {
+    grpc.StatusCode.CANCELLED: 499,
+    grpc.StatusCode.UNKNOWN: 500,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DATA_LOSS: 500,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+}
+_CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class HttpError(Exception):
+    """An answer that is no success."""
+
+    def __init__(
+        self, status: Status, *, code: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`code`: of HTTP, where it says more than the canonical one."""
+        super().__init__(status.message)
+        self._grpc_code = _CODES_BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
+        self._status = status
+        self.code = code or HTTP_CODES[self._grpc_code]
+        self.headers = {**_retry_after(status), **(headers or {})}
+
+    def as_json(self) -> dict[str, Any]:
+        details = [to_json_value(detail) for detail in self._status.details]
+        return {
+            "error": {
+                "code": self.code,
+                "status": self._grpc_code.name,
+                "message": self._status.message,
+                "reason": next((detail["reason"] for detail in details if "reason" in detail), ""),
+                "details": details,
+            }
+        }
+
+
+def from_error(error: LivenessError) -> HttpError:
+    return HttpError(status_of(error))
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> HttpError:
+    """As the server refused it."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            return HttpError(Status.FromString(value))
+    return HttpError(Status(code=error.code().value[0], message=error.details() or ""))
+
+
+def http_error(
+    code: int,
+    grpc_code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    retry_after_s: int = 0,
+    **metadata: str,
+) -> HttpError:
+    """One that only HTTP knows."""
+    status = Status(code=grpc_code.value[0], message=message)
+    status.details.add().Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    if retry_after_s:
+        status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=retry_after_s)))
+    return HttpError(status, code=code, headers=headers)
+
+
+def _retry_after(status: Status) -> dict[str, str]:
+    for detail in status.details:
+        hint = RetryInfo()
+        if detail.Unpack(hint):
+            return {"Retry-After": str(max(1, -(-hint.retry_delay.ToMilliseconds() // 1_000)))}
+    return {}

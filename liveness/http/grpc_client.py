@@ -1,0 +1,102 @@
+"""Calls to the node behind this face: deadlines, what is passed on, and what happens when a client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from liveness.domain.errors import InvalidField
+
+TIMEOUT_HEADER = "x-timeout"
+DEFAULT_TIMEOUT_S = 30.0
+TIMEOUT_S_MAX = 600.0
+FORWARDED_HEADERS = ("traceparent", "tracestate")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # so long connecting may take: the node is this very process
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class GrpcClient:
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._callables: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def start_call(
+        self, method: MethodDescriptor, request: Message, headers: Headers, timeout_s: float | None
+    ) -> Any:
+        """A call under way: to be awaited, or read from if it is a stream."""
+        call = self._callables.get(method.full_name)
+        if call is None:
+            kind = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
+            call = self._callables[method.full_name] = kind(
+                f"/{method.containing_service.full_name}/{method.name}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+        metadata = tuple((name, headers[name]) for name in FORWARDED_HEADERS if _is_ascii(headers.get(name)))
+        return call(request, timeout=timeout_s, metadata=metadata)
+
+
+def _is_ascii(value: str | None) -> bool:
+    """gRPC carries nothing else in plain metadata."""
+    return value is not None and value.isascii() and value.isprintable()
+
+
+def requested_timeout_s(headers: Headers) -> float | None:
+    """What the client asked for."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)", text)
+    seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
+    if not 0 < seconds <= TIMEOUT_S_MAX:
+        raise InvalidField(field="X-Timeout", rule="must be a time such as 500ms, 5s or 2m, and at most 10m")
+    return seconds
+
+
+def default_timeout_s(request: Message) -> float:
+    """How long a call may take if the client does not say: some minutes of a poll's own waiting are no delay."""
+    field = request.DESCRIPTOR.fields_by_name.get("wait")
+    if field is None or not request.HasField("wait"):
+        return DEFAULT_TIMEOUT_S
+    wait: Duration = getattr(request, field.name)
+    return DEFAULT_TIMEOUT_S + min(max(wait.seconds, 0), TIMEOUT_S_MAX)
+
+
+async def wait_disconnected(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(answer: Awaitable[Any], receive: Receive, cancel: Callable[[], object]) -> Any:
+    """The answer, or None and the call cancelled if the client leaves first."""
+    disconnect_task = asyncio.create_task(wait_disconnected(receive))
+    reply_task = asyncio.ensure_future(answer)
+    try:
+        await asyncio.wait({disconnect_task, reply_task}, return_when=asyncio.FIRST_COMPLETED)
+        return reply_task.result() if reply_task.done() else None
+    finally:
+        disconnect_task.cancel()
+        if not reply_task.done():
+            cancel()
+            reply_task.cancel()

@@ -1,0 +1,152 @@
+"""HTTP beside gRPC in the same process: the API as JSON, streams as events, the dashboard's files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import uvicorn
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor_pool import Default
+from grpc_health.v1 import health_pb2
+from starlette.datastructures import Headers
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.responses import Response
+
+from liveness.clock import Clock
+from liveness.http.app import HttpApp, PathHandler, internal_error, json_response
+from liveness.http.body_reader import BodyReader
+from liveness.http.endpoints import EndpointTable, endpoints_of
+from liveness.http.errors import from_rpc_error
+from liveness.http.event_streams import STREAMS_MAX, EventStreams
+from liveness.http.grpc_client import GrpcClient
+from liveness.http.guard import Guard
+from liveness.http.json_output import json_bytes
+from liveness.http.listen_address import ListenAddress
+from liveness.http.openapi import SERVICES, document_file
+from liveness.http.static_files import read_files
+
+STATIC = Path(__file__).parent.parent / "dashboard" / "static"
+HEADERS_BYTES_MAX = 128 * 1024
+"""Of a request. A resume token has a number for each shard."""
+CONNECTIONS_MAX = 2_000
+SHUTDOWN_TIMEOUT_S = 2
+"""How long clients may take to read what they were answered before we left."""
+TICK_MS = 1_000
+HEALTH_TIMEOUT_S = 5.0
+READINESS = "liveness.readiness"
+
+_HEALTH: ServiceDescriptor = Default().FindServiceByName("grpc.health.v1.Health")
+
+Metrics = Callable[[], tuple[bytes, str]]
+"""What /metrics says, and its content type."""
+
+
+class HttpServer:
+    def __init__(
+        self,
+        grpc_address: str,
+        listen_address: ListenAddress,
+        clock: Clock,
+        *,
+        hosts: Collection[str] = (),
+        metrics: Metrics | None = None,
+        static: Path = STATIC,
+        streams_max: int = STREAMS_MAX,
+        body_reader: BodyReader | None = None,
+    ) -> None:
+        """`hosts`: more names under which it is reached."""
+        self.url = listen_address.url
+        self._listen_address = listen_address
+        self._clock = clock
+        self._metrics = metrics
+        self._grpc_client = GrpcClient(grpc_address)
+        path_handlers: dict[str, PathHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        if metrics is not None:
+            path_handlers["/metrics"] = self._metrics_response
+        self._app = HttpApp(
+            Guard(listen_address.names, proxy_hosts=hosts, allow_any_ip=listen_address.is_wildcard),
+            EndpointTable(endpoints_of(SERVICES)),
+            self._grpc_client,
+            EventStreams(clock, streams_max),
+            body_reader or BodyReader(),
+            files={**read_files(static), "/openapi.json": document_file()},
+            path_handlers=path_handlers,
+        )
+
+    async def start(self) -> None:
+        """May raise OSError."""
+        config = uvicorn.Config(
+            ServerErrorMiddleware(self._app, handler=internal_error),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # what matters is in our own log
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+        config.load()
+        # Its parts instead of `serve`, which would take the process's signals and wake up ten times a second.
+        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn.lifespan = config.lifespan_class(config)
+        try:
+            await self._uvicorn.startup(sockets=[self._listen_address.socket])
+        except BaseException:
+            self._listen_address.socket.close()
+            await self._grpc_client.close()
+            raise
+        self._tick_task = asyncio.create_task(self._run_ticks())
+
+    async def _run_ticks(self) -> None:
+        while True:
+            await self._uvicorn.on_tick(0)
+            await self._clock.sleep(TICK_MS)
+
+    def stop_accepting(self) -> None:
+        """Accept nothing new and end the streams. Calls in flight get their answers as long as there is a node."""
+        for server in self._uvicorn.servers:
+            server.close()
+        self._app.close()
+
+    async def stop(self) -> None:
+        self.stop_accepting()
+        self._tick_task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._tick_task
+        await self._uvicorn.shutdown(sockets=[self._listen_address.socket])
+        for connection in tuple(self._uvicorn.server_state.connections):
+            connection.transport.abort()  # it did not read to the end
+        self._app.shutdown_executor()
+        await self._grpc_client.close()
+
+    # -- beside the API
+
+    async def _healthz(self) -> Response:
+        return json_response(json_bytes({"status": "SERVING"}))
+
+    async def _readyz(self) -> Response:
+        """Whether this node has come to serve the shards that belong to it."""
+        request = health_pb2.HealthCheckRequest(service=READINESS)
+        try:
+            response = await self._grpc_client.start_call(
+                _HEALTH.methods_by_name["Check"], request, Headers(), HEALTH_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        ready = response.status == health_pb2.HealthCheckResponse.SERVING
+        return json_response(
+            json_bytes({"status": "SERVING" if ready else "NOT_SERVING"}), 200 if ready else 503
+        )
+
+    async def _metrics_response(self) -> Response:
+        assert self._metrics is not None
+        content, media_type = self._metrics()
+        return Response(content, media_type=media_type, headers={"Cache-Control": "no-store"})

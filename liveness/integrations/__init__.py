@@ -1,0 +1,1 @@
+"""Other systems: webhooks, the NATS relay, fencing of users' databases."""

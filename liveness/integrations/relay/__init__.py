@@ -1,0 +1,1 @@
+"""Reschedules and events published to NATS JetStream."""

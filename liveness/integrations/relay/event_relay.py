@@ -1,0 +1,188 @@
+"""Publishes the log: the events of each shard that this node owns, in order, from where the broker has acknowledged them.
+
+The log itself is the outbox. A cursor per shard says how far the acknowledgements reach; it moves only after them, in a
+transaction that checks that the shard is still ours. What was published without the cursor having moved is published
+again under the same message ids, which the stream drops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from liveness.engine.node import Node
+from liveness.engine.shard import PreparedCommit, Shard
+from liveness.integrations.relay.broker import Broker, BrokerDown, MessageRefused
+from liveness.integrations.relay.subjects import event_subject
+from liveness.store.codec import LogEntry
+from liveness.store.errors import ShardsLost, StoreError
+
+logger = structlog.get_logger("liveness.relay")
+
+EVENTS_PER_SHARD_MAX = 200
+EVENTS_PER_PASS_MAX = 1_000
+PASS_INTERVAL_MS = 50
+"""A pass ends with a commit of its own; events that come in between are published together."""
+STORE_RETRY_MS = 1_000
+
+EventEncoder = Callable[[int, LogEntry], bytes]
+
+
+def message_id(shard_id: int, entry: LogEntry) -> str:
+    """The time tells apart what another database, or a restored one, has in the same place."""
+    return f"{shard_id}-{entry.seq}-{entry.wall_ms}"
+
+
+class LogPosition(NamedTuple):
+    epoch: int
+    seq: int
+
+
+class EventRelay:
+    def __init__(self, node: Node, broker: Broker, encode_event: EventEncoder) -> None:
+        self.name = broker.config.stream
+        """Of the cursors in the store."""
+        self._node = node
+        self._broker = broker
+        self._encode_event = encode_event
+        self._opened_at: dict[int, LogPosition] = {}
+        """Where each shard's log ended when it was opened."""
+        self._cursors: dict[int, LogPosition] = {}
+        self._first_shard_id = 0
+        """The shard whose turn it is to be published first."""
+        self._wake = asyncio.Event()
+        node.on_opened.append(self._on_opened)
+        node.on_committed.append(self._on_committed)
+        broker.on_connected.append(self._wake.set)
+
+    def _on_opened(self, shard: Shard) -> None:
+        self._opened_at[shard.id] = LogPosition(shard.epoch, shard.durable_seq)
+        self._wake.set()
+
+    def _on_committed(self, prepared: Sequence[PreparedCommit]) -> None:
+        if any(part.feed_seq for part in prepared):
+            self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                while await self._publish_pass() and not self._broker.is_down:
+                    await self._node.clock.sleep(PASS_INTERVAL_MS)
+            except StoreError as error:
+                logger.warning("events not relayed now", why=str(error))
+                await self._node.clock.sleep(STORE_RETRY_MS)
+                self._wake.set()
+
+    def cursor(self, shard: Shard) -> int | None:
+        """None while it is not known."""
+        position = self._cursors.get(shard.id)
+        return position.seq if position is not None and position.epoch == shard.epoch else None
+
+    async def _publish_pass(self) -> bool:
+        """One pass over the shards. Returns whether there may be more."""
+        await self._load_cursors()
+        if self._broker.is_down:
+            return False  # that it is back wakes this
+        batches: list[tuple[Shard, int, list[LogEntry]]] = []
+        left, more = EVENTS_PER_PASS_MAX, False
+        for cursor, shard in self._shards_with_backlog():
+            if left <= 0:
+                self._first_shard_id, more = (
+                    shard.id,
+                    True,
+                )  # in the next pass, so that no busy shard holds up another
+                break
+            through_seq, limit = shard.durable_feed_seq, min(left, EVENTS_PER_SHARD_MAX)
+            entries = await self._node.store.read_log(shard.id, cursor, through_seq, limit)
+            full = len(entries) == limit
+            more = more or full
+            left -= len(entries)
+            batches.append((shard, entries[-1].seq if full else through_seq, entries))
+        reached = await asyncio.gather(*(self._publish(shard, end, part) for shard, end, part in batches))
+        await self._advance({shard: seq for (shard, _, _), seq in zip(batches, reached, strict=True)})
+        return more
+
+    def _shards_with_backlog(self) -> list[tuple[int, Shard]]:
+        shards = sorted(self._node.shards(), key=lambda shard: (shard.id < self._first_shard_id, shard.id))
+        return [
+            (cursor, shard)
+            for shard in shards
+            if (cursor := self.cursor(shard)) is not None and cursor < shard.durable_feed_seq
+        ]
+
+    async def _publish(self, shard: Shard, end_seq: int, entries: Sequence[LogEntry]) -> int:
+        """Returns the sequence up to which everything was acknowledged."""
+        outcomes = await asyncio.gather(*(self.publish(shard.id, entry) for entry in entries))
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            if outcome is None:
+                return entry.seq - 1
+        return end_seq
+
+    async def publish(self, shard_id: int, entry: LogEntry) -> PublishResult | None:
+        """None: not acknowledged. An event that the broker refuses is passed over, and said so: those after it must
+        not wait for ever."""
+        subject = event_subject(entry.namespace, shard_id)
+        try:
+            duplicate = await self._broker.publish(
+                subject, message_id(shard_id, entry), self._encode_event(shard_id, entry)
+            )
+        except BrokerDown:
+            return None
+        except MessageRefused as error:
+            logger.error("event not relayed", shard=shard_id, sequence=entry.seq, why=str(error))
+            return PublishResult(duplicate=False, refused=True)
+        return PublishResult(duplicate=duplicate, refused=False)
+
+    # -- cursors
+
+    async def _load_cursors(self) -> None:
+        """Of shards that were opened since: as stored, or else at the end that the log had then."""
+        without_cursor = {
+            shard.id: shard
+            for shard in self._node.shards()
+            if self.cursor(shard) is None and shard.id in self._opened_at
+        }
+        if not without_cursor:
+            return
+        stored = await self._node.store.relay_cursors(self.name, without_cursor)
+        initial: dict[Shard, int] = {}
+        for shard_id, shard in without_cursor.items():
+            opened_at = self._opened_at[shard_id]
+            if opened_at.epoch != shard.epoch:
+                continue  # opened once more while we read
+            if shard_id not in stored:
+                initial[shard] = opened_at.seq
+            else:
+                self._cursors[shard_id] = LogPosition(shard.epoch, stored[shard_id])
+        await self._store_cursors(initial)
+
+    async def _advance(self, reached: Mapping[Shard, int]) -> None:
+        advanced = {shard: seq for shard, seq in reached.items() if seq > (self.cursor(shard) or 0)}
+        await self._store_cursors(advanced)
+
+    async def _store_cursors(self, positions: Mapping[Shard, int]) -> None:
+        while positions:
+            owned = {shard.id: shard.epoch for shard in positions}
+            try:
+                await self._node.store.advance_relay_cursors(
+                    self.name, owned, {shard.id: seq for shard, seq in positions.items()}
+                )
+            except ShardsLost as error:
+                # Another's now: its cursor is where the new owner reads it.
+                positions = {
+                    shard: seq for shard, seq in positions.items() if shard.id not in error.shard_ids
+                }
+                continue
+            for shard, seq in positions.items():
+                self._cursors[shard.id] = LogPosition(shard.epoch, seq)
+            return
+
+
+class PublishResult(NamedTuple):
+    duplicate: bool
+    refused: bool

@@ -1,0 +1,1 @@
+"""Reschedules as signed HTTP requests."""

@@ -1,0 +1,77 @@
+"""Connections to nodes: one channel for each address, closed when no node is there any more.
+
+Closing one ends the calls on it at once, and those that may be repeated go elsewhere: a node whose machine vanished
+says nothing, and its calls would otherwise wait for as long as TCP does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+import grpc
+
+# After a restart a node is at its old address again within a second; gRPC would wait for up to two minutes.
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # so long connecting may take, over any network
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+CACHED_CALLS_MAX = 200
+
+
+class Channel:
+    """To one address. Messages are bytes."""
+
+    def __init__(self, address: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
+        self.address = address
+        self._channel = connect(address, options=_OPTIONS)
+        self._calls: dict[tuple[str, str], Any] = {}
+
+    def unary(self, path: str) -> Any:
+        return self._callable("unary_unary", path)
+
+    def server_stream(self, path: str) -> Any:
+        return self._callable("unary_stream", path)
+
+    def stream(self, path: str) -> Any:
+        return self._callable("stream_stream", path)
+
+    def _callable(self, kind: str, path: str) -> Any:
+        call = self._calls.get((kind, path))
+        if call is None:
+            call = getattr(self._channel, kind)(path)
+            if len(self._calls) < CACHED_CALLS_MAX:  # clients may make paths up
+                self._calls[kind, path] = call
+        return call
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class ChannelPool:
+    def __init__(self, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
+        self._connect = connect
+        self._open: dict[str, Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def channel_for(self, address: str) -> Channel:
+        channel = self._open.get(address)
+        if channel is None:
+            channel = self._open[address] = Channel(address, self._connect)
+        return channel
+
+    def close_except(self, addresses: Collection[str]) -> None:
+        """Close all others."""
+        for address in [address for address in self._open if address not in addresses]:
+            task = asyncio.get_running_loop().create_task(self._open.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        self.close_except(())
+        await asyncio.gather(*self._closing, return_exceptions=True)

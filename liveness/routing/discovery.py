@@ -1,0 +1,123 @@
+"""A frontend's knowledge of the nodes: looked up now and then, and at once after trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from liveness.clock import Clock
+from liveness.routing.channels import Channel
+from liveness.routing.routing_table import Member, RoutingTable
+from liveness.v1.cluster_pb2 import GetRoutesRequest, GetRoutesResponse
+
+logger = structlog.get_logger("liveness.frontend")
+
+REFRESH_INTERVAL_MS = 500
+REFRESH_INTERVAL_MS_MIN = 50
+"""Thousands of calls may meet the same trouble at once."""
+REPLY_TIMEOUT_MS = 1_000
+UNREACHABLE_AFTER_MS = 3_000
+"""When none of the nodes has told anything for so long, none can be reached."""
+ROUTES_PATH = "/liveness.v1.ClusterService/GetRoutes"
+
+
+class RouteRefresher:
+    """Looks again and again. `refresh` answers whether it saw anything."""
+
+    def __init__(
+        self,
+        refresh: Callable[[], Awaitable[bool]],
+        clock: Clock,
+        on_refreshed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._refresh = refresh
+        self._clock = clock
+        self._on_refreshed = on_refreshed
+        self._refresh_requested = asyncio.Event()
+
+    def refresh_now(self) -> None:
+        self._refresh_requested.set()
+
+    async def run(self) -> None:
+        while True:
+            self._refresh_requested.clear()
+            await self._refresh()
+            self._on_refreshed()
+            await self._clock.sleep(REFRESH_INTERVAL_MS_MIN)
+            requested = asyncio.ensure_future(self._refresh_requested.wait())
+            timer = asyncio.ensure_future(self._clock.sleep(REFRESH_INTERVAL_MS - REFRESH_INTERVAL_MS_MIN))
+            try:
+                await asyncio.wait((requested, timer), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                requested.cancel()
+                timer.cancel()
+
+
+class NodeRouteSource:
+    """Any node knows who serves what. The one that answered last is asked again; after trouble, another."""
+
+    def __init__(self, addresses: Sequence[str], routes: RoutingTable, clock: Clock) -> None:
+        self._seed_addresses = tuple(addresses)
+        self._routes = routes
+        self._clock = clock
+        self._channels: dict[str, Channel] = {}
+        self._last_address = ""
+        self._last_reply_ms = clock.monotonic_ms()
+        self._is_reachable = True
+
+    def mark_stale(self) -> None:
+        """What it said led astray."""
+        self._last_address = ""
+
+    async def refresh(self) -> bool:
+        for address in self._addresses_in_order():
+            response = await self._fetch_routes(address)
+            if response is not None and response.shard_count > 0 and response.nodes:
+                self._last_address, self._last_reply_ms, self._is_reachable = (
+                    address,
+                    self._clock.monotonic_ms(),
+                    True,
+                )
+                self._apply(response)
+                return True
+        if self._is_reachable and self._clock.monotonic_ms() - self._last_reply_ms >= UNREACHABLE_AFTER_MS:
+            self._is_reachable = False
+            logger.warning("no node answers", asked=", ".join(self._addresses_in_order()))
+            self._routes.replace((), {})
+        return False
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    def _addresses_in_order(self) -> list[str]:
+        known = [member.address for member in self._routes.members()]
+        addresses = list(dict.fromkeys((*known, *self._seed_addresses)))
+        if self._last_address in addresses:
+            addresses.remove(self._last_address)
+            return [self._last_address, *addresses]
+        return [*addresses[1:], *addresses[:1]]
+
+    async def _fetch_routes(self, address: str) -> GetRoutesResponse | None:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = Channel(address)
+        try:
+            call = channel.unary(ROUTES_PATH)
+            return GetRoutesResponse.FromString(
+                await call(GetRoutesRequest().SerializeToString(), timeout=REPLY_TIMEOUT_MS / 1_000)
+            )
+        except (grpc.aio.AioRpcError, DecodeError):
+            if address not in self._seed_addresses:
+                await self._channels.pop(address).close()
+            return None
+
+    def _apply(self, response: GetRoutesResponse) -> None:
+        self._routes.set_shard_count(response.shard_count)
+        self._routes.replace(
+            [Member(node.node_id, node.address, node.leaving) for node in response.nodes],
+            {route.shard_id: (route.node_id, route.epoch) for route in response.shards},
+        )

@@ -1,0 +1,288 @@
+"""Where a call meets the way to its owner: mine, or carried there.
+
+A node asks `MethodRouter.is_local` for every call; for a shard of its own that is a look at a table. What is meant for another is
+carried to it, tried again while the shard is on the move, and answered as its owner answered. A frontend has no shards,
+so that nothing stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+
+from liveness.clock import Clock
+from liveness.domain.errors import NoNodeReachable, WrongNode
+from liveness.domain.keys import shard_of
+from liveness.routing import rpc_failures
+from liveness.routing.batches import HEARTBEATS_PER_CALL_MAX, Batch
+from liveness.routing.channels import ChannelPool
+from liveness.routing.coalescing import BATCH_BYTES_MAX, Coalescer
+from liveness.routing.forwarding import (
+    Forwarder,
+    RpcResponse,
+    caller_metadata,
+    is_local_only,
+    metadata_for_caller,
+    target_node,
+)
+from liveness.routing.owner_connection import OpenStream
+from liveness.routing.retry_budget import RetryBudget
+from liveness.routing.routing_rules import RoutingKind, RoutingRule, rule_of
+from liveness.routing.routing_table import Owner, RoutingTable
+from liveness.routing.rpc_failures import RpcFailure
+from liveness.routing.stream_proxy import StreamProxy
+from liveness.rpc.tracing import CallTracer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Serve = Callable[[Any], Awaitable[Any]]
+
+SHARD_MOVED_BYTES = rpc_failures.SHARD_MOVED.encode()
+_BATCHABLE_METADATA = frozenset({"traceparent", "tracestate"})
+"""Nobody follows one heartbeat through a batch. Where calls are followed, those that are travel alone all the same."""
+
+
+class Gateway:
+    def __init__(
+        self,
+        routes: RoutingTable,
+        channels: ChannelPool,
+        clock: Clock,
+        *,
+        own_node_id: str | None = None,
+        owns_shard: Callable[[int], bool] = lambda shard_id: False,
+        owns_all_shards: Callable[[], bool] = lambda: False,
+        open_local_stream: OpenStream | None = None,
+        on_node_unreachable: Callable[[], None] = lambda: None,
+        tracer: CallTracer | None = None,
+    ) -> None:
+        """`own_node_id`: this node's id; None in a frontend. `owns_all_shards`: whether every shard is, so that no batch need be looked
+        through. `open_local_stream`: this node's side of Relay. `on_node_unreachable`: a node was not where it should be; look again.
+        `tracer`: where calls are followed."""
+        self.routes = routes
+        self.own_node_id = own_node_id
+        self.owns_shard = owns_shard
+        self.owns_all_shards = owns_all_shards
+        self.is_closing = False
+        self._channels = channels
+        self._clock = clock
+        self.tracer = tracer
+        self.forwarder = Forwarder(
+            routes,
+            channels,
+            clock,
+            own_node_id=own_node_id or "",
+            on_node_unreachable=on_node_unreachable,
+            tracer=tracer,
+        )
+        self.coalescer = Coalescer(self.forwarder, clock)
+        self.streams = StreamProxy(
+            routes,
+            channels,
+            clock,
+            own_node_id=own_node_id or "",
+            open_local_stream=open_local_stream,
+            owns_shard=owns_shard,
+            on_node_unreachable=on_node_unreachable,
+        )
+        routes.on_change.append(self._on_routes_changed)
+
+    def router(self, method: MethodDescriptor) -> MethodRouter:
+        service = method.containing_service
+        return MethodRouter(self, rule_of(service.name, method.name), f"/{service.full_name}/{method.name}")
+
+    def unknown_router(self, path: str) -> MethodRouter:
+        """Of a method that only newer nodes know."""
+        return MethodRouter(self, rule_of("", ""), path)
+
+    def shard_of(self, namespace: str, name: str) -> int | None:
+        count = self.routes.shard_count
+        return shard_of(namespace, name, count) if count else None
+
+    def retry_budget(self, rule: RoutingRule, context: Context) -> RetryBudget:
+        return RetryBudget(self._clock, context.time_remaining(), rule.wait_ms_max)
+
+    def close_streams(self) -> None:
+        """The first step of an end: clients are told, owners count nothing."""
+        self.is_closing = True
+        self.streams.close()
+        self.forwarder.cancel_streams()
+
+    async def close(self) -> None:
+        await self.streams.wait_closed()
+        await self._channels.close()
+
+    def _on_routes_changed(self) -> None:
+        routes = self.routes
+        addresses = {member.address for member in routes.members()}
+        self._channels.close_except(addresses | {owner.address for owner in routes.owners().values()})
+        self.streams.on_routes_changed()
+
+
+class MethodRouter:
+    """Of one method's calls."""
+
+    def __init__(self, gateway: Gateway, rule: RoutingRule, path: str) -> None:
+        self.rule = rule
+        self._gateway = gateway
+        self._path = path
+        self._shard_key = rule.shard_key
+
+    def is_local(self, request: Any, context: Context) -> bool:
+        """Whether this node serves the call itself: because it is its own to serve, or because it was told to."""
+        gateway = self._gateway
+        target = target_node(context.invocation_metadata())
+        if target is not None:
+            # It was forwarded once, and must not be again: two that take each other for the owner would go on for ever.
+            if target != gateway.own_node_id:
+                raise WrongNode(node_id=gateway.own_node_id or "a frontend", wanted=target)
+            return True
+        if gateway.own_node_id is None:
+            return False
+        if self._shard_key is not None:
+            shard_id = gateway.shard_of(*self._shard_key(request))
+            return shard_id is not None and gateway.owns_shard(shard_id)
+        # A batch is looked through when it is carried.
+        return self.rule.kind is not RoutingKind.HEARTBEAT_BATCH
+
+    def is_local_only(self, context: Context) -> bool:
+        """Whether only this node's share of the answer is wanted."""
+        return is_local_only(context.invocation_metadata())
+
+    def can_forward(self, context: Context) -> bool:
+        """Whether a call that this node no longer serves can be carried to who does."""
+        return target_node(context.invocation_metadata()) is None
+
+    # -- unary
+
+    async def forward(self, request: Any, context: Context, serve: Serve | None) -> Any:
+        """The owner's answer. `serve`: should it have become this node's to give."""
+        kind = self.rule.kind
+        if kind is RoutingKind.HEARTBEAT_BATCH and 0 < len(request.heartbeats) <= HEARTBEATS_PER_CALL_MAX:
+            return await self._forward_batch(request, context, serve)
+        if kind is RoutingKind.HEARTBEAT_BATCH and serve is not None:
+            return await serve(request)
+        metadata = caller_metadata(context.invocation_metadata())
+        retry_budget = self._gateway.retry_budget(self.rule, context)
+        await self._wait_for_shard_count(retry_budget)
+        body = request if isinstance(request, bytes) else request.SerializeToString()
+        can_batch = (
+            kind is RoutingKind.HEARTBEAT
+            and request.HasField("heartbeat")
+            and len(body) <= BATCH_BYTES_MAX
+            and all(name in _BATCHABLE_METADATA for name, _ in metadata)
+            and not (self._gateway.tracer is not None and self._gateway.tracer.has_current_span)
+        )
+        forwarder, coalescer = self._gateway.forwarder, self._gateway.coalescer
+
+        async def send_single(owner: Owner) -> RpcResponse | RpcFailure:
+            return await forwarder.send(self._path, body, owner, metadata, retry_budget.timeout_s())
+
+        async def send_batched(owner: Owner) -> RpcResponse | RpcFailure:
+            return await coalescer.send(owner, request.namespace, body, retry_budget.timeout_s())
+
+        outcome = await forwarder.send_until_served(
+            self._shard_id(request),
+            self.rule.retry_safety,
+            retry_budget,
+            send_batched if can_batch else send_single,
+            self._gateway.owns_shard,
+        )
+        if outcome is None:
+            assert serve is not None, "only a node has shards of its own"
+            return await serve(request)
+        return await _reply(context, outcome)
+
+    def _shard_id(self, request: Any) -> int | None:
+        return None if self._shard_key is None else self._gateway.shard_of(*self._shard_key(request))
+
+    async def _wait_for_shard_count(self, retry_budget: RetryBudget) -> None:
+        """Until it is known how many shards there are, as it is after the first look at a node."""
+        routes = self._gateway.routes
+        while not routes.shard_count:
+            if not await retry_budget.wait(routes):
+                raise NoNodeReachable
+
+    # -- batches
+
+    async def _forward_batch(self, request: Any, context: Context, serve: Serve | None) -> Any:
+        gateway = self._gateway
+        served = None
+        if serve is not None and gateway.owns_all_shards():
+            served = await serve(request)
+            if SHARD_MOVED_BYTES not in served:
+                return served
+        retry_budget = gateway.retry_budget(self.rule, context)
+        await self._wait_for_shard_count(retry_budget)
+        batch = Batch(request, gateway.forwarder, gateway.routes, gateway.owns_shard, serve)
+        if served is None and serve is not None and batch.is_all_local:
+            served = await serve(request)
+            if SHARD_MOVED_BYTES not in served:
+                return served
+        metadata = caller_metadata(context.invocation_metadata())
+        outcome = await batch.forward(metadata, retry_budget, served)
+        if isinstance(outcome, RpcFailure):
+            return await _reply(context, outcome)
+        return await _reply(
+            context, RpcResponse(outcome, tuple(batch.initial_metadata), tuple(batch.trailing_metadata))
+        )
+
+    # -- streams
+
+    async def forward_stream(self, request: Any, context: Context) -> AsyncIterator[bytes]:
+        """Messages of a node's stream to one caller. Once the first has come, its end is the caller's to mend: it knows
+        how to resume."""
+        forwarder, routes = self._gateway.forwarder, self._gateway.routes
+        metadata = caller_metadata(context.invocation_metadata())
+        retry_budget = self._gateway.retry_budget(self.rule, context)
+        body = request if isinstance(request, bytes) else request.SerializeToString()
+        failure, failed_owner = None, None
+        while True:
+            owner = forwarder.next_owner(None, failed_owner, failure)
+            if owner is not None:
+                failure, has_started = None, False
+                stream = forwarder.stream(self._path, body, owner, metadata, context.time_remaining())
+                async for part in stream:
+                    if isinstance(part, bytes):
+                        has_started = True
+                        yield part
+                    elif isinstance(part, RpcFailure):
+                        failure = part
+                    elif not has_started:
+                        await _send_initial_metadata(context, part)
+                    else:
+                        context.set_trailing_metadata(metadata_for_caller(part))
+                if failure is None:
+                    return
+                if has_started or self._gateway.is_closing or not failure.can_retry(self.rule.retry_safety):
+                    break
+                forwarder.update_owner(None, owner, failure)
+                failed_owner = owner
+                if forwarder.next_owner(None, failed_owner, failure) is not None:
+                    continue
+            if not await retry_budget.wait(routes):
+                break
+            failed_owner = None
+        await _reply(context, failure or rpc_failures.from_error(forwarder.unavailable_error(None)))
+
+    def forward_attach(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        return self._gateway.streams.attach(requests)
+
+
+async def _reply(context: Context, outcome: RpcResponse | RpcFailure) -> bytes:
+    if outcome.initial_metadata:
+        await _send_initial_metadata(context, outcome.initial_metadata)
+    trailing_metadata = metadata_for_caller(outcome.trailing_metadata)
+    if isinstance(outcome, RpcFailure):
+        await context.abort(outcome.code, outcome.message, trailing_metadata=trailing_metadata)
+        raise AssertionError("abort raises")
+    if trailing_metadata:
+        context.set_trailing_metadata(trailing_metadata)
+    return outcome.body
+
+
+async def _send_initial_metadata(context: Context, metadata: rpc_failures.Metadata) -> None:
+    if own := metadata_for_caller(metadata):
+        await context.send_initial_metadata(own)

@@ -1,0 +1,60 @@
+"""Calls that only newer nodes know: carried to any of them as they are, whatever their shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from liveness.routing import rpc_failures
+from liveness.routing.channels import ChannelPool
+from liveness.routing.forwarding import TARGET_NODE_HEADER, Forwarder, caller_metadata, metadata_for_caller
+
+PACKAGE = "/liveness.v1."
+INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
+
+
+class UnknownMethodHandler(grpc.GenericRpcHandler):
+    """Asked last, for methods that nobody else serves."""
+
+    def __init__(self, forwarder: Forwarder, channels: ChannelPool) -> None:
+        self._forwarder = forwarder
+        self._channels = channels
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        path = handler_call_details.method
+        if not path.startswith(PACKAGE) or path.startswith(INTERNAL_SERVICE):
+            return None
+
+        async def forward(
+            requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[bytes]:
+            async for message in self._forward(path, requests, context):
+                yield message
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+    async def _forward(
+        self, path: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
+        owner = self._forwarder.next_owner(None, None, None)
+        if owner is None:
+            failure = rpc_failures.from_error(self._forwarder.unavailable_error(None))
+            await context.abort(failure.code, failure.message, trailing_metadata=failure.trailing_metadata)
+        call = self._channels.channel_for(owner.address).stream(path)(
+            requests,
+            timeout=context.time_remaining(),
+            metadata=(*caller_metadata(context.invocation_metadata()), (TARGET_NODE_HEADER, owner.node_id)),
+        )
+        try:
+            async for message in call:
+                yield message
+            context.set_trailing_metadata(metadata_for_caller(tuple(await call.trailing_metadata())))
+        except grpc.aio.AioRpcError as error:
+            trailing_metadata = metadata_for_caller(tuple(error.trailing_metadata() or ()))
+            await context.abort(error.code(), error.details() or "", trailing_metadata=trailing_metadata)
+        finally:
+            call.cancel()

@@ -1,0 +1,1 @@
+"""What all gRPC code shares: how errors look on the wire, and traces of calls."""

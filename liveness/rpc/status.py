@@ -1,0 +1,79 @@
+"""Which status each refusal becomes. One table; details in the standard google.rpc messages."""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from liveness.domain.errors import (
+    Exhausted,
+    Exists,
+    InvalidField,
+    InvalidRequest,
+    LivenessError,
+    NotFound,
+    RateLimited,
+    Refused,
+    Unavailable,
+    error_from_reason,
+)
+
+DOMAIN = "liveness"
+DETAILS_KEY = "grpc-status-details-bin"
+"""The trailer in which a status travels whole."""
+RETRY_AFTER_MS = {Unavailable: 200, Exhausted: 1_000}
+
+_CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (Exists, grpc.StatusCode.ALREADY_EXISTS),
+    (Exhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+def code_of(error: LivenessError) -> grpc.StatusCode:
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    raise AssertionError(f"{type(error).__name__} has no place in the table")
+
+
+def status_of(error: LivenessError) -> Status:
+    number, _ = code_of(error).value
+    status = Status(code=number, message=str(error))
+    fields = {name: str(value) for name, value in error.fields.items()}
+    status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=fields))
+    if isinstance(error, InvalidField):
+        violation = BadRequest.FieldViolation(field=fields["field"], description=fields["rule"])
+        status.details.add().Pack(BadRequest(field_violations=[violation]))
+    for kind, default_ms in RETRY_AFTER_MS.items():
+        if isinstance(error, kind):
+            after_ms = (
+                int(str(error.fields["retry_after_ms"])) if isinstance(error, RateLimited) else default_ms
+            )
+            status.details.append(_retry_after(after_ms))
+    return status
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> LivenessError:
+    """What another node refused with, as if it had been refused here."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            for detail in Status.FromString(value).details:
+                info = ErrorInfo()
+                if detail.Unpack(info) and info.domain == DOMAIN:
+                    known = error_from_reason(info.reason, dict(info.metadata))
+                    if known is not None:
+                        return known
+    return Unavailable()
+
+
+def _retry_after(ms: int) -> Any:
+    packed = Any()
+    packed.Pack(RetryInfo(retry_delay=Duration(seconds=ms // 1_000, nanos=ms % 1_000 * 1_000_000)))
+    return packed

@@ -1,0 +1,225 @@
+"""Following single calls from process to process, as OpenTelemetry does: W3C `traceparent` in, spans out over OTLP.
+
+A server begins no trace by itself. It follows calls that say they are followed already (a sampled `traceparent`), so that
+what nobody follows costs nothing, and how much is followed is decided in one place: at the beginning. Nothing of
+OpenTelemetry is imported before there is a URL to send to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Container, Iterable
+from contextvars import ContextVar, Token
+from importlib.metadata import version
+from threading import Thread
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanKind, Tracer
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+EXPORT_TIMEOUT_S = 5
+"""How long a collector may take."""
+FLUSH_TIMEOUT_S = 2.0
+"""How long an end may wait for it."""
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+_SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf](-.*)?")
+# They say something about the server. What it refuses is the caller's mistake.
+_SERVER_ERRORS = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+_CLIENT_ERRORS = frozenset(grpc.StatusCode) - {grpc.StatusCode.OK}
+
+
+logger = structlog.get_logger("liveness.traces")
+
+
+class _LogHandler(logging.Handler):
+    """What OpenTelemetry has to say, said as everything else is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.warning("trouble with traces", why=record.getMessage())
+
+
+class TracingNotInstalled(Exception):
+    def __init__(self) -> None:
+        super().__init__(
+            "traces are to be sent, but OpenTelemetry is not installed; install liveness[traces]"
+        )
+
+
+def is_sampled(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether whoever called wants to see what becomes of this call."""
+    for name, value in metadata or ():
+        if name == TRACEPARENT:
+            return isinstance(value, str) and _SAMPLED.fullmatch(value) is not None
+    return False
+
+
+_current_span: ContextVar[CallSpan | None] = ContextVar("followed", default=None)
+
+
+class CallSpan:
+    """A span, and what happens inside it is a part of it."""
+
+    def __init__(self, span: Span, context: Context, errors: Container[grpc.StatusCode]) -> None:
+        """`errors`: which answers are failures to whom the span belongs."""
+        self.context = context
+        self._errors = errors
+        self.is_over = False
+        self._span = span
+        self._token: Token[CallSpan | None] | None = None
+
+    def __enter__(self) -> CallSpan:
+        self._token = _current_span.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._token is not None
+        _current_span.reset(self._token)
+        # What the call has left behind goes on without being followed.
+        self.is_over = True
+        self._span.end()
+
+    def set_attributes(self, **attributes: str | int) -> None:
+        for name, value in attributes.items():
+            self._span.set_attribute(f"liveness.{name}", value)
+
+    def set_status_code(self, code: grpc.StatusCode) -> None:
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attribute("rpc.grpc.status_code", code.value[0])
+        if code in self._errors:
+            self._span.set_status(StatusCode.ERROR, code.name)
+
+    def inject_into(self, metadata: Metadata) -> Metadata:
+        """The same, so that whoever receives it goes on from this span."""
+        own = self._span.get_span_context()
+        parent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+        carried = [(name, value) for name, value in metadata if name not in (TRACEPARENT, TRACESTATE)]
+        carried.append((TRACEPARENT, parent))
+        if own.trace_state:
+            carried.append((TRACESTATE, own.trace_state.to_header()))
+        return tuple(carried)
+
+
+class CommitSpan:
+    """The commit that one call waits for. Others wait for the same one, each with a span in its own trace; the number
+    is the same in all of them."""
+
+    def __init__(self, tracer: Tracer, context: Context) -> None:
+        self._tracer = tracer
+        self._context = context
+        self._span: Span | None = None
+
+    def on_commit_started(self, number: int, shards: int) -> None:
+        attributes = {"liveness.commit": number, "liveness.shards": shards}
+        self._span = self._tracer.start_span("commit", self._context, attributes=attributes)
+
+    def on_commit_ended(self, *, lost: bool) -> None:
+        if self._span is not None:
+            if lost:
+                from opentelemetry.trace import StatusCode
+
+                self._span.set_status(StatusCode.ERROR, "some shards were lost")
+            self._span.end()
+
+
+class CallTracer:
+    def __init__(self, url: str, *, service: str, instance: str, version: str) -> None:
+        """`url`: of a collector that takes OTLP over gRPC, http:// or https://."""
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace import SpanKind, set_span_in_context
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise TracingNotInstalled from error
+        identity = {"service.name": service, "service.instance.id": instance, "service.version": version}
+        self._provider = TracerProvider(resource=Resource.create(identity), shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(
+            endpoint=url, insecure=url.startswith("http://"), timeout=EXPORT_TIMEOUT_S
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        library = logging.getLogger("opentelemetry")
+        library.propagate = False
+        library.handlers = [_LogHandler(logging.WARNING)]
+        self._tracer = self._provider.get_tracer("liveness", version)
+        self._extract = TraceContextTextMapPropagator().extract
+        self._in_context = set_span_in_context
+        self._kinds = SpanKind
+
+    def start_server_span(self, path: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> CallSpan:
+        """A call that came in, `is_sampled`."""
+        carrier = {name: value for name, value in metadata or () if name in (TRACEPARENT, TRACESTATE)}
+        return self._start_span(path, self._kinds.SERVER, self._extract(carrier), _SERVER_ERRORS)
+
+    def start_client_span(self, path: str, to: str) -> CallSpan | None:
+        """A call that goes out on behalf of one that is followed; None if none is."""
+        current = _current_span.get()
+        if current is None or current.is_over:
+            return None
+        span = self._start_span(path, self._kinds.CLIENT, current.context, _CLIENT_ERRORS)
+        span.set_attributes(to=to)
+        return span
+
+    def start_commit_span(self) -> CommitSpan | None:
+        """The commit that the call at hand is about to wait for; None if it is not followed."""
+        current = _current_span.get()
+        if current is None or current.is_over:
+            return None
+        return CommitSpan(self._tracer, current.context)
+
+    @property
+    def has_current_span(self) -> bool:
+        """Whether the call at hand is followed."""
+        return _current_span.get() is not None
+
+    def _start_span(
+        self, path: str, kind: SpanKind, context: Context, errors: Container[grpc.StatusCode]
+    ) -> CallSpan:
+        service, _, method = path.removeprefix("/").rpartition("/")
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        span = self._tracer.start_span(f"{service}/{method}", context, kind=kind, attributes=attributes)
+        return CallSpan(span, self._in_context(span), errors)
+
+    async def close(self) -> None:
+        """Send what is left, if the collector takes it soon."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            try:
+                loop.call_soon_threadsafe(done.cancel)
+            except RuntimeError:
+                pass  # nobody waits any more
+
+        Thread(target=shut_down, name="last-spans", daemon=True).start()
+        await asyncio.wait([done], timeout=FLUSH_TIMEOUT_S)
+
+
+def create_tracer(url: str, *, service: str, instance: str) -> CallTracer | None:
+    """None without a URL."""
+    return CallTracer(url, service=service, instance=instance, version=version("liveness")) if url else None

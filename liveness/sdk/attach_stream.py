@@ -1,0 +1,316 @@
+"""The stream on which a process's workers stand: orders come in at once, and its end is noticed at once.
+
+One stream for all workers, on the node to which all calls go: when that changes, the old stream ends soon, by itself or
+by being cut off, and the next is opened on the new node. Everything but the reader's loop runs on the ticker's thread.
+
+A stream begins with a ping, and workers ask to stand on it when that was answered. To ask is to put one's lease at the
+mercy of the stream, for a request that failed may have been served all the same. A server that has answered on a stream
+says so if it closes it; but one that is about to stop may well acknowledge a heartbeat, and be gone when the next stream
+is opened. Whoever asked there would count a grace that no server counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from queue import SimpleQueue
+from random import Random
+from threading import Thread
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from liveness.sdk import rpc_failures
+from liveness.sdk.failover import ServerEndpoint, ServerEndpoints
+from liveness.sdk.rpc_failures import SHUTTING_DOWN, RpcFailure
+from liveness.sdk.scheduler import SchedulerThread, Timer
+from liveness.sdk.values import duration_to_ms, ms_to_duration
+from liveness.v1.service_pb2 import AttachRequest, AttachResponse
+
+PINGS_PER_GRACE = 4
+PING_MS_MIN = 50
+PING_MS_MAX = 5_000
+"""Also without a grace: orders come on the stream, so it should be known whether it works."""
+RECHECK_MS = 25
+"""Whoever wakes up so late stood still himself; and when he has been awake for so long, he has read what lay there."""
+RECONNECT_BACKOFF_MS = (100, 1_000)
+
+log = logging.getLogger("liveness.sdk")
+
+WorkerId: TypeAlias = tuple[str, str]
+"""Namespace and worker instance key."""
+
+
+class Attachable(Protocol):
+    """A worker, as far as the stream is concerned."""
+
+    namespace: str
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def grace_ms(self) -> int | None:
+        """What it asks for, and will be granted."""
+
+    def on_attach_requested(self) -> None:
+        """From now on the server may count its grace."""
+
+    def on_attached(self, grace_ms: int | None, sent_ms: int) -> None:
+        """It stands on a stream; the server saw its request, sent at `sent_ms`."""
+
+    def ping_answered(self, sent_ms: int) -> None:
+        """The server saw the stream alive after `sent_ms`."""
+
+    def on_orders(self, orders: AttachResponse.Orders) -> None: ...
+
+    def on_detached(self, *, closed_by_server: bool) -> None:
+        """Its stream is gone. `closed_by_server`: the server ended it for reasons of its own; then the worker is to attach
+        again."""
+
+    def on_attach_failed(self, rpc_failure: RpcFailure) -> None: ...
+
+
+class _StreamCall:
+    """One stream from opening to end."""
+
+    def __init__(self) -> None:
+        self.outbox: SimpleQueue[AttachRequest | None] = SimpleQueue()
+        self.endpoint: ServerEndpoint | None = None
+        self.call: Any = None
+        self.is_serving = False
+        """Somebody has answered on it, and has not said that it closes."""
+        self.is_closing = False
+        self.recheck_pending = False
+        """It seems to hang, but we stood still ourselves; looked at again soon, once."""
+        self.timed_out = False
+        self.last_received_ms = 0
+        """When something last came in."""
+        self.attaching: dict[WorkerId, int] = {}
+        """Asked to be attached, and when."""
+        self.attached: set[WorkerId] = set()
+        self.pings: dict[int, int] = {}
+
+    def requests(self) -> Iterator[AttachRequest]:
+        while (request := self.outbox.get()) is not None:
+            yield request
+
+
+class AttachStream:
+    def __init__(self, scheduler: SchedulerThread, endpoints: ServerEndpoints, random: Random) -> None:
+        self._scheduler = scheduler
+        self._endpoints = endpoints
+        self._random = random
+        self._sessions: dict[WorkerId, Attachable] = {}
+        self._current: _StreamCall | None = None
+        self._reconnect_timer: Timer | None = None
+        self._reconnect_delay_ms = 0
+        self._failures = 0
+        """Streams in a row on which nobody came to stand."""
+        self._ping_timer: Timer | None = None
+        self._ping_number = 0
+        self._closed = False
+
+    # -- what workers ask
+
+    def attach(self, session: Attachable) -> None:
+        self._sessions[session.namespace, session.key] = session
+        if self._current is not None:
+            if self._current.is_serving:
+                self._request_attach(self._current, session)
+        elif self._reconnect_timer is None:
+            self._open()
+
+    def detach(self, session: Attachable) -> None:
+        """The goodbye: nothing that happens to the stream concerns this worker any more."""
+        worker_id = session.namespace, session.key
+        if self._sessions.get(worker_id) is not session:
+            return
+        del self._sessions[worker_id]
+        current = self._current
+        if current is None:
+            return
+        if worker_id in current.attached or worker_id in current.attaching:
+            current.attached.discard(worker_id)
+            current.attaching.pop(worker_id, None)
+            detach_request = AttachRequest.Detach(
+                namespace=session.namespace, worker_instance_key=session.key
+            )
+            current.outbox.put(AttachRequest(detach=detach_request))
+        if not self._sessions:
+            current.outbox.put(None)
+            self._current = None
+
+    def close(self) -> None:
+        self._closed = True
+        if self._current is not None:
+            self._current.outbox.put(None)
+            self._current.call.cancel()
+        for timer in (self._reconnect_timer, self._ping_timer):
+            if timer is not None:
+                timer.cancel()
+
+    # -- opening and breaking
+
+    def _open(self) -> None:
+        self._reconnect_timer = None
+        if self._closed or not self._sessions:
+            return
+        self._current = current = _StreamCall()
+        current.last_received_ms = self._scheduler.now_ms()
+        current.endpoint, current.call = self._endpoints.start_call(
+            lambda endpoint: endpoint.liveness.Attach(current.requests())
+        )
+        Thread(target=self._read, args=(current,), name="liveness-attach", daemon=True).start()
+        self._ping()
+
+    def _request_attach(self, current: _StreamCall, session: Attachable) -> None:
+        worker_id = session.namespace, session.key
+        current.attaching[worker_id] = self._scheduler.now_ms()
+        request = AttachRequest.Attach(
+            namespace=session.namespace, worker_instance_key=session.key, session_id=session.session_id
+        )
+        if session.grace_ms is not None:
+            request.disconnect_grace.CopyFrom(ms_to_duration(session.grace_ms))
+        session.on_attach_requested()
+        current.outbox.put(AttachRequest(attach=request))
+
+    def _read(self, current: _StreamCall) -> None:
+        """The reader's thread."""
+        try:
+            for response in current.call:
+                self._scheduler.call_soon(partial(self._handle, current, response))
+        except grpc.RpcError:
+            pass  # the call itself knows how it ended
+        self._scheduler.call_soon(
+            lambda: self._on_stream_ended(current, rpc_failures.failure_of_call(current.call))
+        )
+
+    def _on_stream_ended(self, current: _StreamCall, rpc_failure: RpcFailure) -> None:
+        current.outbox.put(None)
+        if current is not self._current:
+            return
+        self._current = None
+        if current.is_closing:
+            rpc_failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+        elif current.timed_out:
+            rpc_failure = RpcFailure(grpc.StatusCode.DEADLINE_EXCEEDED, message="a ping was not answered")
+        closed_by_server = rpc_failure.reason == SHUTTING_DOWN
+        log.debug("the stream ended: %s", rpc_failure)
+        at_once = False
+        if not self._closed:
+            assert current.endpoint is not None
+            self._failures += 1
+            at_once = self._endpoints.report_failure(current.endpoint, rpc_failure, self._failures)
+        for worker_id in (*current.attached, *current.attaching):
+            # A worker that is safe without a stream wants one again when a heartbeat shows that there is a server.
+            session = (
+                self._sessions.pop(worker_id, None) if closed_by_server else self._sessions.get(worker_id)
+            )
+            if session is not None:
+                session.on_detached(closed_by_server=closed_by_server)
+        if rpc_failure.code is grpc.StatusCode.UNIMPLEMENTED:
+            for session in list(self._sessions.values()):
+                session.on_attach_failed(rpc_failure)
+        if self._closed or self._reconnect_timer is not None or not self._sessions:
+            return
+        wait_ms = 0 if at_once else self._reconnect_delay_ms
+        if not at_once:
+            self._reconnect_delay_ms = min(max(wait_ms * 2, RECONNECT_BACKOFF_MS[0]), RECONNECT_BACKOFF_MS[1])
+        at_ms = self._scheduler.now_ms() + int(wait_ms * self._random.uniform(0.5, 1))
+        self._reconnect_timer = self._scheduler.call_at(at_ms, self._open)
+
+    # -- what comes in
+
+    def _handle(self, current: _StreamCall, response: AttachResponse) -> None:
+        if current is not self._current:
+            return
+        current.last_received_ms = self._scheduler.now_ms()
+        current.recheck_pending = False
+        match response.WhichOneof("response"):
+            case "attached":
+                self._on_attach_reply(current, response.attached)
+            case "orders":
+                orders = response.orders
+                session = self._sessions.get((orders.namespace, orders.worker_instance_key))
+                if session is not None:
+                    session.on_orders(orders)
+            case "pong":
+                self._on_pong(current, response.pong.number)
+            case "closing":
+                current.is_closing, current.is_serving = True, False
+
+    def _on_attach_reply(self, current: _StreamCall, answer: AttachResponse.Attached) -> None:
+        worker_id = answer.namespace, answer.worker_instance_key
+        sent_ms = current.attaching.pop(worker_id, None)
+        session = self._sessions.get(worker_id)
+        if session is None or sent_ms is None:
+            return
+        if answer.HasField("status"):
+            session.on_detached(closed_by_server=False)
+            session.on_attach_failed(rpc_failures.failure_of_status(answer.status))
+            return
+        self._reconnect_delay_ms = 0
+        self._failures = 0
+        current.attached.add(worker_id)
+        granted = answer.HasField("disconnect_grace")
+        session.on_attached(duration_to_ms(answer.disconnect_grace) if granted else None, sent_ms)
+        self._ping()
+
+    # -- pings
+
+    def _ping(self) -> None:
+        """Ping now and then; and if a ping stays unanswered for long, the stream is as good as broken."""
+        current, now_ms = self._current, self._scheduler.now_ms()
+        late_ms = 0
+        if self._ping_timer is not None:
+            late_ms = now_ms - self._ping_timer.at_ms
+            self._ping_timer.cancel()
+            self._ping_timer = None
+        interval_ms = self._ping_interval_ms()
+        if current is None:
+            return
+        if current.pings:
+            # Answers to many who are being attached come before that to the ping, and show that there is somebody.
+            silent_ms = now_ms - max(min(current.pings.values()), current.last_received_ms)
+            if silent_ms > self._ping_timeout_ms(interval_ms):
+                if late_ms > RECHECK_MS and not current.recheck_pending:
+                    # The answer may be there, and behind it the word that the stream is being closed.
+                    current.recheck_pending = True
+                    self._ping_timer = self._scheduler.call_at(now_ms + RECHECK_MS, self._ping)
+                    return
+                current.timed_out = True
+                current.call.cancel()
+                return
+        self._ping_number += 1
+        current.pings[self._ping_number] = now_ms
+        current.outbox.put(AttachRequest(ping=AttachRequest.Ping(number=self._ping_number)))
+        self._ping_timer = self._scheduler.call_at(now_ms + interval_ms, self._ping)
+
+    def _ping_timeout_ms(self, interval_ms: int) -> int:
+        """Half a grace. Where another node can be asked, a quarter, to leave time for that: the last ping that was
+        answered may have been sent another quarter earlier."""
+        return interval_ms * PINGS_PER_GRACE // 2 if len(self._endpoints) == 1 else interval_ms - 1
+
+    def _ping_interval_ms(self) -> int:
+        graces = [session.grace_ms for session in self._sessions.values() if session.grace_ms is not None]
+        shortest_ms = min(graces, default=PING_MS_MAX * PINGS_PER_GRACE)
+        return min(max(shortest_ms // PINGS_PER_GRACE, PING_MS_MIN), PING_MS_MAX)
+
+    def _on_pong(self, current: _StreamCall, number: int) -> None:
+        sent_ms = current.pings.get(number)
+        if sent_ms is None:
+            return
+        current.pings = {other: at_ms for other, at_ms in current.pings.items() if other > number}
+        for worker_id in current.attached:
+            session = self._sessions.get(worker_id)
+            if session is not None:
+                session.ping_answered(sent_ms)
+        if not (current.is_serving or current.is_closing):
+            current.is_serving = True
+            for session in list(self._sessions.values()):
+                self._request_attach(current, session)

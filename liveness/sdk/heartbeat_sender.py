@@ -1,0 +1,192 @@
+"""The heart of a process: the heartbeats of all its workers on one channel, in as few calls as possible.
+
+Per namespace one call is under way at a time. When a heartbeat is due, all that would be due a little later travel with
+it. Everything here runs on the ticker's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from liveness.sdk import rpc_failures, traces
+from liveness.sdk.failover import ServerEndpoint, ServerEndpoints
+from liveness.sdk.heartbeat_state import HeartbeatOutcome, HeartbeatState
+from liveness.sdk.rpc_failures import RpcFailure
+from liveness.sdk.scheduler import SchedulerThread, Timer
+from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerHeartbeatsResponse
+
+BATCH_HEARTBEATS_MAX = 1_000
+BATCH_BYTES_MAX = 3 * 1024 * 1024
+
+log = logging.getLogger("liveness.sdk")
+
+Reply: TypeAlias = RpcFailure | RecordWorkerHeartbeatsResponse.Item
+
+
+class HeartbeatSource(Protocol):
+    """A worker, as far as the heart is concerned."""
+
+    namespace: str
+    heartbeat_state: HeartbeatState
+
+    def heartbeat_outcome(self, heartbeat_outcome: HeartbeatOutcome) -> None: ...
+
+
+class _NamespaceBatch:
+    """The workers of one namespace."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, HeartbeatSource] = {}
+        self.call: Any | None = None
+        self.endpoint: ServerEndpoint | None = None
+        """Where that call went."""
+        self.failures = 0
+        """Calls in a row of which nothing was heard."""
+        self.timer: Timer | None = None
+
+
+class HeartbeatSender:
+    def __init__(self, scheduler: SchedulerThread, endpoints: ServerEndpoints, random: Random) -> None:
+        self._scheduler = scheduler
+        self._endpoints = endpoints
+        self._random = random
+        self._batches: dict[str, _NamespaceBatch] = {}
+
+    def join(self, session: HeartbeatSource) -> None:
+        self._batches.setdefault(session.namespace, _NamespaceBatch()).sessions[id(session)] = session
+        self.schedule(session.namespace)
+
+    def leave(self, session: HeartbeatSource) -> None:
+        batch = self._batches.get(session.namespace)
+        if batch is not None:
+            batch.sessions.pop(id(session), None)
+
+    def on_failover(self) -> None:
+        """Another node is talked to now. If the old one is gone, the grace of all who stood on its stream may have
+        begun, so all heartbeats are due; and what it was sent is sent anew, as it may never answer."""
+        now_ms = self._scheduler.now_ms()
+        for namespace, batch in self._batches.items():
+            for session in batch.sessions.values():
+                session.heartbeat_state.send_by(now_ms)
+            if batch.call is not None and batch.endpoint is not self._endpoints.current:
+                batch.call.cancel()
+            self.schedule(namespace)
+
+    def schedule(self, namespace: str) -> None:
+        """Something may be due earlier than it was."""
+        batch = self._batches.get(namespace)
+        if batch is None or batch.call is not None:
+            return  # looked at again when the call has ended
+        now_ms = self._scheduler.now_ms()
+        due_ms = min(
+            (
+                due
+                for session in batch.sessions.values()
+                if (due := session.heartbeat_state.due_ms) is not None
+            ),
+            default=None,
+        )
+        if due_ms is None:
+            return
+        if due_ms <= now_ms:
+            self._send(namespace, batch, now_ms)
+        elif batch.timer is None or not batch.timer.is_pending or batch.timer.at_ms > due_ms:
+            if batch.timer is not None:
+                batch.timer.cancel()
+            batch.timer = self._scheduler.call_at(due_ms, lambda: self.schedule(namespace))
+
+    def _send(self, namespace: str, batch: _NamespaceBatch, now_ms: int) -> None:
+        ready = [
+            (earliest_ms, session)
+            for session in batch.sessions.values()
+            if (earliest_ms := session.heartbeat_state.earliest_ms) is not None and earliest_ms <= now_ms
+        ]
+        ready.sort(key=lambda pair: pair[0])
+        request = RecordWorkerHeartbeatsRequest(namespace=namespace)
+        included: list[HeartbeatSource] = []
+        size = 0
+        for _, session in ready[:BATCH_HEARTBEATS_MAX]:
+            if size > BATCH_BYTES_MAX:
+                break  # each is far smaller than what is left of the server's limit
+            message = session.heartbeat_state.send(now_ms)
+            size += message.ByteSize()
+            request.heartbeats.append(message)
+            included.append(session)
+        timeout_ms = min(session.heartbeat_state.call_timeout_ms for session in included)
+        heartbeat_states = [session.heartbeat_state for session in included]
+        call_span = traces.start_call(request, namespace=namespace, heartbeats=len(included))
+
+        def start(endpoint: ServerEndpoint) -> Any:
+            return endpoint.liveness.RecordWorkerHeartbeats.future(
+                request,
+                timeout=timeout_ms / 1_000,
+                metadata=None if call_span is None else call_span.metadata,
+            )
+
+        batch.endpoint, call = self._endpoints.start_call(start)
+        batch.call = call
+        if call_span is not None:
+            call.add_done_callback(call_span.on_done)
+        call.add_done_callback(
+            lambda done: self._scheduler.call_soon(
+                lambda: self._on_reply(namespace, included, heartbeat_states, done)
+            )
+        )
+
+    def _on_reply(
+        self,
+        namespace: str,
+        included: list[HeartbeatSource],
+        heartbeat_states: list[HeartbeatState],
+        call: Any,
+    ) -> None:
+        batch = self._batches[namespace]
+        batch.call = None
+        replies = _parse_replies(call, len(included))
+        at_once = self._should_retry_at_once(batch, replies)
+        for session, heartbeat_state, reply in zip(included, heartbeat_states, replies, strict=True):
+            now_ms = self._scheduler.now_ms()
+            if isinstance(reply, RpcFailure):
+                if not reply.is_retryable:
+                    log.debug("heartbeat of %s refused: %s", heartbeat_state.key, reply)
+                heartbeat_outcome = heartbeat_state.handle_failure(
+                    reply, now_ms, self._random.random(), at_once=at_once
+                )
+            else:
+                heartbeat_outcome = heartbeat_state.handle_reply(reply.result, now_ms)
+            if heartbeat_state is session.heartbeat_state:
+                session.heartbeat_outcome(heartbeat_outcome)
+        self.schedule(namespace)
+
+    def _should_retry_at_once(self, batch: _NamespaceBatch, replies: list[Reply]) -> bool:
+        """Whether the same is to be sent again at once, to another node."""
+        refused = [reply for reply in replies if isinstance(reply, RpcFailure) and reply.is_retryable]
+        assert batch.endpoint is not None
+        if len(refused) < len(replies):
+            batch.failures = 0
+            self._endpoints.mark_success(batch.endpoint)
+            return False
+        batch.failures += 1
+        return self._endpoints.report_failure(
+            batch.endpoint,
+            next((rpc_failure for rpc_failure in refused if rpc_failure.should_fail_over), refused[0]),
+            batch.failures,
+        )
+
+
+def _parse_replies(call: Any, expected: int) -> list[Reply]:
+    """One per heartbeat, whatever became of the call."""
+    if call.code() is not grpc.StatusCode.OK:
+        return [rpc_failures.failure_of_call(call)] * expected
+    response: RecordWorkerHeartbeatsResponse = call.result()
+    if len(response.items) != expected:
+        message = f"{len(response.items)} answers to {expected} heartbeats"
+        return [RpcFailure(grpc.StatusCode.INTERNAL, message=message)] * expected
+    return [
+        rpc_failures.failure_of_status(item.status) if item.HasField("status") else item
+        for item in response.items
+    ]

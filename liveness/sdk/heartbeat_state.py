@@ -1,0 +1,473 @@
+"""One worker's heartbeats: what to say next, and what an answer means.
+
+A state machine without clock, thread or network. It is told what the program does (`bind`, `accept`, `unbind`, `mark_reporting`, `forget`),
+asked when something is to be sent (`due_ms`) and what (`send`), and told what became of it (`answered`, `handle_failure`,
+`handle_no_reply`). Its rules:
+
+- One heartbeat is under way at a time. What changes meanwhile goes into the next.
+- A heartbeat whose fate is unknown is sent again, the very same. Only when it was answered does the next sequence number
+  follow: the server takes each number once, so no change is applied twice or out of order.
+- What was lost is named as unbound only when its body has ended (`unbind`), so that the server can tell "told to stop"
+  from "has stopped".
+- In one heartbeat no attempt is both bound and unbound, because the server reads that as "taken up and finished".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from liveness.sdk.errors import BindingRefused, InvalidArgument, LivenessSdkError
+from liveness.sdk.rpc_failures import RpcFailure
+from liveness.sdk.values import (
+    ActivityRef,
+    AttemptKey,
+    duration_to_ms,
+    ms_to_duration,
+    ref_from_proto,
+    ref_to_proto,
+)
+from liveness.v1.worker_pb2 import (
+    WORKER_STATE_ACTIVE,
+    HeartbeatResult,
+    WorkerHeartbeat,
+)
+
+BINDING_CHANGES_MAX = 200
+FULL_BINDINGS_MAX = 1_000
+COALESCE_MS = 100
+"""How long a change that nobody waits for may wait for company."""
+EARLY_DIVISOR = 10
+"""A heartbeat may leave this part of its interval early, in the company of others."""
+BACKOFF_MS = (50, 1_000)
+LAST_ERROR_CHARS_MAX = 1_000
+CALL_TIMEOUT_MS_MAX = 5_000
+FAILURE_DELAY_MS = 1_000
+
+LEASE_ENDED = "the lease ended on the server, which has given the work away"
+REVOKED = "the server took it away"
+SUPERSEDED = "a later attempt was given out"
+
+
+class Loss(NamedTuple):
+    ref: ActivityRef
+    reason: str
+    by_lease: bool
+
+
+class RejectedBind(NamedTuple):
+    ref: ActivityRef
+    error: LivenessSdkError
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatOutcome:
+    """What an answer meant."""
+
+    sent_ms: int = 0
+    """When the heartbeat it answers was sent first."""
+    lease_ms: int = 0
+    """0 if the lease was not renewed."""
+    ended: bool = False
+    """The server says that the lease is over; the next heartbeat begins a new one."""
+    held: tuple[ActivityRef, ...] = ()
+    lost: tuple[Loss, ...] = ()
+    rejected_binds: tuple[RejectedBind, ...] = ()
+    pause: bool = False
+    drain: bool = False
+    fatal: RpcFailure | None = None
+    """The worker cannot go on under this key and session."""
+
+
+@dataclass(slots=True)
+class _Heartbeat:
+    message: WorkerHeartbeat
+    sent_ms: int
+    declared: dict[AttemptKey, ActivityRef] = field(default_factory=dict)
+    unbound: dict[AttemptKey, ActivityRef] = field(default_factory=dict)
+
+
+class _HeldEntry(NamedTuple):
+    ref: ActivityRef
+    epoch: int
+
+
+class HeartbeatState:
+    def __init__(self, profile: WorkerHeartbeat, now_ms: int) -> None:
+        """`profile` is a heartbeat without sequence or changes: what is the same in all of them."""
+        self._profile = profile
+        self.epoch = 0
+        self.sequence = 0
+        self.lease_ms = 0
+        self.held: dict[AttemptKey, _HeldEntry] = {}
+        """What the server was told, or told us, that this worker holds, and under which epoch."""
+        self._to_declare: dict[AttemptKey, ActivityRef] = {}
+        self._unacknowledged_binds: set[AttemptKey] = set()
+        """Binds that were not acknowledged yet."""
+        self._last_declared: dict[AttemptKey, int] = {}
+        """In which heartbeat something was declared last."""
+        self._reporting: dict[AttemptKey, int] = {}
+        """What is being ended on the server, and which heartbeat had been answered when that began."""
+        self._last_acknowledged = 0
+        self._to_unbind: dict[AttemptKey, ActivityRef] = {}
+        self._stopping: set[AttemptKey] = set()
+        """Lost, while its body has not ended yet."""
+        self._needs_full_sync = False
+        self._successes = 0
+        self._errors = 0
+        self._last_error = ""
+        self._lag_ms = 0
+        self._interval_ms = 0
+        self._interval_ms_max: int | None = None
+        self._due_ms = now_ms
+        self._heartbeat: _Heartbeat | None = None
+        self._awaiting_reply = False
+        self._retry_at_ms = 0
+        self._retry_delay_ms = BACKOFF_MS[0]
+
+    @property
+    def key(self) -> str:
+        return self._profile.worker_instance_key
+
+    @property
+    def session_id(self) -> str:
+        return self._profile.session_id
+
+    # -- what the program does
+
+    def bind(self, ref: ActivityRef, now_ms: int) -> None:
+        """To be declared at once; `HeartbeatOutcome.held` or `HeartbeatOutcome.rejected_binds` will name it."""
+        assert not self.is_tracked(ref.key), "two bodies for one attempt"
+        self._to_declare[ref.key] = ref
+        self._unacknowledged_binds.add(ref.key)
+        self.send_by(now_ms)
+
+    def is_tracked(self, key: AttemptKey) -> bool:
+        """Whether the attempt is held or about to be, or its body still runs."""
+        return key in self.held or key in self._unacknowledged_binds or key in self._stopping
+
+    def accept(self, ref: ActivityRef, epoch: int, now_ms: int) -> tuple[bool, tuple[Loss, ...]]:
+        """The server handed it out under this epoch. Whether it may be worked on, and what it displaces."""
+        self._to_unbind.pop(ref.key, None)
+        if epoch < self.epoch or ref.key in self._stopping:
+            self._to_unbind[ref.key] = ref
+            self.send_by(now_ms + COALESCE_MS)
+            return False, ()
+        activity = ref.key[:3]
+        displaced = [key for key in self.held if key[:3] == activity and key.attempt < ref.attempt]
+        losses = tuple(self._lose(key, SUPERSEDED, by_lease=False) for key in displaced)
+        self.held[ref.key] = _HeldEntry(ref, epoch)
+        self._to_declare[ref.key] = ref
+        self.send_by(now_ms + COALESCE_MS)
+        return True, losses
+
+    def unbind(self, ref: ActivityRef, now_ms: int) -> None:
+        """Its body has ended, or never began."""
+        key = ref.key
+        server_knows = key in self.held or key in self._stopping or self._is_in_heartbeat(key)
+        self._drop(key)
+        if server_knows:
+            self._to_unbind[key] = ref
+            self.send_by(now_ms + COALESCE_MS)
+
+    def mark_reporting(self, ref: ActivityRef) -> None:
+        """The server is about to be asked to record its end. That confirms it as well as a heartbeat would."""
+        key = ref.key
+        if key in self.held:
+            self._to_declare.pop(key, None)
+        if self.is_tracked(key):
+            self._reporting[key] = self._last_acknowledged
+
+    def forget(self, ref: ActivityRef, now_ms: int) -> None:
+        """The server has recorded its end, and with it that this worker holds it no more."""
+        key = ref.key
+        answered = self._reporting.get(key, self._last_acknowledged)
+        declared = self._last_declared.get(key, 0)
+        self._drop(key)
+        if declared > answered:
+            # That heartbeat may have been applied after the end was, and bound it anew.
+            self._to_unbind[key] = ref
+            self.send_by(now_ms + COALESCE_MS)
+
+    def count(self, *, successes: int = 0, errors: int = 0, last_error: str = "") -> None:
+        self._successes += successes
+        self._errors += errors
+        if last_error:
+            self._last_error = last_error[:LAST_ERROR_CHARS_MAX]
+
+    def observe_lag(self, lag_ms: int) -> None:
+        """The fewer values it takes, the better: each change costs the server more than a plain heartbeat."""
+        self._lag_ms = lag_ms
+
+    def lose_all(self, reason: str) -> tuple[Loss, ...]:
+        """By the worker's own judgement. What is not acknowledged yet is not held yet, and goes on waiting."""
+        return tuple(self._lose(key, reason, by_lease=True) for key in list(self.held))
+
+    def revoke(self, refs: Iterable[ActivityRef], now_ms: int) -> tuple[Loss, ...]:
+        """The server orders to stop these."""
+        losses = []
+        for ref in refs:
+            key = ref.key
+            if key in self.held:
+                losses.append(self._lose(key, REVOKED, by_lease=False))
+            elif not (self.is_tracked(key) or key in self._to_unbind):
+                self._to_unbind[key] = ref  # unknown here: there is nothing to stop
+                self.send_by(now_ms + COALESCE_MS)
+        return tuple(losses)
+
+    # -- when and what to send
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next heartbeat is to leave; None while one is under way."""
+        if self._awaiting_reply:
+            return None
+        return self._due_ms if self._heartbeat is None else self._retry_at_ms
+
+    @property
+    def earliest_ms(self) -> int | None:
+        """From when on it may leave, if a call is made anyway."""
+        due_ms = self.due_ms
+        return due_ms if due_ms is None or self._heartbeat else due_ms - self._interval_ms // EARLY_DIVISOR
+
+    @property
+    def call_timeout_ms(self) -> int:
+        """How long to wait for an answer."""
+        return min(CALL_TIMEOUT_MS_MAX, self.lease_ms // 3) if self.lease_ms else CALL_TIMEOUT_MS_MAX
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether there is nothing to tell that would not keep, and nothing under way."""
+        return (
+            self._heartbeat is None
+            and not self._to_unbind
+            and self._unacknowledged_binds.isdisjoint(self._to_declare)
+        )
+
+    def send_by(self, at_ms: int) -> None:
+        """Let the next heartbeat leave by then."""
+        self._due_ms = min(self._due_ms, at_ms)
+
+    def limit_interval(self, interval_ms_max: int | None, now_ms: int) -> None:
+        """Leave at most so much time between heartbeats, or, with None, as much as the server says."""
+        self._interval_ms_max = interval_ms_max
+        if interval_ms_max is not None:
+            self.send_by(now_ms + interval_ms_max)
+
+    def send(self, now_ms: int) -> WorkerHeartbeat:
+        """The heartbeat to send now. Not to be changed: it may be sent again."""
+        assert not self._awaiting_reply, "one at a time"
+        if self._heartbeat is None:
+            self._heartbeat = self._compose(now_ms)
+        self._awaiting_reply = True
+        return self._heartbeat.message
+
+    # -- what became of it
+
+    def handle_reply(self, result: HeartbeatResult, now_ms: int) -> HeartbeatOutcome:
+        heartbeat = self._take_heartbeat()
+        self._last_acknowledged = heartbeat.message.sequence
+        self._retry_delay_ms = BACKOFF_MS[0]
+        if result.state != WORKER_STATE_ACTIVE:
+            return self._on_lease_ended(heartbeat, result, now_ms)
+        losses = self._enter_epoch(result.lease_epoch)
+        held = self._acknowledge(heartbeat)
+        losses += self.revoke(map(ref_from_proto, result.cancel_activities), now_ms)
+        self.lease_ms = duration_to_ms(result.granted_lease_duration)
+        self._interval_ms = duration_to_ms(result.next_heartbeat_after) or self.lease_ms // 3
+        if self._interval_ms_max is not None:
+            self._interval_ms = min(self._interval_ms, self._interval_ms_max)
+        self._due_ms = now_ms + self._interval_ms
+        self._needs_full_sync = self._needs_full_sync or result.resync_bindings
+        if self._needs_full_sync or not self._unacknowledged_binds.isdisjoint(self._to_declare):
+            self.send_by(now_ms)
+        elif self._to_declare or self._to_unbind:
+            self.send_by(now_ms + COALESCE_MS)
+        lost_keys = {loss.ref.key for loss in losses}
+        return HeartbeatOutcome(
+            sent_ms=heartbeat.sent_ms,
+            lease_ms=self.lease_ms,
+            held=tuple(ref for ref in held if ref.key not in lost_keys),
+            lost=losses,
+            pause=result.pause,
+            drain=result.drain,
+        )
+
+    def handle_no_reply(self, now_ms: int, jitter: float, wait_ms: int = 0) -> None:
+        """Nobody knows whether it was applied. `jitter` from 0 to 1."""
+        assert self._awaiting_reply
+        self._awaiting_reply = False
+        self._retry_at_ms = now_ms + max(wait_ms, int(self._retry_delay_ms * (0.5 + jitter / 2)))
+        self._retry_delay_ms = min(self._retry_delay_ms * 2, BACKOFF_MS[1])
+
+    def handle_failure(
+        self, rpc_failure: RpcFailure, now_ms: int, jitter: float, *, at_once: bool = False
+    ) -> HeartbeatOutcome:
+        """It was not applied, for a reason of its own. `at_once`: another node is there to be asked."""
+        if rpc_failure.is_retryable:
+            self.handle_no_reply(now_ms, jitter, rpc_failure.retry_after_ms)
+            self._retry_at_ms = now_ms if at_once else self._retry_at_ms
+            return HeartbeatOutcome()
+        heartbeat = self._take_heartbeat()
+        pending_binds = self._binds_acknowledged_by(heartbeat)
+        # The number may have been used all the same, by an earlier sending. A gap is noticed and mended, a second
+        # meaning of one number is not.
+        self._needs_full_sync = True
+        self._requeue(heartbeat)
+        match rpc_failure.reason:
+            case "STALE_HEARTBEAT":
+                last = rpc_failure.metadata.get("last_sequence", "")
+                self.sequence = max(self.sequence, int(last) if last.isdigit() else 0)
+                self._due_ms = now_ms
+                return HeartbeatOutcome()
+            case "SESSION_SUPERSEDED" | "WORKER_CLEANED_UP" | "NAMESPACE_NOT_FOUND":
+                return HeartbeatOutcome(fatal=rpc_failure)
+        if pending_binds and rpc_failure.code.name in (
+            "INVALID_ARGUMENT",
+            "RESOURCE_EXHAUSTED",
+            "FAILED_PRECONDITION",
+        ):
+            for ref in pending_binds:
+                self._drop(ref.key)
+            self._due_ms = now_ms
+            return HeartbeatOutcome(
+                rejected_binds=tuple(
+                    RejectedBind(ref, _bind_error(ref, rpc_failure)) for ref in pending_binds
+                )
+            )
+        if rpc_failure.code.name in (
+            "INVALID_ARGUMENT",
+            "UNIMPLEMENTED",
+            "PERMISSION_DENIED",
+            "UNAUTHENTICATED",
+        ):
+            return HeartbeatOutcome(fatal=rpc_failure)
+        if rpc_failure.reason == "WORKER_QUOTA_EXCEEDED" and not self.epoch:
+            return HeartbeatOutcome(fatal=rpc_failure)
+        self._due_ms = now_ms + max(rpc_failure.retry_after_ms, int(FAILURE_DELAY_MS * (0.5 + jitter / 2)))
+        return HeartbeatOutcome()
+
+    def restart(self, profile: WorkerHeartbeat, now_ms: int) -> HeartbeatState:
+        """The pulse of the same program under another key or session. What was held must have been lost; binds that
+        wait go on waiting."""
+        assert not self.held
+        fresh = HeartbeatState(profile, now_ms)
+        for key, ref in self._to_declare.items():
+            if key in self._unacknowledged_binds:
+                fresh.bind(ref, now_ms)
+        fresh._lag_ms = self._lag_ms
+        return fresh
+
+    # -- inside
+
+    def _compose(self, now_ms: int) -> _Heartbeat:
+        self.sequence += 1
+        message = WorkerHeartbeat()
+        message.CopyFrom(self._profile)
+        message.sequence = self.sequence
+        heartbeat = _Heartbeat(message, now_ms)
+        full_sync = self._needs_full_sync and len(self.held) <= FULL_BINDINGS_MAX
+        self._needs_full_sync = False
+        capacity = BINDING_CHANGES_MAX
+        if full_sync:
+            message.full_bindings = True
+            heartbeat.declared = {key: entry.ref for key, entry in self.held.items()}
+            capacity = FULL_BINDINGS_MAX - len(heartbeat.declared)
+        # Ends first: they make room in the server's quota.
+        heartbeat.unbound = dict(list(self._to_unbind.items())[:capacity])
+        capacity -= len(heartbeat.unbound)
+        additions = [
+            (key, ref)
+            for key, ref in self._to_declare.items()
+            if key not in self._to_unbind and key not in heartbeat.declared
+        ]
+        heartbeat.declared |= dict(additions[:capacity])
+        for key in heartbeat.unbound:
+            del self._to_unbind[key]
+        for key in heartbeat.declared:
+            self._to_declare.pop(key, None)
+            self._last_declared[key] = self.sequence
+        message.bound_activities.extend(ref_to_proto(ref) for ref in heartbeat.declared.values())
+        message.unbound_activities.extend(ref_to_proto(ref) for ref in heartbeat.unbound.values())
+        message.successes, self._successes = self._successes, 0
+        message.errors, self._errors = self._errors, 0
+        message.last_error, self._last_error = self._last_error, ""
+        if self._lag_ms:
+            message.loop_lag.CopyFrom(ms_to_duration(self._lag_ms))
+        return heartbeat
+
+    def _take_heartbeat(self) -> _Heartbeat:
+        assert self._awaiting_reply
+        assert self._heartbeat is not None
+        heartbeat, self._heartbeat, self._awaiting_reply = self._heartbeat, None, False
+        return heartbeat
+
+    def _requeue(self, heartbeat: _Heartbeat) -> None:
+        """It was not applied: its changes are still to be told."""
+        message = heartbeat.message
+        self._successes += message.successes
+        self._errors += message.errors
+        self._last_error = self._last_error or message.last_error
+        wanted = {
+            key: ref
+            for key, ref in heartbeat.declared.items()
+            if key in self._unacknowledged_binds or key in self.held
+        }
+        self._to_declare = wanted | self._to_declare
+        self._to_unbind = heartbeat.unbound | self._to_unbind
+
+    def _acknowledge(self, heartbeat: _Heartbeat) -> list[ActivityRef]:
+        held = self._binds_acknowledged_by(heartbeat)
+        for ref in held:
+            self._unacknowledged_binds.discard(ref.key)
+            self.held[ref.key] = _HeldEntry(ref, self.epoch)
+        return held
+
+    def _binds_acknowledged_by(self, heartbeat: _Heartbeat) -> list[ActivityRef]:
+        """The binds in it that are still wanted. One that was given up and wanted anew since is to be declared again,
+        after its unbinding."""
+        return [
+            ref
+            for key, ref in heartbeat.declared.items()
+            if key in self._unacknowledged_binds and key not in self._to_declare
+        ]
+
+    def _enter_epoch(self, epoch: int) -> tuple[Loss, ...]:
+        self.epoch = max(self.epoch, epoch)
+        lapsed = [key for key, entry in self.held.items() if entry.epoch < self.epoch]
+        return tuple(self._lose(key, LEASE_ENDED, by_lease=True) for key in lapsed)
+
+    def _on_lease_ended(
+        self, heartbeat: _Heartbeat, result: HeartbeatResult, now_ms: int
+    ) -> HeartbeatOutcome:
+        """The answer to a heartbeat that was applied earlier, and whose lease has ended since."""
+        self.epoch = max(self.epoch, result.lease_epoch)
+        bound = self._acknowledge(heartbeat)
+        losses = tuple(self._lose(key, LEASE_ENDED, by_lease=True) for key in list(self.held))
+        assert len(losses) >= len(bound)
+        self._due_ms = now_ms
+        return HeartbeatOutcome(sent_ms=heartbeat.sent_ms, ended=True, lost=losses)
+
+    def _lose(self, key: AttemptKey, reason: str, *, by_lease: bool) -> Loss:
+        ref = self.held.pop(key).ref
+        self._to_declare.pop(key, None)
+        self._stopping.add(key)
+        return Loss(ref, reason, by_lease)
+
+    def _drop(self, key: AttemptKey) -> None:
+        self.held.pop(key, None)
+        self._to_declare.pop(key, None)
+        self._unacknowledged_binds.discard(key)
+        self._stopping.discard(key)
+        self._last_declared.pop(key, None)
+        self._reporting.pop(key, None)
+
+    def _is_in_heartbeat(self, key: AttemptKey) -> bool:
+        return self._heartbeat is not None and key in self._heartbeat.declared
+
+
+def _bind_error(ref: ActivityRef, rpc_failure: RpcFailure) -> LivenessSdkError:
+    if rpc_failure.code.name == "INVALID_ARGUMENT":
+        return InvalidArgument(detail=str(rpc_failure))
+    return BindingRefused(activity=ref, detail=str(rpc_failure))

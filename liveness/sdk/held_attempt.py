@@ -1,0 +1,149 @@
+"""What it means to hold an attempt of an activity, and to learn that one does not any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from threading import Event, Lock
+from types import TracebackType
+from typing import Protocol
+
+from liveness.sdk.errors import ActivityLost, LeaseLost, WorkerStopped
+from liveness.sdk.values import ActivityRef, FencingToken
+
+LEASE_NOT_CONFIRMED = "the server did not confirm the lease in time"
+
+
+class LostSignal:
+    """Set once, from whichever thread notices; may be awaited on any event loop or in any thread."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+        self._lock = Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self.reason = ""
+        self.by_lease = False
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        noticed = asyncio.Event()
+        unsubscribe = self.then(lambda: call_on_loop(loop, noticed.set))
+        try:
+            await noticed.wait()
+        finally:
+            unsubscribe()
+
+    def wait_blocking(self, timeout: float | None = None) -> bool:
+        """In a thread, never on an event loop. False if `timeout` seconds have passed instead."""
+        return self._event.wait(timeout)
+
+    def then(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Run `action` on the thread that sets the signal, or at once if it is set. Returns how to take that back."""
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(action)
+                return lambda: self._unsubscribe(action)
+        action()
+        return lambda: None
+
+    def set(self, reason: str, *, by_lease: bool = False) -> bool:
+        """Only the first reason counts. False if there was one."""
+        with self._lock:
+            if self._event.is_set():
+                return False
+            self.reason, self.by_lease = reason, by_lease
+            self._event.set()
+            actions, self._callbacks = self._callbacks, []
+        for action in actions:
+            action()
+        return True
+
+    def _unsubscribe(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            if action in self._callbacks:
+                self._callbacks.remove(action)
+
+
+def call_on_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
+    """From any thread."""
+    try:
+        loop.call_soon_threadsafe(action)
+    except RuntimeError:
+        pass  # the loop is closed: whatever ran on it runs no more
+
+
+class Lease(Protocol):
+    def is_trusted(self) -> bool:
+        """Whether this moment is before the local deadline."""
+
+
+class HeldAttempt:
+    """One attempt in this worker's hands."""
+
+    def __init__(self, lease: Lease, ref: ActivityRef) -> None:
+        self._lease = lease
+        self.ref = ref
+        self.epoch = 0
+        """The lease epoch under which it is held; 0 before it is."""
+        self.lost = LostSignal()
+
+    @property
+    def fencing_token(self) -> FencingToken:
+        """To go with every write. Raises ActivityLost once the activity is lost."""
+        self.check()
+        if not self.epoch:
+            raise WorkerStopped(worker=f"(for {self.ref}, which is not bound yet)")
+        return FencingToken(self.ref.attempt, self.epoch)
+
+    def check(self) -> None:
+        """Raise ActivityLost if the activity is lost.
+
+        This looks at the clock itself: after the process stood still, the first to run may be the body, before the
+        thread that would have declared it lost."""
+        if not self.lost.is_set() and not self._lease.is_trusted():
+            self.lost.set(LEASE_NOT_CONFIRMED, by_lease=True)
+        if self.lost.is_set():
+            raise self.loss()
+
+    def loss(self) -> ActivityLost:
+        kind = LeaseLost if self.lost.by_lease else ActivityLost
+        return kind(activity=self.ref, reason=self.lost.reason)
+
+
+class CancelOnLoss:
+    """Cancels the asyncio task that runs the body of this `with` when the hold is lost, and turns that cancellation, and
+    no other, into ActivityLost. What `asyncio.timeout` does, with a loss instead of a time."""
+
+    def __init__(self, held_attempt: HeldAttempt) -> None:
+        self._held_attempt = held_attempt
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        loop = asyncio.get_running_loop()
+        self._unsubscribe = self._held_attempt.lost.then(lambda: call_on_loop(loop, self._cancel))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unsubscribe()
+        task, self._task = self._task, None
+        assert task is not None
+        if self._cancelled and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self._held_attempt.loss() from error
+        if kind is None and self._held_attempt.lost.is_set():
+            # The body did not notice, or would not stop: its work has no standing all the same.
+            raise self._held_attempt.loss()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()

@@ -1,0 +1,443 @@
+"""One worker's life as its heart's thread sees it: the pulse, the fence, the stream, and what hangs on them.
+
+Methods that say so may be called from any thread; they leave word and return a future. Everything else runs on the
+ticker's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import uuid4
+
+from liveness.sdk import local_lease
+from liveness.sdk.connection import Connection, uncancellable_future
+from liveness.sdk.errors import (
+    AlreadyBound,
+    CallFailed,
+    LivenessSdkError,
+    WorkerStopped,
+)
+from liveness.sdk.heartbeat_state import HeartbeatOutcome, HeartbeatState, Loss
+from liveness.sdk.held_attempt import LEASE_NOT_CONFIRMED, HeldAttempt
+from liveness.sdk.lease_watchdog import LeaseWatchdog
+from liveness.sdk.local_lease import LocalLease
+from liveness.sdk.rpc_failures import RpcFailure, worker_error
+from liveness.sdk.values import ActivityRef, AttemptKey, duration_to_ms, ref_from_proto, ref_from_task
+from liveness.v1.activity_pb2 import ActivityTask
+from liveness.v1.service_pb2 import AttachResponse
+from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, WorkerHeartbeat
+
+HEARTBEATS_PER_GRACE = 3
+REATTACH_DELAY_MS = 200
+ENDED_REASON = "the worker has ended"
+
+log = logging.getLogger("liveness.sdk")
+
+MakeKey: TypeAlias = Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the server wants of the worker, besides its work."""
+
+    pause: bool = False
+    drain: bool = False
+    drain_limit_ms: int | None = None
+    """What was left of the limit when the order came."""
+
+
+class WorkerSession:
+    def __init__(
+        self,
+        connection: Connection,
+        namespace: str,
+        profile: WorkerHeartbeat,
+        make_key: MakeKey | None,
+        grace_ms: int | None,
+    ) -> None:
+        """`profile` is what all heartbeats have in common but key and session; `make_key` is None if the program chose
+        the key that stands in it."""
+        self.namespace = namespace
+        self.started: Future[None] = uncancellable_future()
+        self.error: LivenessSdkError | None = None
+        """Why it ended, if it was not asked to."""
+        self.orders = Orders()
+        self._connection = connection
+        self._scheduler = connection.scheduler
+        self._profile = profile
+        self._make_key = make_key
+        self._grace_ms = grace_ms
+        self._watchdog = LeaseWatchdog(connection.scheduler, self._on_lease_expired, self._notify_listeners)
+        self._held_attempts: dict[AttemptKey, HeldAttempt] = {}
+        self._pending_binds: dict[AttemptKey, Future[None]] = {}
+        self._empty_waiters: list[Future[None]] = []
+        self._listeners: list[Callable[[], None]] = []
+        self._wants_attach = True
+        self._flushed: Future[None] | None = None
+        self._has_ended = False
+        self.heartbeat_state = HeartbeatState(self._new_session_profile(), self._scheduler.now_ms())
+
+    # -- from any thread
+
+    @property
+    def key(self) -> str:
+        return self.heartbeat_state.key
+
+    @property
+    def session_id(self) -> str:
+        return self.heartbeat_state.session_id
+
+    def is_trusted(self) -> bool:
+        return self._connection.clock.monotonic_ms() < self._watchdog.deadline_ms
+
+    def start(self) -> Future[None]:
+        """Settled when the first heartbeat was acknowledged."""
+        self._connection.on_thread_failure[id(self)] = self._on_thread_failure
+        self._scheduler.call_soon(lambda: self._connection.heartbeat_sender.join(self))
+        return self.started
+
+    def bind(self, held_attempt: HeldAttempt) -> Future[None]:
+        """Settled when the binding is durable."""
+        outcome: Future[None] = uncancellable_future()
+        self._scheduler.call_soon(lambda: self._bind(held_attempt, outcome))
+        return outcome
+
+    def accept(self, task: ActivityTask) -> Future[HeldAttempt | None]:
+        """Take in what the server handed out; None if it came too late."""
+        outcome: Future[HeldAttempt | None] = uncancellable_future()
+        self._scheduler.call_soon(lambda: outcome.set_result(self.accept_now(task)))
+        return outcome
+
+    def unbind(self, held_attempt: HeldAttempt) -> None:
+        """Its body has ended and the server does not know yet."""
+        self._scheduler.call_soon(lambda: self._remove(held_attempt, forget=False))
+
+    def mark_reporting(self, ref: ActivityRef) -> None:
+        """Its body has ended and the server is about to be told. To be called before that."""
+        self._scheduler.call_soon(lambda: self.heartbeat_state.mark_reporting(ref))
+
+    def forget(self, held_attempt: HeldAttempt, *, succeeded: bool | None = None, error: str = "") -> None:
+        """Its body has ended and the server knows."""
+        if succeeded is not None:
+            self._scheduler.call_soon(
+                lambda: self.heartbeat_state.count(
+                    successes=succeeded, errors=not succeeded, last_error=error
+                )
+            )
+        self._scheduler.call_soon(lambda: self._remove(held_attempt, forget=True))
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have `listener` called, on the ticker's thread, when something changed. Returns how to take that back."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def observe_lag(self, lag_ms: int) -> None:
+        self._scheduler.call_soon(lambda: self.heartbeat_state.observe_lag(lag_ms))
+
+    def send_heartbeat_now(self) -> None:
+        """Something is amiss that the next acknowledgement would show."""
+        self._scheduler.call_soon(lambda: self._send_within(0))
+
+    def flush(self) -> Future[None]:
+        """Settled when the server was told everything and no heartbeat is under way; after that there are no more."""
+        outcome: Future[None] = uncancellable_future()
+        self._scheduler.call_soon(lambda: self._flush(outcome))
+        return outcome
+
+    def stop(self) -> None:
+        """No more heartbeats; the end of the stream shall mean nothing."""
+        self._scheduler.call_soon(lambda: self._stop(None))
+
+    def when_empty(self) -> Future[None]:
+        """Settled when nothing is held, or about to be."""
+        outcome: Future[None] = uncancellable_future()
+        self._scheduler.call_soon(lambda: self._add_empty_waiter(outcome))
+        return outcome
+
+    def cancel_all(self, reason: str) -> None:
+        """Bodies that run are told to stop."""
+        self._scheduler.call_soon(lambda: self._cancel_all(reason))
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    @property
+    def held_attempts(self) -> tuple[HeldAttempt, ...]:
+        return tuple(self._held_attempts.values())
+
+    # -- holding
+
+    def _bind(self, held_attempt: HeldAttempt, outcome: Future[None]) -> None:
+        if self._has_ended:
+            outcome.set_exception(self.error or WorkerStopped(worker=self.key))
+            return
+        key = held_attempt.ref.key
+        if key in self._held_attempts or self.heartbeat_state.is_tracked(key):
+            outcome.set_exception(AlreadyBound(activity=held_attempt.ref))
+            return
+        self._held_attempts[key] = held_attempt
+        self._pending_binds[key] = outcome
+        self.heartbeat_state.bind(held_attempt.ref, self._scheduler.now_ms())
+        self._connection.heartbeat_sender.schedule(self.namespace)
+
+    def accept_now(self, task: ActivityTask) -> HeldAttempt | None:
+        ref, now_ms = ref_from_task(task), self._scheduler.now_ms()
+        if self._has_ended or ref.key in self._held_attempts:
+            return None
+        accepted, losses = self.heartbeat_state.accept(ref, task.lease_epoch, now_ms)
+        self._apply_losses(losses)
+        if accepted and self._watchdog.is_expired:
+            self.heartbeat_state.unbind(ref, now_ms)
+            accepted = False
+        self._connection.heartbeat_sender.schedule(self.namespace)
+        if not accepted:
+            return None
+        held_attempt = HeldAttempt(self, ref)
+        held_attempt.epoch = task.lease_epoch
+        self._held_attempts[ref.key] = held_attempt
+        return held_attempt
+
+    def _remove(self, held_attempt: HeldAttempt, *, forget: bool) -> None:
+        key = held_attempt.ref.key
+        if self._held_attempts.get(key) is not held_attempt:
+            return
+        self._pending_binds.pop(key, None)
+        self._drop(held_attempt)
+        now_ms = self._scheduler.now_ms()
+        if forget:
+            self.heartbeat_state.forget(held_attempt.ref, now_ms)
+        else:
+            self.heartbeat_state.unbind(held_attempt.ref, now_ms)
+        self._connection.heartbeat_sender.schedule(self.namespace)
+        self._notify_listeners()
+
+    def _drop(self, held_attempt: HeldAttempt) -> None:
+        del self._held_attempts[held_attempt.ref.key]
+        if not self._held_attempts:
+            waiters, self._empty_waiters = self._empty_waiters, []
+            for outcome in waiters:
+                outcome.set_result(None)
+
+    def _add_empty_waiter(self, outcome: Future[None]) -> None:
+        if self._held_attempts:
+            self._empty_waiters.append(outcome)
+        else:
+            outcome.set_result(None)
+
+    def _cancel_all(self, reason: str) -> None:
+        for held_attempt in list(self._held_attempts.values()):
+            held_attempt.lost.set(reason)
+            self._fail_bind(held_attempt, held_attempt.loss())
+
+    def _apply_losses(self, losses: tuple[Loss, ...]) -> None:
+        for ref, reason, by_lease in losses:
+            held_attempt = self._held_attempts.get(ref.key)
+            if held_attempt is None:
+                self.heartbeat_state.unbind(ref, self._scheduler.now_ms())
+                continue
+            if held_attempt.lost.set(reason, by_lease=by_lease):
+                log.warning("%s: lost %s: %s", self.key, ref, reason)
+            self._fail_bind(held_attempt, held_attempt.loss())
+
+    def _fail_bind(self, held_attempt: HeldAttempt, error: LivenessSdkError) -> None:
+        outcome = self._pending_binds.pop(held_attempt.ref.key, None)
+        if outcome is not None:
+            outcome.set_exception(error)
+
+    # -- what the heart hears
+
+    def heartbeat_outcome(self, heartbeat_outcome: HeartbeatOutcome) -> None:
+        if self._has_ended:
+            return
+        now_ms = self._scheduler.now_ms()
+        if heartbeat_outcome.fatal is not None:
+            self._on_fatal_failure(heartbeat_outcome.fatal)
+            return
+        self._apply_losses(heartbeat_outcome.lost)
+        for ref, error in heartbeat_outcome.rejected_binds:
+            held_attempt = self._held_attempts.get(ref.key)
+            if held_attempt is not None:
+                self._fail_bind(held_attempt, error)
+                self._drop(held_attempt)
+        if heartbeat_outcome.ended:
+            self._watchdog.update(local_lease.ended(self._watchdog.local_lease))
+        if heartbeat_outcome.lease_ms:
+            self._watchdog.update(
+                local_lease.renewed(
+                    self._watchdog.local_lease, heartbeat_outcome.sent_ms, heartbeat_outcome.lease_ms
+                )
+            )
+            self._apply_orders(
+                Orders(heartbeat_outcome.pause, heartbeat_outcome.drain, self.orders.drain_limit_ms)
+            )
+        for ref in heartbeat_outcome.held:
+            held_attempt = self._held_attempts.get(ref.key)
+            if held_attempt is not None:
+                held_attempt.epoch = self.heartbeat_state.epoch
+        if heartbeat_outcome.lease_ms and self._watchdog.is_expired:
+            self.heartbeat_state.send_by(now_ms)  # so late an answer proves nothing about now
+        elif heartbeat_outcome.lease_ms:
+            self._on_lease_confirmed()
+        self._check_flushed()
+
+    def _on_lease_confirmed(self) -> None:
+        """The lease is certain for a while. Those who wait for a binding that the server has may begin."""
+        if not self.started.done():
+            self.started.set_result(None)
+        if self._wants_attach:
+            self._wants_attach = False
+            self._connection.stream.attach(self)
+        for key, outcome in list(self._pending_binds.items()):
+            if self._held_attempts[key].epoch:
+                del self._pending_binds[key]
+                outcome.set_result(None)
+
+    def _on_fatal_failure(self, rpc_failure: RpcFailure) -> None:
+        if rpc_failure.reason == "WORKER_CLEANED_UP" and self._make_key is not None:
+            log.warning("worker %s was cleaned up; going on under a new key", self.key)
+            self._connection.stream.detach(self)
+            self._apply_losses(self.heartbeat_state.lose_all("the worker was cleaned up"))
+            self.heartbeat_state = self.heartbeat_state.restart(
+                self._new_session_profile(), self._scheduler.now_ms()
+            )
+            self._wants_attach = True
+            self._watchdog.update(LocalLease())
+            self._connection.heartbeat_sender.schedule(self.namespace)
+            self._notify_listeners()
+            return
+        self._stop(self._worker_error(rpc_failure, "RecordWorkerHeartbeats"))
+
+    def _worker_error(self, rpc_failure: RpcFailure, call: str) -> LivenessSdkError:
+        target = {"address": self._connection.address, "namespace": self.namespace}
+        return worker_error(rpc_failure, call, **target, worker=self.key)
+
+    def _on_lease_expired(self) -> None:
+        """The fence has shut."""
+        self._apply_losses(self.heartbeat_state.lose_all(LEASE_NOT_CONFIRMED))
+        self._notify_listeners()
+
+    # -- the stream
+
+    @property
+    def grace_ms(self) -> int | None:
+        return None if self._grace_ms is None else min(self._grace_ms, self.heartbeat_state.lease_ms)
+
+    def on_attach_requested(self) -> None:
+        if self.grace_ms is not None:
+            now_ms = self._scheduler.now_ms()
+            self._watchdog.update(
+                local_lease.attach_requested(self._watchdog.local_lease, self.grace_ms, now_ms)
+            )
+
+    def on_attached(self, grace_ms: int | None, sent_ms: int) -> None:
+        now_ms = self._scheduler.now_ms()
+        self.heartbeat_state.limit_interval(None, now_ms)
+        self._watchdog.update(local_lease.attached(self._watchdog.local_lease, grace_ms, sent_ms))
+        self._notify_listeners()
+
+    def ping_answered(self, sent_ms: int) -> None:
+        self._watchdog.update(local_lease.ping_answered(self._watchdog.local_lease, sent_ms))
+
+    def on_orders(self, orders: AttachResponse.Orders) -> None:
+        if self._has_ended or orders.lease_epoch < self.heartbeat_state.epoch:
+            return
+        now_ms = self._scheduler.now_ms()
+        if orders.state != WORKER_STATE_ACTIVE:
+            if orders.lease_epoch == self.heartbeat_state.epoch:
+                self._watchdog.update(local_lease.ended(self._watchdog.local_lease))
+                self._send_within(0)
+            return
+        self._apply_losses(self.heartbeat_state.revoke(map(ref_from_proto, orders.cancel_activities), now_ms))
+        limit_ms = duration_to_ms(orders.drain_remaining) if orders.HasField("drain_remaining") else None
+        self._apply_orders(Orders(orders.pause, orders.drain, limit_ms))
+
+    def on_detached(self, *, closed_by_server: bool) -> None:
+        if self._has_ended:
+            return
+        if closed_by_server:
+            self._watchdog.update(local_lease.stream_closed_by_server(self._watchdog.local_lease))
+            self._wants_attach = True
+            self._send_within(REATTACH_DELAY_MS)
+        if self._watchdog.local_lease.grace_ms is not None and self.grace_ms is not None:
+            self.heartbeat_state.limit_interval(
+                self.grace_ms // HEARTBEATS_PER_GRACE, self._scheduler.now_ms()
+            )
+            self._connection.heartbeat_sender.schedule(self.namespace)
+
+    def on_attach_failed(self, rpc_failure: RpcFailure) -> None:
+        if self._has_ended:
+            return
+        if rpc_failure.code.name == "UNIMPLEMENTED":
+            self._stop(self._worker_error(rpc_failure, "Attach"))
+            return
+        log.debug("%s was not attached: %s", self.key, rpc_failure)
+        # Whatever is wrong with the worker, its next heartbeat mends it or tells.
+        self._wants_attach = True
+        self._send_within(REATTACH_DELAY_MS)
+
+    def _apply_orders(self, orders: Orders) -> None:
+        if orders != self.orders:
+            self.orders = orders
+            self._notify_listeners()
+
+    # -- the end
+
+    def _flush(self, outcome: Future[None]) -> None:
+        self._flushed = outcome
+        self._send_within(0)
+        self._check_flushed()
+
+    def _check_flushed(self) -> None:
+        if self._flushed is not None and (self._has_ended or self.heartbeat_state.is_flushed):
+            self._flushed.set_result(None)
+            self._flushed = None
+            self._stop(None)
+
+    def _stop(self, error: LivenessSdkError | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self.error = error
+        self._connection.on_thread_failure.pop(id(self), None)
+        self._connection.heartbeat_sender.leave(self)
+        self._connection.stream.detach(self)
+        reason = str(error) if error is not None else ENDED_REASON
+        self._watchdog.stop()
+        self._apply_losses(self.heartbeat_state.lose_all(reason))
+        for key, outcome in list(self._pending_binds.items()):
+            del self._pending_binds[key]
+            self._held_attempts[key].lost.set(reason)
+            outcome.set_exception(error or WorkerStopped(worker=self.key))
+        if not self.started.done():
+            self.started.set_exception(error or WorkerStopped(worker=self.key))
+        self._check_flushed()
+        self._notify_listeners()
+
+    def _on_thread_failure(self) -> None:
+        """The ticker's thread died of a bug; this is its last act."""
+        failure = CallFailed(call="the SDK's own thread", detail="see the traceback", code="BUG")
+        self._stop(failure)
+
+    # -- inside
+
+    def _new_session_profile(self) -> WorkerHeartbeat:
+        """A new session, under the program's key or a new one."""
+        message = WorkerHeartbeat()
+        message.CopyFrom(self._profile)
+        if self._make_key is not None:
+            message.worker_instance_key = self._make_key()
+        message.session_id = uuid4().hex
+        return message
+
+    def _send_within(self, wait_ms: int) -> None:
+        self.heartbeat_state.send_by(self._scheduler.now_ms() + wait_ms)
+        self._connection.heartbeat_sender.schedule(self.namespace)
+
+    def _notify_listeners(self) -> None:
+        for listener in list(self._listeners):
+            listener()

@@ -1,0 +1,265 @@
+"""Attach: the streams that workers keep open, what they are told through them, and what their breaking means.
+
+A worker is attached by the stream that attached it last; the end of any other stream means nothing to it. When its
+stream ends without a goodbye and the worker had asked for a disconnect grace, its shard takes it for suspect. A stream
+that we end ourselves, because the server stops, makes nobody suspect.
+
+A stream is a client's own (`attach`), or stands for one at another node or a frontend (`relay`, `server/forwarded_streams.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from itertools import islice
+from typing import TypeVar
+
+from liveness.domain import worker_control
+from liveness.domain.errors import InvalidField, LivenessError, MalformedRequest, Unavailable
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import Worker
+from liveness.engine.node import Node
+from liveness.engine.shard import PreparedCommit, Shard
+from liveness.rpc.status import status_of
+from liveness.server import wire
+from liveness.server.attach_stream import AttachStream
+from liveness.server.forwarded_streams import ForwardingCall
+from liveness.server.validation import duration_ms, require_identifier
+from liveness.v1.cluster_pb2 import RelayRequest, RelayResponse
+from liveness.v1.service_pb2 import AttachRequest, AttachResponse
+
+WORKERS_PER_STREAM_MAX = 10_000
+ORDERS_PER_TURN = 500
+"""Of one stream; then others have their turn."""
+
+StreamT = TypeVar("StreamT", bound=AttachStream)
+
+
+class AttachStreams:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._by_worker: dict[WorkerKey, AttachStream] = {}
+        self._open: set[AttachStream] = set()
+        self._forwarding_calls: set[ForwardingCall] = set()
+        self._closed = False
+        node.on_committed.append(self._on_committed)
+        node.on_opened.append(self._on_opened)
+        node.on_closed.append(self._on_closed)
+        node.on_policy.append(self.queue_orders_for_all)
+
+    def is_attached(self, key: WorkerKey, session_id: str) -> bool:
+        stream = self._by_worker.get(key)
+        return stream is not None and stream.sessions.get(key) == session_id
+
+    def attached_count(self) -> int:
+        return len(self._by_worker)
+
+    def open_count(self) -> int:
+        """Of clients that are connected here, and of nodes and frontends that relay those of others."""
+        return len(self._open) + len(self._forwarding_calls)
+
+    def close(self) -> None:
+        """We end the streams; that they break now counts for nothing."""
+        self._closed = True
+        for stream in self._open:
+            stream.reply(AttachResponse(closing=AttachResponse.Closing()))
+            stream.end()
+        for call in self._forwarding_calls:
+            call.end()
+
+    def _on_closed(self, shard: Shard) -> None:
+        """This node does not serve the shard, now or any more. Who relays a stream attaches its workers where it is
+        served next; a client's own stream just goes on when the shard has been read again."""
+        for key in self._attached_workers(shard):
+            stream = self._by_worker[key]
+            if not stream.is_forwarded:
+                continue
+            del self._by_worker[key]
+            stream.sessions.pop(key, None)
+            stream.orders.pop(key, None)
+            stream.on_worker_moved(key)
+
+    def queue_orders_for_all(self) -> None:
+        """What every worker is ordered to do may have changed: a namespace was paused or resumed."""
+        self._queue_orders(self._by_worker)
+
+    def _on_committed(self, commits: Sequence[PreparedCommit]) -> None:
+        for commit in commits:
+            self._queue_orders(commit.changed_orders)
+
+    def _on_opened(self, shard: Shard) -> None:
+        self._queue_orders(self._attached_workers(shard))
+
+    def _attached_workers(self, shard: Shard) -> list[WorkerKey]:
+        attached_keys, shard_workers = self._by_worker, shard.workers
+        if len(shard.workers) < len(self._by_worker):
+            return [key for key in shard.workers if key in self._by_worker]
+        return [key for key in attached_keys if key in shard_workers]
+
+    def _queue_orders(self, keys: Iterable[WorkerKey]) -> None:
+        for key in keys:
+            if (stream := self._by_worker.get(key)) is not None:
+                stream.queue_orders(key)
+
+    # -- one stream
+
+    async def attach(
+        self, requests: AsyncIterator[AttachRequest | MalformedRequest]
+    ) -> AsyncIterator[AttachResponse]:
+        stream = AttachStream()
+        self._open.add(stream)
+        if self._closed:
+            self.close()
+        reader = asyncio.create_task(self._read(stream, requests))
+        try:
+            while True:
+                await stream.wait_for_output()
+                while stream.replies:
+                    yield stream.replies.popleft()
+                if stream.ended:
+                    break
+                while stream.orders:
+                    for _, message in await self.pop_orders([stream]):
+                        yield message
+            if stream.error is not None:
+                raise stream.error
+        finally:
+            reader.cancel()
+            self._open.discard(stream)
+            self.close_stream(stream, is_broken=True)
+
+    async def _read(
+        self, stream: AttachStream, requests: AsyncIterator[AttachRequest | MalformedRequest]
+    ) -> None:
+        try:
+            async for request in requests:
+                if isinstance(request, MalformedRequest):
+                    raise request
+                await self.serve(stream, request)
+            stream.end()
+        except LivenessError as error:
+            stream.end(error)
+
+    async def relay(
+        self, requests: AsyncIterator[RelayRequest | MalformedRequest]
+    ) -> AsyncGenerator[RelayResponse, None]:
+        """The streams of clients that are connected elsewhere. That this one ends says nothing about any of them."""
+        call = ForwardingCall(self)
+        self._forwarding_calls.add(call)
+        if self._closed:
+            call.end()
+        try:
+            async with aclosing(call.run(requests)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._forwarding_calls.discard(call)
+
+    async def serve(self, stream: AttachStream, request: AttachRequest) -> None:
+        kind = request.WhichOneof("request")
+        if kind == "ping":
+            stream.reply(AttachResponse(pong=AttachResponse.Pong(number=request.ping.number)))
+        elif kind == "attach":
+            await self._attach(stream, request.attach)
+        elif kind == "detach":
+            key = WorkerKey(request.detach.namespace, request.detach.worker_instance_key)
+            if stream.sessions.pop(key, None) is not None and self._by_worker.get(key) is stream:
+                del self._by_worker[key]
+        else:
+            raise InvalidField(field="request", rule="must be attach, detach or ping")
+
+    async def _attach(self, stream: AttachStream, request: AttachRequest.Attach) -> None:
+        answer = AttachResponse.Attached(
+            namespace=request.namespace, worker_instance_key=request.worker_instance_key
+        )
+        try:
+            grace_ms = await self._admit(stream, request)
+            if grace_ms:
+                answer.disconnect_grace.CopyFrom(wire.duration(grace_ms))
+        except LivenessError as error:
+            answer.status.CopyFrom(status_of(error))
+        stream.reply(AttachResponse(attached=answer))
+        if not answer.HasField("status"):
+            stream.queue_orders(WorkerKey(request.namespace, request.worker_instance_key))
+
+    async def _admit(self, stream: AttachStream, request: AttachRequest.Attach) -> int:
+        node = self._node
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        node.policies.admit(key.namespace)
+        session_id = require_identifier("session_id", request.session_id)
+        grace_ms = 0
+        if request.HasField("disconnect_grace"):
+            grace_ms = duration_ms("disconnect_grace", request.disconnect_grace)
+        if len(stream.sessions) >= WORKERS_PER_STREAM_MAX:
+            raise InvalidField(
+                field="attach", rule=f"must be for at most {WORKERS_PER_STREAM_MAX} workers a stream"
+            )
+        shard = node.shard(*key)
+        shard.change_worker(key, worker_control.attach(key, shard.describe(key), session_id, grace_ms))
+        await node.wait_durable(shard)
+        if node.shard_table()[shard.id] is not shard:
+            raise node.unavailable_reason(shard.id)  # handed over meanwhile, terms and all
+        # Only now: until the terms are durable, the breaking of this stream has no meaning.
+        before = self._by_worker.get(key)
+        if before is not None and before is not stream:
+            before.sessions.pop(key, None)
+            before.on_worker_replaced(key)
+        stream.sessions[key] = session_id
+        self._by_worker[key] = stream
+        shard.disconnected.pop(key, None)
+        return shard.describe(key).standing.grace_ms
+
+    async def pop_orders(self, streams: Sequence[StreamT]) -> list[tuple[StreamT, AttachResponse]]:
+        """What workers on these streams are to do, as far as that is durable."""
+        node, found = self._node, []
+        for stream in streams:
+            for key in list(islice(stream.orders, ORDERS_PER_TURN)):
+                del stream.orders[key]
+                try:
+                    shard = node.shard(*key)
+                except Unavailable:
+                    continue  # told when the shard serves again
+                if (worker := shard.workers.get(key)) is not None:
+                    found.append((stream, key, shard, worker))
+        group = node.barrier()
+        await group.wait()
+        serving = {shard.id: shard for shard in node.shards()}
+        return [
+            (stream, self._orders_message(key, shard, worker))
+            for stream, key, shard, worker in found
+            if not group.failed(shard) and serving.get(shard.id) is shard
+        ]
+
+    def _orders_message(self, key: WorkerKey, shard: Shard, worker: Worker) -> AttachResponse:
+        standing = worker.standing
+        message = AttachResponse.Orders(
+            namespace=key.namespace,
+            worker_instance_key=key.instance_key,
+            state=worker.state,  # type: ignore[arg-type]
+            lease_epoch=worker.epoch,
+            pause=standing.paused or bool(self._node.policies.of(key.namespace).paused),
+            drain=standing.draining,
+            cancel_activities=[wire.activity_ref(activity) for activity in worker.lost.values()],
+        )
+        if standing.drain_deadline_ms:
+            left_ms = max(0, standing.drain_deadline_ms - shard.now_ms())
+            message.drain_remaining.CopyFrom(wire.duration(left_ms))
+        return AttachResponse(orders=message)
+
+    def close_stream(self, stream: AttachStream, *, is_broken: bool) -> None:
+        """`is_broken`: the client's side of it ended, without a goodbye."""
+        for key, session_id in stream.sessions.items():
+            if self._by_worker.get(key) is not stream:
+                continue  # attached anew since
+            del self._by_worker[key]
+            if self._closed or not is_broken:
+                continue
+            try:
+                shard = self._node.shard(*key)
+            except Unavailable:
+                continue  # moved or re-read: it counts for nothing
+            worker = shard.workers.get(key)
+            if worker is not None and worker.session_id == session_id:
+                shard.mark_disconnected(key)
+        stream.sessions.clear()

@@ -1,0 +1,212 @@
+"""Why did a worker die? Put together from the worker's history, from what other nodes know, and from where its
+activities are now."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from liveness.domain.death_certificate import ConcurrentDeaths, DeathCertificate, reconstruct_certificate
+from liveness.domain.errors import DeathNotFound
+from liveness.domain.events import (
+    Activation,
+    ActivityHanded,
+    BindingsChanged,
+    BindingsEnded,
+    SessionReplaced,
+    WorkerDeactivated,
+    WorkerRegistered,
+    WorkerResurrected,
+)
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
+from liveness.domain.verdicts import is_death, refutes_death
+from liveness.domain.worker import NO_PROFILE, BoundActivity, Worker
+from liveness.engine.node import Node
+from liveness.server import wire
+from liveness.server.all_nodes import AllNodes
+from liveness.server.death_wire import (
+    LostActivities,
+    RecordedDeath,
+    certificate_message,
+    company,
+    count_deaths_request,
+)
+from liveness.store.codec import LogEntry
+from liveness.v1 import cluster_pb2, death_pb2, service_pb2
+
+ACTIVITIES_MAX = 100
+PAGE = 200
+LEASE_EVENTS_MAX = 10_000
+"""How many activations and ends of leases are looked through for the one that was asked for."""
+BINDING_EVENTS_MAX = 10_000
+"""How many changes of its bindings are looked through for what the worker held."""
+CALL_TIMEOUT_S = 1.0
+
+_LEASE_EVENTS = tuple(
+    kind.__name__ for kind in (WorkerRegistered, SessionReplaced, WorkerResurrected, WorkerDeactivated)
+)
+_BINDING_EVENTS = tuple(
+    kind.__name__
+    for kind in (
+        WorkerRegistered,
+        SessionReplaced,
+        WorkerResurrected,
+        BindingsChanged,
+        ActivityHanded,
+        BindingsEnded,
+    )
+)
+
+
+class DeathHandlers:
+    def __init__(self, node: Node, all_nodes: AllNodes | None = None) -> None:
+        self._node = node
+        self._all_nodes = all_nodes
+
+    async def get_certificate(
+        self, request: service_pb2.GetDeathCertificateRequest
+    ) -> death_pb2.DeathCertificate:
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        shard = self._node.shard(*key)
+        worker = shard.workers.get(key)
+        await self._node.wait_durable(shard)
+        found = await self._find_death(key, shard.id, worker, request.lease_epoch)
+        if found is None:
+            state = (worker or shard.describe(key)).state.name
+            when = f" in lease epoch {request.lease_epoch}" if request.lease_epoch else ""
+            raise DeathNotFound(worker=key.instance_key, when=when, state=state)
+        seq, death = found
+        lost = await self._find_lost_activities(key, shard.id, seq, death.certificate.activities)
+        return certificate_message(key, death, await self._company(key, death), lost)
+
+    async def _find_death(
+        self, key: WorkerKey, shard_id: int, worker: Worker | None, epoch: int
+    ) -> tuple[int, RecordedDeath] | None:
+        """The last death, or the one that ended this epoch, with its place in the log."""
+        next_activation: LogEntry | None = None
+        uncertified: tuple[LogEntry, LogEntry | None] | None = None
+        async for entry in self._history_backwards(key, shard_id, _LEASE_EVENTS, None, LEASE_EVENTS_MAX):
+            if uncertified is not None:
+                known = _reconstruct_certificate(uncertified[0], entry, worker)
+                if epoch in (0, known.epoch):
+                    return uncertified[0].seq, _make_death(*uncertified, known)
+                uncertified = None
+            if is_death(entry.event):
+                assert isinstance(entry.event, WorkerDeactivated)
+                if entry.event.certificate is None:
+                    uncertified = entry, next_activation  # the activation before it says which lease it ended
+                elif epoch in (0, entry.event.certificate.epoch):
+                    return entry.seq, _make_death(entry, next_activation, entry.event.certificate)
+            next_activation = entry
+        if uncertified is not None and not epoch:
+            return uncertified[0].seq, _make_death(
+                *uncertified, _reconstruct_certificate(uncertified[0], None, worker)
+            )
+        return None
+
+    async def _find_lost_activities(
+        self, key: WorkerKey, shard_id: int, before_seq: int, count: int | None
+    ) -> LostActivities:
+        """What the worker held: of each activity, the last that its history says decides."""
+        held: dict[ActivityId, BoundActivity] = {}
+        seen: set[ActivityId] = set()
+        limit_shown = ACTIVITIES_MAX if count is None else min(count, ACTIVITIES_MAX)
+        if limit_shown:
+            async for entry in self._history_backwards(
+                key, shard_id, _BINDING_EVENTS, before_seq, BINDING_EVENTS_MAX
+            ):
+                bound, ended = _binding_changes(entry.event)
+                for activity in reversed(bound):
+                    if activity.id not in seen:
+                        held[activity.id] = activity
+                        seen.add(activity.id)
+                seen.update(ended)
+                if isinstance(entry.event, Activation) or (count is not None and len(held) >= limit_shown):
+                    break
+        shown = list(reversed(held.values()))[-ACTIVITIES_MAX:]
+        keys = [ActivityKey(key.namespace, *activity.id) for activity in shown]
+        current = await self._node.store.find_activities(keys) if keys else {}
+        return LostActivities(shown, len(held) if count is None else count, current)
+
+    async def _company(self, key: WorkerKey, death: RecordedDeath) -> ConcurrentDeaths:
+        """As it was recorded, or as the nodes that are there remember it since: those who died afterwards, or on other
+        nodes, could not be known then."""
+        known = death.certificate
+        found = self._node.recent_deaths.deaths_around(key, known.host_name, known.build_id, death.wall_ms)
+        if self._all_nodes is not None:
+            answers = await self._all_nodes.call_other_nodes(
+                "ClusterService/CountDeaths",
+                count_deaths_request(key, known, death.wall_ms),
+                cluster_pb2.CountDeathsResponse,
+                skip_failed=True,
+                timeout_s=CALL_TIMEOUT_S,
+            )
+            for answer in answers:
+                found = found.plus(company(answer))
+        return found.max_with(known.company)
+
+    async def _history_backwards(
+        self, key: WorkerKey, shard_id: int, kinds: Collection[str], before_seq: int | None, limit: int
+    ) -> AsyncIterator[LogEntry]:
+        """Events of a worker, the newest first, so many at most."""
+        for _ in range(0, limit, PAGE):
+            entries = await self._node.store.worker_history(
+                key, shard_id, newest_first=True, beyond_seq=before_seq, limit=PAGE, kinds=kinds
+            )
+            for entry in entries:
+                yield entry
+            if len(entries) < PAGE:
+                return
+            before_seq = entries[-1].seq
+
+
+def _make_death(entry: LogEntry, next_activation: LogEntry | None, known: DeathCertificate) -> RecordedDeath:
+    """`next_activation`: the activation that came next."""
+    assert isinstance(entry.event, WorkerDeactivated)
+    refuted = next_activation is not None and refutes_death(next_activation.event, known.session_id)
+    return RecordedDeath(
+        entry.wall_ms,
+        entry.event,
+        known,
+        next_activation.wall_ms if next_activation is not None and refuted else None,
+    )
+
+
+def _reconstruct_certificate(
+    entry: LogEntry, before: LogEntry | None, worker: Worker | None
+) -> DeathCertificate:
+    """For a death without a certificate. `before`: the activation of the lease that it ended, if it is still kept."""
+    event = entry.event
+    assert isinstance(event, WorkerDeactivated)
+    lease = before.event if before is not None and isinstance(before.event, Activation) else None
+    same_worker = worker if worker is not None and worker.inactive_reason is event.reason else None
+    if lease is not None and same_worker is not None and same_worker.epoch != lease.epoch:
+        same_worker = None
+    epoch, session_id, granted_ms, profile = 0, "", 0, NO_PROFILE
+    if lease is not None:
+        epoch, session_id, granted_ms, profile = (
+            lease.epoch, lease.session_id, lease.granted_ms, lease.profile,
+        )  # fmt: skip
+    elif same_worker is not None:
+        epoch, session_id = same_worker.epoch, same_worker.session_id
+    return reconstruct_certificate(
+        event.detail,
+        event.at_ms,
+        same_worker,
+        epoch=epoch,
+        session_id=session_id,
+        granted_ms=granted_ms,
+        profile=profile,
+    )
+
+
+def _binding_changes(event: object) -> tuple[Sequence[BoundActivity], Sequence[ActivityId]]:
+    """What an event bound and, before that, ended."""
+    if isinstance(event, Activation):
+        return event.bindings, ()
+    if isinstance(event, BindingsChanged):
+        return event.bound, event.unbound
+    if isinstance(event, ActivityHanded):
+        return (event.activity,), ()
+    if isinstance(event, BindingsEnded):
+        return (), event.ids
+    return (), ()

@@ -1,0 +1,223 @@
+"""Ties services to gRPC: parse, call, turn refusals into statuses. Written once for every method of every service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, ShardMoved, Unavailable
+from liveness.routing.gateway import Gateway, MethodRouter
+from liveness.routing.routing_rules import RoutingKind
+from liveness.rpc.status import DETAILS_KEY, code_of, status_of
+from liveness.rpc.tracing import CallTracer, is_sampled
+from liveness.server.all_nodes import is_local_only
+from liveness.store.errors import StoreError
+
+logger = structlog.get_logger("liveness.server")
+
+
+WaitAllDurable = Callable[[], Awaitable[None]]
+
+
+AdmitNamespace = Callable[[str], None]
+
+
+def register_service(
+    server: grpc.aio.Server,
+    descriptor: ServiceDescriptor,
+    service: object | None,
+    wait_all_durable: WaitAllDurable,
+    admit: AdmitNamespace | None = None,
+    gateway: Gateway | None = None,
+    tracer: CallTracer | None = None,
+) -> None:
+    """Serve each method of the descriptor with the service's method of the same name in snake case.
+
+    `wait_all_durable` waits until the state that a refusal may rest on is durable: a refusal, too, is an answer. `admit` refuses
+    calls about a namespace that is not served here. `gateway` carries calls about shards of others to them; without a
+    service, as in a frontend, all calls. `tracer` follows calls that are to be followed.
+    """
+    handlers = {
+        method.name: _make_handler(
+            method,
+            None if service is None else getattr(service, _snake_case(method.name)),
+            wait_all_durable,
+            admit,
+            None if gateway is None else gateway.router(method),
+            tracer,
+        )
+        for method in descriptor.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, handlers),))
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _make_handler(
+    method: MethodDescriptor,
+    serve: Callable[..., Any] | None,
+    wait_all_durable: WaitAllDurable,
+    admit: AdmitNamespace | None,
+    router: MethodRouter | None,
+    tracer: CallTracer | None,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    parse = _make_parser(GetMessageClass(method.input_type))
+    if method.client_streaming:
+        if router is not None and router.rule.kind is RoutingKind.STREAM:
+            serve = router.forward_attach
+        return grpc.stream_stream_rpc_method_handler(_make_streaming(serve, None, router), parse, _serialize)
+    if "namespace" not in method.input_type.fields_by_name:
+        admit = None
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(_make_streaming(serve, admit, router), parse, _serialize)
+    call = _make_unary(serve, wait_all_durable, admit, router)
+    if tracer is not None:
+        call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
+    return grpc.unary_unary_rpc_method_handler(call, parse, _serialize)
+
+
+def _serialize(answer: Message | bytes) -> bytes:
+    """Some services write their own bytes."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+
+def _make_parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest]:
+    """gRPC would answer INTERNAL for what the client got wrong, so a failure travels to the handler as a value."""
+    from_string = kind.FromString
+
+    def parse(data: bytes) -> Message | MalformedRequest:
+        try:
+            return from_string(data)
+        except DecodeError as error:
+            return MalformedRequest(detail=str(error))
+
+    return parse
+
+
+def _make_unary(
+    serve: Callable[[Any], Awaitable[Message | bytes]] | None,
+    wait_all_durable: WaitAllDurable,
+    admit: AdmitNamespace | None,
+    router: MethodRouter | None,
+) -> Callable[..., Awaitable[Message | bytes]]:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
+        try:
+            if isinstance(request, MalformedRequest):
+                raise request
+            if admit is not None:
+                admit(request.namespace)
+            if router is None:
+                return await serve(request)  # type: ignore[misc]
+            return await _route_call(router, request, context, serve)
+        except InvalidRequest as error:
+            await _abort(context, error)
+        except LivenessError as error:
+            await _abort(context, await _after_durable(error, wait_all_durable))
+        except StoreError as error:
+            await _abort(context, _store_unavailable(error))
+        raise AssertionError("abort raises")
+
+    return call
+
+
+class _CodeRecordingContext:
+    """The context of a call, which does not tell afterwards how the call ended."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self.code = grpc.StatusCode.UNKNOWN
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.code = code
+        await self._context.abort(code, details, trailing_metadata)
+
+
+def _traced(
+    call: Callable[..., Awaitable[Message | bytes]], tracer: CallTracer, path: str
+) -> Callable[..., Awaitable[Message | bytes]]:
+    async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
+        metadata = context.invocation_metadata()
+        if not is_sampled(metadata):
+            return await call(request, context)
+        with tracer.start_server_span(path, metadata) as span:
+            if namespace := getattr(request, "namespace", ""):
+                span.set_attributes(namespace=namespace)
+            recording = _CodeRecordingContext(context)
+            try:
+                answer = await call(request, recording)
+                recording.code = grpc.StatusCode.OK
+                return answer
+            finally:
+                span.set_status_code(recording.code)
+
+    return traced
+
+
+async def _route_call(
+    router: MethodRouter, request: Any, context: grpc.aio.ServicerContext[Any, Any], serve: Any
+) -> Message | bytes:
+    if router.is_local(request, context):
+        is_local_only.set(router.is_local_only(context))
+        try:
+            return await serve(request)  # type: ignore[no-any-return]
+        except ShardMoved:
+            if not router.can_forward(context):
+                raise
+    return await router.forward(request, context, serve)  # type: ignore[no-any-return]
+
+
+def _make_streaming(
+    serve: Callable[[Any], AsyncIterator[Message | bytes]] | None,
+    admit: AdmitNamespace | None,
+    router: MethodRouter | None,
+) -> Callable[..., AsyncIterator[Message | bytes]]:
+    async def call(
+        request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Message | bytes]:
+        try:
+            if isinstance(request, MalformedRequest):
+                raise request
+            if admit is not None:
+                admit(request.namespace)
+            if router is None or router.is_local(request, context) or router.rule.kind is RoutingKind.STREAM:
+                messages = serve(request)  # type: ignore[misc]
+            else:
+                messages = router.forward_stream(request, context)
+            async for message in messages:
+                yield message
+        except LivenessError as error:
+            await _abort(context, error)
+        except StoreError as error:
+            await _abort(context, _store_unavailable(error))
+
+    return call
+
+
+async def _after_durable(error: LivenessError, wait_all_durable: WaitAllDurable) -> LivenessError:
+    try:
+        await wait_all_durable()
+    except Unavailable as unavailable:
+        return unavailable
+    return error
+
+
+def _store_unavailable(error: StoreError) -> Unavailable:
+    logger.warning("request failed", why=str(error))
+    return Unavailable()
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: LivenessError) -> None:
+    details = ((DETAILS_KEY, status_of(error).SerializeToString()),)
+    await context.abort(code_of(error), str(error), trailing_metadata=details)

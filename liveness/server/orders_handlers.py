@@ -1,0 +1,110 @@
+"""Pause, resume, drain: what operators order of workers, one by one, by filter, or of a whole namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from liveness.domain import worker_control
+from liveness.domain.errors import InvalidField, ShardMoved, WorkerCleanedUp
+from liveness.domain.events import WorkerEvent
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import Worker, WorkerState
+from liveness.engine.node import Node
+from liveness.engine.shard import Shard
+from liveness.server import wire
+from liveness.server.validation import duration_ms, require_identifier, text
+from liveness.store.api import WorkerFilter
+from liveness.v1 import admin_pb2
+
+DRAIN_LIMIT_MS_DEFAULT = 60_000
+
+Decide = Callable[[Worker], tuple[WorkerEvent, ...]]
+
+
+class OrdersHandlers:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def scope(self, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest) -> str:
+        """Which of the three ways to say whom was used."""
+        require_identifier("namespace", request.namespace)
+        selectors = [
+            name
+            for name, used in (
+                ("worker_instance_key", bool(request.worker_instance_key)),
+                ("filter", request.HasField("filter")),
+                ("all", request.all),
+            )
+            if used
+        ]
+        if len(selectors) != 1:
+            raise InvalidField(
+                field="worker_instance_key, filter and all", rule="must be exactly one of them"
+            )
+        return selectors[0]
+
+    async def apply_order(
+        self, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest, decide: Decide
+    ) -> int:
+        """Returns how many workers changed."""
+        scope = self.scope(request)
+        if scope == "worker_instance_key":
+            key = wire.worker_key(request.namespace, request.worker_instance_key)
+            shard = self._node.shard(*key)
+            worker = shard.describe(key)
+            if worker.state is WorkerState.CLEANED_UP:
+                raise WorkerCleanedUp(worker=key.instance_key)
+            found = iter([(shard, key, worker)])
+        else:
+            worker_filter = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
+            found = self._find_workers(request.namespace, worker_filter)
+        changed = sum(shard.change_worker(key, decide(worker)) for shard, key, worker in found)
+        # Also if nothing changed: that a worker is paused already may not be durable yet.
+        await self._node.wait_all_durable()
+        return changed
+
+    def count_unpaused(self, namespace: str) -> int:
+        """How many workers would be paused with their namespace."""
+        found = self._find_workers(namespace, WorkerFilter())
+        return sum(not worker.standing.paused for _, _, worker in found)
+
+    async def drain(self, request: admin_pb2.DrainWorkerRequest) -> int:
+        """Returns how many activities the worker still holds."""
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        limit_ms = DRAIN_LIMIT_MS_DEFAULT
+        if request.HasField("limit"):
+            limit_ms = duration_ms("limit", request.limit, allow_zero=True)
+        reason = text("reason", request.reason)
+        shard = self._node.shard(*key)
+        worker = shard.describe(key)
+        # A limit of 0 is over at the next look at the clock.
+        deadline_ms = max(1, shard.now_ms() + limit_ms)
+        shard.change_worker(key, worker_control.drain(key, worker, reason, deadline_ms))
+        await self._node.wait_durable(shard)
+        return len(worker.bindings)
+
+    def _find_workers(
+        self, namespace: str, worker_filter: WorkerFilter
+    ) -> Iterator[tuple[Shard, WorkerKey, Worker]]:
+        shards = []
+        for shard_id, shard in enumerate(self._node.shard_table()):
+            if shard is not None:
+                shards.append(shard)
+            elif not isinstance(unavailable := self._node.unavailable_reason(shard_id), ShardMoved):
+                raise unavailable  # nobody serves it just now: not all could be found
+        for shard in shards:
+            for key, worker in list(shard.workers.items()):
+                if key.namespace == namespace and _matches(worker_filter, key, worker):
+                    yield shard, key, worker
+
+
+def _matches(worker_filter: WorkerFilter, key: WorkerKey, worker: Worker) -> bool:
+    profile = worker.profile
+    return (
+        worker.state is not WorkerState.CLEANED_UP
+        and (not worker_filter.states or worker.state in worker_filter.states)
+        and worker_filter.task_queue in ("", profile.task_queue)
+        and worker_filter.build_id in ("", profile.build_id)
+        and worker_filter.host_name in ("", profile.host_name)
+        and key.instance_key.startswith(worker_filter.key_prefix)
+    )

@@ -1,0 +1,88 @@
+"""The registry of servers: each renews its own row, and sees in the same transaction who else does and who owns what.
+
+A node's lease is no point in time: it is the promise to raise `beat` often enough. Whoever looks on decides by its own
+clock how long it has seen no beat, so that clocks of different machines are never compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from sqlalchemy import Connection, delete, select, tuple_, update
+
+from liveness.store.bulk import insert_rows
+from liveness.store.schema import nodes, shards
+
+SERVER_KIND = "server"
+
+
+class NodeState(IntEnum):
+    SERVING = 1
+    LEAVING = 2
+
+
+class NodeRow(NamedTuple):
+    """In the order of the table's columns."""
+
+    node_id: str
+    kind: str
+    address: str
+    host: str
+    process_id: int
+    version: str
+    state: NodeState
+    lease_ms: int
+    beat: int
+    started_wall_ms: int
+    renewed_wall_ms: int
+
+
+class ShardHead(NamedTuple):
+    shard_id: int
+    epoch: int
+    owner: str
+    """A node's id; empty while nobody owns it."""
+    last_seq: int
+    observed_ms: int
+
+
+class ClusterView(NamedTuple):
+    nodes: tuple[NodeRow, ...]
+    shards: tuple[ShardHead, ...]
+
+
+def renew_node(connection: Connection, own_row: NodeRow) -> ClusterView:
+    insert_rows(
+        connection, nodes, [(*own_row[:6], int(own_row.state), *own_row[7:])], replace_on=("node_id",)
+    )
+    return read_cluster(connection)
+
+
+def read_cluster(connection: Connection) -> ClusterView:
+    rows = connection.execute(select(nodes).order_by(nodes.c.node_id))
+    heads = connection.execute(
+        select(
+            shards.c.shard_id, shards.c.epoch, shards.c.owner, shards.c.last_seq, shards.c.observed_ms
+        ).order_by(shards.c.shard_id)
+    )
+    return ClusterView(
+        tuple(NodeRow(*row)._replace(state=NodeState(row.state)) for row in rows),
+        tuple(ShardHead(*head) for head in heads),
+    )
+
+
+def remove_nodes(connection: Connection, node_ids: Collection[str]) -> None:
+    connection.execute(delete(nodes).where(nodes.c.node_id.in_(node_ids)))
+
+
+def disown_shards(connection: Connection, owner: str, expected_epochs: Mapping[int, int]) -> None:
+    connection.execute(
+        update(shards)
+        .where(
+            shards.c.owner == owner,
+            tuple_(shards.c.shard_id, shards.c.epoch).in_(list(expected_epochs.items())),
+        )
+        .values(owner="")
+    )

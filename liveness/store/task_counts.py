@@ -1,0 +1,30 @@
+"""How many there are, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, select, text
+
+from liveness.store.api import QueueCount, TaskState
+from liveness.store.schema import DEAD_TASKS_SQL, OPEN_TASKS_SQL, tasks
+
+
+def count_queries(shard_ids: Collection[int]) -> list[Select[Any]]:
+    """One by each index, which holds the few tasks that are not finished and not the many that are. The conditions are
+    literal, because SQLite uses an index of some rows only for a condition that it can see."""
+    groups = (tasks.c.shard_id, tasks.c.namespace, tasks.c.state)
+    counts = select(*groups, func.count(), func.min(tasks.c.created_wall_ms)).group_by(*groups)
+    return [
+        counts.where(tasks.c.shard_id.in_(shard_ids), text(condition))
+        for condition in (OPEN_TASKS_SQL, DEAD_TASKS_SQL)
+    ]
+
+
+def count_tasks(connection: Connection, shard_ids: Collection[int]) -> list[QueueCount]:
+    return [
+        QueueCount(shard_id, namespace, TaskState(state), count, oldest_wall_ms)
+        for query in count_queries(shard_ids)
+        for shard_id, namespace, state, count, oldest_wall_ms in connection.execute(query)
+    ]

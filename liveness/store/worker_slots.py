@@ -1,0 +1,57 @@
+"""A namespace's quota of workers, divided among shards, so that each node decides alone and all together never exceed it.
+
+A shard admits workers up to what it was granted. More is granted while the sum over all shards stays within the quota,
+under a lock per namespace. What a shard does not need it gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+
+from sqlalchemy import Connection, and_, delete, func, select
+
+from liveness.store.bulk import insert_rows
+from liveness.store.commit import check_epochs
+from liveness.store.schema import slots
+
+ROOM_DIVISOR = 500
+EXTRA_GRANT_MAX = 1_000
+
+
+def grant_slots(
+    connection: Connection, shard_id: int, epoch: int, namespace: str, want: int, limit: int
+) -> int:
+    _lock_namespace(connection, namespace)
+    check_epochs(connection, {shard_id: epoch})
+    total_granted = select(func.coalesce(func.sum(slots.c.granted), 0)).where(slots.c.namespace == namespace)
+    room = max(0, limit - int(connection.execute(total_granted).scalar_one()))
+    shard_granted = select(slots.c.granted).where(
+        slots.c.namespace == namespace, slots.c.shard_id == shard_id
+    )
+    # Some more than asked for while there is plenty, so that a fleet that starts does not ask for each worker.
+    extra = min(room // ROOM_DIVISOR, EXTRA_GRANT_MAX)
+    granted = (connection.execute(shard_granted).scalar() or 0) + min(max(want, extra), room)
+    if granted:
+        insert_rows(connection, slots, [(namespace, shard_id, granted)], replace_on=("namespace", "shard_id"))
+    return granted
+
+
+def return_slots(
+    connection: Connection, owned: Mapping[int, int], namespace: str, kept: Mapping[int, int]
+) -> None:
+    _lock_namespace(connection, namespace)
+    check_epochs(connection, owned)
+    rows = [(namespace, shard_id, granted) for shard_id, granted in kept.items() if granted]
+    insert_rows(connection, slots, rows, replace_on=("namespace", "shard_id"))
+    emptied = [shard_id for shard_id, granted in kept.items() if not granted]
+    connection.execute(
+        delete(slots).where(and_(slots.c.namespace == namespace, slots.c.shard_id.in_(emptied)))
+    )
+
+
+def _lock_namespace(connection: Connection, namespace: str) -> None:
+    """One at a time per namespace, until the transaction ends. SQLite's writers always take turns."""
+    if connection.dialect.name == "postgresql":
+        lock = int.from_bytes(blake2b(namespace.encode(), digest_size=8).digest(), signed=True)
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")

@@ -1,0 +1,353 @@
+"""Every metric that a server shows: its name, what it says, and where its numbers come from.
+
+Of the labels, `namespace` has at most 100 values and then `_other`; all others have a fixed set. None has values that
+grow with workers, activities, task queues, hosts or builds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import NamedTuple
+
+from liveness.domain.worker import InactiveReason, WorkerState
+from liveness.telemetry.counters import NamespaceCounters
+from liveness.telemetry.histogram import Histogram
+from liveness.telemetry.telemetry import Telemetry
+
+Values = Iterator[tuple[tuple[str, ...], float]]
+"""For each combination of label values, the number."""
+
+
+class CounterMetric(NamedTuple):
+    """It only rises, from 0 at the start of the server."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[Telemetry], Values]
+
+
+class GaugeMetric(NamedTuple):
+    """How it is at the moment."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[Telemetry], Values]
+
+
+class HistogramMetric(NamedTuple):
+    name: str
+    help: str
+    read: Callable[[Telemetry], Histogram]
+
+
+Metric = CounterMetric | GaugeMetric | HistogramMetric
+
+
+def _per_namespace(read: Callable[[NamespaceCounters], float]) -> Callable[[Telemetry], Values]:
+    def values(telemetry: Telemetry) -> Values:
+        for namespace, counters in telemetry.counters.items():
+            yield (namespace,), read(counters)
+
+    return values
+
+
+def _per_namespace_and_reason(
+    read: Callable[[NamespaceCounters], Mapping[str, int]],
+) -> Callable[[Telemetry], Values]:
+    def values(telemetry: Telemetry) -> Values:
+        for namespace, counters in telemetry.counters.items():
+            for reason, count in read(counters).items():
+                yield (namespace, reason), count
+
+    return values
+
+
+def _single_value(read: Callable[[Telemetry], float]) -> Callable[[Telemetry], Values]:
+    def values(telemetry: Telemetry) -> Values:
+        yield (), read(telemetry)
+
+    return values
+
+
+def _summed_by_namespace(read: Callable[[Telemetry], Mapping[str, int]]) -> Callable[[Telemetry], Values]:
+    """Of counts by the name itself; those that have no numbers of their own are added up."""
+
+    def values(telemetry: Telemetry) -> Values:
+        found = Counter({namespace: 0 for namespace, _ in telemetry.counters.items()})
+        for namespace, count in read(telemetry).items():
+            found[telemetry.counters.label(namespace)] += count
+        for namespace, count in found.items():
+            yield (namespace,), count
+
+    return values
+
+
+def _deactivations(telemetry: Telemetry) -> Values:
+    for namespace, counters in telemetry.counters.items():
+        for (
+            reason
+        ) in InactiveReason:  # those that did not happen yet, too: a rate needs a number to start from
+            yield (namespace, reason.name), counters.deactivations[reason.name]
+
+
+def _workers(telemetry: Telemetry) -> Values:
+    found = Counter({(name, state): 0 for name, _ in telemetry.counters.items() for state in WorkerState})
+    for (namespace, state), count in telemetry.node.census.items():
+        found[telemetry.counters.label(namespace), state] += count
+    for (namespace, state), count in found.items():
+        yield (namespace, state.name), count
+
+
+def _outcomes(telemetry: Telemetry) -> Values:
+    for namespace, counters in telemetry.counters.items():
+        for (outcome, via), count in counters.reschedule_outcomes.items():
+            yield (namespace, outcome, via), count
+
+
+def _queue_tasks(telemetry: Telemetry) -> Values:
+    by_shard = telemetry.queue_depths.by_shard().values()
+    yield ("PENDING",), sum(depth.pending for depth in by_shard)
+    yield ("RETRYING",), sum(depth.retrying for depth in by_shard)
+    yield ("DEAD_LETTERED",), sum(depth.dead_lettered for depth in by_shard)
+
+
+def _oldest_s(telemetry: Telemetry) -> float:
+    since = [
+        depth.oldest_wall_ms for depth in telemetry.queue_depths.by_shard().values() if depth.oldest_wall_ms
+    ]
+    return max(0, telemetry.node.clock.wall_ms() - min(since)) / 1_000 if since else 0.0
+
+
+def _shards_closed(telemetry: Telemetry) -> Values:
+    for cause in ("handed_over", "lost"):
+        yield (cause,), telemetry.shards_closed[cause]
+
+
+def _build_info(telemetry: Telemetry) -> Values:
+    yield (version("liveness"),), 1
+
+
+METRICS: tuple[Metric, ...] = (
+    # -- heartbeats
+    CounterMetric(
+        "liveness_heartbeats_total",
+        "Heartbeats that were answered, refused ones included. A batch counts as many as it carries.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.heartbeats),
+    ),
+    CounterMetric(
+        "liveness_heartbeats_refused_total",
+        "Heartbeats that were refused, by the reason that the worker was told; RATE_LIMITED is one.",
+        ("namespace", "reason"),
+        _per_namespace_and_reason(lambda counters: counters.refused),
+    ),
+    HistogramMetric(
+        "liveness_heartbeat_duration_seconds",
+        "Calls with one or more heartbeats: from their arrival to the answer, which is durable.",
+        lambda telemetry: telemetry.heartbeat_duration_s,
+    ),
+    # -- workers
+    GaugeMetric(
+        "liveness_workers",
+        "Workers of this server's shards, by state.",
+        ("namespace", "state"),
+        _workers,
+    ),
+    GaugeMetric(
+        "liveness_suspect_workers",
+        "ACTIVE workers whose stream broke and whose grace runs.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.suspects()),
+    ),
+    GaugeMetric(
+        "liveness_held_expiries",
+        "ACTIVE workers whose lease is over and is held, because so many fell due together.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.throttle.held_counts()),
+    ),
+    CounterMetric(
+        "liveness_storms_total",
+        "How often so many workers fell due together that the end of their leases was put off.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.throttle.storm_counts),
+    ),
+    CounterMetric(
+        "liveness_registrations_total",
+        "Workers that sent their first heartbeat.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.registrations),
+    ),
+    CounterMetric(
+        "liveness_session_replacements_total",
+        "ACTIVE workers whose process was replaced by a new one.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.session_replacements),
+    ),
+    CounterMetric(
+        "liveness_deactivations_total",
+        "Workers that left ACTIVE, by reason. LEASE_EXPIRED and DISCONNECTED are deaths; SHUTDOWN, FORCED and "
+        "DRAINED are not.",
+        ("namespace", "reason"),
+        _deactivations,
+    ),
+    CounterMetric(
+        "liveness_resurrections_total",
+        "INACTIVE workers that came back.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.resurrections),
+    ),
+    CounterMetric(
+        "liveness_false_deaths_total",
+        "Deaths that were none: the worker came back with the session that it had.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.false_deaths),
+    ),
+    CounterMetric(
+        "liveness_cleanups_total",
+        "INACTIVE workers that stayed away and were cleaned up.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.cleanups),
+    ),
+    HistogramMetric(
+        "liveness_expiry_lateness_seconds",
+        "Leases that ended by their terms: from when they were due, or a storm let go of them, to when that was durable, "
+        "on the clock that leases are counted on.",
+        lambda telemetry: telemetry.lateness_s,
+    ),
+    # -- reschedules
+    CounterMetric(
+        "liveness_reschedules_total",
+        "Activities that were taken from workers, each with a task to get it moving again.",
+        ("namespace",),
+        _per_namespace(lambda counters: counters.reschedules),
+    ),
+    CounterMetric(
+        "liveness_reschedule_attempts_total",
+        "Tries of those tasks: DONE, RETRYING after a failure, POSTPONED while a sink is away, or DEAD_LETTERED; via "
+        "our own matching or a sink (webhook, relay).",
+        ("namespace", "outcome", "via"),
+        _outcomes,
+    ),
+    HistogramMetric(
+        "liveness_reschedule_duration_seconds",
+        "From when an activity was taken from its worker to when it was available again, or a sink had it.",
+        lambda telemetry: telemetry.reschedule_s,
+    ),
+    GaugeMetric(
+        "liveness_queue_tasks",
+        "Unfinished tasks in the queues of this server's shards, by state, as of some seconds ago.",
+        ("state",),
+        _queue_tasks,
+    ),
+    GaugeMetric(
+        "liveness_queue_oldest_seconds",
+        "How long the oldest task that is not dead-lettered has been waiting; 0 if there is none.",
+        (),
+        _single_value(_oldest_s),
+    ),
+    GaugeMetric(
+        "liveness_dead_lettered_tasks",
+        "Tasks that failed too often and wait for somebody to retry or discard them.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.queue_depths.dead_lettered()),
+    ),
+    GaugeMetric(
+        "liveness_quarantined_activities",
+        "Activities that killed their workers too often and wait for somebody to retry or cancel them.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.quarantined()),
+    ),
+    # -- commits
+    HistogramMetric(
+        "liveness_commit_duration_seconds",
+        "Group commits that succeeded: how long the database took.",
+        lambda telemetry: telemetry.commit_s,
+    ),
+    HistogramMetric(
+        "liveness_commit_events",
+        "Events in a group commit, without plain renewals.",
+        lambda telemetry: telemetry.commit_events,
+    ),
+    HistogramMetric(
+        "liveness_commit_renewals",
+        "Plain renewals of leases in a group commit.",
+        lambda telemetry: telemetry.commit_renewals,
+    ),
+    HistogramMetric(
+        "liveness_commit_shards",
+        "Shards in a group commit.",
+        lambda telemetry: telemetry.commit_shards,
+    ),
+    # -- the server
+    GaugeMetric(
+        "liveness_shards",
+        "Shards that there are, whoever serves them.",
+        (),
+        _single_value(lambda telemetry: telemetry.node.shard_count),
+    ),
+    GaugeMetric(
+        "liveness_shards_serving",
+        "Shards that this server serves. Over all servers these add up to liveness_shards.",
+        (),
+        _single_value(lambda telemetry: len(telemetry.node.shards())),
+    ),
+    CounterMetric(
+        "liveness_shards_taken_total",
+        "Take-overs of shards, those at the start of the server included.",
+        (),
+        _single_value(lambda telemetry: telemetry.shards_taken_over),
+    ),
+    CounterMetric(
+        "liveness_shards_closed_total",
+        "Shards that ceased to be served here: handed_over in good order, or lost, to another owner or because a "
+        "commit failed.",
+        ("how",),
+        _shards_closed,
+    ),
+    HistogramMetric(
+        "liveness_loop_lag_seconds",
+        "By how much the event loop's pulse, 20 times a second, was late: so long had everybody to wait.",
+        lambda telemetry: telemetry.loop_lag_s,
+    ),
+    CounterMetric(
+        "liveness_stalls_total",
+        "How often the process stood still for more than half a second. No lease ends for such time.",
+        (),
+        _single_value(lambda telemetry: telemetry.stalls),
+    ),
+    CounterMetric(
+        "liveness_stalled_seconds_total",
+        "For how long it did, in all.",
+        (),
+        _single_value(lambda telemetry: telemetry.stalled_s),
+    ),
+    GaugeMetric(
+        "liveness_streams",
+        "Open streams of clients, and of nodes and frontends on behalf of theirs.",
+        (),
+        _single_value(lambda telemetry: telemetry.streams()),
+    ),
+    GaugeMetric(
+        "liveness_attached_workers",
+        "Workers of this server's shards that are attached by a stream.",
+        (),
+        _single_value(lambda telemetry: telemetry.attached()),
+    ),
+    GaugeMetric(
+        "liveness_waiting_polls",
+        "Polls of workers that wait for an activity.",
+        (),
+        _single_value(lambda telemetry: telemetry.waiting_polls()),
+    ),
+    GaugeMetric(
+        "liveness_relay_away",
+        "1 while the message broker takes nothing from this server; 0 if it does, or none is used.",
+        (),
+        _single_value(lambda telemetry: bool(telemetry.relay_trouble())),
+    ),
+    GaugeMetric("liveness_build_info", "1, with the server's version as a label.", ("version",), _build_info),
+)

@@ -1,0 +1,80 @@
+"""A death among many, where the many lived on several nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liveness.domain.keys import shard_of
+from liveness.v1 import service_pb2
+from liveness.v1.death_pb2 import DeathCertificate
+from tests.integration.cluster.test_two_nodes import harnesses, settled
+from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness
+
+__all__ = ["harnesses"]
+
+LEASE_MS = 20_000
+WORKERS = [f"w{n}" for n in range(24)]
+
+
+async def certificate(harness: ServerHarness, worker: str) -> DeathCertificate:
+    response: Any = await harness.liveness.GetDeathCertificate(
+        service_pb2.GetDeathCertificateRequest(namespace=NAMESPACE, worker_instance_key=worker), timeout=10
+    )
+    return response
+
+
+@pytest.fixture
+async def nodes(harnesses: list[ServerHarness]) -> list[ServerHarness]:
+    """Two of them, whose workers died at once; each knows only its own."""
+    first, second, _ = harnesses
+    await first.start(takeover_grace_ms=0)
+    await second.start(takeover_grace_ms=0)
+    await settled(first, second)
+    await first.configure(storm_hold_ms=0)  # one may hear of the other's and hold its own
+    for index, worker in enumerate(WORKERS):
+        host = f"db-{index % 2}"
+        await first.beat(worker, session_id="s", sequence=1, lease_ms=LEASE_MS, host_name=host, build_id="b7")
+    for harness in (first, second):
+        await harness.advance(LEASE_MS)
+    return [first, second]
+
+
+def deaths_at(harness: ServerHarness) -> int:
+    return harness.server.node.recent_deaths.count_last_minute(NAMESPACE)
+
+
+def workers_of(harness: ServerHarness) -> list[str]:
+    return [w for w in WORKERS if harness.server.node.serves(shard_of(NAMESPACE, w, SHARDS))]
+
+
+async def test_company_is_counted_over_all_nodes_whichever_is_asked(nodes: list[ServerHarness]) -> None:
+    assert all(0 < deaths_at(harness) < len(WORKERS) for harness in nodes)
+    assert sum(map(deaths_at, nodes)) == len(WORKERS)
+    for harness in nodes:
+        for worker in WORKERS[:4]:
+            company = (await certificate(harness, worker)).company
+            assert (company.same_host, company.same_build, company.same_namespace) == (11, 23, 23)
+
+
+async def test_a_node_that_does_not_answer_is_left_out(nodes: list[ServerHarness]) -> None:
+    first, second = nodes
+    mine = workers_of(first)[0]
+    await second.server._grpc.stop(None)
+    company = (await certificate(first, mine)).company
+    assert company.same_namespace == deaths_at(first) - 1
+
+
+async def test_a_death_is_told_by_whoever_serves_the_shard_now(nodes: list[ServerHarness]) -> None:
+    """What was recorded with the death outlives the node that knew it."""
+    first, second = nodes
+    known = deaths_at(first)
+    moved = workers_of(first)
+    await first.stop()
+    await settled(second)
+    assert len(second.server.node.shards()) == SHARDS
+    for worker in moved:
+        death = await certificate(second, worker)
+        assert death.company.same_namespace == max(known - 1, deaths_at(second))
+        assert death.host_name.startswith("db-")

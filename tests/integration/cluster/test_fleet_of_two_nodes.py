@@ -1,0 +1,157 @@
+"""GetFleet of two nodes on one PostgreSQL: each answers for its shards, and whoever was asked adds up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from liveness.domain.keys import shard_of
+from liveness.v1 import cluster_pb2, fleet_pb2
+from tests.databases import PostgresServer
+from tests.integration.cluster.test_two_nodes import owned, settled
+from tests.integration.engine.engine import activity
+from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, heartbeat
+
+
+@pytest.fixture
+async def pair(
+    postgres: PostgresServer, postgres_database: str
+) -> AsyncIterator[tuple[ServerHarness, ServerHarness]]:
+    first, second = (ServerHarness(postgres.url(postgres_database)) for _ in range(2))
+    await first.start(takeover_grace_ms=0)
+    await second.start(takeover_grace_ms=0)
+    await settled(first, second)
+    while not (owned(first) and owned(second)):  # where shards belong depends on the ports
+        await second.restart()
+        await settled(first, second)
+    yield first, second
+    for harness in (first, second):
+        await harness.stop()
+
+
+async def pass_time(*harnesses: ServerHarness, ms: int) -> None:
+    for harness in harnesses:
+        await harness.advance(ms)
+    for harness in harnesses:
+        await harness.server.take_sample()
+
+
+async def fleet(harness: ServerHarness, **fields: Any) -> fleet_pb2.GetFleetResponse:
+    answer: fleet_pb2.GetFleetResponse = await harness.admin.GetFleet(fleet_pb2.GetFleetRequest(**fields))
+    return answer
+
+
+def workers_of(harness: ServerHarness, count: int) -> list[str]:
+    """Names of workers that live there."""
+    names = (f"w{number}" for number in range(10_000))
+    mine = (name for name in names if shard_of(NAMESPACE, name, SHARDS) in owned(harness))
+    return list(islice(mine, count))
+
+
+async def share(harness: ServerHarness) -> cluster_pb2.GetFleetShareResponse:
+    return await harness.server.fleet.share(cluster_pb2.GetFleetShareRequest(range_ms=60_000))
+
+
+async def test_both_nodes_give_the_same_answer_about_all_workers(
+    pair: tuple[ServerHarness, ServerHarness],
+) -> None:
+    first, second = pair
+    names = workers_of(first, 25) + workers_of(second, 15)
+    await first.batch(*(heartbeat(name, lease_ms=60_000) for name in names))
+    refs = [activity(f"a{number}") for number in range(10)]
+    await second.beat("dies", lease_ms=1_000, bound_activities=refs)
+    await second.beat("w", namespace="other", lease_ms=60_000)
+    await pass_time(first, second, ms=2_000)
+    for harness, count in ((first, 25), (second, 15)):
+        own = {found.namespace: found.active for found in (await share(harness)).namespaces}
+        assert own[NAMESPACE] == count
+    answers = [await fleet(harness) for harness in pair]
+    for answer in answers:
+        assert (answer.nodes, answer.shards, answer.serving_shards) == (2, SHARDS, SHARDS)
+        found = {found.namespace: (found.active, found.inactive) for found in answer.namespaces}
+        assert found == {NAMESPACE: (40, 1), "other": (1, 0)}
+        [sample] = answer.samples
+        assert (sample.heartbeats, sample.registrations, sample.expiries) == (42, 42, 1)
+        assert (sample.active, sample.inactive, sample.reschedules) == (41, 1, 10)
+        assert sample.latency_p99_ms >= sample.latency_p50_ms > 0
+        assert not answer.alerts
+        answer.ClearField("time")
+    assert answers[0] == answers[1]
+    alone = await fleet(second, namespace="other")
+    assert [found.active for found in alone.namespaces] == [1]
+    assert alone.samples[0].heartbeats == 1
+
+
+async def test_latencies_of_both_are_added_up_by_bucket(pair: tuple[ServerHarness, ServerHarness]) -> None:
+    first, second = pair
+    for harness, seconds, calls in ((first, 0.004, 60), (second, 0.004, 39), (second, 2.0, 1)):
+        for _ in range(calls):
+            harness.server.telemetry.record_heartbeats(NAMESPACE, 1, seconds)
+    await pass_time(first, second, ms=2_000)
+    sample = (await fleet(first)).samples[-1]
+    assert 3 <= sample.latency_p50_ms <= sample.latency_p99_ms <= 5, "one of a hundred was slow"
+    for _ in range(2):
+        second.server.telemetry.record_heartbeats(NAMESPACE, 1, 2.0)
+    second.server.telemetry.take_sample()
+    assert (await fleet(first)).samples[-1].latency_p99_ms > 1_000, "now three of them"
+
+
+async def test_a_moment_of_which_one_node_has_no_sample_yet_is_not_shown(
+    pair: tuple[ServerHarness, ServerHarness],
+) -> None:
+    first, second = pair
+    names = workers_of(first, 10) + workers_of(second, 10)
+    await first.batch(*(heartbeat(name, lease_ms=3_600_000) for name in names))
+    await pass_time(first, second, ms=2_000)
+    await pass_time(first, ms=2_000)
+    assert [sample.active for sample in (await fleet(first)).samples] == [20]
+    await pass_time(second, ms=2_000)
+    assert [sample.active for sample in (await fleet(first)).samples] == [20, 20]
+    await pass_time(first, ms=12_000)
+    assert [sample.active for sample in (await fleet(first)).samples][-1] == 10, (
+        "who is long behind is not waited for"
+    )
+
+
+async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[ServerHarness, ServerHarness]) -> None:
+    first, second = pair
+    names = workers_of(first, 12) + workers_of(second, 12)
+    await first.configure(storm_hold_ms=0)  # one may hear of the other's and hold its own
+    await first.batch(*(heartbeat(name, lease_ms=1_000) for name in names))
+    await pass_time(first, second, ms=2_000)
+    for each in pair:
+        assert [found.deaths_last_minute for found in (await share(each)).namespaces] == [12]
+        [alert] = (await fleet(each)).alerts
+        assert (alert.kind, alert.namespace, alert.count) == (fleet_pb2.ALERT_KIND_STORM, NAMESPACE, 24)
+
+
+async def test_shards_of_a_node_that_does_not_answer_count_as_served_by_nobody(
+    pair: tuple[ServerHarness, ServerHarness],
+) -> None:
+    first, second = pair
+    missing = len(owned(second))
+    await second.server._grpc.stop(None)
+    answer = await fleet(first)
+    assert answer.serving_shards == SHARDS - missing
+    assert [(alert.kind, alert.count) for alert in answer.alerts] == [
+        (fleet_pb2.ALERT_KIND_UNSERVED_SHARDS, missing)
+    ]
+
+
+async def test_a_shard_that_moves_takes_its_workers_along(pair: tuple[ServerHarness, ServerHarness]) -> None:
+    first, second = pair
+    await first.batch(*(heartbeat(f"w{number}", lease_ms=60_000) for number in range(40)))
+    await second.stop()
+    await settled(first)
+    await pass_time(first, ms=2_000)
+    answer = await fleet(first)
+    assert (answer.nodes, answer.serving_shards) == (1, SHARDS)
+    assert [found.active for found in answer.namespaces] == [40]
+    assert answer.samples[-1].active == 40
+    assert first.server.telemetry.shards_taken_over > SHARDS
+    assert second.server.telemetry.shards_closed["lost"] == 0
+    assert second.server.telemetry.shards_closed["handed_over"] > 0
+    assert not second.server.node.census

@@ -1,0 +1,218 @@
+"""Two nodes on one PostgreSQL, in one process, on clocks that the test moves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from sqlalchemy import text
+
+from liveness.cluster.placement import choose_node
+from liveness.v1 import admin_pb2, service_pb2
+from tests.databases import PostgresServer
+from tests.integration.server.server_harness import (
+    REGISTERED,
+    RENEWED,
+    SHARDS,
+    ServerHarness,
+    heartbeat,
+    unpack,
+)
+
+
+@pytest.fixture
+async def harnesses(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[list[ServerHarness]]:
+    made = [ServerHarness(postgres.url(postgres_database)) for _ in range(3)]
+    yield made
+    for harness in made:
+        if hasattr(harness, "server") and harness._running:
+            await harness.stop()
+
+
+async def settled(*harnesses: ServerHarness) -> None:
+    """Let everybody look until each shard is where it belongs."""
+    for _ in range(20):
+        for harness in harnesses:
+            await harness.server.membership.refresh()
+            await harness.server.membership._wait_for_background_tasks()
+        if sum(len(harness.server.node.shards()) for harness in harnesses) == SHARDS and all(
+            harness.server.membership.is_fully_serving for harness in harnesses
+        ):
+            return
+    raise AssertionError("shards do not come to rest")
+
+
+def owned(harness: ServerHarness) -> set[int]:
+    return {shard.id for shard in harness.server.node.shards()}
+
+
+def addresses(*harnesses: ServerHarness) -> list[str]:
+    return [harness.server.membership._own_row.address for harness in harnesses]
+
+
+async def test_shards_are_divided_by_where_they_belong_and_all_calls_are_served_by_any_node(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    assert owned(first) == set(range(SHARDS)), "a cluster of one"
+    await second.start()
+    await settled(first, second)
+    shares = dict(zip(addresses(first, second), map(owned, (first, second)), strict=True))
+    for shard_id in range(SHARDS):
+        assert shard_id in shares[str(choose_node(shard_id, shares))]
+    for number in range(20):
+        assert (await first.beat(f"w{number}")).outcome == REGISTERED
+        assert (await second.beat(f"w{number}")).outcome == RENEWED
+    items = await second.batch(*(heartbeat(f"w{number}") for number in range(20)))
+    assert {item.result.outcome for item in items} == {RENEWED}
+    for harness in (first, second):
+        listed = await harness.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace="orders"))
+        assert len(listed.workers) == 20
+        shards = (await harness.admin.ListShards(admin_pb2.ListShardsRequest())).shards
+        assert all(shard.serving for shard in shards)
+        assert sum(shard.active_workers for shard in shards) == 20
+        nodes = (await harness.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
+        assert [node.kind for node in nodes] == ["server", "server"]
+        assert sum(node.shards for node in nodes) == SHARDS
+        assert [node.answering for node in nodes].count(True) == 1
+
+
+async def test_a_living_owner_is_not_robbed_and_a_silent_one_is(harnesses: list[ServerHarness]) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    before = owned(first)
+    for _ in range(7):
+        second.clock.move(500)
+        await second.server.membership.refresh()
+    assert owned(first) == before
+    assert not second.server.membership.lost
+    second.clock.move(1_000)
+    await second.server.membership.refresh()
+    await second.server.membership._wait_for_background_tasks()
+    assert second.server.membership.lost == {first.server.node.owner}
+    assert owned(second) == set(range(SHARDS))
+    nodes = (await second.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
+    states = {node.node_id: node.state for node in nodes}
+    assert states[first.server.node.owner] == admin_pb2.NODE_STATE_LOST
+
+
+async def test_who_stood_still_in_the_middle_of_a_transaction_keeps_nobody_from_its_shards(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    database: Any = first.server.store._database
+    async with database._engine.connect() as connection:
+        await connection.execute(text("UPDATE shards SET observed_ms = observed_ms + 1"))
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.prepare("SELECT 1 FROM shards")
+        for _ in range(9):
+            second.clock.move(500)
+            await second.server.membership.refresh()
+        await second.server.membership._wait_for_background_tasks()
+        assert owned(second) == set(range(SHARDS))
+        await connection.invalidate()
+
+
+async def test_whoever_was_robbed_can_commit_nothing_and_gets_its_shards_back_in_peace(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    keys = [f"w{number}" for number in range(20)]
+    for key in keys:
+        await first.beat(key)
+    for _ in range(9):
+        second.clock.move(500)
+        await second.server.membership.refresh()
+    await second.server.membership._wait_for_background_tasks()
+    assert owned(first), "it takes itself for their owner still"
+    for shard in first.server.node.shards():
+        first.server.node.committer.mark_dirty(shard)
+    await first.server.node.barrier().wait()
+    assert not owned(first), "a commit tells"
+    await settled(first, second)
+    for key in keys:
+        assert (await second.beat(key)).outcome == RENEWED
+
+
+async def test_an_observer_that_stood_still_takes_nobody_for_lost(harnesses: list[ServerHarness]) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    before = owned(second)
+    second.clock.move(3_600_000)
+    await second.server.membership.refresh()
+    await second.server.membership._wait_for_background_tasks()
+    assert not second.server.membership.lost
+    assert owned(second) == before
+
+
+async def test_a_node_that_stops_hands_everything_over(harnesses: list[ServerHarness]) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+    for number in range(20):
+        await first.beat(f"w{number}")
+    await first.stop()
+    await second.server.membership.refresh()
+    await settled(second)
+    assert owned(second) == set(range(SHARDS))
+    for number in range(20):
+        assert (await second.beat(f"w{number}")).outcome == RENEWED
+    nodes = (await second.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
+    assert [node.node_id for node in nodes] == [second.server.node.owner]
+
+
+async def test_shards_taken_without_an_answer_are_read_again_where_they_belong(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, third = harnesses
+    await first.start()
+    await second.start(faulty=True)
+    await settled(first, second)
+    store = second.store
+    assert store is not None
+    store.lost_take_overs = SHARDS
+    before = owned(second)
+    lost = owned(first)
+    await first.stop()
+    await second.server.membership.refresh()
+    await second.server.membership._wait_for_background_tasks()
+    view = await store.read_cluster()
+    stranded = {head.shard_id for head in view.shards if head.owner == second.server.node.owner} - before
+    assert stranded, "taken, by what the database says"
+    assert owned(second) == before, "and not known here"
+    store.lost_take_overs = 0
+    await third.start()
+    while not any(choose_node(id, addresses(second, third)) == addresses(third)[0] for id in stranded):
+        await third.restart()  # at another port, at which some of them belong to it
+    await settled(second, third)
+    assert owned(second) | owned(third) == before | lost
+    for number in range(20):
+        assert (await second.beat(f"w{number}")).outcome == REGISTERED
+        assert (await third.beat(f"w{number}")).outcome == RENEWED
+
+
+async def test_a_quota_holds_over_all_nodes(harnesses: list[ServerHarness]) -> None:
+    for harness in harnesses:
+        await harness.start()
+    await settled(*harnesses)
+    await harnesses[0].configure(max_workers=10)
+    answers = await asyncio.gather(
+        *(harnesses[number % 3].beat(f"w{number}") for number in range(40)), return_exceptions=True
+    )
+    refusals = [unpack(answer).reason for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert set(refusals) == {"WORKER_QUOTA_EXCEEDED"}
+    assert len(answers) - len(refusals) == 10
+    assert sum((await harnesses[1].count()).values()) == 10

@@ -1,0 +1,283 @@
+"""The deployment examples say what is true of this version: commands, flags, settings, ports, probes, time-outs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from grpc_health.v1 import health_pb2
+
+from liveness.cli import COMMANDS, main
+from liveness.config.settings import SETTING_TYPES, Settings, load_settings, variable_name
+from tests.integration.deploy.manifests import (
+    CONTAINERFILE,
+    DEPLOY,
+    MANIFESTS,
+    UNITS,
+    commands,
+    container,
+    objects,
+    of_kind,
+    pods,
+    unit,
+    variables,
+)
+
+READINESS = "liveness.readiness"
+YET_TO_COME = {"advertise", "node_lease_ms"}
+"""Settings of many nodes, which the manifests use already."""
+SETTINGS = Settings()
+
+
+def need(command: str) -> None:
+    if command not in COMMANDS:
+        pytest.skip(f"this version has no `liveness {command}` yet")
+
+
+# -- what is run
+
+
+@pytest.mark.parametrize("where", commands())
+def test_a_command_is_understood_with_all_its_flags(where: str) -> None:
+    name, *arguments = commands()[where]
+    need(name)
+    context = click.Context(main)
+    command = main.get_command(context, name)
+    assert command is not None
+    with command.make_context(name, list(arguments), parent=context):
+        pass
+
+
+@pytest.mark.parametrize("where", variables())
+def test_each_variable_is_a_setting_and_has_a_value_that_it_may_have(where: str) -> None:
+    assert variables()[where], "there are some"
+    for name, value in variables()[where].items():
+        settings = {variable_name(setting): setting for setting in SETTING_TYPES}
+        if name not in settings and name.removeprefix("LIVENESS_").lower() in YET_TO_COME:
+            continue
+        assert name in settings
+        # Kubernetes puts names of its own in here.
+        shown = re.sub(r"\$\((\w+)\)", "name", value)
+        if shown:
+            load_settings({}, {name: shown})
+
+
+def test_flags_of_servers_are_those_of_serve() -> None:
+    """`make_context` above would let an argument pass that belongs to another command."""
+    assert {arguments[0] for arguments in commands().values()} == {"serve", "frontend", "backup"}
+
+
+# -- systemd
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("there is no systemd-analyze here")
+    # It looks for the program, too.
+    here = Path(sys.executable).with_name("liveness")
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text(encoding="utf-8").replace("/opt/liveness/bin/liveness", str(here)))
+    done = subprocess.run([analyze, "verify", "--man=no", copy], capture_output=True, text=True, check=False)
+    if "Failed to initialize manager" in done.stderr or "Failed to connect" in done.stderr:
+        pytest.skip(f"systemd-analyze does not work here: {done.stderr.strip()}")
+    ours = [line for line in done.stderr.splitlines() if path.name in line]
+    assert ours == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_unit_gives_the_server_time_to_end_and_always_starts_it_again() -> None:
+    service = unit(DEPLOY / "systemd" / "liveness.service")["Service"]
+    assert service["KillSignal"] == "SIGTERM"
+    assert service["Restart"] == "always"
+    assert int(service["TimeoutStopSec"]) >= 2 * SETTINGS.shutdown_timeout_s
+    assert service["Type"] != "notify", "nobody would notify"
+    assert f"/var/lib/{service['StateDirectory']}/" in service["ExecStart"], "all else is read-only to it"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_not_root_and_may_write_to_its_own_folders_only(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert service["User"] == "liveness"
+    assert service["ProtectSystem"] == "strict"
+    assert service["NoNewPrivileges"] == "yes"
+    assert service["CapabilityBoundingSet"] == ""
+
+
+def test_the_timer_starts_the_backup() -> None:
+    assert unit(DEPLOY / "systemd" / "liveness-backup.timer")["Timer"]["OnCalendar"]
+    assert (DEPLOY / "systemd" / "liveness-backup.service") in UNITS
+
+
+# -- the image
+
+
+def test_the_image_is_made_in_two_stages_from_plain_names_and_is_not_root() -> None:
+    stages = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
+    assert len(stages) == 2
+    assert all("/" not in stage for stage in stages), "no host of a registry"
+    user = re.findall(r"^USER (\d+):(\d+)$", CONTAINERFILE, re.MULTILINE)
+    assert user == [("10001", "10001")]
+    for pod in pods().values():
+        assert pod["spec"]["securityContext"]["runAsUser"] == 10_001
+
+
+def test_the_image_gets_all_that_the_distribution_consists_of() -> None:
+    copied = set(re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE))
+    names = {name for line in copied for name in line.split()}
+    assert names == {"pyproject.toml", "constraints.txt", "liveness", "tasks"}
+    ignored = (DEPLOY / "Containerfile.dockerignore").read_text(encoding="utf-8")
+    assert {line[1:] for line in ignored.splitlines() if line.startswith("!")} == names
+
+
+# -- Kubernetes
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_are_whole(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("kind: ") > 0
+    for found in objects():
+        assert {"apiVersion", "kind", "metadata"} <= set(found)
+
+
+def test_there_is_what_a_cluster_needs() -> None:
+    names = sorted((found["kind"], found["metadata"]["name"]) for found in objects())
+    assert names == [
+        ("Deployment", "liveness-frontend"),
+        ("PodDisruptionBudget", "liveness"),
+        ("PodDisruptionBudget", "liveness-frontend"),
+        ("Secret", "liveness-database"),
+        ("Service", "liveness"),
+        ("Service", "liveness-frontend"),
+        ("Service", "liveness-nodes"),
+        ("StatefulSet", "liveness"),
+    ]
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+def selected(selector: dict[str, str]) -> list[dict[str, Any]]:
+    return [pod for pod in pods().values() if matches(selector, pod["metadata"]["labels"])]
+
+
+def test_whatever_selects_pods_selects_those_of_one_kind() -> None:
+    for found in of_kind("Service"):
+        assert len(selected(found["spec"]["selector"])) == 1, found["metadata"]["name"]
+    for found in of_kind("PodDisruptionBudget", "StatefulSet", "Deployment"):
+        assert len(selected(found["spec"]["selector"]["matchLabels"])) == 1, found["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", pods())
+def test_ports_are_those_that_are_listened_on(name: str) -> None:
+    own = container(pods()[name])
+    listen = own["args"][own["args"].index("--listen") + 1]
+    port = int(listen.rpartition(":")[2])
+    assert listen.startswith("0.0.0.0:")
+    ports = {"grpc": port}
+    if "--http" in own["args"]:
+        http = own["args"][own["args"].index("--http") + 1]
+        assert http.startswith("0.0.0.0:")
+        ports["http"] = int(http.rpartition(":")[2])
+    assert {each["name"]: each["containerPort"] for each in own["ports"]} == ports
+    probes = [own[probe]["grpc"] for probe in ("readinessProbe", "livenessProbe")]
+    assert {probe["port"] for probe in probes} == {port}
+    for service in of_kind("Service"):
+        if selected(service["spec"]["selector"]) == [pods()[name]]:
+            assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
+            assert {each["name"] for each in service["spec"]["ports"]} <= set(ports)
+
+
+def test_prometheus_is_led_to_the_port_where_a_server_shows_its_numbers() -> None:
+    pod = pods()["liveness"]
+    own, annotations = container(pod), pod["metadata"]["annotations"]
+    listen = own["args"][own["args"].index("--http") + 1]
+    assert listen.startswith("0.0.0.0:"), "who scrapes comes by the pod's address"
+    assert own["ports"][1:] == [{"name": "http", "containerPort": int(listen.rpartition(":")[2])}]
+    assert annotations["prometheus.io/port"] == listen.rpartition(":")[2]
+    assert annotations["prometheus.io/scrape"] == "true"
+    assert annotations["prometheus.io/path"] == "/metrics"
+
+
+def test_a_server_is_ready_when_it_holds_its_shards_and_alive_when_it_answers() -> None:
+    own = container(pods()["liveness"])
+    assert own["readinessProbe"]["grpc"]["service"] == READINESS
+    assert "service" not in own["livenessProbe"]["grpc"]
+    assert "service" not in own["startupProbe"]["grpc"]
+
+
+async def test_the_health_service_knows_the_names_that_probes_ask_for(tmp_path: Path) -> None:
+    """A probe for a name that is not known never succeeds."""
+    import grpc
+    from grpc_health.v1.health_pb2_grpc import HealthStub
+
+    from liveness.testing import Server
+
+    settings = Settings(db=f"sqlite:///{tmp_path}/liveness.db", listen="127.0.0.1:0", shards=2)
+    async with Server(settings) as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub: Any = HealthStub(channel)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            name = container(pods()["liveness"])[probe]["grpc"].get("service", "")
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            except grpc.aio.AioRpcError as error:
+                if (
+                    name == READINESS
+                    and "advertise" not in SETTING_TYPES
+                    and error.code() is grpc.StatusCode.NOT_FOUND
+                ):
+                    pytest.skip(f"this version has no health of the name {READINESS} yet")
+                raise
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_nodes_reach_each_other_under_the_names_that_they_give() -> None:
+    [found] = of_kind("StatefulSet")
+    [headless] = [each for each in of_kind("Service") if each["spec"].get("clusterIP") == "None"]
+    assert found["spec"]["serviceName"] == headless["metadata"]["name"]
+    assert headless["spec"]["publishNotReadyAddresses"] is True
+    [port] = headless["spec"]["ports"]
+    advertised = variables()["liveness"]["LIVENESS_ADVERTISE"]
+    assert advertised == f"$(POD_NAME).{headless['metadata']['name']}.$(POD_NAMESPACE).svc:{port['port']}"
+    # A headless service leads to the pods themselves: its port is theirs.
+    assert port["port"] == container(pods()["liveness"])["ports"][0]["containerPort"]
+    names = [each["name"] for each in container(pods()["liveness"])["env"]]
+    assert names.index("POD_NAME") < names.index("LIVENESS_ADVERTISE"), "only what came before is filled in"
+    assert names.index("POD_NAMESPACE") < names.index("LIVENESS_ADVERTISE")
+
+
+@pytest.mark.parametrize("name", pods())
+def test_a_pod_has_time_to_end(name: str) -> None:
+    assert pods()[name]["spec"]["terminationGracePeriodSeconds"] >= 2 * SETTINGS.shutdown_timeout_s
+
+
+@pytest.mark.parametrize("name", pods())
+def test_the_database_comes_from_the_secret_and_nothing_secret_is_written_down(name: str) -> None:
+    [secret] = of_kind("Secret")
+    [db] = [each for each in container(pods()[name])["env"] if each["name"] == "LIVENESS_DB"]
+    reference = db["valueFrom"]["secretKeyRef"]
+    assert reference["name"] == secret["metadata"]["name"]
+    url = secret["stringData"][reference["key"]]
+    assert load_settings({}, {"LIVENESS_DB": url}).db == url
+    assert "CHANGE-ME" in url
+
+
+@pytest.mark.parametrize("name", pods())
+def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
+    spec, own = pods()[name]["spec"], container(pods()[name])
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["automountServiceAccountToken"] is False
+    assert own["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "/" not in own["image"], "no host of a registry"

@@ -1,0 +1,185 @@
+"""Alert rules and the dashboard speak of metrics and labels that a live server really has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from liveness.cli import main
+from liveness.domain.policy import DEFAULT_POLICY
+from liveness.telemetry.metrics import METRICS, HistogramMetric
+from tests.integration.deploy.manifests import DEPLOY
+from tests.integration.deploy.promql import Expression, Matcher, Selector, read
+from tests.integration.engine.engine import activity
+from tests.integration.server.server_harness import ServerHarness, refusal
+from tests.integration.telemetry.exposition import Exposition
+
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((DEPLOY / "prometheus" / "liveness.rules.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "liveness.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+QUERIES = [
+    pytest.param(target["expr"], id=f"{panel['title']}: {target['refId']}")
+    for panel in PANELS
+    for target in panel.get("targets", ())
+]
+OF_PROMETHEUS = {"job", "instance"}
+"""Labels that Prometheus adds to everything that it scrapes."""
+
+
+class RefusingSink:
+    """A receiver of reschedules."""
+
+    async def deliver(self, key: Any, activity: Any, task: Any) -> None:
+        raise RuntimeError("no")
+
+
+@pytest.fixture(scope="module")
+async def shown(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
+    """By a server to which everything happened that is counted by a label."""
+    folder: Path = tmp_path_factory.mktemp("live")
+    harness = await ServerHarness(f"sqlite:///{folder}/liveness.db").start(
+        takeover_grace_ms=0, sink=RefusingSink(), task_attempts_max=2
+    )
+    await harness.beat("dies", lease_ms=1_000, bound_activities=[activity("a")])
+    await refusal(harness.beat(""))
+    await harness.advance(1_250)
+    await harness.advance(3_000)
+    await harness.server.take_sample()
+    text, _ = harness.server.metrics()
+    await harness.stop()
+    return Exposition(text)
+
+
+def known(shown: Exposition, selector: Selector) -> set[str]:
+    """The labels of its metric."""
+    if selector.metric == "up":  # Prometheus' own
+        return set(OF_PROMETHEUS)
+    labels = shown.labels()
+    assert selector.metric in labels, f"no server shows {selector.metric}"
+    return labels[selector.metric] | OF_PROMETHEUS
+
+
+def check(expression: Expression, shown: Exposition) -> None:
+    assert expression.selectors
+    for selector in expression.selectors:
+        labels = known(shown, selector)
+        assert expression.groupings <= labels, selector.metric
+        values: dict[str, set[str]] = {}
+        for sample in shown.samples:
+            if sample.name == selector.metric:
+                for name, value in sample.labels.items():
+                    values.setdefault(name, set()).add(value)
+        for matcher in selector.matchers:
+            assert matcher.label in labels, f"{selector.metric} has no label {matcher.label}"
+            if matcher.label in OF_PROMETHEUS or matcher.value.startswith("$"):
+                continue
+            for value in matcher.value.split("|") if matcher.operator == "=~" else [matcher.value]:
+                assert value in values[matcher.label], f"{selector.metric} never has {matcher.label}={value}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+async def test_a_rule_speaks_of_metrics_and_labels_that_there_are(
+    rule: dict[str, Any], shown: Exposition
+) -> None:
+    check(read(rule["expr"]), shown)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+async def test_a_panel_speaks_of_metrics_and_labels_that_there_are(query: str, shown: Exposition) -> None:
+    check(read(query), shown)
+
+
+async def test_the_dashboards_variables_speak_of_metrics_and_labels_that_there_are(shown: Exposition) -> None:
+    variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+    assert variables.keys() == {"datasource", "job", "namespace"}
+    for name in ("job", "namespace"):
+        [(expression, label)] = re.findall(r"label_values\((.*), (\w+)\)", variables[name]["definition"])
+        [selector] = read(expression).selectors
+        assert label in known(shown, selector)
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    used = {
+        selector.metric
+        for panel in PANELS
+        for target in panel.get("targets", ())
+        for selector in read(target["expr"]).selectors
+    }
+    for metric in METRICS:
+        names = {metric.name}
+        if isinstance(metric, HistogramMetric):
+            names = {f"{metric.name}_{end}" for end in ("bucket", "sum", "count")}
+        assert names & used or metric.name == "liveness_build_info", metric.name
+
+
+def test_the_dashboard_can_be_imported_anywhere() -> None:
+    """It names no data source of ours, and its panels do not lie on each other."""
+    assert DASHBOARD["uid"]
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    taken: set[tuple[int, int]] = set()
+    for panel in PANELS:
+        grid = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(grid["x"], grid["x"] + grid["w"])
+            for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert grid["x"] + grid["w"] <= 24
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_a_rule_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    annotations = rule["annotations"]
+    assert annotations["summary"]
+    assert len(annotations["description"]) > 60
+    # A summary can only name what the expression leaves.
+    named = set(re.findall(r"\$labels\.(\w+)", annotations["summary"]))
+    assert named <= read(rule["expr"]).groupings | OF_PROMETHEUS
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_commands_that_a_rule_tells_to_run_exist(rule: dict[str, Any]) -> None:
+    for line in re.findall(r"`liveness ([a-z -]+)`", rule["annotations"]["description"]):
+        command: click.Command | None = main
+        for name in line.split():
+            assert isinstance(command, click.Group)
+            command = command.get_command(click.Context(command), name)
+            assert command is not None, line
+
+
+def test_alerts_that_name_each_other_exist() -> None:
+    names = {rule["alert"] for rule in RULES}
+    assert len(names) == len(RULES)
+    for rule in RULES:
+        assert set(re.findall(r"Liveness[A-Z]\w+", rule["annotations"]["description"])) <= names
+
+
+def test_a_storm_is_the_same_to_prometheus_as_to_the_server() -> None:
+    [storm] = [rule for rule in RULES if rule["alert"] == "LivenessStorm"]
+    assert f">= {DEFAULT_POLICY.storm_min_workers}" in storm["expr"]
+    assert f"> {DEFAULT_POLICY.storm_share:g} * (" in storm["expr"]
+    assert "[1m]" in storm["expr"]
+
+
+def test_expressions_are_read_as_they_are_meant() -> None:
+    read_back = read(
+        'sum by (job, le) (rate(a_bucket{job=~"$job",x="1,}"}[5m])) > 0.3 * (max(b{}) + c) and on (job) absent(d) == 0'
+    )
+    assert [selector.metric for selector in read_back.selectors] == ["a_bucket", "b", "c", "d"]
+    assert read_back.selectors[0].matchers == (Matcher("job", "=~", "$job"), Matcher("x", "=", "1,}"))
+    assert read_back.groupings == {"job", "le"}

@@ -1,0 +1,56 @@
+"""What a watcher is shown while commits are under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from liveness.clock import ManualClock
+from liveness.domain.keys import shard_of
+from liveness.server.event_feed import EventBatch, EventSelection
+from tests.databases import SHARD_COUNT, StoreDatabase
+from tests.integration.engine.engine import NAMESPACE, Engine
+from tests.integration.store.faulty_store import FaultyStore
+
+NAMES = [n for n in map(str, range(100)) if shard_of(NAMESPACE, n, SHARD_COUNT) == 0][:2]
+"""Workers of one shard."""
+
+
+@pytest.fixture
+async def store(store_database: StoreDatabase) -> FaultyStore:
+    store = FaultyStore(store_database.connect())
+    await store.open(SHARD_COUNT, "tests")
+    return store
+
+
+async def seen(watching: AsyncIterator[EventBatch]) -> list[str | None]:
+    async with asyncio.timeout(10):  # for one who misses it, and would wait for ever
+        batch = await anext(watching)
+    return [entry.worker for entry in batch.entries]
+
+
+async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_and_not_passed_over(
+    store: FaultyStore,
+) -> None:
+    engine = await Engine(store, ManualClock()).start()
+    watching = engine.feed.watch(EventSelection(None, None), "", False)
+    assert await seen(watching) == []
+    store.close_gate()
+    first = asyncio.create_task(engine.beat(NAMES[0]))
+    await store.reached.wait()
+    second = asyncio.create_task(engine.beat(NAMES[1]))
+    await asyncio.sleep(0)  # decided, and to be committed after the first
+    engine.node.on_committed.append(lambda handed: store.close_gate())
+    store.open_gate()
+    await first
+    assert await seen(watching) == [NAMES[0]]
+    await store.reached.wait()
+    assert not second.done()
+    engine.node.on_committed.pop()
+    store.open_gate()
+    assert await seen(watching) == [NAMES[1]]
+    await second
+    await watching.aclose()  # type: ignore[attr-defined]
+    await engine.stop()

@@ -1,0 +1,297 @@
+"""Silence counts only while somebody listens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.clock import ManualClock
+from liveness.domain.errors import ShardUnavailable
+from liveness.domain.worker import WorkerState
+from liveness.engine.observed_clock import COMMIT_MS_MAX, STEP_MS_MAX, ListeningTime, ObservedClock
+from liveness.expiry.lease_deadlines import TAKEOVER_GRACES_MAX
+from tests.databases import StoreDatabase
+from tests.integration.engine.engine import GRACE_MS, Engine, activity
+from tests.integration.store.faulty_store import Fault, FaultyStore
+
+ACTIVE, INACTIVE = WorkerState.ACTIVE, WorkerState.INACTIVE
+
+
+@pytest.fixture
+async def store(store_database: StoreDatabase) -> FaultyStore:
+    store = FaultyStore(store_database.connect())
+    await store.open(4, "tests")
+    return store
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+async def wait_past_grace(engine: Engine) -> Engine:
+    """Past the grace after its start."""
+    await engine.advance(GRACE_MS)
+    return engine
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("move"), st.integers(0, 5_000)),
+        st.tuples(st.just("begin"), st.just(0)),
+        st.tuples(st.just("end"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_it_never_runs_backwards_nor_faster_than_time_nor_a_second_past_what_is_durable(
+    script: list[tuple[str, int]],
+) -> None:
+    clock = ManualClock()
+    listening, began_ms = ListeningTime(clock), clock.monotonic_ms()
+    observed = ObservedClock(500, listening.now_ms())
+    handed: tuple[int, int] | None = None
+    last, durable = 500, 500
+    for what, ms in script:
+        if what == "move":
+            clock.move(ms)
+        elif what == "begin" and handed is None:
+            at_ms = listening.now_ms()
+            handed = (observed.now_ms(at_ms), at_ms)
+            listening.commit_began()
+        elif what == "end" and handed is not None:
+            observed.mark_durable(*handed)
+            durable, handed = handed[0], None
+            listening.commit_ended()
+        now = observed.now_ms(listening.now_ms())
+        assert now >= last, "never back"
+        assert now - last <= STEP_MS_MAX, "a second per step at most"
+        assert now - 500 <= clock.monotonic_ms() - began_ms, "never faster than time"
+        assert now - durable <= STEP_MS_MAX
+        last = now
+
+
+async def test_it_is_written_at_least_once_a_second(store: FaultyStore, clock: ManualClock) -> None:
+    engine = await Engine(store, clock).start()
+    await engine.advance(5_000)
+    await engine.crash()
+    engine = await Engine(store, clock).start()
+    for shard in engine.node.shards():
+        assert 4_000 < shard.now_ms() <= 5_000
+    await engine.stop()
+
+
+async def test_a_process_that_stood_still_observed_one_second_at_most(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=5_000)
+    await engine.step(3_600_000)
+    assert engine.worker("w").state is ACTIVE
+    await engine.advance(3_500)
+    assert engine.worker("w").state is ACTIVE
+    await engine.advance(1_500)
+    assert engine.worker("w").state is INACTIVE
+    await engine.stop()
+
+
+async def test_a_commit_that_hangs_freezes_it_and_costs_nobody_a_lease(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat("quiet", lease_ms=2_000)
+    store.close_gate()
+    hanging = asyncio.create_task(engine.beat("w"))
+    await store.reached.wait()
+    before = engine.shard_of("quiet").now_ms()
+    for _ in range(200):
+        clock.move(100)
+        engine.node.tick()
+        await asyncio.sleep(0)
+    assert engine.shard_of("quiet").now_ms() - before <= 1_000
+    assert engine.worker("quiet").state is ACTIVE, "twenty seconds in which nobody could be heard"
+    store.open_gate()
+    assert (await hanging).lease_epoch == 1
+    await engine.advance(700)
+    assert engine.worker("quiet").state is ACTIVE
+    await engine.advance(2_000)
+    assert engine.worker("quiet").state is INACTIVE
+    await engine.stop()
+
+
+async def test_of_commits_that_hang_a_quarter_of_a_second_each_counts(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    """A heartbeat waits for two at most, which takes half of the shortest lease and not more."""
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat("quiet", lease_ms=1_000)
+    before = engine.shard_of("quiet").now_ms()
+    for _ in range(2):
+        store.close_gate()
+        hanging = asyncio.create_task(engine.beat("w"))
+        await store.reached.wait()
+        for _ in range(50):
+            clock.move(100)
+            engine.node.tick()
+            await asyncio.sleep(0)
+        store.open_gate()
+        await hanging
+    assert engine.shard_of("quiet").now_ms() - before <= 2 * COMMIT_MS_MAX
+    await engine.advance(400)
+    assert engine.worker("quiet").state is ACTIVE
+    await engine.advance(1_000)
+    assert engine.worker("quiet").state is INACTIVE
+    await engine.stop()
+
+
+async def test_a_database_out_of_reach_costs_nobody_a_lease(store: FaultyStore, clock: ManualClock) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=5_000)
+    for _ in range(60):
+        store.faults.append(Fault.REJECTED)
+        await engine.step(500)
+        store.faults.clear()
+        await engine.recovered()
+    assert engine.worker("w").state is ACTIVE, "thirty seconds without a single commit"
+    await engine.stop()
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+async def test_a_wall_clock_that_jumps_changes_nothing(
+    store: FaultyStore, clock: ManualClock, jump_ms: int
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=5_000)
+    clock.jump_wall(jump_ms)
+    await engine.advance(4_750)
+    assert engine.worker("w").state is ACTIVE
+    await engine.advance(250)
+    assert engine.worker("w").state is INACTIVE
+    await engine.stop()
+
+
+@pytest.mark.parametrize("down_ms", [0, 60_000, 86_400_000])
+async def test_time_without_a_server_is_not_silence(
+    store: FaultyStore, clock: ManualClock, down_ms: int
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=30_000)
+    await engine.advance(1_000)
+    await engine.crash()
+    clock.move(down_ms)
+    engine = await Engine(store, clock).start()
+    await engine.advance(28_500)
+    assert engine.worker("w").state is ACTIVE
+    await engine.advance(1_500)
+    assert engine.worker("w").state is INACTIVE
+    await engine.stop()
+
+
+async def test_after_a_take_over_no_lease_ends_for_a_grace(store: FaultyStore, clock: ManualClock) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=2_000)
+    await engine.advance(1_500)
+    await engine.crash()
+    engine = await Engine(store, clock).start()
+    taken_ms = engine.shard_of("w").now_ms()
+    while engine.worker("w").state is ACTIVE:
+        await engine.step(50)
+    assert GRACE_MS <= engine.shard_of("w").now_ms() - taken_ms <= GRACE_MS + 50
+    await engine.stop()
+
+
+async def test_a_silent_worker_gets_the_grace_three_times_and_not_a_fourth(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=3_000, bound_activities=[activity("a")])
+    await engine.advance(2_500)
+    for _ in range(TAKEOVER_GRACES_MAX):
+        await engine.crash()
+        engine = await Engine(store, clock).start()
+        await engine.advance(GRACE_MS - 1_000)
+        assert engine.worker("w").state is ACTIVE
+    await engine.crash()
+    engine = await Engine(store, clock).start()
+    await engine.step(50)
+    assert engine.worker("w").state is INACTIVE, "no immortality by crash loop"
+    await engine.stop()
+
+
+async def test_a_heartbeat_earns_the_grace_anew(store: FaultyStore, clock: ManualClock) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    for _ in range(TAKEOVER_GRACES_MAX + 2):
+        await engine.beat(lease_ms=1_000)
+        await engine.crash()
+        engine = await Engine(store, clock).start()
+        await engine.advance(GRACE_MS - 1_000)
+        assert engine.worker("w").state is ACTIVE
+    await engine.stop()
+
+
+async def test_after_standing_still_heartbeats_are_heard_before_leases_end(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=1_000)
+    await engine.advance(500)
+    await engine.step(60_000)
+    assert engine.shard_of("w").now_ms() >= engine.worker("w").deadline_ms, "its time is up"
+    assert engine.worker("w").state is ACTIVE, "but its heartbeat may lie unread"
+    await engine.beat(lease_ms=1_000)
+    await engine.advance(750)
+    assert engine.worker("w").state is ACTIVE
+    await engine.advance(500)
+    assert engine.worker("w").state is INACTIVE
+    await engine.stop()
+
+
+async def test_a_silent_worker_is_inactive_within_a_second_of_its_lease(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    for number, lease_ms in enumerate([1_000, 1_001, 2_345, 7_777]):
+        worker = f"w{number}"
+        await engine.beat(worker, lease_ms=lease_ms)
+        heard_ms = clock.monotonic_ms()
+        while engine.worker(worker).state is ACTIVE:
+            await engine.step(50)
+        assert lease_ms <= clock.monotonic_ms() - heard_ms <= lease_ms + 1_000
+    await engine.stop()
+
+
+async def test_while_a_shard_is_re_read_its_workers_are_asked_to_try_again(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await Engine(store, clock).start()
+    await engine.beat()
+    store.faults.append(Fault.UNKNOWN_LOST)
+    with pytest.raises(ShardUnavailable):
+        await engine.beat()
+    await engine.recovered()
+    assert (await engine.beat()).lease_epoch == 1
+    await engine.stop()
+
+
+async def test_a_start_that_takes_its_time_is_no_stall_but_heartbeats_are_heard_first(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await Engine(store, clock, grace_ms=0).start()
+    await engine.beat(lease_ms=1_000)
+    await engine.stop()
+    engine = Engine(store, clock, grace_ms=0)
+    told: list[int] = []
+    engine.node.on_stall.append(told.append)
+    await engine.node.open()
+    clock.move(30_000)
+    engine.node.start(tick=False)
+    await engine.step(250)
+    assert (told, engine.worker("w").state) == ([], ACTIVE)
+    await engine.advance(1_500)
+    assert (told, engine.worker("w").state) == ([], INACTIVE)
+    await engine.stop()

@@ -1,0 +1,112 @@
+"""More leases end together than one commit should hold."""
+
+from __future__ import annotations
+
+from liveness.clock import ManualClock
+from liveness.domain.keys import WorkerKey
+from liveness.domain.worker import WorkerState
+from liveness.store.sql import SqlStore
+from liveness.tasks.queue_runner import YIELD_MS_MAX
+from liveness.tasks.timer_runner import EXPIRIES_PER_COMMIT_MAX
+from tests.databases import SHARD_COUNT, StoreDatabase
+from tests.integration.engine.engine import Engine, activity
+
+LEASE_MS = 5_000
+HELD = 1_000
+WORKERS = [
+    (f"namespace-{number % 2}", f"w-{number}") for number in range(EXPIRIES_PER_COMMIT_MAX // HELD + 2)
+]
+"""In two namespaces, in each of which they are too few for a storm."""
+
+
+async def partly_expired(store: SqlStore) -> Engine:
+    """Fallen silent, all at once, until the first of them are ended."""
+    engine = await Engine(store, ManualClock(), grace_ms=0).start()
+    for namespace, worker in WORKERS:
+        held = [activity(f"{worker}-{number}") for number in range(HELD)]
+        await engine.beat(
+            worker, namespace=namespace, lease_ms=LEASE_MS, bound_activities=held, full_bindings=True
+        )
+    await engine.advance(LEASE_MS - 250)
+    assert active(engine) == set(WORKERS)
+    await engine.step(250)
+    return engine
+
+
+def active(engine: Engine) -> set[tuple[str, str]]:
+    return {
+        (namespace, name)
+        for namespace, name in WORKERS
+        if engine.worker(name, namespace).state is WorkerState.ACTIVE
+    }
+
+
+async def waiting_reschedules(engine: Engine) -> int:
+    return sum(count.tasks for count in await engine.store.count_tasks(range(SHARD_COUNT)))
+
+
+async def test_they_are_ended_in_several_commits_and_nothing_is_left_out(store: SqlStore) -> None:
+    engine = await partly_expired(store)
+    ended = len(WORKERS) - len(active(engine))
+    assert 0 < ended < len(WORKERS)
+    assert await waiting_reschedules(engine) == ended * HELD <= EXPIRIES_PER_COMMIT_MAX
+    await engine.step(50)
+    assert active(engine) == set()
+    assert await waiting_reschedules(engine) == len(WORKERS) * HELD
+
+
+async def test_who_is_heard_of_before_its_turn_keeps_its_lease_for_as_long_as_it_lasts(
+    store: SqlStore,
+) -> None:
+    engine = await partly_expired(store)
+    back, *_ = active(engine)
+    namespace, worker = back
+    await engine.beat(worker, namespace=namespace, lease_ms=LEASE_MS)
+    await engine.step(50)
+    assert active(engine) == {back}
+    await engine.advance(LEASE_MS - 250)
+    assert active(engine) == {back}
+    await engine.advance(250)
+    assert active(engine) == set()
+
+
+async def test_who_is_looked_at_again_while_it_waits_dies_once(store: SqlStore) -> None:
+    engine = await partly_expired(store)
+    for namespace, worker in active(engine):
+        engine.shard_of(worker, namespace).recheck(WorkerKey(namespace, worker))
+    await engine.step(50)
+    assert active(engine) == set()
+    death_rate = engine.node.throttle.death_rate
+    assert sum(death_rate.recent(namespace) for namespace in death_rate.namespaces()) == len(WORKERS)
+
+
+async def test_queues_wait_until_all_are_ended(store: SqlStore) -> None:
+    engine = await partly_expired(store)
+    waiting = await waiting_reschedules(engine)
+    await engine.queue.run_until_idle()
+    assert await waiting_reschedules(engine) == waiting
+    await engine.step(50)
+    await engine.queue.run_until_idle()
+    assert await waiting_reschedules(engine) == 0
+
+
+async def test_queues_do_not_wait_for_ever(store: SqlStore) -> None:
+    engine = await partly_expired(store)
+    waiting = await waiting_reschedules(engine)
+    await engine.queue.run_until_idle()
+    engine.clock.move(YIELD_MS_MAX)
+    await engine.queue.run_until_idle()
+    assert await waiting_reschedules(engine) < waiting
+
+
+async def test_who_takes_the_shards_meanwhile_ends_the_rest(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
+    old = await partly_expired(store)
+    ended = set(WORKERS) - active(old)
+    await old.crash()
+    new = await Engine(await store_database.open(), old.clock, grace_ms=0).start()
+    assert set(WORKERS) - active(new) == ended
+    await new.step(50)
+    assert active(new) == set()
+    assert await waiting_reschedules(new) == len(WORKERS) * HELD

@@ -1,0 +1,191 @@
+"""A whole frontend before real nodes that share a PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from liveness.config.frontend_settings import FrontendSettings
+from liveness.domain.keys import shard_of
+from liveness.frontend.app import Frontend
+from liveness.testing import Server, Settings
+from liveness.v1 import service_pb2
+from tests.databases import PostgresServer
+from tests.integration.routing.routed_cluster import Client
+from tests.integration.routing.test_forwarding import beat_request, describe_request
+from tests.integration.routing.test_stream_proxy import Stream
+from tests.integration.server.server_harness import NAMESPACE, REGISTERED, heartbeat, refusal
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+MANY = 64
+"""So many shards that each node wins some, whatever its address is."""
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Nodes:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.servers: list[Server] = []
+
+    async def start(self) -> Server:
+        settings = Settings(
+            db=self.url, listen="127.0.0.1:0", shards=MANY, takeover_grace_ms=0, shutdown_timeout_s=5.0
+        )
+        server = Server(settings)
+        await server.start()
+        self.servers.append(server)
+        return server
+
+    async def share(self) -> None:
+        """Until each has its part."""
+        while not all(server.membership.is_fully_serving and server.node.shards() for server in self.servers):
+            await asyncio.sleep(0.01)
+
+    async def stop(self, server: Server) -> None:
+        self.servers.remove(server)
+        await server.stop()
+
+
+@pytest.fixture
+async def nodes(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[Nodes]:
+    nodes = Nodes(postgres.url(postgres_database))
+    for _ in range(2):
+        await nodes.start()
+    await nodes.share()
+    yield nodes
+    for server in list(nodes.servers):
+        await nodes.stop(server)
+
+
+@pytest.fixture(params=["db", "nodes"])
+async def frontend(nodes: Nodes, request: pytest.FixtureRequest) -> AsyncIterator[Frontend]:
+    """That looks into the database, or asks one of the nodes."""
+    where: dict[str, Any] = (
+        {"db": nodes.url} if request.param == "db" else {"nodes": (nodes.servers[0].address,)}
+    )
+    async with Frontend(FrontendSettings(listen="127.0.0.1:0", **where)) as frontend:
+        await health(frontend, SERVING)
+        yield frontend
+
+
+@pytest.fixture
+async def client(frontend: Frontend) -> AsyncIterator[Client]:
+    client = Client(frontend.address)
+    yield client
+    await client.channel.close()
+
+
+async def health(frontend: Frontend, wanted: int) -> None:
+    async with grpc.aio.insecure_channel(frontend.address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        async for status in stub.Watch(health_pb2.HealthCheckRequest(), timeout=30):
+            if status.status == wanted:
+                return
+    raise AssertionError("the health never became what was wanted")
+
+
+async def test_every_worker_is_reached_wherever_it_lives(nodes: Nodes, client: Client) -> None:
+    workers = [f"w{number}" for number in range(40)]
+    beats = await asyncio.gather(
+        *(client.liveness.RecordWorkerHeartbeat(beat_request(worker)) for worker in workers)
+    )
+    assert {beat.outcome for beat in beats} == {REGISTERED}
+    for worker in workers:
+        await client.liveness.DescribeWorker(describe_request(worker))
+    request = service_pb2.RecordWorkerHeartbeatsRequest(
+        namespace=NAMESPACE, heartbeats=map(heartbeat, workers)
+    )
+    items = (await client.liveness.RecordWorkerHeartbeats(request)).items
+    assert [item.WhichOneof("outcome") for item in items] == ["result"] * 40
+    counted = await client.liveness.CountWorkers(service_pb2.CountWorkersRequest(namespace=NAMESPACE))
+    assert counted.total == 40
+
+
+async def test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes: Nodes, client: Client) -> None:
+    workers = [f"w{number}" for number in range(12)]
+    for worker in workers:
+        await client.liveness.RecordWorkerHeartbeat(
+            beat_request(worker, session_id="s", sequence=1, lease_ms=60_000)
+        )
+    stream = Stream(client)
+    await stream.attach_fully(*workers)
+    stopping = asyncio.ensure_future(nodes.stop(nodes.servers[1]))
+    sequence = 1
+    while not stopping.done():
+        sequence += 1
+        await asyncio.gather(
+            *(
+                client.liveness.RecordWorkerHeartbeat(
+                    beat_request(worker, session_id="s", sequence=sequence, lease_ms=60_000), timeout=10
+                )
+                for worker in workers
+            )
+        )
+    await stopping
+
+    async def all_attached() -> bool:
+        return all(
+            [
+                (await client.liveness.DescribeWorker(describe_request(worker))).worker.attached
+                for worker in workers
+            ]
+        )
+
+    while not await all_attached():
+        await asyncio.sleep(0.01)
+    assert await stream.ping() == []
+
+
+async def test_clients_of_one_node_notice_as_little_of_another(nodes: Nodes) -> None:
+    client = Client(nodes.servers[0].address)
+    try:
+        await test_every_worker_is_reached_wherever_it_lives(nodes, client)
+        await test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes, client)
+    finally:
+        await client.channel.close()
+
+
+async def test_nodes_that_join_are_found(nodes: Nodes, frontend: Frontend, client: Client) -> None:
+    joined = await nodes.start()
+    await nodes.share()
+    while len({owner.node_id for owner in frontend.routes.owners().values()}) < 3:
+        await asyncio.sleep(0.01)
+    worker = next(
+        name for name in map(str, range(1_000)) if joined.node.serves(shard_of(NAMESPACE, name, MANY))
+    )
+    await client.liveness.RecordWorkerHeartbeat(beat_request(worker))
+    assert any(key.instance_key == worker for shard in joined.node.shards() for key in shard.workers)
+
+
+async def test_a_frontend_without_nodes_says_so_and_serves_when_there_are_some(nodes: Nodes) -> None:
+    (address,) = {server.address for server in nodes.servers[:1]}
+    unused = "127.0.0.1:1"
+    async with Frontend(FrontendSettings(listen="127.0.0.1:0", nodes=(unused,))) as frontend:
+        await health(frontend, NOT_SERVING)
+        async with grpc.aio.insecure_channel(frontend.address) as channel:
+            call: Any = channel.unary_unary(
+                "/liveness.v1.LivenessService/RecordWorkerHeartbeat",
+                service_pb2.RecordWorkerHeartbeatRequest.SerializeToString,
+            )
+            refused = await refusal(call(beat_request("w")))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_NODE_REACHABLE")
+    async with Frontend(FrontendSettings(listen="127.0.0.1:0", nodes=(unused, address))) as frontend:
+        await health(frontend, SERVING)
+
+
+async def test_calls_that_only_newer_nodes_know_are_carried_as_they_are(frontend: Frontend) -> None:
+    """Here no node knows it either, and says so itself."""
+    async with grpc.aio.insecure_channel(frontend.address) as channel:
+        call: Any = channel.unary_unary("/liveness.v1.LivenessService/CallOfTheFuture")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call(b"whatever")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        between_nodes: Any = channel.unary_unary("/liveness.v1.ClusterService/GetRoutes")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await between_nodes(b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED

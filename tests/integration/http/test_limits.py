@@ -1,0 +1,129 @@
+"""Nobody takes more than there is: bodies, headers, the event loop's time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+from liveness.http.body_reader import BodyReader
+from tests.integration.http.http_client import JSON, Client
+from tests.integration.http.http_harness import HttpHarness
+
+HEARTBEAT = "/v1/namespaces/orders/workers/w/heartbeat"
+MIB = 1024 * 1024
+
+
+async def test_too_large_a_body_is_refused_before_it_is_sent(client: Client) -> None:
+    async with client.connect() as http_connection:
+        await http_connection.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(16 * MIB + 1)})
+        answer = await http_connection.answer()
+    assert (answer.code, answer.error["reason"]) == (413, "BODY_TOO_LARGE")
+    assert "16 MiB" in answer.error["message"]
+
+
+async def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(stopped_harness: HttpHarness) -> None:
+    await stopped_harness.open(body_reader=BodyReader(body_bytes_max=1_000))
+    head = f"POST {HEARTBEAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with stopped_harness.client.connect() as http_connection:
+        http_connection.writer.write(
+            head.encode() + b"Transfer-Encoding: chunked\r\n\r\n400\r\n" + b" " * 1024 + b"\r\n"
+        )
+        answer = await http_connection.answer()
+    assert (answer.code, answer.error["reason"]) == (413, "BODY_TOO_LARGE")
+
+
+async def test_bodies_of_all_together_are_limited_and_room_is_given_back(
+    stopped_harness: HttpHarness,
+) -> None:
+    await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000))
+    body = json.dumps({"last_error": "x" * 6_000}).encode()
+    async with stopped_harness.client.connect() as slow:
+        await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
+        refused = await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)
+        while refused.code != 503:  # until the slow one has arrived
+            refused = await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)
+        assert (refused.error["reason"], refused.headers["retry-after"]) == ("TOO_MANY_BODIES", "1")
+        slow.writer.write(body[-1:])
+        assert (await slow.answer()).code != 503
+    assert (await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)).code != 503
+
+
+async def test_a_body_that_never_comes_to_its_end_gives_its_room_back(stopped_harness: HttpHarness) -> None:
+    await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000, read_timeout_s=0.2))
+    body = json.dumps({"last_error": "x" * 6_000}).encode()
+    async with stopped_harness.client.connect() as slow:
+        await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
+        answer = await slow.answer()
+        assert (answer.code, answer.error["reason"]) == (408, "BODY_TOO_SLOW")
+        assert (await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)).code == 200
+
+
+async def test_whoever_vanishes_without_a_goodbye_is_noticed(http_harness: HttpHarness) -> None:
+    async with http_harness.client.connect() as http_connection:
+        await http_connection.send("GET", "/healthz")
+        await http_connection.answer()
+        [connection] = http_harness.http_server._uvicorn.server_state.connections
+        accepted: socket.socket = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+async def test_a_connection_serves_one_request_after_the_other(client: Client) -> None:
+    async with client.connect() as http_connection:
+        for _ in range(3):
+            await http_connection.send("GET", "/v1/server")
+            assert (await http_connection.answer()).code == 200
+            await http_connection.send("POST", HEARTBEAT, JSON, b"{")
+            assert (await http_connection.answer()).code == 400
+            await http_connection.send("POST", HEARTBEAT, JSON, b"{}")
+            assert (await http_connection.answer()).code == 200
+
+
+async def test_large_messages_are_read_and_written_beside_the_event_loop(http_harness: HttpHarness) -> None:
+    """A heartbeat does not wait until a long list has become JSON."""
+    threads: list[str] = []
+    thread: Any = http_harness.http_server._app._executor
+    submit = thread.submit
+
+    def noted(*work: Any) -> Any:
+        threads.append("used")
+        return submit(*work)
+
+    thread.submit = noted
+    beats = [{"worker_instance_key": f"w-{n}", "last_error": "x" * 100} for n in range(1_000)]
+    await http_harness.client.post("/v1/namespaces/orders/heartbeats", {"heartbeats": beats})
+    assert len(threads) == 2, "the request, and the answer"
+    listed = await http_harness.client.get("/v1/namespaces/orders/workers?page_size=1000")
+    assert (len(listed["workers"]), len(threads)) == (1_000, 3)
+    await http_harness.client.get("/v1/server")
+    assert len(threads) == 3
+
+
+async def test_a_token_for_many_shards_fits_into_a_header(http_harness: HttpHarness) -> None:
+    answer = await http_harness.client.ask("GET", "/v1/events", {"Last-Event-ID": "x" * 100_000})
+    assert (answer.code, answer.error["reason"]) == (400, "RESUME_TOKEN_INVALID")
+
+
+async def test_what_is_no_http_ends_the_connection_and_nothing_else(client: Client) -> None:
+    for junk in (
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"\r\n" * 10,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ):
+        async with client.connect() as http_connection:
+            http_connection.writer.write(junk)
+            http_connection.writer.write_eof()
+            await http_connection.reader.read()
+    assert (await client.ask("GET", "/healthz")).code == 200
+
+
+async def test_a_client_that_breaks_off_in_the_middle_of_its_body_changes_nothing(
+    http_harness: HttpHarness,
+) -> None:
+    async with http_harness.client.connect() as http_connection:
+        await http_connection.send("POST", HEARTBEAT, {**JSON, "Content-Length": "100"}, b"{}")
+    await asyncio.gather(*(http_harness.client.ask("GET", "/v1/server") for _ in range(5)))
+    assert await http_harness.harness.count() == {}

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from liveness.store.postgres import PostgresDatabase
+from liveness.store.sql import SqlStore
+from tests.databases import PostgresServer
+from tests.integration.quiet_logs import quiet
+from tests.integration.server.server_harness import SHARDS, ServerHarness
+
+__all__ = ["quiet"]
+
+
+@pytest.fixture(scope="session")
+async def migrated_template(postgres: PostgresServer) -> tuple[PostgresServer, str]:
+    """A database that has its tables already, to be copied: making them takes longer than most tests here."""
+    name = postgres.create_database()
+    store = SqlStore(PostgresDatabase(postgres.url(name)))
+    await store.open(SHARDS, "tests")
+    await store.close()
+    return postgres, name
+
+
+@pytest.fixture
+def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database on each dialect."""
+    if dialect == "sqlite":
+        yield f"sqlite:///{tmp_path}/liveness.db"
+        return
+    server, template = request.getfixturevalue("migrated_template")
+    name = server.create_database(template)
+    yield server.url(name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+async def stopped_harness(url: str) -> AsyncIterator[ServerHarness]:
+    """A database on which the test itself starts a server."""
+    harness = ServerHarness(url)
+    yield harness
+    await harness.stop()
+
+
+@pytest.fixture
+async def harness(stopped_harness: ServerHarness) -> ServerHarness:
+    """A running server on each database."""
+    return await stopped_harness.start()
+
+
+@pytest.fixture
+async def sqlite_harness(tmp_path: Path) -> AsyncIterator[ServerHarness]:
+    """A running server on SQLite, for what does not depend on the database."""
+    harness = await ServerHarness(f"sqlite:///{tmp_path}/liveness.db").start()
+    yield harness
+    await harness.stop()

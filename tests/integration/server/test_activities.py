@@ -1,0 +1,597 @@
+"""The life of an activity, over gRPC and on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from liveness.v1 import activity_pb2 as pb
+from tests.integration.engine.engine import duration
+from tests.integration.server.activity_client import (
+    AVAILABLE,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    QUARANTINED,
+    QUEUE,
+    STARTED,
+    WAITING,
+    ActivityClient,
+    activity_id,
+)
+from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
+
+
+@pytest.fixture
+async def activity_client(stopped_harness: ServerHarness) -> ActivityClient:
+    return ActivityClient(await stopped_harness.start(takeover_grace_ms=0))
+
+
+# -- scheduling
+
+
+async def test_a_scheduled_activity_is_handed_to_a_poll_and_completed(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat()
+    answer = await activity_client.schedule("a", activity_type="resize", input=b"photo")
+    assert (answer.created, answer.state) == (True, AVAILABLE)
+    task = await activity_client.take()
+    assert (task.activity_type, task.input, task.lease_epoch, task.attempt) == ("resize", b"photo", 1, 1)
+    held = await activity_client.describe("a")
+    assert (held.state, held.worker_instance_key, held.lease_epoch) == (STARTED, "w", 1)
+    assert [bound.activity_id for bound in (await activity_client.harness.describe()).bound_activities] == [
+        "a"
+    ]
+    await activity_client.complete(task, result=b"done")
+    done = await activity_client.describe("a")
+    assert (done.state, done.result, done.worker_instance_key) == (COMPLETED, b"done", "")
+    assert (await activity_client.harness.describe()).bound_activity_count == 0
+
+
+async def test_scheduling_the_same_again_changes_nothing_whatever_became_of_it(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a", input=b"1")
+    assert (await activity_client.schedule("a", input=b"1")).created is False
+    task = await activity_client.take()
+    again = await activity_client.schedule("a", input=b"1")
+    assert (again.created, again.state) == (False, STARTED)
+    await activity_client.complete(task)
+    again = await activity_client.schedule("a", input=b"1")
+    assert (again.created, again.state) == (False, COMPLETED)
+    assert await activity_client.poll() == []
+
+
+async def test_scheduling_something_else_under_the_same_id_is_refused(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.schedule("a", input=b"1")
+    refused = await refusal(activity_client.schedule("a", input=b"2"))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.ALREADY_EXISTS, "ACTIVITY_DIFFERS")
+    assert "another input" in refused.message
+    assert (await activity_client.describe("a")).input == b"1"
+
+
+async def test_a_delayed_activity_becomes_available_when_its_time_has_come(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat()
+    answer = await activity_client.schedule("a", start_delay=duration(5_000))
+    assert answer.state == WAITING
+    await activity_client.harness.advance(4_900)
+    assert await activity_client.poll() == []
+    await activity_client.harness.advance(200)
+    assert (await activity_client.take()).attempt == 1
+
+
+# -- polling
+
+
+async def test_a_waiting_poll_is_answered_by_what_is_scheduled_later(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    waiting = asyncio.ensure_future(activity_client.take())
+    while not activity_client.harness.server.matching._polls:
+        await asyncio.sleep(0.001)
+    await activity_client.schedule("a")
+    assert (await waiting).id == activity_id("a")
+
+
+async def test_a_poll_takes_several_and_leaves_the_rest(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    for name in "abcde":
+        await activity_client.schedule(name)
+    first = await activity_client.poll(max_activities=3)
+    assert [task.id.activity_id for task in first] == ["a", "b", "c"], "in the order in which they came"
+    assert len(await activity_client.poll(max_activities=3)) == 2
+
+
+async def test_only_a_live_worker_may_poll(activity_client: ActivityClient) -> None:
+    refused = await refusal(activity_client.poll("nobody"))
+    assert refused.reason == "WORKER_NOT_FOUND"
+    await activity_client.beat(lease_ms=1_000)
+    assert (await refusal(activity_client.poll(session_id="another"))).reason == "SESSION_NOT_CURRENT"
+    await activity_client.harness.shut_down()
+    assert (await refusal(activity_client.poll())).reason == "WORKER_NOT_ACTIVE"
+
+
+async def test_a_poll_ends_when_the_lease_does(activity_client: ActivityClient) -> None:
+    await activity_client.beat(lease_ms=1_000)
+    waiting = asyncio.ensure_future(refusal(activity_client.take()))
+    while not activity_client.harness.server.matching._polls:
+        await asyncio.sleep(0.001)
+    await activity_client.harness.advance(1_500)
+    assert (await waiting).reason == "WORKER_NOT_ACTIVE"
+
+
+async def test_queues_and_namespaces_are_kept_apart(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a", task_queue="other")
+    await activity_client.schedule("a", namespace="billing")
+    assert await activity_client.poll() == []
+    assert len(await activity_client.poll(task_queue="other")) == 1
+
+
+async def test_a_worker_is_never_handed_more_than_its_quota(activity_client: ActivityClient) -> None:
+    await activity_client.harness.configure(max_bindings_per_worker=2)
+    await activity_client.beat()
+    for name in "abc":
+        await activity_client.schedule(name)
+    taken = await activity_client.poll(max_activities=10)
+    assert len(taken) == 2
+    assert await activity_client.poll() == []
+    await activity_client.complete(taken[0])
+    assert len(await activity_client.poll()) == 1
+
+
+# -- fencing
+
+
+async def test_a_zombies_completion_is_refused_and_exactly_one_is_recorded(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat("zombie", lease_ms=1_000)
+    await activity_client.beat("heir", lease_ms=60_000)
+    await activity_client.schedule("a")
+    stale = await activity_client.take("zombie")
+    await activity_client.harness.advance(1_500)
+    fresh = await activity_client.take("heir")
+    assert (fresh.attempt, fresh.failures) == (2, 1)
+    refused = await refusal(activity_client.complete(stale, "zombie", b"old"))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "FENCED_OFF")
+    assert "attempt 2 is held by worker heir" in refused.message
+    await activity_client.complete(fresh, "heir", b"new")
+    assert (await refusal(activity_client.complete(stale, "zombie", b"old"))).reason == "FENCED_OFF"
+    assert (await activity_client.describe("a")).result == b"new"
+
+
+async def test_a_token_is_refused_from_the_moment_the_lease_is_over(activity_client: ActivityClient) -> None:
+    """Also before anything was done about the activity."""
+    await activity_client.beat()
+    await activity_client.schedule("a")
+    task = await activity_client.take()
+    await activity_client.harness.expire()
+    refused = await refusal(activity_client.complete(task))
+    assert refused.reason == "FENCED_OFF"
+    assert "INACTIVE" in refused.message
+
+
+@pytest.mark.parametrize("token", [{"lease_epoch": 2}, {"attempt": 2}])
+async def test_a_token_must_be_right_in_every_part(
+    activity_client: ActivityClient, token: dict[str, int]
+) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a")
+    task = await activity_client.take()
+    assert (await refusal(activity_client.complete(task, **token))).reason == "FENCED_OFF"  # type: ignore[arg-type]
+    assert await activity_client.state("a") == STARTED
+
+
+async def test_a_resurrected_workers_old_token_is_refused(activity_client: ActivityClient) -> None:
+    await activity_client.beat(lease_ms=1_000)
+    await activity_client.schedule("a")
+    task = await activity_client.take()
+    await activity_client.harness.advance(1_500)
+    back = await activity_client.beat()
+    assert [ref.activity_id for ref in back.cancel_activities] == ["a"]
+    refused = await refusal(activity_client.complete(task))
+    assert refused.reason == "FENCED_OFF"
+    again = await activity_client.take()
+    assert (again.lease_epoch, again.attempt) == (2, 2)
+    await activity_client.complete(again)
+
+
+async def test_completing_failing_and_releasing_again_are_answered_alike(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat()
+    for name in "abc":
+        await activity_client.schedule(name)
+    a, b, c = await activity_client.poll(max_activities=3)
+    for _ in range(2):
+        await activity_client.complete(a, result=b"1")
+        await activity_client.fail(b)
+        await activity_client.release(c)
+    assert (await activity_client.describe("a")).result == b"1"
+    assert (await activity_client.describe("b")).failures == 1
+    assert (await activity_client.describe("c")).attempt == 2
+
+
+# -- retries
+
+
+async def test_a_failed_attempt_is_tried_again_after_its_back_off(activity_client: ActivityClient) -> None:
+    retry = pb.RetryPolicy(initial_interval=duration(1_000), backoff_coefficient=3)
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a", retry_policy=retry)
+    for failures, wait_ms in enumerate((1_000, 3_000, 9_000), start=1):
+        task = await activity_client.take()
+        assert (await activity_client.fail(task, message=f"no {failures}")).state == WAITING
+        await activity_client.harness.advance(wait_ms - 100)
+        assert await activity_client.poll() == []
+        await activity_client.harness.advance(200)
+        seen = await activity_client.describe("a")
+        assert (seen.state, seen.failures, seen.last_failure) == (AVAILABLE, failures, f"no {failures}")
+
+
+async def test_an_exhausted_retry_policy_ends_it(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a", retry_policy=pb.RetryPolicy(maximum_attempts=2))
+    assert (await activity_client.fail(await activity_client.take())).state == WAITING
+    await activity_client.harness.advance(2_000)
+    assert (await activity_client.fail(await activity_client.take(), message="twice")).state == FAILED
+    assert (await activity_client.describe("a")).last_failure == "twice"
+    assert await activity_client.retry("a") == AVAILABLE
+    assert (await activity_client.take()).failures == 0, "a fresh start"
+
+
+async def test_a_failure_may_rule_out_or_hasten_the_next_attempt(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a")
+    await activity_client.schedule("b")
+    a, b = await activity_client.poll(max_activities=2)
+    assert (await activity_client.fail(a, non_retryable=True)).state == FAILED
+    await activity_client.fail(b, retry_after=duration(0))
+    await activity_client.harness.advance(100)
+    assert (await activity_client.take()).id == activity_id("b")
+
+
+async def test_an_activity_that_kills_its_workers_is_quarantined(activity_client: ActivityClient) -> None:
+    await activity_client.schedule("poison")
+    for number in range(3):
+        worker = f"w{number}"
+        await activity_client.beat(worker, lease_ms=1_000)
+        await activity_client.take(worker)
+        await activity_client.harness.advance(1_500)
+    seen = await activity_client.describe("poison")
+    assert (seen.state, seen.worker_deaths) == (QUARANTINED, 3)
+    assert "3 workers in a row died with it" in seen.last_failure
+    await activity_client.beat("fourth", lease_ms=60_000)
+    assert await activity_client.poll("fourth") == []
+    assert await activity_client.retry("poison") == AVAILABLE
+    assert (await activity_client.take("fourth")).failures == 0
+
+
+async def test_an_attempt_that_ends_otherwise_breaks_the_row_of_deaths(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.schedule("a", retry_policy=pb.RetryPolicy(maximum_worker_deaths=2))
+    for ends in ("dies", "fails", "dies", "leaves", "dies"):
+        await activity_client.beat(ends, lease_ms=1_000)
+        task = await activity_client.take(ends)
+        if ends == "fails":
+            await activity_client.fail(task, ends, retry_after=duration(0))
+        elif ends == "leaves":
+            await activity_client.harness.shut_down(ends)
+        await activity_client.harness.advance(1_500)
+    assert await activity_client.state("a") == AVAILABLE
+
+
+async def test_the_namespace_says_how_many_deaths_are_too_many(activity_client: ActivityClient) -> None:
+    await activity_client.harness.configure(max_worker_deaths=1)
+    await activity_client.schedule("a")
+    await activity_client.beat(lease_ms=1_000)
+    await activity_client.take()
+    await activity_client.harness.advance(1_500)
+    assert await activity_client.state("a") == QUARANTINED
+
+
+# -- claims
+
+
+async def test_a_claim_is_exclusive_and_may_be_repeated(activity_client: ActivityClient) -> None:
+    await activity_client.beat("first")
+    await activity_client.beat("second")
+    claimed = await activity_client.claim("file", "first", input=b"path")
+    assert await activity_client.claim("file", "first", input=b"path") == claimed
+    refused = await refusal(activity_client.claim("file", "second"))
+    assert (refused.reason, refused.fields["holder"]) == ("ACTIVITY_HELD", "first")
+    await activity_client.complete(claimed, "first")
+    assert (await refusal(activity_client.claim("file", "second"))).reason == "ACTIVITY_FINISHED"
+
+
+async def test_of_many_that_claim_at_once_one_succeeds(activity_client: ActivityClient) -> None:
+    workers = [f"w{number}" for number in range(20)]
+    for worker in workers:
+        await activity_client.beat(worker)
+    answers = await asyncio.gather(
+        *(activity_client.claim("file", worker) for worker in workers), return_exceptions=True
+    )
+    assert sum(isinstance(answer, pb.ActivityTask) for answer in answers) == 1
+
+
+async def test_what_a_lost_worker_had_claimed_can_be_claimed_by_another(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat("first", lease_ms=1_000)
+    await activity_client.beat("second", lease_ms=60_000)
+    await activity_client.claim("file", "first", input=b"path")
+    await activity_client.harness.advance(1_500)
+    claimed = await activity_client.claim("file", "second")
+    assert (claimed.attempt, claimed.input) == (2, b"path")
+
+
+async def test_a_released_claim_is_free(activity_client: ActivityClient) -> None:
+    await activity_client.beat("first")
+    await activity_client.beat("second")
+    await activity_client.release(await activity_client.claim("file", "first"), "first")
+    assert (await activity_client.harness.describe("first")).bound_activity_count == 0
+    assert (await activity_client.claim("file", "second")).attempt == 2
+
+
+async def test_a_claim_needs_a_live_lease_and_room(activity_client: ActivityClient) -> None:
+    assert (await refusal(activity_client.claim("file"))).reason == "WORKER_NOT_FOUND"
+    await activity_client.harness.configure(max_bindings_per_worker=1)
+    await activity_client.beat()
+    await activity_client.claim("file")
+    assert (await refusal(activity_client.claim("other"))).reason == "BINDING_QUOTA_EXCEEDED"
+    assert (await refusal(activity_client.describe("other"))).reason == "ACTIVITY_NOT_FOUND", (
+        "nothing changed"
+    )
+
+
+# -- cancelling
+
+
+async def test_a_cancelled_activity_is_over_and_its_worker_is_told(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a")
+    task = await activity_client.take()
+    assert await activity_client.cancel("a", "not needed") is True
+    assert await activity_client.state("a") == CANCELLED
+    told = await activity_client.beat()
+    assert [(ref.activity_id, ref.attempt) for ref in told.cancel_activities] == [("a", 1)]
+    assert (await refusal(activity_client.complete(task))).reason == "FENCED_OFF"
+    assert await activity_client.cancel("a") is False, "the same again"
+    assert not (await activity_client.beat(unbound_activities=told.cancel_activities)).cancel_activities
+
+
+async def test_an_available_activity_is_cancelled_before_anybody_gets_it(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a")
+    assert await activity_client.cancel("a") is False
+    assert await activity_client.poll() == []
+    await activity_client.schedule("b")
+    task = await activity_client.take()
+    await activity_client.complete(task)
+    assert (await refusal(activity_client.cancel("b"))).reason == "ACTIVITY_FINISHED"
+
+
+# -- lost answers
+
+
+async def test_what_is_never_confirmed_is_taken_back(activity_client: ActivityClient) -> None:
+    """The poll's answer got lost: the worker heartbeats on and knows nothing of what it holds."""
+    await activity_client.beat("deaf", lease_ms=60_000)
+    await activity_client.beat("other", lease_ms=60_000)
+    await activity_client.schedule("a")
+    task = await activity_client.take("deaf")
+    await activity_client.harness.advance(9_000)
+    await activity_client.beat("deaf", lease_ms=60_000)
+    assert await activity_client.poll("other") == []
+    await activity_client.harness.advance(1_500)
+    assert (await activity_client.take("other")).attempt == 2
+    told = await activity_client.beat("deaf", lease_ms=60_000)
+    assert [(ref.activity_id, ref.attempt) for ref in told.cancel_activities] == [("a", 1)]
+    assert (await refusal(activity_client.complete(task, "deaf"))).reason == "FENCED_OFF"
+
+
+async def test_a_worker_that_dies_before_it_can_confirm_is_counted_as_a_death(
+    activity_client: ActivityClient,
+) -> None:
+    """An activity that kills its worker at once must not look like an answer that was lost."""
+    await activity_client.schedule("poison")
+    for number in range(3):
+        await activity_client.beat(f"w{number}", lease_ms=30_000)
+        await activity_client.take(f"w{number}")
+        await activity_client.harness.advance(31_000)
+    assert await activity_client.state("poison") == QUARANTINED
+
+
+async def test_what_is_confirmed_stays(activity_client: ActivityClient) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a")
+    await activity_client.take()
+    [held] = (await activity_client.harness.describe()).bound_activities
+    await activity_client.beat(lease_ms=60_000, bound_activities=[held])
+    for _ in range(5):
+        await activity_client.harness.advance(30_000)
+        await activity_client.beat(lease_ms=60_000)
+    assert await activity_client.state("a") == STARTED
+    assert (await activity_client.describe("a")).attempt == 1
+
+
+async def test_a_caller_that_left_is_handed_nothing(activity_client: ActivityClient) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    waiting = asyncio.ensure_future(activity_client.take())
+    while not activity_client.harness.server.matching._polls:
+        await asyncio.sleep(0.001)
+    waiting.cancel()
+    while activity_client.harness.server.matching._polls:
+        await asyncio.sleep(0.001)
+    await activity_client.schedule("a")
+    assert (await activity_client.take()).attempt == 1
+
+
+async def test_a_worker_that_lets_go_of_what_it_was_handed_sends_it_back(
+    activity_client: ActivityClient,
+) -> None:
+    """By a heartbeat that unbinds it, or one with the whole set and without it."""
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a")
+    await activity_client.schedule("b")
+    await activity_client.poll(max_activities=2)
+    held = list((await activity_client.harness.describe()).bound_activities)
+    await activity_client.beat(bound_activities=held)
+    await activity_client.beat(unbound_activities=held[:1])
+    await activity_client.beat(full_bindings=True)
+    await activity_client.harness.advance(1)
+    again = await activity_client.poll(max_activities=2)
+    assert sorted((task.id.activity_id, task.attempt, task.failures) for task in again) == [
+        ("a", 2, 0),
+        ("b", 2, 0),
+    ]
+
+
+async def test_a_whole_set_that_crosses_a_poll_drops_nothing(activity_client: ActivityClient) -> None:
+    """The worker wrote it before the poll's answer came."""
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a")
+    await activity_client.take()
+    await activity_client.beat(full_bindings=True)
+    assert (await activity_client.harness.describe()).bound_activity_count == 1
+
+
+# -- restarts
+
+
+async def test_everything_is_there_after_a_restart(activity_client: ActivityClient) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    for name in ("done", "held", "free", "later", "gone"):
+        delay = {"start_delay": duration(30_000)} if name == "later" else {}
+        await activity_client.schedule(name, **delay)  # type: ignore[arg-type]
+    done, held = await activity_client.poll(max_activities=2)
+    await activity_client.complete(done, result=b"r")
+    await activity_client.cancel("gone")
+    await activity_client.harness.restart()
+    states = {row.id.activity_id: row.state for row in (await activity_client.listed()).activities}
+    assert states == {
+        "done": COMPLETED, "held": STARTED, "free": AVAILABLE, "later": WAITING, "gone": CANCELLED,
+    }  # fmt: skip
+    assert (await activity_client.describe("done")).result == b"r"
+    free = await activity_client.take()
+    assert free.id == activity_id("free")
+    await activity_client.complete(free)
+    await activity_client.complete(held)
+    await activity_client.harness.advance(31_000)
+    await activity_client.beat()
+    assert (await activity_client.take()).id == activity_id("later")
+
+
+async def test_a_finished_activity_is_remembered_when_it_has_left_memory(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a", input=b"1")
+    task = await activity_client.take()
+    await activity_client.complete(task, result=b"r")
+    await activity_client.harness.server.maintenance.checkpoint()
+    assert not any(len(shard.activities) for shard in activity_client.harness.server.node.shards())
+    assert (await activity_client.schedule("a", input=b"1")).created is False
+    assert (await refusal(activity_client.schedule("a", input=b"2"))).reason == "ACTIVITY_DIFFERS"
+    assert (await refusal(activity_client.claim("a"))).reason == "ACTIVITY_FINISHED"
+    await activity_client.complete(task, result=b"r")
+    assert (await activity_client.describe("a")).result == b"r"
+
+
+async def test_finished_activities_are_let_go_of_after_their_retention(
+    activity_client: ActivityClient,
+) -> None:
+    await activity_client.harness.configure(activity_retention_ms=1_000)
+    await activity_client.beat()
+    await activity_client.schedule("done")
+    await activity_client.complete(await activity_client.take())
+    await activity_client.schedule("open")
+    await activity_client.harness.advance(2_000)
+    await activity_client.harness.server.maintenance.checkpoint()
+    await activity_client.harness.server.maintenance.apply_retention()
+    assert [row.id.activity_id for row in (await activity_client.listed()).activities] == ["open"]
+    assert (await activity_client.schedule("done")).created is True
+
+
+# -- listing
+
+
+async def test_activities_are_listed_by_state_queue_and_worker(activity_client: ActivityClient) -> None:
+    await activity_client.beat()
+    await activity_client.schedule("a")
+    await activity_client.schedule("b")
+    await activity_client.schedule("c", task_queue="other")
+    await activity_client.take()
+
+    async def names(**where: object) -> list[str]:
+        rows = (await activity_client.listed(filter=pb.ActivityFilter(**where))).activities  # type: ignore[arg-type]
+        return [row.id.activity_id for row in rows]
+
+    assert await names() == ["a", "b", "c"]
+    assert await names(states=[STARTED]) == ["a"]
+    assert await names(task_queue=QUEUE) == ["a", "b"]
+    assert await names(worker_instance_key="w") == ["a"]
+    assert await names(states=[AVAILABLE], task_queue="other") == ["c"]
+
+
+async def test_a_long_list_comes_in_pages(activity_client: ActivityClient) -> None:
+    names = [f"{number:02}" for number in range(25)]
+    for name in names:
+        await activity_client.schedule(name)
+    found, token = [], ""
+    while True:
+        page = await activity_client.listed(page_size=10, page_token=token)
+        found += [row.id.activity_id for row in page.activities]
+        token = page.next_page_token
+        if not token:
+            break
+    assert found == names
+    first = await activity_client.listed(page_size=10)
+    other = pb.ListActivitiesRequest(namespace="billing", page_size=10, page_token=first.next_page_token)
+    assert (
+        await refusal(activity_client.harness.activities.ListActivities(other))
+    ).reason == "PAGE_TOKEN_INVALID"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        ("ScheduleActivity", pb.ScheduleActivityRequest(id=activity_id("a"), task_queue="q"), "namespace"),
+        ("ScheduleActivity", pb.ScheduleActivityRequest(namespace=NAMESPACE, task_queue="q"), "id.workflow_id"),
+        ("ScheduleActivity", pb.ScheduleActivityRequest(namespace=NAMESPACE, id=activity_id("a")), "task_queue"),
+        ("ScheduleActivity", pb.ScheduleActivityRequest(namespace=NAMESPACE, id=activity_id("a"), task_queue="q",
+            input=b"x" * (256 * 1024 + 1)), "input"),
+        ("ScheduleActivity", pb.ScheduleActivityRequest(namespace=NAMESPACE, id=activity_id("a"), task_queue="q",
+            retry_policy=pb.RetryPolicy(backoff_coefficient=0.5)), "retry_policy.backoff_coefficient"),
+        ("ScheduleActivity", pb.ScheduleActivityRequest(namespace=NAMESPACE, id=activity_id("a"), task_queue="q",
+            retry_policy=pb.RetryPolicy(backoff_coefficient=float("nan"))), "retry_policy.backoff_coefficient"),
+        ("ScheduleActivity", pb.ScheduleActivityRequest(namespace=NAMESPACE, id=activity_id("a"), task_queue="q",
+            retry_policy=pb.RetryPolicy(maximum_attempts=-1)), "retry_policy.maximum_attempts"),
+        ("PollActivity", pb.PollActivityRequest(namespace=NAMESPACE, worker_instance_key="w",
+            wait=duration(61_000)), "wait"),
+        ("PollActivity", pb.PollActivityRequest(namespace=NAMESPACE, worker_instance_key="w",
+            max_activities=101), "max_activities"),
+        ("CompleteActivity", pb.CompleteActivityRequest(namespace=NAMESPACE, id=activity_id("a"),
+            worker_instance_key="w", attempt=1), "lease_epoch"),
+        ("FailActivity", pb.FailActivityRequest(namespace=NAMESPACE, id=activity_id("a"),
+            worker_instance_key="w", lease_epoch=1), "attempt"),
+    ],
+)  # fmt: skip
+async def test_bad_input_is_refused_by_name_and_changes_nothing(
+    activity_client: ActivityClient, method: str, request_: object, field: str
+) -> None:
+    before = await activity_client.harness.dump("shards")
+    refused = await refusal(getattr(activity_client.harness.activities, method)(request_))
+    assert (refused.code, refused.fields["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    assert await activity_client.harness.dump("shards") == before

@@ -1,0 +1,289 @@
+"""Attach: orders at once, and what the breaking of a stream means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from liveness.v1 import worker_pb2
+from liveness.v1.service_pb2 import AttachRequest, AttachResponse
+from tests.integration.engine.engine import activity, duration
+from tests.integration.server.activity_client import ActivityClient
+from tests.integration.server.server_harness import ACTIVE, INACTIVE, NAMESPACE, ServerHarness, unpack_status
+
+
+class Stream:
+    def __init__(self, harness: ServerHarness) -> None:
+        # A channel of its own: it is torn down as a killed process's is.
+        self._channel = grpc.aio.insecure_channel(
+            harness.server.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        method = "/liveness.v1.LivenessService/Attach"
+        self.call: Any = self._channel.stream_stream(
+            method, AttachRequest.SerializeToString, AttachResponse.FromString
+        )()
+
+    async def attach(self, worker: str = "w", grace_ms: int | None = 2_000, session: str = "") -> Any:
+        request = AttachRequest.Attach(
+            namespace=NAMESPACE, worker_instance_key=worker, session_id=session or f"session-{worker}"
+        )
+        if grace_ms is not None:
+            request.disconnect_grace.CopyFrom(duration(grace_ms))
+        await self.call.write(AttachRequest(attach=request))
+        return (await self.read()).attached
+
+    async def attach_fully(self, worker: str = "w", grace_ms: int | None = 2_000) -> Any:
+        """Attached, and the first orders read."""
+        attached = await self.attach(worker, grace_ms)
+        assert not attached.HasField("status"), attached.status
+        assert (await self.read()).HasField("orders")
+        return attached
+
+    async def detach(self, worker: str = "w") -> None:
+        detach = AttachRequest.Detach(namespace=NAMESPACE, worker_instance_key=worker)
+        await self.call.write(AttachRequest(detach=detach))
+        await self.ping()
+
+    async def ping(self, number: int = 1) -> None:
+        await self.call.write(AttachRequest(ping=AttachRequest.Ping(number=number)))
+        while True:
+            message = await self.read()
+            if message.HasField("pong"):
+                assert message.pong.number == number
+                return
+
+    async def read(self) -> Any:
+        return await asyncio.wait_for(self.call.read(), 10)
+
+    async def cut(self) -> None:
+        """As when the process is killed: the connection is gone."""
+        await self._channel.close()
+
+
+@pytest.fixture
+async def activity_client(sqlite_harness: ServerHarness) -> ActivityClient:
+    await sqlite_harness.restart(takeover_grace_ms=0)
+    return ActivityClient(sqlite_harness)
+
+
+@pytest.fixture
+async def stream(activity_client: ActivityClient) -> AsyncIterator[Stream]:
+    stream = Stream(activity_client.harness)
+    yield stream
+    await stream.cut()
+
+
+async def cut(activity_client: ActivityClient, stream: Stream, worker: str = "w") -> None:
+    """Cut the stream and wait until the server has noticed."""
+    await stream.cut()
+    while worker in {key.instance_key for key in activity_client.harness.server.streams._by_worker}:
+        await asyncio.sleep(0.001)
+
+
+async def test_a_grace_becomes_a_term_of_the_lease_but_is_never_longer(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=5_000)
+    assert (await stream.attach_fully(grace_ms=2_000)).disconnect_grace == duration(2_000)
+    assert (await activity_client.harness.describe()).disconnect_grace == duration(2_000)
+    assert (await stream.attach_fully(grace_ms=60_000)).disconnect_grace == duration(5_000)
+
+
+async def test_a_broken_stream_makes_suspect_and_the_grace_ends_the_lease(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a")
+    await activity_client.take()
+    await stream.attach_fully()
+    seen = await activity_client.harness.describe()
+    assert (seen.attached, seen.suspect) == (True, False)
+    await cut(activity_client, stream)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.attached, seen.suspect) == (ACTIVE, False, True)
+    await activity_client.harness.advance(1_900)
+    assert (await activity_client.harness.describe()).state == ACTIVE
+    await activity_client.harness.advance(300)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.suspect) == (INACTIVE, False)
+    assert seen.inactive_reason == worker_pb2.INACTIVE_REASON_DISCONNECTED
+    assert (await activity_client.describe("a")).worker_deaths == 1
+
+
+async def test_a_heartbeat_within_the_grace_saves_the_lease(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await cut(activity_client, stream)
+    await activity_client.harness.advance(1_900)
+    await activity_client.beat(lease_ms=60_000)  # the short way
+    assert (await activity_client.harness.describe()).suspect is False
+    await activity_client.harness.advance(50_000)
+    assert (await activity_client.harness.describe()).state == ACTIVE
+
+
+async def test_a_new_stream_within_the_grace_saves_the_lease(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await cut(activity_client, stream)
+    await activity_client.harness.advance(1_900)
+    again = Stream(activity_client.harness)
+    await again.attach_fully()
+    await activity_client.harness.advance(20_000)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.attached, seen.suspect) == (ACTIVE, True, False)
+    await again.cut()
+
+
+async def test_only_the_last_stream_counts(activity_client: ActivityClient, stream: Stream) -> None:
+    """It came back before the server noticed that the old one was gone."""
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    again = Stream(activity_client.harness)
+    await again.attach_fully()
+    await stream.cut()
+    await again.ping()
+    assert (await activity_client.harness.describe()).suspect is False
+    await activity_client.harness.advance(20_000)
+    assert (await activity_client.harness.describe()).state == ACTIVE
+    await again.cut()
+
+
+async def test_a_client_that_asked_for_no_grace_keeps_its_plain_lease(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully(grace_ms=None)
+    await cut(activity_client, stream)
+    await activity_client.harness.advance(59_000)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.suspect) == (ACTIVE, False)
+
+
+async def test_a_goodbye_is_no_break(activity_client: ActivityClient, stream: Stream) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await stream.detach()
+    await stream.cut()
+    await activity_client.harness.advance(20_000)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.suspect) == (ACTIVE, False)
+
+
+async def test_the_servers_own_end_counts_for_nothing(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    stopping = asyncio.ensure_future(activity_client.harness.restart())
+    assert (await stream.read()).HasField("closing")
+    await stopping
+    await activity_client.harness.advance(20_000)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.suspect) == (ACTIVE, False)
+
+
+async def test_a_break_that_a_crash_forgets_counts_for_nothing(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await cut(activity_client, stream)
+    await activity_client.harness.restart()
+    await activity_client.harness.advance(20_000)
+    assert (await activity_client.harness.describe()).state == ACTIVE
+
+
+async def test_another_sessions_stream_says_nothing_about_this_one(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await activity_client.harness.beat(session_id="next", sequence=1, lease_ms=60_000)
+    await cut(activity_client, stream)
+    await activity_client.harness.advance(20_000)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.suspect, seen.attached) == (ACTIVE, False, False)
+
+
+async def test_orders_come_at_once(activity_client: ActivityClient, stream: Stream) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a")
+    await activity_client.take()
+    await stream.attach_fully()
+    await activity_client.pause("w")
+    assert (await stream.read()).orders.pause is True
+    await activity_client.resume("w")
+    assert (await stream.read()).orders.pause is False
+    await activity_client.pause(all=True)
+    assert (await stream.read()).orders.pause is True
+    await activity_client.cancel("a")
+    assert [ref.activity_id for ref in (await stream.read()).orders.cancel_activities] == ["a"]
+    await activity_client.drain(limit_ms=5_000)
+    orders = (await stream.read()).orders
+    assert (orders.drain, orders.drain_remaining) == (True, duration(5_000))
+    await activity_client.harness.expire()
+    orders = (await stream.read()).orders
+    assert (orders.state, orders.lease_epoch) == (INACTIVE, 1)
+
+
+async def test_the_next_attempt_of_what_was_taken_before_is_taken_at_once_too(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await activity_client.schedule("a")
+    await activity_client.take()
+    await stream.attach_fully()
+    await activity_client.harness.advance(5_000)
+    await activity_client.beat(lease_ms=60_000)  # which does not confirm it
+    await activity_client.harness.advance(5_500)
+    assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [1]
+    task = await activity_client.take()
+    await activity_client.beat(bound_activities=[activity("a", attempt=task.attempt)])
+    await activity_client.cancel("a")
+    assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [2]
+
+
+async def test_one_stream_serves_many_workers_and_a_refusal_ends_it_for_nobody(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat("a", lease_ms=60_000)
+    await activity_client.beat("b", lease_ms=60_000)
+    await stream.attach_fully("a")
+    refused = unpack_status((await stream.attach("nobody")).status)
+    assert refused.reason == "WORKER_NOT_FOUND"
+    refused = unpack_status((await stream.attach("b", session="another")).status)
+    assert refused.reason == "SESSION_NOT_CURRENT"
+    await stream.attach_fully("b")
+    await cut(activity_client, stream, "b")
+    await activity_client.harness.advance(3_000)
+    assert [(await activity_client.harness.describe(name)).state for name in ("a", "b")] == [
+        INACTIVE,
+        INACTIVE,
+    ]
+
+
+async def test_the_same_session_keeps_its_grace_when_it_comes_back(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await activity_client.harness.expire()
+    await activity_client.beat(lease_ms=60_000)
+    await cut(activity_client, stream)
+    assert (await activity_client.harness.describe()).suspect is True
+
+
+async def test_a_stream_that_makes_no_sense_is_refused_in_words(stream: Stream) -> None:
+    await stream.call.write(AttachRequest())
+    with pytest.raises(grpc.aio.AioRpcError, match="must be attach, detach or ping") as refused:
+        await stream.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,5 @@
+"""Fixtures of these tests, shared with the tests of clusters."""
+
+from tests.system.cluster.conftest import cluster_database
+
+__all__ = ["cluster_database"]

@@ -1,0 +1,208 @@
+"""Taking shards over: the epoch rises, the fact is in the log, and everything committed is read back."""
+
+import asyncio
+
+import pytest
+
+from liveness.domain.events import ShardTaken
+from liveness.store.api import TAKEOVERS_KEPT
+from liveness.store.codec import RenewalState
+from liveness.store.errors import ShardsLost
+from liveness.store.sql import SqlStore
+from tests.databases import SHARD_COUNT, StoreDatabase
+from tests.unit.store.samples import (
+    WORKER,
+    About,
+    available,
+    bound_activity,
+    described,
+    image_of,
+    key,
+    renewals,
+    take,
+    take_one,
+)
+
+
+async def test_each_take_over_raises_the_epoch(store: SqlStore) -> None:
+    epochs = [(await image_of(store)).epoch for _ in range(3)]
+    assert epochs == [1, 2, 3]
+
+
+async def test_a_take_over_is_an_event_of_its_own(store: SqlStore) -> None:
+    [image] = await store.take_over([2], "node-7", wall_ms=123)
+    [entry] = await store.read_log(2, after_seq=0, through_seq=image.last_seq, limit=10)
+    assert entry.event == ShardTaken(epoch=1, owner="node-7")
+    assert (entry.seq, entry.wall_ms, entry.namespace, entry.worker) == (image.last_seq, 123, None, None)
+
+
+async def test_only_the_named_shards_are_taken(store: SqlStore) -> None:
+    images = await store.take_over([3, 1], "node-1", wall_ms=0)
+    assert [image.shard_id for image in images] == [1, 3]
+    assert [(await image_of(store, shard_id)).epoch for shard_id in range(SHARD_COUNT)] == [1, 2, 1, 2]
+
+
+async def test_a_shard_that_somebody_took_since_it_was_seen_is_left_alone(store: SqlStore) -> None:
+    view = await store.read_cluster()
+    expected_epochs = {head.shard_id: head.epoch for head in view.shards}
+    [robber] = await store.take_over([2], "node-1", wall_ms=0)
+    images = await store.take_over(range(SHARD_COUNT), "node-2", wall_ms=0, expected_epochs=expected_epochs)
+    assert [image.shard_id for image in images] == [0, 1, 3]
+    view = await store.read_cluster()
+    assert (view.shards[2].owner, view.shards[2].epoch) == ("node-1", robber.epoch)
+
+
+async def test_of_racing_nodes_that_saw_the_same_one_gets_the_shard(store_database: StoreDatabase) -> None:
+    stores = [await store_database.open() for _ in range(4)]
+    taken = await asyncio.gather(
+        *(
+            store.take_over([0], f"node-{n}", wall_ms=0, expected_epochs={0: 0})
+            for n, store in enumerate(stores)
+        )
+    )
+    assert sorted(map(len, taken)) == [0, 0, 0, 1]
+    [owner] = [f"node-{n}" for n, images in enumerate(taken) if images]
+    assert (await stores[0].read_cluster()).shards[0].owner == owner
+
+
+async def test_the_last_few_take_over_times_are_kept(store: SqlStore) -> None:
+    times = []
+    for at_ms in range(0, 700, 100):
+        owner = await take_one(store)
+        times.append(owner.observed_ms)
+        owner.observed_ms = at_ms + 100
+        await owner.commit()
+    image = await image_of(store)
+    assert image.takeovers == (*times, 700)[-TAKEOVERS_KEPT:]
+    assert len(image.takeovers) == 4
+
+
+async def test_the_observed_clock_goes_on_where_the_last_commit_left_it(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
+    owner = await take_one(store)
+    owner.observed_ms = 12_345
+    await owner.commit()
+    assert (await image_of(await store_database.open())).observed_ms == 12_345
+
+
+async def test_everything_committed_is_read_back_after_a_crash(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
+    owner = await take_one(store)
+    activity_key, activity = available()
+    worker = WORKER._replace(number=2, bindings={bound_activity().id: bound_activity()})
+    await owner.commit(
+        [About(renewals(2, at_ms=40))], workers={key(): worker}, activities={activity_key: activity}
+    )
+    await owner.commit([About(described("after its row"), key()), About(renewals(2, at_ms=50))])
+    image = await image_of(await store_database.open())
+    assert image.workers == {key(): (worker, 2)}
+    assert image.activities == {activity_key: activity}
+    assert [(entry.seq, entry.event) for entry in image.tail] == [
+        (1, ShardTaken(epoch=1, owner="node-1")),
+        (2, renewals(2, at_ms=40)),
+        (3, described("after its row")),
+        (4, renewals(2, at_ms=50)),
+    ]
+
+
+async def test_what_the_row_of_a_worker_contains_is_not_read_again(store: SqlStore) -> None:
+    owner = await take_one(store)
+    about_two = [About(described("in its row"), key("a")), About(described("without a row"), key("b"))]
+    await owner.commit(about_two, workers={key("a"): WORKER})
+    await owner.commit([About(described("after its row"), key("a"))])
+    told = [entry.event for entry in (await image_of(store)).tail]
+    assert told[1:] == [described("without a row"), described("after its row")]
+
+
+async def test_shards_do_not_see_each_others_rows(store: SqlStore) -> None:
+    first, second = await take(store, 0, 1)
+    activity_key, activity = available()
+    await first.commit([About(described("0"), key("a"))], workers={key("a"): WORKER})
+    await second.commit([About(described("1"), key("b"))], activities={activity_key: activity})
+    images = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [set(image.workers) for image in images] == [{key("a")}, set()]
+    assert [set(image.activities) for image in images] == [set(), {activity_key}]
+    assert [image.tail[-1].event for image in images] == [described("0"), described("1")]
+
+
+async def test_what_a_checkpoint_contains_is_not_read_again(store: SqlStore) -> None:
+    owner = await take_one(store)
+    pulse = RenewalState(number=1, sequence=9, renewed_ms=80, successes=5, errors=1, resync=True)
+    await owner.commit([About(renewals(1))])
+    await owner.commit([About(described("in the checkpoint"), key())], checkpoint=[pulse])
+    await owner.commit([About(described("after it"), key())])
+    image = await image_of(store)
+    assert image.checkpoint_seq == owner.head - 1
+    assert image.renewal_states == [pulse]
+    assert [entry.event for entry in image.tail] == [described("after it")]
+
+
+async def test_a_shard_without_a_checkpoint_is_read_from_its_beginning_beside_one_that_has_one(
+    store: SqlStore,
+) -> None:
+    first, second = await take(store, 0, 1)
+    await second.commit([About(described("before the other's checkpoint"), key())])
+    await first.commit([About(described(), key())], checkpoint=[])
+    images = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [entry.event for entry in images[0].tail] == []
+    assert images[1].tail[-1].event == described("before the other's checkpoint")
+
+
+async def test_what_one_shards_checkpoint_contains_is_not_read_again_for_anothers_sake(
+    store: SqlStore,
+) -> None:
+    """One scan serves both, and it begins where the older checkpoint left off."""
+    first, second = await take(store, 0, 1)
+    await second.commit(checkpoint=[])
+    await second.commit([About(described("the other's first"), key())])
+    await first.commit([About(described("in the checkpoint"), key())], checkpoint=[])
+    await first.commit([About(described("after it"), key())])
+    await second.commit([About(described("the other's second"), key())])
+    images = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [[entry.event for entry in image.tail] for image in images] == [
+        [described("after it")],
+        [described("the other's first"), described("the other's second")],
+    ]
+
+
+async def test_sequences_have_no_gaps_over_owners_and_commits(store: SqlStore) -> None:
+    for turn in range(3):
+        owner = await take_one(store)
+        await owner.commit([About(described(str(turn)), key()), About(renewals(1))])
+        await owner.commit([About(described(), key())])
+    image = await image_of(store)
+    assert [entry.seq for entry in image.tail] == list(range(1, image.last_seq))
+
+
+async def test_racing_nodes_get_different_epochs_and_only_the_last_may_write(
+    store_database: StoreDatabase,
+) -> None:
+    stores = [await store_database.open() for _ in range(4)]
+    owners = await asyncio.gather(*(take_one(store) for store in stores))
+    assert sorted(owner.epoch for owner in owners) == [1, 2, 3, 4]
+    for owner in owners:
+        if owner.epoch == 4:
+            await owner.commit([About(described(), key())])
+        else:
+            with pytest.raises(ShardsLost):
+                await owner.commit([About(described(), key())])
+
+
+async def test_a_take_over_sees_a_commit_that_was_under_way_or_fences_it(
+    store_database: StoreDatabase,
+) -> None:
+    """Whichever comes first: an event is acknowledged only if the new owner reads it."""
+    old = await take_one(await store_database.open())
+    new = await store_database.open()
+    for turn in range(20):
+        committing = asyncio.ensure_future(old.commit([About(described(str(turn)), key())]))
+        [image] = await new.take_over([0], "node-2", wall_ms=0)
+        try:
+            await committing
+            acknowledged = True
+        except ShardsLost:
+            acknowledged = False
+        assert (image.tail[-1].event == described(str(turn))) is acknowledged
+        old = await take_one(old.store)

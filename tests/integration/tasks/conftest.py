@@ -1,0 +1,3 @@
+from tests.integration.quiet_logs import quiet
+
+__all__ = ["quiet"]

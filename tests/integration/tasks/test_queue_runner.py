@@ -1,0 +1,272 @@
+"""The stored queue: what was lost moves on, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.clock import ManualClock
+from liveness.domain.activity import Activity
+from liveness.domain.errors import ShardUnavailable
+from liveness.domain.keys import ActivityKey
+from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.store.api import ActivityFilter, TaskState
+from liveness.tasks.queue_runner import BACKOFF_MS_MAX, BACKOFF_MS_MIN, backoff_ms
+from liveness.tasks.sinks import SinkDown
+from liveness.v1 import service_pb2, worker_pb2
+from tests.databases import StoreDatabase
+from tests.integration.engine.engine import NAMESPACE, Engine, activity
+from tests.integration.store.faulty_store import Fault, FaultyStore
+
+ALL = list(TaskState)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.offered: list[tuple[str, int]] = []
+        self.fails = 0
+
+    async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("not now")
+        self.offered.append((key.activity_id, activity.attempt))
+
+
+@given(st.integers(1, 10_000), st.integers())
+def test_waiting_doubles_up_to_a_limit_and_is_spread(attempts: int, seed: int) -> None:
+    wait_ms = backoff_ms(attempts, Random(seed))
+    ceiling = min(BACKOFF_MS_MIN * 2 ** min(attempts - 1, 40), BACKOFF_MS_MAX)
+    assert ceiling // 2 <= wait_ms <= ceiling
+
+
+@pytest.fixture
+async def store(store_database: StoreDatabase) -> FaultyStore:
+    store = FaultyStore(store_database.connect())
+    await store.open(4, "tests")
+    return store
+
+
+async def engine_on(store: FaultyStore, sink: Sink | None = None, **options: int) -> Engine:
+    return await Engine(store, ManualClock(), sink=sink or Sink(), **options).start()
+
+
+async def lose(engine: Engine, *activities: worker_pb2.ActivityRef, worker: str = "w") -> None:
+    await engine.beat(worker, bound_activities=activities)
+    await shut_down(engine, worker)
+
+
+async def shut_down(engine: Engine, worker: str = "w") -> None:
+    await engine.liveness.shutdown_worker(
+        service_pb2.ShutdownWorkerRequest(namespace=NAMESPACE, worker_instance_key=worker)
+    )
+
+
+async def states(store: FaultyStore) -> list[TaskState]:
+    return [task.state for task in await store.list_tasks(None, ALL, 0, 1_000)]
+
+
+async def test_a_lost_activity_is_available_under_its_next_attempt(store: FaultyStore) -> None:
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"))
+    assert await states(store) == [TaskState.PENDING]
+    await engine.queue.run_until_idle()
+    assert sink.offered == [("a", 2)]
+    assert await states(store) == [TaskState.DONE]
+    await engine.stop()
+
+
+async def test_a_sink_that_hangs_for_one_activity_holds_up_no_other(store: FaultyStore) -> None:
+    class Hanging(Sink):
+        async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+            if key.activity_id == "a":
+                await asyncio.Event().wait()
+            await super().deliver(key, activity, task)
+
+    sink = Hanging()
+    engine = await engine_on(store, sink)
+    engine.queue.delivery_timeout_s = 0.05
+    await lose(engine, activity("a"), activity("b"))
+    await engine.queue.run_until_idle()
+    assert sink.offered == [("b", 2)]
+    assert sorted(await states(store)) == [TaskState.RETRYING, TaskState.DONE]
+    await engine.stop()
+
+
+@pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
+@pytest.mark.parametrize("index", [0, 1])
+async def test_an_interrupted_task_is_done_in_the_end_and_has_one_effect(
+    store: FaultyStore, fault: Fault, index: int
+) -> None:
+    """The commit of the release, or the one of the record, fails: sink may hear twice, the activity moves once."""
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"), activity("b"))
+    store.faults.extend([*[Fault.NONE] * index, fault])
+    await engine.queue.run_until_idle()
+    await engine.recovered()
+    await engine.advance(1_000)
+    await engine.queue.run_until_idle()
+    assert set(sink.offered) == {("a", 2), ("b", 2)}, "one attempt on, however often it was tried"
+    assert set(await states(store)) == {TaskState.DONE}
+    moved = await store.list_activities(NAMESPACE, ActivityFilter(), None, 10)
+    assert [row.activity.attempt for row in moved] == [2, 2]
+    await engine.stop()
+
+
+async def test_reschedules_of_a_commit_without_an_answer_are_found_where_they_were_left(
+    store: FaultyStore,
+) -> None:
+    """The activity's shard took no part in the trouble and would not be looked at by itself."""
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    names = [f"a{number}" for number in range(8)]
+    await engine.beat(bound_activities=[activity(name) for name in names])
+    await engine.queue.run_until_idle()
+    store.faults.append(Fault.UNKNOWN_DONE)
+    with pytest.raises(ShardUnavailable):
+        await shut_down(engine)
+    await engine.recovered()
+    await engine.queue.run_until_idle()
+    assert sorted(sink.offered) == [(name, 2) for name in names]
+    await engine.stop()
+
+
+async def test_a_shard_dropped_while_matching_was_told_is_not_disturbed_by_the_old_one(
+    store: FaultyStore,
+) -> None:
+    """The runner still holds the shard that was dropped; what it records there must not push aside the new one."""
+    engine: Engine
+
+    class Slow(Sink):
+        async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+            if not self.offered:
+                store.faults.append(Fault.REJECTED)
+                for shard in engine.node.shards():
+                    engine.node.committer.mark_dirty(shard)
+                await engine.node.barrier().wait()
+                await engine.recovered()
+            await super().deliver(key, activity, task)
+
+    sink = Slow()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"))
+    epochs = {shard.id: shard.epoch for shard in engine.node.shards()}
+    await engine.queue.run_until_idle()
+    await engine.advance(1_000)
+    await engine.queue.run_until_idle()
+    assert await states(store) == [TaskState.DONE]
+    assert all(shard.epoch == epochs[shard.id] + 1 for shard in engine.node.shards()), (
+        "dropped once, not again"
+    )
+    await engine.stop()
+
+
+async def test_a_crash_between_release_and_record_repeats_the_offer_and_nothing_else(
+    store: FaultyStore,
+) -> None:
+    reached = asyncio.Event()
+
+    class Hanging(Sink):
+        async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+            reached.set()
+            await asyncio.Event().wait()
+
+    engine = await engine_on(store, Hanging())
+    await lose(engine, activity("a"))
+    working = asyncio.create_task(engine.queue.run_until_idle())
+    await reached.wait()
+    working.cancel()
+    await engine.crash()
+    assert await states(store) == [TaskState.PENDING]
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await engine.queue.run_until_idle()
+    assert sink.offered == [("a", 2)]
+    assert await states(store) == [TaskState.DONE]
+    await engine.stop()
+
+
+async def test_attempts_are_counted_over_a_restart_until_the_task_is_dead_lettered(
+    store: FaultyStore,
+) -> None:
+    sink = Sink()
+    sink.fails = 3
+    engine = await engine_on(store, sink, attempts_max=3)
+    await lose(engine, activity("a"))
+    for _ in range(2):
+        await engine.queue.run_until_idle()
+        await engine.advance(5_000)
+    await engine.stop()
+    engine = await engine_on(store, sink, attempts_max=3)
+    await engine.queue.run_until_idle()
+    assert await states(store) == [TaskState.DEAD_LETTERED]
+    await engine.advance(10_000)
+    await engine.queue.run_until_idle()
+    assert sink.offered == []
+    await engine.stop()
+
+
+async def test_more_tasks_than_one_batch_are_all_worked_off(store: FaultyStore) -> None:
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    for number in range(8):
+        await lose(engine, *(activity(f"{number}-{index}") for index in range(150)), worker=f"w{number}")
+    await engine.queue.run_until_idle()
+    assert len(sink.offered) == len(set(sink.offered)) == 1_200
+    await engine.stop()
+
+
+async def test_a_task_that_time_has_overtaken_is_stale(store: FaultyStore) -> None:
+    """The activity was taken from a later holder since; the earlier loss has nothing more to say."""
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"))
+    sink.fails = 1
+    await engine.queue.run_until_idle()  # released, but sink was not told; it waits for its next try
+    await lose(engine, activity("a", attempt=2), worker="other")
+    await engine.queue.run_until_idle()
+    assert sink.offered == [("a", 3)]
+    await engine.advance(1_000)
+    await engine.queue.run_until_idle()
+    assert sink.offered == [("a", 3)], "attempt 2 is not offered any more"
+    assert await states(store) == [TaskState.DONE, TaskState.DONE]
+    await engine.stop()
+
+
+async def test_a_sink_that_is_away_costs_no_try_and_one_write_each(store: FaultyStore) -> None:
+    """However long it is away; and when it is back, everything goes there at once."""
+
+    class Away(Sink):
+        away = True
+        asked = 0
+
+        async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
+            self.asked += 1
+            if self.away:
+                raise SinkDown("gone fishing")
+            await super().deliver(key, activity, task)
+
+    sink = Away()
+    engine = await engine_on(store, sink, attempts_max=1)
+    engine.queue._is_sink_down = lambda: sink.away
+    await lose(engine, *(activity(str(number)) for number in range(20)))
+    for _ in range(2):
+        await engine.queue.run_until_idle()
+        await engine.advance(400_000)
+    assert sink.asked == 20
+    waiting = await store.list_tasks(None, ALL, 0, 100)
+    assert {(task.state, task.attempts, task.last_error) for task in waiting} == {
+        (TaskState.RETRYING, 0, "gone fishing")
+    }
+    sink.away = False
+    engine.queue.wake_all()
+    await engine.queue.run_until_idle()
+    assert len(sink.offered) == 20
+    assert set(await states(store)) == {TaskState.DONE}
+    await engine.stop()

@@ -1,0 +1,199 @@
+"""Prometheus sees what happened, under names that stay, in as many series as there were at first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+
+from liveness.telemetry.counters import NAMESPACES_MAX, OTHER
+from liveness.telemetry.metrics import METRICS, CounterMetric, GaugeMetric, HistogramMetric, Metric
+from tests.integration.engine.engine import activity
+from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, heartbeat, refusal
+from tests.integration.telemetry.exposition import Exposition
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
+
+
+def shown(harness: ServerHarness) -> Exposition:
+    text, _ = harness.server.metrics()
+    return Exposition(text)
+
+
+def labels_of(metric: Metric) -> tuple[str, ...]:
+    return () if isinstance(metric, HistogramMetric) else metric.labels
+
+
+async def test_what_happened_to_workers_is_counted(harness: ServerHarness) -> None:
+    refs = [activity("a"), activity("b")]
+    await harness.beat("dies", session_id="s", lease_ms=1_000, bound_activities=refs)
+    await harness.batch(heartbeat("leaves"), heartbeat("stays", session_id="old", lease_ms=60_000))
+    await harness.beat("stays", session_id="new", lease_ms=60_000)
+    await refusal(harness.beat("stays", session_id="old"))
+    await harness.shut_down("leaves")
+    await harness.advance(1_250)
+    await harness.beat("dies", session_id="s", lease_ms=60_000)
+    await harness.configure(cleanup_delay_ms=1_000)
+    await harness.beat("cleaned", lease_ms=60_000)
+    await harness.shut_down("cleaned")
+    await harness.advance(1_250)
+    now = shown(harness)
+    of = {"namespace": NAMESPACE}
+    assert now.value("liveness_heartbeats_total", **of) == 7
+    assert now.value("liveness_heartbeats_refused_total", reason="SESSION_SUPERSEDED", **of) == 1
+    assert now.value("liveness_heartbeat_duration_seconds_count") == 6
+    assert now.value("liveness_registrations_total", **of) == 4
+    assert now.value("liveness_session_replacements_total", **of) == 1
+    assert now.value("liveness_deactivations_total", reason="LEASE_EXPIRED", **of) == 1
+    assert now.value("liveness_deactivations_total", reason="SHUTDOWN", **of) == 2
+    assert now.value("liveness_deactivations_total", reason="DISCONNECTED", **of) == 0
+    assert now.value("liveness_resurrections_total", **of) == 1
+    assert now.value("liveness_false_deaths_total", **of) == 1
+    assert now.value("liveness_cleanups_total", **of) == 1
+    assert now.value("liveness_workers", state="ACTIVE", **of) == 2
+    assert now.value("liveness_workers", state="INACTIVE", **of) == 1
+    assert now.value("liveness_workers", state="CLEANED_UP", **of) == 1
+    assert now.value("liveness_expiry_lateness_seconds_count") == 1
+    assert now.value("liveness_expiry_lateness_seconds_bucket", le="0.01") == 1
+    assert now.value("liveness_reschedules_total", **of) == 2
+    assert now.value("liveness_reschedule_attempts_total", outcome="DONE", via="matching", **of) == 2
+    assert now.value("liveness_reschedule_duration_seconds_count") == 2
+
+
+async def test_commits_and_shards_are_counted(harness: ServerHarness) -> None:
+    before = shown(harness)
+    await harness.batch(*(heartbeat(f"w{number}") for number in range(50)))
+    await harness.batch(*(heartbeat(f"w{number}") for number in range(50)))
+    after = shown(harness)
+
+    def grown(name: str) -> float:
+        return after.value(name) - before.value(name)
+
+    assert grown("liveness_commit_events_sum") == 50
+    assert grown("liveness_commit_renewals_sum") == 50
+    assert grown("liveness_commit_duration_seconds_count") == grown("liveness_commit_shards_count") >= 2
+    assert grown("liveness_commit_duration_seconds_sum") > 0
+    assert after.value("liveness_commit_shards_bucket", le="+Inf") == after.value(
+        "liveness_commit_shards_count"
+    )
+    assert after.value("liveness_shards") == after.value("liveness_shards_serving") == SHARDS
+    assert after.value("liveness_shards_taken_total") == SHARDS
+
+
+async def test_the_process_is_among_the_numbers(harness: ServerHarness) -> None:
+    now = shown(harness)
+    assert now.value("process_resident_memory_bytes") > 0
+    assert now.value("process_cpu_seconds_total") > 0
+
+
+async def test_the_number_of_series_does_not_grow_with_workers(harness: ServerHarness) -> None:
+    """Nor with their task queues, hosts, builds, sessions or activities."""
+    await harness.configure(storm_hold_ms=0)  # they are to go at once
+
+    async def come_and_go(*numbers: int) -> None:
+        beats = [
+            heartbeat(
+                f"worker-{number}",
+                session_id=f"session-{number}",
+                lease_ms=1_000,
+                task_queue=f"queue-{number}",
+                host_name=f"host-{number}",
+                build_id=f"build-{number}",
+                worker_identity=f"identity-{number}",
+                bound_activities=[activity(f"a{number}", task_queue=f"queue-{number}")],
+            )
+            for number in numbers
+        ]
+        for start in range(0, len(beats), 500):
+            await harness.batch(*beats[start : start + 500])
+        await refusal(harness.beat("", namespace=NAMESPACE))
+        await harness.advance(1_250)
+
+    await come_and_go(0)
+    before = shown(harness).series()
+    await come_and_go(*range(1, 3_000))
+    after = shown(harness)
+    assert after.series() == before
+    assert after.value("liveness_registrations_total", namespace=NAMESPACE) == 3_000
+    assert after.value("liveness_reschedule_attempts_total", namespace=NAMESPACE, outcome="DONE", via="matching") == 3_000  # fmt: skip
+
+
+async def test_the_number_of_series_grows_with_a_hundred_namespaces_at_most(harness: ServerHarness) -> None:
+    for number in range(NAMESPACES_MAX):
+        await harness.beat("w", namespace=f"n{number}")
+    before = shown(harness).series()
+    for number in range(NAMESPACES_MAX, NAMESPACES_MAX + 30):
+        await harness.beat("w", namespace=f"n{number}")
+    after = shown(harness)
+    assert after.series() == before
+    assert after.value("liveness_workers", namespace=OTHER, state="ACTIVE") == 30
+    assert after.value("liveness_heartbeats_total", namespace=OTHER) == 30
+    assert after.value("liveness_heartbeats_total", namespace="n0") == 1
+
+
+async def test_namespaces_that_are_only_named_make_no_series(harness: ServerHarness) -> None:
+    await harness.configure(namespace="", max_workers=0)
+    await refusal(harness.beat("w", namespace="first"))
+    before = shown(harness).series()
+    for number in range(20):
+        await refusal(harness.beat("w", namespace=f"made-up-{number}"))
+    assert shown(harness).series() == before
+
+
+async def test_two_servers_in_one_process_count_for_themselves(
+    harness: ServerHarness, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = await ServerHarness(f"sqlite:///{tmp_path}/other/liveness.db").start()
+    try:
+        await harness.beat("w")
+        assert shown(harness).value("liveness_registrations_total", namespace=NAMESPACE) == 1
+        assert shown(other).value("liveness_registrations_total", namespace=OTHER) == 0
+    finally:
+        await other.stop()
+
+
+async def test_whoever_asks_for_open_metrics_gets_them(harness: ServerHarness) -> None:
+    await harness.beat("w")
+    text, kind = harness.server.metrics("application/openmetrics-text; version=1.0.0,text/plain;q=0.5")
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name for family in open_metrics(text.decode())}
+    assert "liveness_heartbeats" in families
+    plain, kind = harness.server.metrics("text/html")
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert Exposition(plain).families.keys() >= {"liveness_heartbeats"}
+
+
+async def test_every_metric_of_the_catalogue_is_shown_with_its_help_and_its_labels(
+    harness: ServerHarness,
+) -> None:
+    refs = [activity("a")]
+    await harness.beat("w", lease_ms=1_000, bound_activities=refs)
+    await refusal(harness.beat(""))
+    await harness.advance(1_250)
+    now = shown(harness)
+    for metric in METRICS:
+        family = now.families[metric.name.removesuffix("_total")]
+        assert family.documentation == metric.help
+        assert family.type == KINDS[type(metric)]
+        labels = set(labels_of(metric)) | ({"le"} if isinstance(metric, HistogramMetric) else set())
+        assert {name for sample in family.samples for name in sample.labels} == labels, metric.name
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_say_the_unit_and_the_kind(metric: Metric) -> None:
+    assert metric.name.startswith("liveness_")
+    assert metric.name.endswith("_total") == isinstance(metric, CounterMetric)
+    assert metric.help.endswith(".")
+    assert not {"worker", "task_queue", "host", "build", "session", "activity"} & set(labels_of(metric))
+
+
+def test_the_document_lists_every_metric_as_it_is() -> None:
+    rows = [
+        f"| `{metric.name}` | {KINDS[type(metric)]} | {' '.join(f'`{name}`' for name in labels_of(metric))} | {metric.help} |"
+        for metric in METRICS
+    ]
+    listed = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `liveness_")]
+    assert listed == rows, "docs/metrics.md should say:\n" + "\n".join(rows)

@@ -1,0 +1,62 @@
+"""What only the store knows is looked at now and then; a store that cannot be read is looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+from tests.integration.engine.engine import activity
+from tests.integration.server.server_harness import ServerHarness
+
+LATER_MS = 60_000
+"""Longer than anybody rests, even where a look takes a second or two."""
+
+
+class RefusingSink:
+    """A receiver of reschedules."""
+
+    async def deliver(self, key: Any, activity: Any, task: Any) -> None:
+        raise RuntimeError("no")
+
+
+async def wait_idle(harness: ServerHarness) -> None:
+    """Until whoever looks waits for the next time."""
+    while not harness.clock._sleepers:
+        await asyncio.sleep(0.001)
+
+
+async def test_queues_and_verdicts_are_looked_at_again_and_again_even_after_a_failure(
+    harness: ServerHarness,
+) -> None:
+    await harness.restart(sink=RefusingSink())
+    telemetry = harness.server.telemetry
+    looking = asyncio.create_task(telemetry.run())
+    try:
+        await wait_idle(harness)
+        assert telemetry.queue_depths.total == 0
+        await harness.beat("dies", lease_ms=1_000, bound_activities=[activity("a")])
+        await harness.advance(1_250)
+        assert telemetry.queue_depths.total == 0, "not yet looked at"
+        harness.clock.move(LATER_MS)
+        await wait_idle(harness)
+        assert telemetry.queue_depths.total == 1
+        assert telemetry.verdicts["orders"].deaths == 1
+        assert next(iter(telemetry.queue_depths.by_shard("orders").values())).retrying == 1
+        assert not telemetry.queue_depths.by_shard("other")
+        with closing(sqlite3.connect(harness.url.removeprefix("sqlite:///"))) as connection:
+            connection.execute("ALTER TABLE tasks RENAME TO hidden")
+            harness.clock.move(LATER_MS)
+            await wait_idle(harness)
+            assert telemetry.queue_depths.total == 1, "what was seen last stands"
+            connection.execute("UPDATE hidden SET state = 3")
+            connection.execute("ALTER TABLE hidden RENAME TO tasks")
+            connection.commit()
+        harness.clock.move(LATER_MS)
+        await wait_idle(harness)
+        assert telemetry.queue_depths.total == 0
+        assert telemetry.queue_depths.dead_lettered() == {"orders": 1}
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)

@@ -1,0 +1,202 @@
+"""An account of everything that was committed, checked as it comes in: order, folding, recovery, reschedules."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from liveness.clock import ManualClock
+from liveness.domain.events import (
+    ActivityCancelRequested,
+    ActivityMadeAvailable,
+    BindingsChanged,
+    SessionReplaced,
+    WorkerDeactivated,
+    WorkerRegistered,
+    WorkerResurrected,
+)
+from liveness.domain.fold import evolve
+from liveness.domain.keys import ActivityId, WorkerKey, shard_of
+from liveness.domain.worker import BoundActivity, Worker
+from liveness.engine.recovery import RecoveredWorkers
+from liveness.store.api import ShardCommit, ShardSnapshot
+from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
+from tests.databases import SHARD_COUNT
+from tests.integration.store.faulty_store import CommitObserver
+from tests.model.workers.model import ModelClock
+
+Taken = tuple[str, str, int, BoundActivity]
+"""Namespace, worker, lease epoch, and what was taken from it."""
+
+
+class Effect(NamedTuple):
+    """An attempt that was taken from a worker's lease and made available to others."""
+
+    namespace: str
+    worker: str
+    epoch: int
+    activity: ActivityId
+    attempt: int
+
+
+class ShardLog:
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+        self.workers: dict[WorkerKey, Worker] = {}
+        """Folded from the entries."""
+        self.numbers: dict[int, WorkerKey] = {}
+        self.rows: dict[WorkerKey, tuple[Worker, int]] = {}
+        self.checkpoint: tuple[int, list[RenewalState]] = (0, [])
+
+    def add(self, entry: LogEntry) -> None:
+        assert entry.seq == len(self.entries) + 1, "a shard's sequence has no gap and no repeat"
+        self.entries.append(entry)
+        event = entry.event
+        if isinstance(event, RenewalBatch):
+            for number, renewal in zip(event.worker_numbers, event.renewals, strict=True):
+                key = self.numbers[number]
+                self._keep(key, evolve(self.workers[key], renewal, entry.seq))
+        elif entry.worker is not None:
+            key = WorkerKey(entry.namespace or "", entry.worker)
+            self._keep(key, evolve(self.workers.get(key), event, entry.seq))  # type: ignore[arg-type]
+
+    def _keep(self, key: WorkerKey, worker: Worker | None) -> None:
+        if worker is None:
+            del self.workers[key]
+        else:
+            self.workers[key] = worker
+            self.numbers[worker.number] = key
+
+    def recovered(self) -> dict[WorkerKey, Worker]:
+        """What reading the shard back would give, were it to crash at this very commit."""
+        checkpoint_seq, renewal_states = self.checkpoint
+        image = ShardSnapshot(
+            shard_id=0,
+            epoch=1,
+            last_seq=len(self.entries),
+            observed_ms=0,
+            takeovers=(0,),
+            checkpoint_seq=checkpoint_seq,
+            renewal_states=renewal_states,
+            workers=dict(self.rows),
+            tail=self.entries[checkpoint_seq:],
+            activities={},
+        )
+        return RecoveredWorkers(image).workers
+
+
+class CommitChecker(CommitObserver):
+    def __init__(self, clock: ManualClock, grace_ms: int) -> None:
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self.shards = [ShardLog() for _ in range(SHARD_COUNT)]
+        self.clocks = [ModelClock() for _ in range(SHARD_COUNT)]
+        self.taken: list[Taken] = []
+        self.made_available: Counter[Effect] = Counter()
+        self._held: defaultdict[WorkerKey, dict[ActivityId, BoundActivity]] = defaultdict(dict)
+        self._epochs: dict[WorkerKey, int] = {}
+        self._cancelling: ActivityCancelRequested | None = None
+        self.deaths: Counter[str] = Counter()
+        self.false_deaths: Counter[str] = Counter()
+        self._sessions: dict[WorkerKey, str] = {}
+        self._died_with: dict[WorkerKey, str] = {}
+
+    def on_take_over(self, image: ShardSnapshot, entry: LogEntry) -> None:
+        shard = self.shards[image.shard_id]
+        shard.add(entry)
+        self.clocks[image.shard_id].taken_over(image.observed_ms, self._clock.monotonic_ms(), self._grace_ms)
+        assert RecoveredWorkers(image).workers == shard.workers, "reading back gives what the log says"
+
+    def on_committed(self, commits: Sequence[ShardCommit]) -> None:
+        for commit in commits:
+            shard = self.shards[commit.shard_id]
+            taken: list[Taken] = []
+            for entry in commit.entries:
+                shard.add(entry)
+                taken += self._taken_with(entry)
+                self._count_deaths(entry)
+                self._count_effects(entry)
+            assert commit.last_seq == len(shard.entries)
+            asked = [
+                (task.namespace, task.worker, task.epoch, task.activity)
+                for new in commit.new_tasks
+                for task in new.batch.tasks()
+            ]
+            assert Counter(asked) == Counter(taken), (
+                "each lost binding is rescheduled once, in the same transaction"
+            )
+            for new in commit.new_tasks:
+                for shard_id, task in new.with_shard_ids():
+                    assert shard_id == shard_of(task.namespace, task.activity.workflow_id, SHARD_COUNT)
+            self.taken += taken
+            self._project(shard, commit)
+            assert shard.recovered() == shard.workers, "recovery from any prefix gives what the log says"
+            self.clocks[commit.shard_id].committed(commit.observed_ms, self._clock.monotonic_ms())
+
+    def _project(self, shard: ShardLog, commit: ShardCommit) -> None:
+        for key, row in commit.workers.items():
+            if row is None:
+                shard.rows.pop(key)
+            else:
+                shard.rows[key] = row
+        if commit.checkpoint is not None:
+            shard.checkpoint = commit.checkpoint
+
+    def _taken_with(self, entry: LogEntry) -> list[Taken]:
+        event = entry.event
+        if entry.worker is None:
+            return []
+        key = WorkerKey(entry.namespace or "", entry.worker)
+        before, epoch = dict(self._held[key]), self._epochs.get(key, 0)
+        gone: dict[ActivityId, BoundActivity] = {}
+        if isinstance(event, WorkerRegistered | WorkerResurrected | SessionReplaced):
+            self._held[key] = {activity.id: activity for activity in event.bindings}
+            self._epochs[key] = event.epoch
+            if isinstance(event, WorkerRegistered):
+                assert event.epoch == 1
+            else:
+                assert event.epoch == epoch + 1, "each activation raises the fencing token"
+            gone = {id: activity for id, activity in before.items() if id not in self._held[key]}
+        elif isinstance(event, BindingsChanged):
+            kept = {id: activity for id, activity in before.items() if id not in event.unbound}
+            self._held[key] = {**kept, **{activity.id: activity for activity in event.bound}}
+        elif isinstance(event, WorkerDeactivated):
+            gone, self._held[key] = before, {}
+        return [(*key, epoch, activity) for activity in gone.values()]
+
+    def _count_deaths(self, entry: LogEntry) -> None:
+        """Who fell silent died. Who comes back next, with the session that it died with, had not."""
+        event, key = entry.event, WorkerKey(entry.namespace or "", entry.worker or "")
+        if isinstance(event, WorkerDeactivated):
+            if event.reason.name in ("LEASE_EXPIRED", "DISCONNECTED"):
+                self.deaths[key.namespace] += 1
+                self._died_with[key] = self._sessions[key]
+                assert event.certificate is not None
+                assert event.certificate.session_id == self._sessions[key]
+                assert event.certificate.epoch == self._epochs[key]
+            else:
+                assert event.certificate is None
+        elif isinstance(event, WorkerRegistered | WorkerResurrected | SessionReplaced):
+            died_with = self._died_with.pop(key, "")
+            if isinstance(event, WorkerResurrected) and died_with and died_with == event.session_id:
+                self.false_deaths[key.namespace] += 1
+            self._sessions[key] = event.session_id
+
+    def _count_effects(self, entry: LogEntry) -> None:
+        event = entry.event
+        if isinstance(event, ActivityCancelRequested):
+            self._cancelling = event
+        elif isinstance(event, ActivityMadeAvailable):
+            asked = self._cancelling
+            assert asked is not None
+            assert (asked.run_id, asked.activity_id) == (event.run_id, event.activity_id)
+            id = ActivityId(entry.workflow_id or "", asked.run_id, asked.activity_id)
+            effect = Effect(entry.namespace or "", asked.worker, asked.epoch, id, asked.attempt)
+            self.made_available[effect] += 1
+            # A key that was forgotten starts over at epoch 1, so that the same words can mean another lease.
+            times = sum(
+                Effect(namespace, worker, epoch, activity.id, activity.attempt) == effect
+                for namespace, worker, epoch, activity in self.taken
+            )
+            assert self.made_available[effect] <= times, "one effect per activity, attempt and lease"

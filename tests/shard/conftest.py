@@ -1,3 +1,0 @@
-from tests.shard.quiet import quiet
-
-__all__ = ["quiet"]

@@ -1,0 +1,221 @@
+"""Looks on while things happen: counts the rare situations, and checks what is true at moments, not at events."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from typing import TYPE_CHECKING
+
+from liveness.store.errors import ShardsLost, StoreError
+from liveness.v1 import service_pb2
+from tests.simulation.audit import ACTIVE, WorkerRecord
+from tests.simulation.database import TransactionFault
+from tests.simulation.fold_check import check_fold
+from tests.simulation.labels import Key, worker_label
+from tests.simulation.loop import Process
+from tests.simulation.network import Delivered
+
+if TYPE_CHECKING:
+    from tests.simulation.node_host import NodeHost
+    from tests.simulation.world import World
+
+TICK_S = 0.25
+FOLDED_EVERY = 40
+LATE_S_MAX = 1.0
+SLACK_S = 0.25
+"""For what is under way at a healthy server."""
+
+_HEARTBEATS = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
+
+
+class Monitor:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sometimes = world.sometimes
+        self._unresolved: dict[str, TransactionFault] = {}
+        self._last_fault = TransactionFault.NONE
+        self._released: set[int] = set()
+        self._taken_now: list[int] = []
+        self._under_way: set[tuple[Key, str]] = set()
+
+    def listen(self) -> None:
+        world = self._world
+        world.audit.on_taken.append(self._taken)
+        world.audit.on_silence_ended.append(self._silence_ended)
+        world.audit.on_replaced.append(self._replaced)
+        world.database.on_transaction_fault = self._on_transaction_fault
+        world.database.on_refused = self._on_refused
+        world.database.on_vain = lambda: self._sometimes("take-over tried in vain, another was first")
+
+    # -- the database
+
+    def _on_transaction_fault(self, fault: TransactionFault, process: Process) -> None:
+        self._last_fault = fault
+        self._world.note(f"{process.host}: a transaction: {fault.value}", process.host)
+        if fault is TransactionFault.CRASH_BEFORE:
+            self._sometimes("crash before commit")
+        elif fault is TransactionFault.CRASH_AFTER:
+            self._sometimes("crash between commit and answer")
+        elif fault in (
+            TransactionFault.UNKNOWN_DONE,
+            TransactionFault.UNKNOWN_LOST,
+            TransactionFault.REJECTED,
+        ):
+            self._unresolved[process.host] = fault
+
+    def _on_refused(self, error: StoreError, process: Process) -> None:
+        if isinstance(error, ShardsLost):
+            self._sometimes("zombie owner refused")
+            self._world.note(f"{process.host} was refused: {error}", process.host)
+
+    def committed(self, driver: sqlite3.Connection, writer: str) -> None:
+        self._last_fault = TransactionFault.NONE
+        self._released = {
+            id for (id,) in driver.execute("SELECT shard_id FROM shards WHERE owner = '' AND epoch > 0")
+        }
+        while self._taken_now:
+            check_fold(self._world, self._taken_now.pop())
+        node_host = self._node_host(writer)
+        if node_host is not None:
+            process = node_host.process
+            if process is None or process.name != _run_of(writer):
+                self._sometimes("commit of a process that was killed meanwhile")
+            elif process.stopped:
+                self._sometimes("commit of a process that stood still")
+
+    def _node_host(self, owner: str) -> NodeHost | None:
+        host = owner.partition(":")[0]
+        return next((node_host for node_host in self._world.node_hosts if node_host.host == host), None)
+
+    def _taken(self, shard_id: int, before: str, after: str) -> None:
+        world, sometimes = self._world, self._sometimes
+        self._taken_now.append(shard_id)
+        world.note(
+            f"{after} takes shard {shard_id} from {before or 'nobody'}",
+            f"shard {shard_id}",
+            after.partition(":")[0],
+        )
+        if self._last_fault is TransactionFault.UNKNOWN_DONE:
+            sometimes("lost answer of a take-over")
+        host = after.partition(":")[0]
+        resolved = self._unresolved.pop(host, None)
+        if resolved is TransactionFault.UNKNOWN_DONE and self._last_fault is TransactionFault.NONE:
+            sometimes("unknown commit had been applied")
+        elif resolved is TransactionFault.UNKNOWN_LOST:
+            sometimes("unknown commit had not been applied")
+        elif resolved is TransactionFault.REJECTED:
+            sometimes("commit rolled back, shards read again")
+        elif resolved is not None:
+            self._unresolved[host] = resolved
+        if shard_id in self._released:
+            sometimes("shard handed over in order")
+        elif before and before.partition(":")[0] != host:
+            self._shards_lost(before)
+        driver = world.database.driver
+        if driver.execute(
+            "SELECT 1 FROM tasks WHERE shard_id = ? AND state IN (1, 2)", (shard_id,)
+        ).fetchone():
+            sometimes("take-over during fan-out")
+        if driver.execute("SELECT 1 FROM checkpoints WHERE shard_id = ?", (shard_id,)).fetchone():
+            sometimes("take-over after a checkpoint")
+
+    def _shards_lost(self, owner: str) -> None:
+        node_host = self._node_host(owner)
+        assert node_host is not None
+        process = node_host.process
+        if process is None or process.name != _run_of(owner):
+            self._sometimes("owner killed, shard taken by another")
+        elif process.stopped:
+            self._sometimes("owner stood still and was robbed")
+        elif node_host.host in self._world.database.cut:
+            self._sometimes("owner cut off from the database was robbed")
+
+    # -- workers
+
+    def _silence_ended(self, key: Key, worker: WorkerRecord) -> None:
+        """A lease is over. If its time had come, the worker must have been the first to know."""
+        world = self._world
+        if worker.died_with != worker.session:
+            return
+        for run in world.runs.get(key, ()):
+            if run.session == worker.session and run.process.alive and run.trusts_its_lease:
+                world.report(
+                    "no early expiry",
+                    f"{run.session} still relies on a lease that the server has ended",
+                    (worker_label(key),),
+                )
+
+    def _replaced(self, key: Key, before: str) -> None:
+        if (key, before) in self._under_way:
+            self._sometimes("session replaced while a heartbeat of the old one was under way")
+
+    def heartbeat_arrived(self, source: str, target: str, path: str, body: bytes) -> None:
+        request = service_pb2.RecordWorkerHeartbeatsRequest.FromString(body)
+        forwarded = source.startswith("node")
+        for beat in request.heartbeats:
+            key = (request.namespace, beat.worker_instance_key)
+            self._under_way.add((key, beat.session_id))
+            if forwarded:
+                self._sometimes("heartbeat carried to its owner by another node")
+            elif (beat.session_id, beat.sequence) in self._world.audit.applied[key]:
+                self._sometimes("heartbeat sent again was applied only once")
+            self._world.note(
+                f"{target} hears heartbeat {beat.sequence} of {beat.session_id} from {source}",
+                worker_label(key),
+                alike=f"heartbeats of {worker_label(key)}",
+            )
+
+    def answered(self, given: Delivered) -> None:
+        if given.path == _HEARTBEATS:
+            request = service_pb2.RecordWorkerHeartbeatsRequest.FromString(given.request)
+            for beat in request.heartbeats:
+                self._under_way.discard(((request.namespace, beat.worker_instance_key), beat.session_id))
+
+    # -- moments
+
+    async def tick(self) -> None:
+        world = self._world
+        count = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            count += 1
+            self._look_for_doubles()
+            self._check_lateness()
+            world.storm_checks.look()
+            if count % FOLDED_EVERY == 0:
+                check_fold(world, world.random.randrange(world.plan.shards))
+
+    def _look_for_doubles(self) -> None:
+        world = self._world
+        nodes = [node_host.server.node for node_host in world.node_hosts if node_host.server is not None]
+        for shard_id in range(world.plan.shards):
+            if sum(node.serves(shard_id) for node in nodes) > 1:
+                self._sometimes("two nodes show the same shard")
+        active = {key for key, worker in world.audit.workers.items() if worker.state == ACTIVE}
+        if any(("ns1", key) in active for namespace, key in active if namespace == "ns0"):
+            self._sometimes("same key alive in two namespaces")
+
+    def _check_lateness(self) -> None:
+        world = self._world
+        plan, now = world.plan, world.now()
+        settled = world.calm_since + 2 * plan.node_lease_ms / 1_000 + 5
+        if now < settled:
+            return
+        for key, worker in world.audit.workers.items():
+            if worker.state != ACTIVE:
+                continue
+            lease_s = worker.granted_ms / 1_000
+            taken_at = world.audit.shards[worker.shard_id].taken_at
+            due = max(worker.heard + lease_s, taken_at + plan.grace_ms / 1_000, settled + lease_s)
+            latest = due + LATE_S_MAX + SLACK_S + lease_s * 0.002
+            if now > latest and now > latest + world.storm_checks.max_hold_s(key[0], lease_s):
+                world.report(
+                    "bounded lateness",
+                    f"{worker_label(key)} has been silent for {now - worker.heard:.2f} s with a lease of {lease_s:.1f} s and is ACTIVE",
+                    (worker_label(key), f"shard {worker.shard_id}"),
+                )
+
+
+def _run_of(owner: str) -> str:
+    host, run, _ = owner.split(":")
+    return f"{host}#{run}"

@@ -1,0 +1,352 @@
+"""`liveness activities` against a real server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liveness.cli.activities import INPUT_BYTES_MAX, parse_activity_id
+from liveness.sdk import ActivityRef
+from liveness.sdk import Client as SdkClient
+from liveness.sdk.values import id_to_proto, to_activity_ref
+from tests.system.cli.scripted_worker import ScriptedWorker
+from tests.system.cli.shell import Shell
+
+QUEUE = ("--type", "resize", "--task-queue", "q")
+
+
+def schedule(shell: Shell, *args: str) -> str:
+    """What a command that succeeds says about it."""
+    result = shell.run("activities", "schedule", *args)
+    assert (result.exit_code, result.stdout) == (0, ""), result.output
+    return result.stderr
+
+
+def names(shell: Shell, *options: str) -> list[str]:
+    return [activity["id"]["workflow_id"] for activity in shell.json("activities", "list", *options)]
+
+
+def described(shell: Shell, id: str) -> dict[str, Any]:
+    found: dict[str, Any] = shell.json("activities", "describe", id, "--type", "resize")
+    return found
+
+
+def fields(text: str) -> dict[str, str]:
+    """What two or more spaces part from its name."""
+    pairs = [line.split("  ", 1) for line in text.splitlines()]
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+# -- names
+
+
+def test_an_id_alone_means_what_it_means_in_the_sdk() -> None:
+    for kind in ("resize", ""):
+        assert parse_activity_id(("photo",), kind) == id_to_proto(to_activity_ref("photo", kind))
+    assert parse_activity_id(("order", "run", "charge"), "x") == id_to_proto(
+        ActivityRef("order", "run", "charge")
+    )
+
+
+def test_what_the_sdk_schedules_is_found_by_id_and_type_and_by_all_three_names(shell: Shell) -> None:
+    with SdkClient(shell.address, namespace=shell.namespace).blocking as client:
+        client.schedule("resize", id="photo", input={"width": 200}, task_queue="q")
+    for how in (("photo", "--type", "resize"), ("photo", "-", "resize")):
+        activity = shell.json("activities", "describe", *how)
+        assert json.loads(base64.b64decode(activity["input"])) == {"width": 200}
+
+
+def test_what_is_scheduled_here_is_the_same_for_the_sdk(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE, "--input", "text")
+    with SdkClient(shell.address, namespace=shell.namespace).blocking as client:
+        assert not client.schedule("resize", id="photo", input="text", task_queue="q").created
+
+
+@pytest.mark.parametrize("command", ["describe", "retry", "cancel"])
+def test_an_unknown_activity_is_one_sentence(command: str, shell: Shell) -> None:
+    unknown = f"in namespace {shell.namespace} (ACTIVITY_NOT_FOUND)"
+    assert shell.sentence("activities", command, "a", "b", "c") == f"There is no activity a/b/c {unknown}."
+    assert (
+        shell.sentence("activities", command, "a", "--type", "t") == f"There is no activity a/-/t {unknown}."
+    )
+
+
+@pytest.mark.parametrize("command", [("describe",), ("retry",), ("cancel",), ("cancel", "--yes")])
+def test_whoever_leaves_out_the_type_is_told_of_it(command: tuple[str, ...], shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    sentence = shell.sentence("activities", *command, "photo")
+    assert sentence.startswith(f"There is no activity photo/-/- in namespace {shell.namespace} (ACTIVITY_NOT")
+    assert "is found with --type" in sentence
+
+
+@pytest.mark.parametrize("command", ["describe", "retry", "cancel"])
+@pytest.mark.parametrize("given", [("a", "b"), ("a", "b", "c", "d")])
+def test_two_or_four_names_name_nothing(command: str, given: tuple[str, ...]) -> None:
+    sentence = (
+        f"{len(given)} names are given; name an activity by its ID, or by WORKFLOW_ID RUN_ID ACTIVITY_ID"
+    )
+    assert Shell().sentence("activities", command, *given, exit_code=2) == sentence
+
+
+def test_a_type_says_nothing_beside_all_three_names() -> None:
+    sentence = "--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID say it all"
+    assert Shell().sentence("activities", "describe", "a", "b", "c", "--type", "t", exit_code=2) == sentence
+
+
+# -- schedule
+
+
+def test_scheduling_tells_whether_it_was_new(shell: Shell) -> None:
+    assert schedule(shell, "photo", *QUEUE) == "Activity photo/-/resize is scheduled and AVAILABLE.\n"
+    again = "Activity photo/-/resize was scheduled before and is AVAILABLE; nothing was changed.\n"
+    assert schedule(shell, "photo", *QUEUE) == again
+    assert shell.json("activities", "schedule", "photo", *QUEUE) == {
+        "created": False,
+        "state": "ACTIVITY_STATE_AVAILABLE",
+    }
+    assert shell.json("activities", "schedule", "other", *QUEUE)["created"] is True
+
+
+def test_something_else_under_the_same_name_is_refused(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE, "--input", "a")
+    sentence = (
+        "Activity photo/-/resize is known already, with another input; schedule it under another id "
+        "(ACTIVITY_DIFFERS)."
+    )
+    assert shell.sentence("activities", "schedule", "photo", *QUEUE, "--input", "b") == sentence
+
+
+def test_every_option_reaches_the_server(shell: Shell) -> None:
+    schedule(
+        shell, "order", "run", "charge", *QUEUE, "--input", "größe", "--delay", "59m30s", "--max-attempts", "7",
+        "--max-worker-deaths", "0", "--initial-interval", "250ms", "--max-interval", "2m", "--backoff", "1.5",
+    )  # fmt: skip
+    activity = shell.json("activities", "describe", "order", "run", "charge")
+    assert activity["id"] == {"workflow_id": "order", "run_id": "run", "activity_id": "charge"}
+    assert (activity["state"], activity["activity_type"]) == ("ACTIVITY_STATE_WAITING", "resize")
+    assert base64.b64decode(activity["input"]).decode() == "größe"
+    assert activity["retry_policy"] == {
+        "initial_interval": "0.250s",
+        "backoff_coefficient": 1.5,
+        "maximum_interval": "120s",
+        "maximum_attempts": 7,
+        "maximum_worker_deaths": 0,
+    }
+    assert "WAITING (due in 59m)" in shell.ok("activities", "list")
+
+
+def test_what_is_left_out_is_left_to_the_server(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    policy = described(shell, "photo")["retry_policy"]
+    assert (policy["initial_interval"], policy["backoff_coefficient"]) == ("1s", 2)
+    assert "maximum_worker_deaths" not in policy
+
+
+def test_the_input_may_be_a_file_or_what_is_piped_in(shell: Shell, tmp_path: Path) -> None:
+    content = b"\x00\xff" * (INPUT_BYTES_MAX // 2)
+    (tmp_path / "input").write_bytes(content)
+    schedule(shell, "file", *QUEUE, "--input-file", str(tmp_path / "input"))
+    assert base64.b64decode(described(shell, "file")["input"]) == content
+    shell.ok("activities", "schedule", "pipe", *QUEUE, "--input-file", "-", stdin="piped")
+    assert base64.b64decode(described(shell, "pipe")["input"]) == b"piped"
+
+
+def test_an_input_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(bytes(INPUT_BYTES_MAX + 1))
+    sentence = Shell().sentence("activities", "schedule", "a", *QUEUE, "--input-file", str(path), exit_code=2)
+    assert sentence == f"the input in {path} is longer than 262144 bytes; say in it where the rest is found"
+
+
+def test_an_input_is_given_once(tmp_path: Path) -> None:
+    (tmp_path / "input").touch()
+    both = ("--input", "", "--input-file", str(tmp_path / "input"))
+    sentence = Shell().sentence("activities", "schedule", "a", *QUEUE, *both, exit_code=2)
+    assert sentence == "the input is given by --input or by --input-file, not by both"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--type", "t"),
+        ("--task-queue", "q"),
+        (*QUEUE, "--delay", "soon"),
+        (*QUEUE, "--max-attempts", "-1"),
+        (*QUEUE, "--max-attempts", str(2**31)),
+        (*QUEUE, "--backoff", "0.5"),
+        (*QUEUE, "--input-file", "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_misuse(options: tuple[str, ...]) -> None:
+    assert Shell().run("activities", "schedule", "a", *options).exit_code == 2
+
+
+def test_what_the_server_refuses_is_one_sentence(shell: Shell) -> None:
+    intervals = ("--initial-interval", "10s", "--max-interval", "1s")
+    assert shell.sentence("activities", "schedule", "a", *QUEUE, *intervals) == (
+        "retry_policy.maximum_interval must not be below initial_interval (INVALID_FIELD)."
+    )
+
+
+def test_a_name_that_is_not_utf_8_is_one_sentence() -> None:
+    sentence = Shell().sentence("activities", "describe", "a\udcff", exit_code=2)
+    assert sentence == r"'a\udcff' is not UTF-8, which names and texts must be"
+    assert "is not UTF-8" in Shell().sentence("workers", "list", "--prefix", "a\udcff", exit_code=2)
+
+
+# -- list and describe
+
+
+def test_a_list_shows_each_activity(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    ScriptedWorker(shell, "w-1").take()
+    head, row = shell.ok("activities", "list").splitlines()
+    assert " ".join(head.split()) == (
+        "workflow run activity state type task queue attempt failures worker since last failure"
+    )
+    assert row.split()[:9] == ["photo", "-", "resize", "STARTED", "resize", "q", "1", "0", "w-1"]
+
+
+def test_a_list_of_nothing_is_no_error_and_valid_json(shell: Shell) -> None:
+    result = shell.run("activities", "list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"No such activity in namespace {shell.namespace}.\n"
+    assert shell.json("activities", "list") == []
+
+
+def test_conditions_hold_together(shell: Shell) -> None:
+    for name, queue in (("a", "q"), ("b", "other"), ("c", "other")):
+        schedule(shell, name, "--type", "t", "--task-queue", queue)
+    schedule(shell, "d", *QUEUE, "--delay", "1h")
+    ScriptedWorker(shell, "w").take()
+    ScriptedWorker(shell, "v", task_queue="other").take()
+    assert names(shell) == ["a", "b", "c", "d"]
+    assert names(shell, "--worker", "w") == ["a"]
+    assert names(shell, "--task-queue", "other") == ["b", "c"]
+    assert names(shell, "--state", "started") == ["a", "b"]
+    assert names(shell, "--state", "started", "--state", "waiting") == ["a", "b", "d"]
+    assert names(shell, "--state", "started", "--task-queue", "other") == ["b"]
+    assert names(shell, "--state", "handed-on") == []
+
+
+def test_a_list_is_cut_or_paged_through(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liveness.cli.client.PAGE_MAX", 2)
+    for name in "abcde":
+        schedule(shell, name, *QUEUE)
+    assert names(shell, "--limit", "0") == list("abcde")
+    cut = shell.run("activities", "list", "--limit", "3", "--json")
+    assert [activity["id"]["workflow_id"] for activity in json.loads(cut.stdout)] == list("abc")
+    assert cut.stderr == "These are the first 3; --limit 0 shows all.\n"
+
+
+def test_a_description_shows_who_holds_it_and_how_it_is_retried(shell: Shell) -> None:
+    schedule(
+        shell, "photo", *QUEUE, "--input", "in\x1b[31m", "--max-attempts", "3", "--max-worker-deaths", "1"
+    )
+    ScriptedWorker(shell, "w").take()
+    shown = fields(shell.ok("activities", "describe", "photo", "--type", "resize"))
+    assert (shown["state"], shown["worker"]) == ("STARTED", "w (epoch 1)")
+    assert shown["input"] == r"in\x1b[31m"
+    assert shown["retries"] == (
+        "3 attempts at most; 1s before the second, then 2 times as long each, up to 1m40s; "
+        "quarantined after 1 worker death"
+    )
+
+
+def test_a_description_shows_what_became_of_it(shell: Shell, tmp_path: Path) -> None:
+    scripted_worker = ScriptedWorker(shell)
+    (tmp_path / "binary").write_bytes(b"\xff\x00")
+    schedule(shell, "photo", *QUEUE, "--input-file", str(tmp_path / "binary"), "--initial-interval", "1ms")
+    scripted_worker.fail(scripted_worker.take(), "disk is full")
+    scripted_worker.complete(scripted_worker.take(), b"x" * 3_000)
+    shown = fields(shell.ok("activities", "describe", "photo", "--type", "resize"))
+    assert (shown["state"], shown["attempt"], shown["failures"]) == ("COMPLETED", "2", "1")
+    assert shown["last failure"] == "disk is full"
+    assert "worker" not in shown
+    assert shown["input"] == "2 bytes that are not text; --json shows them"
+    assert shown["result"] == f"{'x' * 2_000}… (3000 bytes; --json shows all)"
+
+
+# -- cancel
+
+
+def test_cancelling_asks_first_and_tells_the_worker(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    scripted_worker = ScriptedWorker(shell)
+    scripted_worker.take()
+    cancel = ("activities", "cancel", "photo", "--type", "resize", "--reason", "photo was deleted")
+    refused = shell.run(*cancel, stdin="n\n")
+    assert refused.exit_code == 1
+    question = f"Cancel activity photo/-/resize of namespace {shell.namespace} for good? It is STARTED, held by worker w."
+    assert question in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    assert described(shell, "photo")["state"] == "ACTIVITY_STATE_STARTED"
+    agreed = shell.run(*cancel, stdin="y\n")
+    assert agreed.exit_code == 0
+    assert agreed.stderr.endswith(
+        "Activity photo/-/resize is cancelled; the worker that held it is told to stop.\n"
+    )
+    assert scripted_worker.beat() == ["photo"]
+    activity = described(shell, "photo")
+    assert (activity["state"], activity["last_failure"]) == ("ACTIVITY_STATE_CANCELLED", "photo was deleted")
+
+
+def test_cancelling_what_nobody_holds_says_so(shell: Shell) -> None:
+    for name in ("a", "b"):
+        schedule(shell, name, *QUEUE)
+    result = shell.run("activities", "cancel", "a", "-", "resize", "--yes")
+    assert result.stderr == "Activity a/-/resize is cancelled; no worker held it.\n"
+    assert shell.json("activities", "cancel", "b", "-", "resize", "--yes") == {"was_held": False}
+
+
+def test_what_is_done_cannot_be_cancelled(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    scripted_worker = ScriptedWorker(shell)
+    scripted_worker.complete(scripted_worker.take(), b"")
+    sentence = shell.sentence("activities", "cancel", "photo", "--type", "resize", "--yes")
+    assert sentence == "Activity photo/-/resize is COMPLETED already (ACTIVITY_FINISHED)."
+
+
+# -- retry
+
+
+def test_a_failed_activity_starts_afresh(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    scripted_worker = ScriptedWorker(shell)
+    scripted_worker.fail(scripted_worker.take(), "no such photo", permanently=True)
+    assert described(shell, "photo")["state"] == "ACTIVITY_STATE_FAILED"
+    result = shell.run("activities", "retry", "photo", "--type", "resize")
+    assert result.exit_code == 0
+    assert result.stderr == "Activity photo/-/resize starts afresh and is AVAILABLE.\n"
+    assert scripted_worker.take().failures == 0
+
+
+def test_a_quarantined_activity_starts_afresh(shell: Shell) -> None:
+    shell.ok("config", "set", "max_worker_deaths=1")
+    schedule(shell, "photo", *QUEUE)
+    ScriptedWorker(shell, session_id="before").take()
+    ScriptedWorker(shell, session_id="restarted")
+    # Each look is a call; the test's time-out bounds it.
+    while not names(shell, "--state", "quarantined"):
+        pass
+    assert "1 in a row" in shell.ok("activities", "describe", "photo", "--type", "resize")
+    retried = shell.json("activities", "retry", "photo", "--type", "resize")
+    assert retried == {"state": "ACTIVITY_STATE_AVAILABLE"}
+    assert names(shell, "--state", "quarantined") == []
+
+
+def test_what_did_not_fail_cannot_be_retried(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE)
+    assert shell.sentence("activities", "retry", "photo", "--type", "resize") == (
+        "Activity photo/-/resize is AVAILABLE; only a QUARANTINED or FAILED one can be given a fresh start "
+        "(ACTIVITY_NOT_RETRYABLE)."
+    )
+
+
+def test_a_server_that_is_away_is_one_sentence() -> None:
+    assert "no liveness server answers" in Shell().sentence("activities", "list")
+    assert "no liveness server answers" in Shell().sentence("activities", "cancel", "a", "--yes")

@@ -1,0 +1,72 @@
+"""`liveness backup` and `liveness restore` as people call them; what they do is tested in tests/operations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.system.cli.server_processes import environment, liveness_command, running_server
+from tests.system.cli.shell import Shell
+
+POSTGRES = "postgresql://liveness:secret@db.example/liveness"
+
+
+def liveness(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        liveness_command(*args), cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def test_a_server_is_backed_up_while_it_serves_and_restored_when_it_has_ended(tmp_path: Path) -> None:
+    with running_server(tmp_path) as address:
+        Shell(address).heartbeat("w")
+        shown = Shell().json("backup", "--db", f"sqlite:///{tmp_path}/liveness.db", str(tmp_path / "copy.db"))
+        assert (shown["target"], shown["workers"], shown["shards"]) == (str(tmp_path / "copy.db"), 1, 2)
+        assert shown["bytes"] == (tmp_path / "copy.db").stat().st_size
+    done = liveness(tmp_path, "restore", "copy.db", "--force")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["restored", "sqlite:///liveness.db"]
+    assert "1 workers were taken for inactive and 0 activities are rescheduled" in done.stderr
+    with running_server(tmp_path) as address:
+        assert Shell(address).heartbeat("w").lease_epoch > 1_000_000
+
+
+def test_what_follows_a_restore_by_other_means_is_done_alone(tmp_path: Path) -> None:
+    with running_server(tmp_path) as address:
+        Shell(address).heartbeat("w")
+    done = liveness(tmp_path, "restore", "--already-restored", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["workers"], facts["activities"]) == (1, 0)
+    with running_server(tmp_path) as address:
+        assert Shell(address).heartbeat("w").lease_epoch == facts["token_floor"]
+
+
+def test_postgresql_has_means_of_its_own(tmp_path: Path) -> None:
+    assert Shell().sentence("backup", "--db", POSTGRES, str(tmp_path / "copy.db"), exit_code=2) == (
+        "liveness backup copies SQLite files; back up PostgreSQL with pg_basebackup or pg_dump, "
+        "as docs/operations.md says."
+    )
+    done = liveness(tmp_path, "restore", "copy.db", "--db", POSTGRES)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: liveness restore puts back SQLite files; restore PostgreSQL by its own means and then call "
+        "`liveness restore --already-restored`, as docs/operations.md says.\n"
+    )
+
+
+def test_refusals_are_one_sentence(tmp_path: Path) -> None:
+    db = f"sqlite:///{tmp_path}/liveness.db"
+    assert "does not exist" in Shell().sentence("backup", "--db", db, str(tmp_path / "copy.db"), exit_code=2)
+    assert Shell().sentence("restore", "--db", db, exit_code=2).startswith("name a BACKUP to restore")
+    assert (
+        Shell()
+        .sentence("restore", "x.db", "--already-restored", "--db", db, exit_code=2)
+        .startswith("name a BACKUP")
+    )
+    done = liveness(tmp_path, "restore", "no.db")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no.db is not a whole backup: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert [found.name for found in tmp_path.iterdir()] == []

@@ -1,0 +1,66 @@
+"""`liveness frontend` as a process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from liveness.cli.frontend import banner
+from liveness.config.frontend_settings import FrontendSettings
+from tests.system.cli.server_processes import child_process, environment, first_address, liveness_command
+from tests.system.cli.shell import Shell
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_frontend_says_where_it_is_carries_calls_and_ends_when_told(
+    tmp_path: Path, server: str, how: signal.Signals
+) -> None:
+    command = liveness_command("frontend", "--nodes", server, "--listen", "127.0.0.1:0")
+    with child_process(command, tmp_path) as process:
+        assert process.stdout is not None
+        address, lines = first_address(process.stdout)
+        assert lines[0].startswith("liveness ")
+        Shell(address).heartbeat("through-the-frontend")
+        assert "through-the-frontend" in Shell(server).ok("workers", "list")
+        process.send_signal(how)
+        rest = process.stdout.read()
+        assert process.wait() == 0
+    assert f"liveness workers list --address {address}" in rest
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "a frontend must know where its nodes are; set --nodes or --db."),
+        (("--nodes", "a"), "flag --nodes is 'a', but must be HOST:PORT of nodes with commas between them"),
+        (("--nodes", "a:1", "--db", "postgresql://h/x"), "db and nodes are both set; keep one of them."),
+        (("--db", "sqlite:///x.db"), "name the node of this one with --nodes."),
+    ],
+)
+def test_bad_settings_are_one_sentence(tmp_path: Path, flags: tuple[str, ...], sentence: str) -> None:
+    done = subprocess.run(
+        liveness_command("frontend", *flags), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert sentence in line
+
+
+def test_an_address_in_use_is_one_sentence(tmp_path: Path, server: str) -> None:
+    done = subprocess.run(
+        liveness_command("frontend", "--nodes", server, "--listen", server), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert server in done.stderr
+
+
+def test_the_banner_keeps_the_password_to_itself() -> None:
+    settings = FrontendSettings(db="postgresql://u:hunter2@h/x")
+    shown = banner(settings, "0.0.0.0:7401")
+    assert "hunter2" not in shown
+    assert "  liveness workers list --address 127.0.0.1:7401\n" in shown

@@ -1,0 +1,242 @@
+"""`liveness workers pause`, `resume` and `drain` against a real server, and how workers under orders are shown."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from liveness.v1.worker_pb2 import ActivityRef
+from tests.system.cli.scripted_worker import ScriptedWorker
+from tests.system.cli.shell import UNUSED_ADDRESS, Shell
+
+STAYS = "because the whole namespace is; `liveness workers resume --all` resumes it"
+
+
+def told(shell: Shell, *args: str) -> list[str]:
+    """The lines that an order says; nothing is printed for programs."""
+    result = shell.run("workers", *args)
+    assert (result.exit_code, result.stdout) == (0, ""), result.output
+    return result.stderr.splitlines()
+
+
+def states(shell: Shell) -> dict[str, str]:
+    """What the list shows of each worker, in the state's column."""
+    head, *rows = shell.ok("workers", "list").splitlines()
+    begin, end = head.index("state"), head.index("last heartbeat")
+    return {row.split()[0]: row[begin:end].strip() for row in rows}
+
+
+# -- pause and resume
+
+
+def test_workers_are_paused_and_resumed_by_key(shell: Shell) -> None:
+    for key in ("a", "b", "c"):
+        shell.heartbeat(key)
+    assert told(shell, "pause", "a", "b", "a") == ["Worker a is paused.", "Worker b is paused."]
+    assert shell.heartbeat("a").pause
+    assert states(shell) == {"a": "ACTIVE (paused)", "b": "ACTIVE (paused)", "c": "ACTIVE"}
+    assert told(shell, "pause", "b") == ["Worker b was paused before."]
+    assert told(shell, "resume", "b", "c") == ["Worker b is resumed.", "Worker c was not paused."]
+    assert states(shell) == {"a": "ACTIVE (paused)", "b": "ACTIVE", "c": "ACTIVE"}
+    assert not shell.heartbeat("b").pause
+
+
+def test_a_reason_is_kept_in_the_history(shell: Shell) -> None:
+    shell.heartbeat("w")
+    told(shell, "pause", "w", "--reason", "disk is full")
+    (event,) = [e for e in shell.json("workers", "history", "w") if e["type"] == "WorkerPaused"]
+    assert "disk is full" in event["data_json"]
+
+
+def test_one_that_is_refused_keeps_no_other_from_being_paused(shell: Shell) -> None:
+    shell.heartbeat("b")
+    result = shell.run("workers", "pause", "a", "b", "c", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"changed": 1}
+    assert result.stderr.splitlines() == [
+        f"error: There is no worker {key} in namespace {shell.namespace} (WORKER_NOT_FOUND)."
+        for key in ("a", "c")
+    ]
+    assert states(shell) == {"b": "ACTIVE (paused)"}
+
+
+def test_workers_are_paused_and_resumed_by_condition(shell: Shell) -> None:
+    shell.heartbeat("a", task_queue="mail", build_id="1")
+    shell.heartbeat("b", task_queue="mail", build_id="2")
+    shell.heartbeat("c", task_queue="disk", build_id="1")
+    assert told(shell, "pause", "--task-queue", "mail", "--build-id", "1") == ["1 worker paused."]
+    assert states(shell) == {"a": "ACTIVE (paused)", "b": "ACTIVE", "c": "ACTIVE"}
+    assert shell.json("workers", "pause", "--state", "active") == {"changed": 2}
+    nobody = "Nobody was paused: no worker meets the conditions, or those that do were paused before."
+    assert told(shell, "pause", "--prefix", "a") == [nobody]
+    assert told(shell, "resume", "--task-queue", "mail") == ["2 workers resumed."]
+    assert states(shell) == {"a": "ACTIVE", "b": "ACTIVE", "c": "ACTIVE (paused)"}
+    nobody = "Nobody was resumed: no worker meets the conditions, or those that do were not paused."
+    assert told(shell, "resume", "--prefix", "a") == [nobody]
+    assert shell.json("workers", "resume", "--host", "nowhere") == {"changed": 0}
+
+
+def test_a_whole_namespace_is_paused_and_resumed(shell: Shell) -> None:
+    shell.heartbeat("a")
+    shell.heartbeat("b")
+    told(shell, "pause", "b")
+    name = shell.namespace
+    paused = told(shell, "pause", "--all", "--yes", "--reason", "move")
+    assert paused == [f"Namespace {name} is paused; that changed 1 worker."], "b was paused before"
+    assert shell.heartbeat("joins later").pause
+    assert shell.json("config", "get", "paused")["value"] == "1"
+    assert told(shell, "resume", "--all", "--yes") == [
+        f"Namespace {name} is resumed; that changed 3 workers."
+    ]
+    assert set(states(shell).values()) == {"ACTIVE"}
+    assert shell.json("workers", "resume", "--all", "--yes") == {"changed": 0}
+
+
+def test_resuming_some_of_a_paused_namespace_says_that_they_stay_paused(shell: Shell) -> None:
+    shell.heartbeat("a")
+    shell.heartbeat("b")
+    told(shell, "pause", "a")
+    told(shell, "pause", "--all", "--yes")
+    assert told(shell, "resume", "b") == [f"Worker b stays paused, {STAYS}."]
+    assert told(shell, "resume", "--prefix", "a") == [
+        f"Nobody was resumed, {STAYS}; 1 worker will not be paused then."
+    ]
+
+
+@pytest.mark.parametrize("order", ["pause", "resume"])
+def test_all_is_asked_for_first(order: str, shell: Shell) -> None:
+    shell.heartbeat("w")
+    if order == "resume":
+        told(shell, "pause", "--all", "--yes")
+    before = states(shell)
+    question = {
+        "pause": f"Pause the whole namespace {shell.namespace}, with its 1 worker and whoever joins later?",
+        "resume": f"Resume the whole namespace {shell.namespace}, with every worker that was paused on its own?",
+    }[order]
+    refused = shell.run("workers", order, "--all", stdin="n\n")
+    assert refused.exit_code == 1
+    assert question in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    assert states(shell) == before
+    agreed = shell.run("workers", order, "--all", stdin="y\n")
+    assert agreed.exit_code == 0
+    assert states(shell) != before
+
+
+@pytest.mark.parametrize("order", ["pause", "resume"])
+def test_an_order_needs_one_way_to_say_whom(order: str) -> None:
+    nobody = "say which workers: their KEYs, a condition like --task-queue, or --all for the whole namespace"
+    assert Shell().sentence("workers", order, exit_code=2) == nobody
+    two = "workers are chosen by their KEYs, by conditions, or by --all; use one of these only"
+    for ways in (("w", "--all"), ("w", "--host", "h"), ("--host", "h", "--all")):
+        assert Shell().sentence("workers", order, *ways, exit_code=2) == two
+    assert Shell().run("workers", order, "--state", "cleaned-up").exit_code == 2
+
+
+def test_a_worker_that_is_cleaned_up_cannot_be_paused(shell: Shell) -> None:
+    shell.ok("config", "set", "cleanup_delay=0")
+    shell.heartbeat("w")
+    shell.ok("workers", "expire", "w", "--reason", "test", "--yes")
+    # Each look is a call; the test's time-out bounds it.
+    while states(shell)["w"] != "CLEANED_UP":
+        pass
+    assert shell.sentence("workers", "pause", "w").endswith("(WORKER_CLEANED_UP).")
+    told(shell, "pause", "--all", "--yes")
+    assert states(shell) == {"w": "CLEANED_UP"}
+
+
+def test_a_server_that_is_away_is_one_sentence() -> None:
+    sentence = f"no liveness server answers at {UNUSED_ADDRESS}; start one with `liveness serve`"
+    for order in (("pause", "w"), ("resume", "--host", "h"), ("pause", "--all"), ("drain", "w")):
+        assert Shell().sentence("workers", *order) == sentence
+
+
+# -- drain
+
+
+def test_draining_tells_what_is_left(shell: Shell) -> None:
+    bound = ActivityRef(workflow_id="a", run_id="r", activity_id="a", task_queue="q")
+    shell.heartbeat("w", bound_activities=[bound])
+    assert told(shell, "drain", "w", "--limit", "5m", "--reason", "host is retired") == [
+        "Worker w is draining; it holds 1 activity, and what is left after 5m is rescheduled."
+    ]
+    assert shell.heartbeat("w").drain
+    assert states(shell) == {"w": "ACTIVE (draining)"}
+    assert "drained at the latest" in shell.ok("workers", "describe", "w")
+    assert "host is retired" in shell.ok("workers", "history", "w")
+    assert shell.json("workers", "drain", "w") == {"bound_activities": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"), [((), timedelta(minutes=1)), (("--limit", "2h"), timedelta(hours=2))]
+)
+def test_the_limit_of_a_drain_is_the_one_that_is_told(
+    options: tuple[str, ...], limit: timedelta, shell: Shell
+) -> None:
+    shell.heartbeat("w")
+    told(shell, "drain", "w", *options)
+    worker = shell.json("workers", "describe", "w")
+    begun, over = (datetime.fromisoformat(worker[at]) for at in ("last_heartbeat_time", "drain_deadline"))
+    assert limit <= over - begun < limit + timedelta(minutes=1)
+
+
+def test_draining_has_a_limit_of_a_minute_unless_it_is_told(shell: Shell) -> None:
+    shell.heartbeat("w")
+    (line,) = told(shell, "drain", "w")
+    assert line == "Worker w is draining; it holds 0 activities, and what is left after 1m is rescheduled."
+
+
+def test_whoever_was_drained_is_draining_no_more(shell: Shell) -> None:
+    shell.heartbeat("w")
+    told(shell, "drain", "w", "--limit", "0")
+    # Each look is a call; the test's time-out bounds it.
+    while states(shell)["w"] != "INACTIVE":
+        pass
+    assert "DRAINED: drained; 0 activities were left at the limit" in shell.ok("workers", "describe", "w")
+
+
+def test_what_is_not_active_cannot_be_drained(shell: Shell) -> None:
+    shell.heartbeat("w")
+    shell.ok("workers", "expire", "w", "--reason", "test", "--yes")
+    assert shell.sentence("workers", "drain", "w") == "Worker w is INACTIVE, not ACTIVE (WORKER_NOT_ACTIVE)."
+
+
+@pytest.mark.parametrize("limit", ["soon", "-1s", "5"])
+def test_a_limit_that_is_none_is_refused(limit: str) -> None:
+    assert Shell().run("workers", "drain", "w", "--limit", limit).exit_code == 2
+
+
+# -- how they are shown
+
+
+def test_a_stream_is_shown_while_it_is_open_and_when_it_broke(shell: Shell) -> None:
+    scripted_worker = ScriptedWorker(shell, "w", lease_duration=Duration(seconds=3_600))
+    with scripted_worker.attached(grace_s=600):
+        assert states(shell) == {"w": "ACTIVE"}
+        assert "attached, grace 10m" in shell.ok("workers", "list")
+        assert "attached, grace 10m" in shell.ok("workers", "describe", "w")
+    # Each look is a call; the test's time-out bounds it.
+    while (shown := states(shell)["w"]) == "ACTIVE":
+        pass
+    assert shown == "ACTIVE (suspect)"
+    assert "broken, grace 10m" in shell.ok("workers", "list")
+    told(shell, "pause", "w")
+    told(shell, "drain", "w")
+    assert states(shell) == {"w": "ACTIVE (suspect, paused, draining)"}
+    assert "ACTIVE (suspect, paused, draining)" in shell.ok("workers", "describe", "w")
+    scripted_worker.beat()
+    assert states(shell) == {"w": "ACTIVE (paused, draining)"}
+
+
+def test_loop_lag_is_shown(shell: Shell) -> None:
+    shell.heartbeat("calm")
+    shell.heartbeat("w", loop_lag=Duration(seconds=3, nanos=500_000_000))
+    head, calm, lagging = shell.ok("workers", "list").splitlines()
+    column = head.index("loop lag")
+    assert lagging[column:].split()[0] == "3s500ms"
+    assert calm[column:].split()[0] == "0"
+    assert "3s500ms" in shell.ok("workers", "describe", "w")
+    assert "loop lag" not in shell.ok("workers", "describe", "calm")

@@ -1,0 +1,24 @@
+"""A node of the next version: `python -m tests.system.cluster.next_version_node serve OPTIONS`, like `liveness serve`.
+
+MIGRATIONS in the environment is the folder of its migrations, one more than ours. Nothing else about it is different.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+from liveness.cli import main
+from liveness.store.sql import SqlStore
+from tests.integration.store.next_version import VERSION
+
+
+def version(distribution_name: str) -> str:
+    return VERSION
+
+
+if __name__ == "__main__":
+    importlib.metadata.version = version  # before whoever asks for it is imported
+    SqlStore.__init__.__defaults__ = (Path(os.environ["MIGRATIONS"]),)
+    main(prog_name="liveness")

@@ -1,0 +1,114 @@
+"""A standard proxy in between: calls, streams and errors pass, and nodes may come to an end behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from signal import SIGTERM
+from typing import Any, cast
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from liveness.v1 import service_pb2, worker_pb2
+from tests.system.envoy.conftest import EnvoyCluster
+from tests.system.server.audit import audit_workers
+from tests.system.server.crash_loop import ReportResult, acknowledged, check
+from tests.system.server.ledger import NAMESPACE, REGISTERED, REPEATED, Beat, Ledger
+from tests.system.server.load import Load
+from tests.system.server.server_process import ServerProcess
+
+LEASE_MS = 10_000
+LEASES_MS = (10_000, 12_000)
+"""Longer than the shards of a killed node, on a busy machine, take to serve again: until then, the answer to a batch
+waits for them, and with it the next heartbeats of all workers in it."""
+
+
+class LedgerWithRepeats(Ledger):
+    """Nodes repeat on behalf of the client what an owner that was lost did not answer: an answer may be that of a repeated
+    heartbeat though the client sent it once."""
+
+    def beat_answered(self, beat: Beat, sent_at: float, result: worker_pb2.HeartbeatResult) -> None:
+        if result.outcome == REPEATED:
+            self.beat_in_doubt(beat, sent_at)
+        super().beat_answered(beat, sent_at, result)
+
+
+def heartbeat(key: str, sequence: int = 1) -> worker_pb2.WorkerHeartbeat:
+    return Beat(key, f"session-{key}", sequence, LEASE_MS).message()
+
+
+async def beat(envoy_cluster: EnvoyCluster, key: str, sequence: int = 1) -> worker_pb2.HeartbeatResult:
+    request = service_pb2.RecordWorkerHeartbeatRequest(
+        namespace=NAMESPACE, heartbeat=heartbeat(key, sequence)
+    )
+    return await envoy_cluster.envoy.liveness.RecordWorkerHeartbeat(request)
+
+
+async def test_calls_streams_and_errors_pass(envoy_cluster: EnvoyCluster) -> None:
+    liveness = envoy_cluster.envoy.liveness
+    watching: Any = liveness.WatchEvents(service_pb2.WatchEventsRequest(namespace=NAMESPACE))
+    assert not (await watching.read()).events
+
+    # One by one, each to another node, and all at once.
+    assert [(await beat(envoy_cluster, f"one-{n}")).outcome for n in range(6)] == [REGISTERED] * 6
+    batch = service_pb2.RecordWorkerHeartbeatsRequest(
+        namespace=NAMESPACE, heartbeats=[heartbeat(f"many-{n}") for n in range(20)]
+    )
+    items = (await liveness.RecordWorkerHeartbeats(batch)).items
+    assert [item.result.outcome for item in items] == [REGISTERED] * 20
+
+    registered: set[str] = set()
+    async with asyncio.timeout(30):
+        while len(registered) < 26:
+            events = (await watching.read()).events
+            registered |= {e.worker_instance_key for e in events if e.type == "WorkerRegistered"}
+    watching.cancel()
+
+    stream: Any = liveness.Attach()
+    for key in ("one-0", "one-1", "many-7"):
+        attach = service_pb2.AttachRequest.Attach(
+            namespace=NAMESPACE, worker_instance_key=key, session_id=f"session-{key}"
+        )
+        await stream.write(service_pb2.AttachRequest(attach=attach))
+    attached: set[str] = set()
+    async with asyncio.timeout(30):
+        while len(attached) < 3:
+            answer = await stream.read()
+            if answer.HasField("attached"):
+                assert not answer.attached.HasField("status"), answer
+                attached.add(answer.attached.worker_instance_key)
+    stream.cancel()
+
+    await beat(envoy_cluster, "one-0", 5)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await beat(envoy_cluster, "one-0", 4)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    status = rpc_status.from_call(cast(Any, refused.value))
+    assert status is not None
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    assert info.reason == "STALE_HEARTBEAT"
+
+
+async def test_nodes_end_behind_it(envoy_cluster: EnvoyCluster, report_result: ReportResult) -> None:
+    """One in good order and one killed: clients repeat what was not answered, and no worker loses its lease."""
+    front, nodes = envoy_cluster.envoy, envoy_cluster.nodes
+    as_server = cast(ServerProcess, front)
+    ledger = LedgerWithRepeats(as_server)
+    async with Load(as_server, ledger, Random(6), short_lived=0, leases_ms=LEASES_MS) as load:
+        await acknowledged(ledger, 100)
+        assert await nodes[0].end(SIGTERM) == 0, nodes[0].log_text()
+        await front.wait_healthy(2)
+        await acknowledged(ledger, 100)
+        await nodes[1].kill()
+        await front.wait_healthy(1)
+        await acknowledged(ledger, 300)
+        load.pause()
+        await load.wait_idle()
+        await audit_workers(as_server, ledger)
+    report_result(f"{ledger.acked} acknowledged, {ledger.in_doubt} in doubt, {ledger.lapses} leases lapsed")
+    check(ledger)
+    assert not ledger.lapsed()

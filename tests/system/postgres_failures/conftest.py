@@ -1,0 +1,7 @@
+"""What the tests of killed servers have, too."""
+
+from __future__ import annotations
+
+from tests.system.server.conftest import durable_postgres as durable_postgres
+from tests.system.server.conftest import make_server as make_server
+from tests.system.server.conftest import report_result as report_result

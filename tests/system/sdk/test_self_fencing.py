@@ -1,0 +1,270 @@
+"""A worker that cannot reach its server stops its work before the server gives it away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from queue import SimpleQueue
+
+import pytest
+
+from liveness.sdk import ActivityLost, FencingToken, LeaseLost, Worker
+from liveness.sdk.values import to_duration
+from liveness.v1.service_pb2 import AttachResponse
+from liveness.v1.worker_pb2 import (
+    INACTIVE_REASON_DISCONNECTED,
+    INACTIVE_REASON_LEASE_EXPIRED,
+    WORKER_STATE_ACTIVE,
+    WORKER_STATE_CLEANED_UP,
+    WORKER_STATE_INACTIVE,
+)
+from tests.system.sdk.server_process import GAP_S, SECONDS_MAX, LivenessServer, call_proxy, until
+from tests.system.sdk.worker_programs import HOLDER, program
+
+
+async def test_a_server_that_does_not_answer_costs_the_binding(own_server: LivenessServer) -> None:
+    """And not one that is silent for less than the lease; and nothing at all of what comes after."""
+    async with Worker(own_server.address, task_queue="queue", lease=1, disconnect_grace=None) as worker:
+        binding = worker.bind("a")
+
+        async def hold() -> None:
+            async with binding:
+                own_server.send(signal.SIGSTOP)
+                await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+        with pytest.raises(LeaseLost):
+            await hold()
+        own_server.send(signal.SIGCONT)
+        async with worker.bind("b") as another:
+            assert another.fencing_token.attempt == 1
+        key = worker.instance_key
+        until(lambda: not own_server.bound("default", key))
+        assert own_server.worker("default", key).state == WORKER_STATE_ACTIVE
+
+
+def test_a_thread_is_told_too(own_server: LivenessServer) -> None:
+    def hold(worker: Worker) -> None:
+        with worker.bind("a") as binding:
+            own_server.send(signal.SIGSTOP)
+            assert binding.lost.wait_blocking(SECONDS_MAX)
+            own_server.send(signal.SIGCONT)
+            binding.check()
+
+    with Worker(own_server.address, task_queue="queue", lease=1) as worker, pytest.raises(LeaseLost):
+        hold(worker)
+
+
+async def test_without_its_stream_a_worker_trusts_its_lease_for_the_grace_only(
+    own_server: LivenessServer,
+) -> None:
+    async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+        key = worker.instance_key
+        until(lambda: own_server.worker("default", key).attached)
+
+        async def hold() -> None:
+            async with worker.bind("a"):
+                own_server.send(signal.SIGSTOP)
+                await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+        with pytest.raises(LeaseLost):
+            await hold()
+        own_server.send(signal.SIGCONT)
+        async with worker.bind("b"):
+            pass
+
+
+async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str) -> None:
+    """With a lease this long, no heartbeat would come in time to do so."""
+    async with Worker(server.address, namespace=namespace, lease=3_600, disconnect_grace=4) as worker:
+        watchdog = worker._live_session()._watchdog
+        until(lambda: watchdog.local_lease.grace_ms == 4_000)
+        first_ms = watchdog.local_lease.last_contact_ms
+        until(lambda: watchdog.local_lease.last_contact_ms >= first_ms + 2_000)
+        assert watchdog.local_lease.renewed_ms <= first_ms, "and it was not by heartbeats"
+
+
+async def test_a_process_that_stood_still_listens_before_it_hangs_up(
+    server: LivenessServer, namespace: str
+) -> None:
+    """What the server has said meanwhile lies unread: the answer to the ping, or that the stream is being closed."""
+    seen: SimpleQueue[bool] = SimpleQueue()
+    with call_proxy(server.address) as proxy:
+        async with Worker(proxy.address, namespace=namespace, lease=3_600, disconnect_grace=2) as worker:
+            until(lambda: server.worker(namespace, worker.instance_key).attached)
+            connection = worker._connection
+            assert connection is not None
+            scheduler, stream = connection.scheduler, connection.stream
+            current = stream._current
+            assert current is not None
+
+            def stand_still() -> None:
+                """Until the answer is overdue. Whatever is posted meanwhile comes after the timers."""
+                timer = stream._ping_timer
+                assert timer is not None
+                patience_ms = stream._ping_timeout_ms(stream._ping_interval_ms())
+                overdue_ms = max(timer.at_ms, max(current.pings.values()) + patience_ms) + 100
+                while scheduler.now_ms() <= overdue_ms:
+                    time.sleep(GAP_S)
+                scheduler.call_soon(lambda: seen.put(current.timed_out))
+
+            proxy.is_muted.set()
+            muted_ms = scheduler.now_ms()
+            until(lambda: max(list(current.pings.values()), default=0) > muted_ms)
+            scheduler.call_soon(stand_still)
+            assert not await asyncio.to_thread(seen.get, timeout=SECONDS_MAX)
+            await asyncio.to_thread(until, lambda: current.timed_out)
+
+
+async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, namespace: str) -> None:
+    """The server may have granted it, and the answer may have been lost."""
+    with call_proxy(server.address) as proxy:
+        proxy.held_back = lambda response: AttachResponse.FromString(response).HasField("attached")
+        async with Worker(
+            proxy.address, namespace=namespace, task_queue="queue", lease=3_600, disconnect_grace=1
+        ) as worker:
+
+            async def hold() -> None:
+                async with worker.bind("a"):
+                    await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+            with pytest.raises(LeaseLost):
+                await hold()
+
+
+async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessServer) -> None:
+    """However long it stays away, within the lease."""
+    async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+        key = worker.instance_key
+        until(lambda: own_server.worker("default", key).attached)
+        async with worker.bind("a") as binding:
+            own_server.end(signal.SIGTERM)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(binding.lost.wait(), 2)  # twice the grace
+            own_server.start()
+            until(lambda: own_server.worker("default", key).attached)
+            binding.check()
+            assert own_server.bound("default", key) == {"a"}
+
+
+async def test_what_a_server_acknowledges_while_it_closes_costs_nothing_either(
+    own_server: LivenessServer,
+) -> None:
+    """The worker looks for a stream again, since somebody is there, and finds nobody any more."""
+    with call_proxy(own_server.address) as proxy:
+        async with Worker(proxy.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+            key, session = worker.instance_key, worker._live_session()
+            until(lambda: own_server.worker("default", key).attached)
+            async with worker.bind("a") as binding:
+                with proxy.holding_answers("RecordWorkerHeartbeats") as answered:
+                    session.send_heartbeat_now()
+                    until(answered.is_set)
+                    own_server.end(signal.SIGTERM)
+                    until(lambda: session._watchdog.local_lease.grace_ms is None)
+                knocked = proxy.calls["Attach"]
+                await asyncio.to_thread(until, lambda: proxy.calls["Attach"] > knocked + 1)
+                assert session._watchdog.local_lease.grace_ms is None, (
+                    "nobody has heard that it wants to stand there"
+                )
+                own_server.start()
+                await asyncio.to_thread(until, lambda: own_server.worker("default", key).attached)
+                binding.check()
+                assert own_server.bound("default", key) == {"a"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_restart_of_the_server_within_the_terms_costs_nothing(
+    own_server: LivenessServer, how: signal.Signals
+) -> None:
+    async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=300) as worker:
+        key = worker.instance_key
+        until(lambda: own_server.worker("default", key).attached)
+        async with worker.bind("a") as binding:
+            own_server.end(how)
+            own_server.start()
+            until(lambda: own_server.worker("default", key).attached)
+            assert own_server.bound("default", key) == {"a"}
+            assert binding.fencing_token == FencingToken(1, 1)
+            async with worker.bind("b"):
+                pass
+
+
+def test_a_process_that_stood_still_finds_its_binding_lost(server: LivenessServer, namespace: str) -> None:
+    options = {"namespace": namespace, "lease": 1, "disconnect_grace": None, "instance_key": "mine"}
+    with program(HOLDER, server.address, json.dumps(options)) as holder:
+        assert holder.next_line("holding") == ["holding", "a0", "mine", "1", "1"]
+        holder.send(signal.SIGSTOP)
+        until(lambda: server.worker(namespace, "mine").state == WORKER_STATE_INACTIVE)
+        assert server.worker(namespace, "mine").inactive_reason == INACTIVE_REASON_LEASE_EXPIRED
+        holder.send(signal.SIGCONT)
+        assert holder.next_line("check:") == ["check:", "LeaseLost"]
+        assert holder.next_line("lost:") == ["lost:", "LeaseLost"]
+        assert holder.next_line("holding") == ["holding", "a1", "mine", "1", "2"]
+        until(lambda: not server.worker(namespace, "mine").cancel_activities)
+
+
+def test_a_killed_process_is_missed_within_the_grace(server: LivenessServer, namespace: str) -> None:
+    options = {"namespace": namespace, "lease": 600, "disconnect_grace": 0.5, "instance_key": "mine"}
+    with program(HOLDER, server.address, json.dumps(options)) as holder:
+        holder.next_line("holding")
+        until(lambda: server.worker(namespace, "mine").attached)
+        holder.send(signal.SIGKILL)
+        until(lambda: server.worker(namespace, "mine").state == WORKER_STATE_INACTIVE)
+        assert server.worker(namespace, "mine").inactive_reason == INACTIVE_REASON_DISCONNECTED
+
+
+@pytest.mark.parametrize("own_key", [True, False])
+def test_a_worker_that_was_cleaned_up_goes_on_if_its_key_was_made_up(
+    server: LivenessServer, namespace: str, own_key: bool
+) -> None:
+    server.configure(namespace, cleanup_delay=to_duration(0))
+    options = {"namespace": namespace, "lease": 1, "disconnect_grace": None}
+    if own_key:
+        options["instance_key"] = "mine"
+    with program(HOLDER, server.address, json.dumps(options)) as holder:
+        key = holder.next_line("holding")[2]
+        holder.send(signal.SIGSTOP)
+        until(lambda: server.worker(namespace, key).state == WORKER_STATE_CLEANED_UP)
+        holder.send(signal.SIGCONT)
+        holder.next_line("lost:")
+        if own_key:
+            assert holder.next_line("ended:") == ["ended:", "WorkerGone"]
+        else:
+            _, name, another, _, epoch = holder.next_line("holding")
+            assert (name, epoch) == ("a1", "1")
+            assert another != key
+            assert server.bound(namespace, another) == {"a1"}
+
+
+async def test_answers_that_get_lost_cost_nothing(server: LivenessServer, namespace: str) -> None:
+    """A heartbeat that was applied, and whose answer was lost, is sent again and recognised."""
+    with call_proxy(server.address) as proxy:
+        async with Worker(proxy.address, namespace=namespace, task_queue="queue", lease=60) as worker:
+            for number in range(5):
+                proxy.lose_answers("RecordWorkerHeartbeats", 2)
+                async with worker.bind(f"a{number}") as binding:
+                    assert server.bound(namespace, worker.instance_key) == {f"a{number}"}
+                    assert binding.fencing_token == FencingToken(1, 1)
+            key = worker.instance_key
+            until(lambda: not server.bound(namespace, key))
+
+
+async def test_a_lost_binding_is_lost_for_good(own_server: LivenessServer) -> None:
+    """Even if the server had not given it away yet."""
+    async with Worker(own_server.address, task_queue="queue", lease=1, disconnect_grace=None) as worker:
+        binding = worker.bind("a")
+
+        async def hold() -> None:
+            async with binding:
+                own_server.send(signal.SIGSTOP)
+                try:
+                    await binding.lost.wait()
+                except asyncio.CancelledError:
+                    pass
+                own_server.send(signal.SIGCONT)
+                async with worker.bind("b"):
+                    binding.check()
+
+        with pytest.raises(ActivityLost):
+            await hold()

@@ -1,0 +1,227 @@
+"""The network between workers and their server: a TCP proxy that can be made to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum, auto
+from types import TracebackType
+from typing import Self
+
+CHUNK_BYTES = 64 * 1024
+
+
+class ForwardMode(Enum):
+    """What becomes of bytes on their way in one direction."""
+
+    PASS = auto()
+    DROP = auto()
+    """They vanish. The connection is of no use afterwards; `heal` cuts it."""
+    HOLD = auto()
+    """They wait, and arrive late: `heal` lets them through."""
+
+
+class Proxy:
+    """Listens at `address` and passes everything on to `target`, if it lets it through."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.to_server = ForwardMode.PASS
+        self.to_client = ForwardMode.PASS
+        self.delay_seconds = 0.0
+        """For every piece of data, in each direction."""
+        self.accepted = 0
+        """Connections so far."""
+        self.passes = asyncio.Event()
+        """Nothing is held."""
+        self.passes.set()
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = "127.0.0.1:{1}".format(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.heal()
+        while self._connections:
+            self.cut()  # also those that were accepted before, and whose other half is only there now
+            await asyncio.sleep(0)
+        await self._server.wait_closed()
+
+    # -- misbehaving
+
+    def black_hole(self, way: ForwardMode = ForwardMode.DROP) -> None:
+        """Whoever connects is accepted, as by a machine that then vanished, and nothing arrives anywhere."""
+        self._set(to_server=way, to_client=way)
+
+    def lose_answers(self) -> None:
+        """What the server says is lost; what clients say arrives."""
+        self._set(to_server=ForwardMode.PASS, to_client=ForwardMode.DROP)
+
+    def heal(self) -> None:
+        """Connections that lost something are cut; others go on where they stood."""
+        self._set(to_server=ForwardMode.PASS, to_client=ForwardMode.PASS)
+        self.delay_seconds = 0.0
+        for connection in list(self._connections):
+            if connection.damaged:
+                connection.cut()
+
+    def cut(self) -> None:
+        """Reset all connections. New ones are welcome."""
+        for connection in list(self._connections):
+            connection.cut()
+
+    def vanish(self) -> None:
+        """As a process that was killed: connections are reset, and nobody listens any more."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+
+    async def come_back(self) -> None:
+        """After `vanish`, at the same address."""
+        host, port = self.address.split(":")
+        self._server = await asyncio.start_server(self._serve, host, int(port))
+
+    def half_close(self, *, towards_server: bool) -> None:
+        """End one direction of all connections in an orderly way, and leave the other one open."""
+        for connection in list(self._connections):
+            connection.half_close(towards_server=towards_server)
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        return frozenset(self._connections)
+
+    def _set(self, *, to_server: ForwardMode, to_client: ForwardMode) -> None:
+        self.to_server, self.to_client = to_server, to_client
+        if ForwardMode.HOLD in (to_server, to_client):
+            self.passes.clear()
+        else:
+            self.passes.set()
+
+    # -- passing on
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        host, port = self.target.split(":")
+        try:
+            beyond = await asyncio.open_connection(host, int(port))
+        except OSError:
+            writer.transport.abort()
+            return
+        connection = Connection(self, (reader, writer), beyond)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+
+class _Reset:
+    """One side has reset the connection."""
+
+
+class Connection:
+    """Between a client and the server, as the proxy holds it."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        server: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        self._proxy = proxy
+        self._client_reader, self._client_writer = client
+        self._server_reader, self._server_writer = server
+        self._closed: set[asyncio.StreamWriter] = set()
+        """Directions that have ended in an orderly way; what would go there goes nowhere."""
+        self.damaged = False
+        """Something that was said on it got lost."""
+
+    async def run(self) -> None:
+        """Until either side resets it, or both have closed it."""
+        directions = (
+            asyncio.create_task(self._pass_on(self._client_reader, self._server_writer, to_server=True)),
+            asyncio.create_task(self._pass_on(self._server_reader, self._client_writer, to_server=False)),
+        )
+        try:
+            await asyncio.wait(directions, return_when=asyncio.FIRST_EXCEPTION)
+            if not any(direction.done() and direction.exception() for direction in directions):
+                self._client_writer.close()
+                self._server_writer.close()
+        finally:
+            await _stop(*directions)
+            self.cut()
+
+    def cut(self) -> None:
+        self._client_writer.transport.abort()
+        self._server_writer.transport.abort()
+
+    def half_close(self, *, towards_server: bool) -> None:
+        self._close(self._server_writer if towards_server else self._client_writer)
+
+    def _close(self, writer: asyncio.StreamWriter) -> None:
+        if writer not in self._closed and not writer.is_closing():
+            self._closed.add(writer)
+            writer.write_eof()
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[float, bytes | type[_Reset]]] = asyncio.Queue()
+        delivery = asyncio.create_task(self._deliver(queue, writer, to_server=to_server))
+        try:
+            data: bytes | type[_Reset] = _Reset
+            while data:
+                try:
+                    data = await reader.read(CHUNK_BYTES)
+                except ConnectionError:
+                    data = _Reset
+                queue.put_nowait((loop.time() + self._proxy.delay_seconds, data))
+                if data is _Reset:
+                    break
+            await delivery
+        finally:
+            await _stop(delivery)
+
+    async def _deliver(
+        self,
+        queue: asyncio.Queue[tuple[float, bytes | type[_Reset]]],
+        writer: asyncio.StreamWriter,
+        *,
+        to_server: bool,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        data: bytes | type[_Reset] = b"-"
+        while data and data is not _Reset:
+            due, data = await queue.get()
+            if due > loop.time():
+                await asyncio.sleep(due - loop.time())
+            while self._mode(to_server=to_server) is ForwardMode.HOLD:
+                await self._proxy.passes.wait()
+            if self._mode(to_server=to_server) is ForwardMode.DROP:
+                self.damaged = True
+            elif data is _Reset:
+                raise ConnectionResetError
+            elif writer not in self._closed:
+                assert isinstance(data, bytes)
+                if data:
+                    writer.write(data)
+                    await writer.drain()
+                else:
+                    self._close(writer)
+
+    def _mode(self, *, to_server: bool) -> ForwardMode:
+        return self._proxy.to_server if to_server else self._proxy.to_client
+
+
+async def _stop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,213 @@
+"""The picture says what is the case, in any room, and obeys nobody."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from liveness.cli.fleet.reader import WORKERS_MAX
+from liveness.cli.fleet.view import FleetView
+from liveness.cli.fleet.view_state import Sort, ViewState
+from liveness.v1.fleet_pb2 import (
+    ALERT_KIND_QUARANTINE,
+    ALERT_KIND_STORM,
+    Alert,
+    FleetSample,
+    NamespaceFleet,
+)
+from liveness.v1.worker_pb2 import (
+    INACTIVE_REASON_LEASE_EXPIRED,
+    INACTIVE_REASON_SHUTDOWN,
+    WORKER_STATE_CLEANED_UP,
+    WORKER_STATE_INACTIVE,
+    Worker,
+)
+from tests.unit.cli.fleet.fleet_views import fleet, frame, rendered_lines, worker
+
+HOSTILE = "x\x1b[31m\u202e\n[red]y[/red]"
+SHOWN = r"x\x1b[31m\u202e\n[red]y[/red]"
+
+
+def dead(key: str, **fields: object) -> Worker:
+    return worker(
+        key,
+        left_s=None,
+        state=WORKER_STATE_INACTIVE,
+        inactive_reason=INACTIVE_REASON_LEASE_EXPIRED,
+        **fields,
+    )
+
+
+def row(lines: list[str], key: str) -> str:
+    (found,) = (line for line in lines if line.startswith(key))
+    return found
+
+
+def order(view_state: ViewState, *workers: Worker) -> list[str]:
+    return [found.worker_instance_key for found in frame(*workers, view_state=view_state).workers()]
+
+
+def test_the_head_counts_by_state() -> None:
+    counted = [
+        NamespaceFleet(namespace="a", active=1_000, suspects=2, deaths=9, false_deaths=1),
+        NamespaceFleet(namespace="b", active=234, inactive=3, cleaned_up=4),
+    ]
+    head = rendered_lines(frame(fleet=fleet(namespaces=counted), namespace=""))
+    assert head[0].startswith("liveness top  all namespaces  127.0.0.1:7400  4 of 4 shards served")
+    assert head[1].startswith("1,234 active  2 suspect  3 inactive  4 cleaned up  1 of 9 deaths were none")
+
+
+def test_figures_are_of_the_last_seconds_and_the_last_minute() -> None:
+    quiet = [FleetSample(active=5, expiries=100)] * 31
+    busy = [FleetSample(active=7, heartbeats=40, latency_p50_ms=1.25, latency_p99_ms=12.6, expiries=1, reschedules=2, queue_depth=3)] * 5  # fmt: skip
+    samples = [FleetSample.FromString(sample.SerializeToString()) for sample in quiet + busy]
+    shown = "\n".join(rendered_lines(frame(fleet=fleet(samples))))
+    assert "heartbeats  20/s" in shown
+    assert "p50, p99    1.2, 13 ms" in shown
+    assert "active      7 " in shown
+    assert "expiries    2,505/min" in shown
+    assert "reschedules 10/min" in shown
+    assert "queue       3 " in shown
+
+
+def test_without_samples_nothing_is_made_up() -> None:
+    shown = "\n".join(rendered_lines(frame()))
+    assert "heartbeats  0.0/s" in shown
+    assert "p50, p99    –" in shown
+
+
+def test_a_lease_runs_down_between_two_looks() -> None:
+    assert "━━━━━━━───  20.0 s" in row(rendered_lines(frame(worker("w"))), "w ")
+    assert "━━────────   5.0 s" in row(rendered_lines(frame(worker("w"), later_ms=15_000)), "w ")
+    assert "──────────   0.0 s" in row(rendered_lines(frame(worker("w"), later_ms=25_000)), "w ")
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (worker("w"), ["active"]),
+        (worker("w", suspect=True), ["suspect"]),
+        (worker("w", paused=True), ["paused"]),
+        (worker("w", draining=True), ["draining"]),
+        (dead("w"), ["inactive", "silent 10.0 s"]),
+        (worker("w", left_s=None, state=WORKER_STATE_INACTIVE, inactive_reason=INACTIVE_REASON_SHUTDOWN), ["inactive", "said goodbye"]),
+        (worker("w", left_s=None, state=WORKER_STATE_CLEANED_UP, paused=True), ["cleaned up"]),
+        (worker("w", bound_activity_count=12, build_id="b-7", host_name="db-3"), ["12", "b-7", "db-3"]),
+    ],
+)  # fmt: skip
+def test_a_row_says_how_a_worker_is(seen: Worker, words: list[str]) -> None:
+    shown = row(rendered_lines(frame(seen)), "w ")
+    assert all(word in shown for word in words)
+
+
+def test_several_marks_stand_together() -> None:
+    both = worker("w", suspect=True, draining=True)
+    assert "suspect+draining" in row(rendered_lines(frame(both), width=100), "w ")
+    assert "suspect+d…" in row(rendered_lines(frame(both), width=80), "w ")
+
+
+def test_whoever_needs_a_look_comes_first() -> None:
+    fine, suspect, gone, paused = worker("fine"), worker("suspect", suspect=True), dead("gone"), worker("paused", paused=True)  # fmt: skip
+    assert order(ViewState(sort=Sort.STATE), fine, gone, paused, suspect) == ["suspect", "gone", "paused", "fine"]  # fmt: skip
+
+
+def test_the_lease_that_ends_first_comes_first_and_none_last() -> None:
+    workers = (dead("none"), worker("late", left_s=25), worker("soon", left_s=1))
+    assert order(ViewState(sort=Sort.LEASE), *workers) == ["soon", "late", "none"]
+    assert order(ViewState(sort=Sort.LEASE, reverse=True), *workers) == ["none", "late", "soon"]
+
+
+def test_whoever_holds_most_comes_first() -> None:
+    workers = (worker("a", bound_activity_count=1), worker("b", bound_activity_count=20), worker("c"))
+    assert order(ViewState(sort=Sort.ACTIVITIES), *workers) == ["b", "a", "c"]
+
+
+def test_the_heading_says_what_is_sorted_by() -> None:
+    (heading,) = (
+        line for line in rendered_lines(frame(view_state=ViewState(sort=Sort.LEASE))) if "worker" in line
+    )
+    assert "lease▼" in heading
+    assert "worker▼" not in heading
+
+
+def test_alerts_are_banners_and_too_many_are_counted() -> None:
+    storm = Alert(kind=ALERT_KIND_STORM, message="14 workers of orders died within 60 s.")
+    others = [Alert(kind=ALERT_KIND_QUARANTINE, message=f"alert {n}") for n in range(4)]
+    lines = rendered_lines(frame(fleet=fleet(alerts=[storm, *others])))
+    assert " STORM: 14 workers of orders died within 60 s." in lines
+    assert " QUARANTINE: alert 1  (and 2 more)" in lines
+
+
+def test_what_is_stale_says_so() -> None:
+    assert not any("STALE" in line for line in rendered_lines(frame(later_ms=9_000)))
+    assert " STALE for 12 s: 127.0.0.1:7400 has not answered" in rendered_lines(frame(later_ms=12_000))
+    assert " STALE for 3 s: no server" in rendered_lines(frame(later_ms=3_000, error="no server"))
+
+
+def test_it_is_told_which_part_is_seen() -> None:
+    workers = [worker(f"w{n:04}") for n in range(200)]
+    assert rendered_lines(frame(*workers))[1].endswith("1–17 of 200")
+    assert rendered_lines(frame(*workers, view_state=ViewState(first=50)))[1].endswith("51–67 of 200")
+    assert rendered_lines(frame(*workers, total=12_300))[1].endswith("1–17 of the first 5,000 of 12,300")
+    sorted_ = ViewState(sort=Sort.LEASE)
+    assert rendered_lines(frame(*workers, total=12_300, view_state=sorted_))[1].endswith(
+        "1–17 of 200 sorted, of 12,300"
+    )
+    assert rendered_lines(frame(*workers, total=None))[1].endswith("1–17 of the first 200 of more")
+    assert rendered_lines(frame(view_state=ViewState(filter="x")))[1].endswith("none found")
+
+
+def test_one_moves_to_the_last_row_and_no_further() -> None:
+    shown = frame(*(worker(f"w{n:04}") for n in range(100)), view_state=ViewState(first=99_999))
+    assert "w0099" in "\n".join(rendered_lines(shown))
+    assert FleetView(shown).viewport(80, 24).first_row_max == 100 - 17
+
+
+def test_of_too_many_only_those_that_are_read_can_be_reached() -> None:
+    assert FleetView(frame(total=WORKERS_MAX + 7)).viewport(80, 24).row_count == WORKERS_MAX
+
+
+@pytest.mark.parametrize("width", [20, 45, 80, 100, 160, 300])
+@pytest.mark.parametrize("height", [5, 10, 16, 24, 50])
+@pytest.mark.parametrize(
+    "view_state",
+    [ViewState(), ViewState(help=True), ViewState(filter_input="host="), ViewState(filter="x", paused=True)],
+)
+def test_it_fits_any_terminal(width: int, height: int, view_state: ViewState) -> None:
+    alerts = [Alert(kind=ALERT_KIND_STORM, message="m" * 500)] * 7
+    workers = [worker("k" * 300, namespace="n" * 99, host_name="漢字" * 50) for _ in range(100)]
+    for namespace in ("", "orders"):
+        shown = frame(*workers, fleet=fleet(alerts=alerts), view_state=view_state, namespace=namespace)
+        lines = rendered_lines(shown, width, height)
+        assert len(lines) == height
+        assert all(cell_len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("height", [8, 24])
+def test_the_keys_stand_in_the_last_line(height: int) -> None:
+    assert rendered_lines(frame(worker("w")), height=height)[-1].startswith("q quit")
+    assert "q quit" not in "\n".join(rendered_lines(frame(worker("w")), height=height, keys=False))
+
+
+def test_a_filter_being_typed_says_what_is_wrong_with_it() -> None:
+    assert rendered_lines(frame(view_state=ViewState(filter_input="host=a")))[-1].startswith(
+        "/host=a▏   Enter keeps it"
+    )
+    assert (
+        "there is no color= to filter by"
+        in rendered_lines(frame(view_state=ViewState(filter_input="color=")))[-1]
+    )
+
+
+def test_hostile_texts_stay_inert() -> None:
+    hostile = worker(HOSTILE, host_name=HOSTILE, build_id=HOSTILE, namespace=HOSTILE, current_job=HOSTILE)
+    shown = frame(
+        hostile,
+        fleet=fleet(alerts=[Alert(message=HOSTILE)]),
+        namespace="",
+        error=HOSTILE,
+        view_state=ViewState(filter=HOSTILE),
+    )
+    lines = rendered_lines(shown, width=400, height=20)
+    assert all(line.isprintable() for line in lines)
+    assert sum(line.count(SHOWN) for line in lines) >= 7

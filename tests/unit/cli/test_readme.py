@@ -1,0 +1,42 @@
+"""What the README and the guides tell people to type is understood."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from liveness.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = [
+    line
+    for page in ("README.md", "docs/operations.md", "docs/http.md")
+    for line in re.findall(
+        r"^(?:\.venv/bin/)?liveness (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE
+    )
+]
+
+
+def understand(command: click.Command, name: str, args: list[str], parent: click.Context | None) -> None:
+    """Parse down to the last subcommand, without carrying anything out."""
+    with command.make_context(name, args, parent=parent) as context:
+        if isinstance(command, click.Group):
+            found, subcommand, rest = command.resolve_command(
+                context, [*context._protected_args, *context.args]
+            )
+            assert found is not None
+            assert subcommand is not None
+            understand(subcommand, found, rest, context)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_readme_is_understood(line: str) -> None:
+    understand(main, "liveness", shlex.split(line, comments=True), None)
+
+
+def test_there_are_commands_to_understand() -> None:
+    assert len(COMMANDS) > 10

@@ -1,0 +1,111 @@
+"""The ledger finds what must not be, wherever it would show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liveness.demo.ledger import Completion, Ledger, compute_ledger
+from liveness.demo.notes import Note, NoteKind
+
+BLOCKS = ["block-1", "block-2"]
+
+
+def note(
+    deed: NoteKind, activity: str, *, worker: str = "worker-1", attempt: int = 1, reason: str = ""
+) -> Note:
+    digest = "" if deed is NoteKind.STARTED else f"digest of {activity}"
+    return Note(deed=deed, worker=worker, activity=activity, attempt=attempt, digest=digest, reason=reason)
+
+
+def acknowledged(count: int, worker: str = "worker-1") -> Note:
+    return Note(deed=NoteKind.ACKNOWLEDGED, worker=worker, count=count)
+
+
+def completion(activity: str, *, worker: str = "worker-1", attempt: int = 1) -> Completion:
+    return Completion(activity=activity, worker=worker, attempt=attempt, digest=f"digest of {activity}")
+
+
+GOOD_NOTES = [
+    *(note(deed, block) for block in BLOCKS for deed in (NoteKind.STARTED, NoteKind.FINISHED)),
+    acknowledged(1),
+    acknowledged(2),
+]
+GOOD_RECORD = [completion(block) for block in BLOCKS]
+ONCE = dict.fromkeys(BLOCKS, 1)
+
+
+def test_a_good_run() -> None:
+    ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, GOOD_NOTES)
+
+    assert ledger == Ledger(
+        scheduled=2, executed=2, completed=2, cut_short=0, refused=0, lost=0, completed_twice=0
+    )
+    assert ledger.is_clean
+
+
+def test_attempts_that_came_to_nothing_are_told_apart() -> None:
+    """One died with its worker, one was a zombie's."""
+    notes = [
+        note(NoteKind.STARTED, "block-1", worker="killed"),
+        note(NoteKind.STARTED, "block-2", worker="zombie"),
+        note(NoteKind.REFUSED, "block-2", worker="zombie", reason="FENCED_OFF"),
+        *(note(deed, block, attempt=2) for block in BLOCKS for deed in (NoteKind.STARTED, NoteKind.FINISHED)),
+    ]
+
+    ledger = compute_ledger(BLOCKS, [completion(block, attempt=2) for block in BLOCKS], ONCE, notes)
+
+    assert (ledger.executed, ledger.completed, ledger.cut_short, ledger.refused) == (4, 2, 1, 1)
+    assert ledger.is_clean
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (GOOD_RECORD[:1], "it is not on record"),
+        ([GOOD_RECORD[0], completion("block-2", attempt=2)], "nobody did that attempt"),
+        ([GOOD_RECORD[0], completion("block-2", worker="worker-9")], "that worker knows nothing of it"),
+        ([GOOD_RECORD[0], replace(GOOD_RECORD[1], digest="another")], "it is not what the worker worked out"),
+    ],
+)
+def test_what_is_not_on_record_as_a_worker_did_it_is_lost(record: list[Completion], why: str) -> None:
+    ledger = compute_ledger(BLOCKS, record, ONCE, GOOD_NOTES)
+
+    assert (ledger.lost, ledger.completed) == (1, 1), why
+    assert not ledger.is_clean
+
+
+def test_two_completions_in_the_log_are_one_too_many() -> None:
+    ledger = compute_ledger(BLOCKS, GOOD_RECORD, {**ONCE, "block-2": 2}, GOOD_NOTES)
+
+    assert ledger.completed_twice == 1
+    assert not ledger.is_clean
+
+
+def test_more_acknowledgements_than_completions_are_too_many() -> None:
+    """Though the record says nothing of it."""
+    ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, [*GOOD_NOTES, acknowledged(1, "worker-2")])
+
+    assert ledger.completed_twice == 1
+    assert not ledger.is_clean
+
+
+def test_a_zombie_that_is_believed_is_one_too_many() -> None:
+    """Even if whoever was told so before was killed and noted nothing down."""
+    zombie = note(NoteKind.ACCEPTED, "block-2", worker="zombie")
+    unacknowledged = [known for known in GOOD_NOTES if known.deed is not NoteKind.ACKNOWLEDGED]
+
+    ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, [*unacknowledged, zombie])
+
+    assert ledger.completed_twice == 1
+    assert not ledger.is_clean
+
+
+def test_a_completion_that_nobody_began_does_not_add_up() -> None:
+    notes = [known for known in GOOD_NOTES if (known.deed, known.activity) != (NoteKind.STARTED, "block-2")]
+
+    ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, notes)
+
+    assert not ledger.is_balanced
+    assert not ledger.is_clean

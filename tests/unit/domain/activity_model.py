@@ -1,0 +1,201 @@
+"""What is promised about an activity, in the simplest form there is: a phase, a number, and who holds it.
+
+It knows nothing of events. Each method says what the call must do: True for a change, False for none, or the refusal.
+"""
+
+from __future__ import annotations
+
+from liveness.domain.activity import REMEMBERED_RELEASES_MAX, ActivityState
+from liveness.domain.activity_decider import AttemptHolder
+from liveness.domain.errors import (
+    ActivityDiffers,
+    ActivityFinished,
+    ActivityHeld,
+    ActivityNotAvailable,
+    ActivityNotRetryable,
+    FencedOff,
+    LivenessError,
+)
+from liveness.domain.events import Retry
+from liveness.domain.reactions import ActivityRescheduleTask
+
+Verdict = bool | type[LivenessError]
+
+FINISHED = ("COMPLETED", "FAILED", "CANCELLED", "HANDED_ON")
+
+
+class ActivityModel:
+    def __init__(self, retry: Retry, namespace_max_deaths: int) -> None:
+        self._given_retry = retry
+        self._namespace_max_deaths = namespace_max_deaths
+        self.phase = ""
+        """The name of its state; empty while nobody has heard of it."""
+        self.retry = Retry()
+        self.is_scheduled = False
+        self.is_ours = False
+        """Whether attempts are handed out here, and not only by workers that bind them by themselves."""
+        self.attempt = 0
+        self.holder: AttemptHolder | None = None
+        self.since_epoch = 0
+        """Of its holder's lease when it was handed out."""
+        self.failures = 0
+        self.deaths = 0
+        self.due_ms = 0
+        self.result = b""
+        self.last_end: tuple[str, AttemptHolder] | None = None
+        self.taken: list[tuple[str, int, int]] = []
+
+    @property
+    def state(self) -> ActivityState:
+        return ActivityState[self.phase]
+
+    # -- beginnings
+
+    def schedule(self, now_ms: int, delay_ms: int) -> Verdict:
+        if self.phase:
+            return False if self.is_scheduled else ActivityDiffers
+        self.retry, self.is_scheduled, self.is_ours, self.attempt = self._given_retry, True, True, 1
+        self._move("WAITING" if delay_ms else "AVAILABLE", due_ms=now_ms + delay_ms if delay_ms else 0)
+        return True
+
+    def start(self, worker: str, epoch: int, verify_ms: int) -> None:
+        assert self.phase == "AVAILABLE"
+        self.is_ours = True
+        self.holder, self.since_epoch = AttemptHolder(worker, epoch, self.attempt), epoch
+        self._move("STARTED", due_ms=verify_ms)
+
+    def claim(self, worker: str, epoch: int, now_ms: int, verify_ms: int) -> Verdict:
+        if not self.phase:
+            self.schedule(now_ms, 0)
+        if self.phase == "AVAILABLE":
+            self.start(worker, epoch, verify_ms)
+            return True
+        if self.holder is not None:
+            return False if self.holder[:2] == (worker, epoch) else ActivityHeld
+        return ActivityFinished if self.phase in FINISHED else ActivityNotAvailable
+
+    def keep_over_session(self, epoch: int) -> AttemptHolder:
+        """The holder's process was replaced by one that goes on with it in a new lease."""
+        assert self.holder is not None
+        self.holder = self.holder._replace(epoch=epoch)
+        return self.holder
+
+    # -- ends
+
+    def complete(self, token: AttemptHolder, result: bytes) -> Verdict:
+        verdict = self._end("complete", token)
+        if verdict is True:
+            self.result = result
+            self._move("COMPLETED")
+        return verdict
+
+    def fail(self, token: AttemptHolder, now_ms: int, *, retryable: bool, after_ms: int | None) -> Verdict:
+        verdict = self._end("fail", token)
+        if verdict is True:
+            self.failures += 1
+            if not retryable or self._exhausted:
+                self._move("FAILED")
+            else:
+                self.attempt += 1
+                self._move("WAITING", due_ms=now_ms + (self._backoff_ms if after_ms is None else after_ms))
+        return verdict
+
+    def give_back(self, token: AttemptHolder) -> Verdict:
+        verdict = self._end("give_back", token)
+        if verdict is True:
+            self.attempt += 1
+            self._move("AVAILABLE")
+        return verdict
+
+    def _end(self, call: str, token: AttemptHolder) -> Verdict:
+        if self.last_end == (call, token):
+            return False
+        if token != self.holder:
+            return FencedOff
+        self.last_end, self.holder, self.deaths = (call, token), None, 0
+        return True
+
+    @property
+    def _exhausted(self) -> bool:
+        return self.retry.max_attempts > 0 and self.failures >= self.retry.max_attempts
+
+    @property
+    def _backoff_ms(self) -> int:
+        wait_ms = self.retry.initial_ms
+        for _ in range(self.failures - 1):
+            wait_ms = min(int(wait_ms * self.retry.coefficient), self.retry.max_ms)
+        return min(wait_ms, self.retry.max_ms)
+
+    def cancel(self) -> Verdict:
+        if self.phase == "CANCELLED":
+            return False
+        if self.phase in FINISHED:
+            return ActivityFinished
+        self.holder = None
+        self._move("CANCELLED")
+        return True
+
+    # -- moving on
+
+    def restart(self) -> Verdict:
+        if self.phase not in ("QUARANTINED", "FAILED"):
+            return ActivityNotRetryable
+        self.attempt += 1
+        self.failures = self.deaths = 0
+        self._move("AVAILABLE")
+        return True
+
+    def make_available_if_due(self, now_ms: int) -> Verdict:
+        if self.phase != "WAITING" or now_ms < self.due_ms:
+            return False
+        self._move("AVAILABLE")
+        return True
+
+    def hand_on(self) -> Verdict:
+        if self.phase != "RELEASED":
+            return False
+        self._move("HANDED_ON")
+        return True
+
+    def cancel_hand_on(self) -> None:
+        self._move("AVAILABLE")
+
+    def is_loss(self, task: ActivityRescheduleTask) -> bool:
+        """Whether what the task tells takes the activity from anybody."""
+        attempt = task.activity.attempt
+        if self.phase in ("COMPLETED", "FAILED", "CANCELLED", "QUARANTINED"):
+            return False
+        if (task.worker, task.epoch, attempt) in self.taken:
+            return False
+        if self.holder is not None:
+            is_its = (self.holder.worker, self.holder.attempt) == (task.worker, attempt)
+            return is_its and task.epoch >= self.since_epoch
+        return not self.is_ours or attempt >= self.attempt
+
+    def reschedule(self, task: ActivityRescheduleTask, *, to_other_engine: bool) -> Verdict:
+        if not self.is_loss(task):
+            return False
+        attempt = task.activity.attempt
+        self.taken = [*self.taken, (task.worker, task.epoch, attempt)][-REMEMBERED_RELEASES_MAX:]
+        in_a_row = self.deaths if attempt == self.attempt else 0
+        self.deaths = in_a_row + 1 if task.died else 0
+        self.failures += 1 if task.died else 0
+        self.attempt = max(self.attempt, attempt)
+        self.holder = None
+        if 0 < self._max_deaths <= self.deaths:
+            self._move("QUARANTINED")
+        elif task.died and self._exhausted:
+            self.deaths = 0
+            self._move("FAILED")
+        else:
+            self.attempt += 1
+            self._move("RELEASED" if to_other_engine else "AVAILABLE")
+        return True
+
+    @property
+    def _max_deaths(self) -> int:
+        own = self.retry.max_deaths
+        return self._namespace_max_deaths if own is None else own
+
+    def _move(self, phase: str, due_ms: int = 0) -> None:
+        self.phase, self.due_ms = phase, due_ms

@@ -1,0 +1,118 @@
+"""An activity's story, told call by call: decide and evolve, as a shard does it, but in memory."""
+
+from __future__ import annotations
+
+from liveness.domain import activity_decider as decide
+from liveness.domain.activity import Activity, evolve
+from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
+from liveness.domain.events import ActivityEvent, Retry
+from liveness.domain.keys import ActivityId
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import ActivityRescheduleTask
+from liveness.domain.worker import BoundActivity
+
+ID = ActivityId("workflow", "run", "charge")
+POLICY = Policy()
+SPEC = ActivitySpec("resize", "queue", b"input", Retry())
+VERIFY_AFTER_MS = 10
+"""How long after a hand-out it is looked whether the worker heard of it."""
+
+
+def task(
+    worker: str = "worker-1", epoch: int = 1, attempt: int = 1, *, died: bool = True
+) -> ActivityRescheduleTask:
+    """An attempt that a worker lost in one of its leases."""
+    lost = BoundActivity(*ID, attempt, "queue", b"token")
+    return ActivityRescheduleTask("orders", lost, worker, epoch, died)
+
+
+class ActivityScenario:
+    def __init__(self, retry: Retry | None = None, policy: Policy = POLICY) -> None:
+        self.spec = SPEC if retry is None else SPEC._replace(retry=retry)
+        self.policy = policy
+        self.activity: Activity | None = None
+        self.now_ms = 1_000
+        self.log: list[ActivityEvent] = []
+        self.states: list[Activity | None] = [None]
+        """The activity before the first event and after each."""
+
+    @property
+    def known(self) -> Activity:
+        assert self.activity is not None
+        return self.activity
+
+    def wait(self, ms: int) -> ActivityScenario:
+        self.now_ms += ms
+        return self
+
+    def schedule(self, spec: ActivitySpec | None = None, delay_ms: int = 0) -> decide.ActivityEvents:
+        return self._apply(decide.schedule(ID, self.activity, spec or self.spec, self.now_ms, delay_ms))
+
+    def start(self, worker: str = "worker-1", epoch: int = 1) -> AttemptHolder:
+        """Returns the token that the worker is given."""
+        verify_ms = self.now_ms + VERIFY_AFTER_MS
+        self._apply(decide.start(self.known, worker, epoch, self.now_ms, verify_ms))
+        return AttemptHolder(worker, epoch, self.known.attempt)
+
+    def claim(self, worker: str = "worker-1", epoch: int = 1) -> decide.ActivityEvents:
+        verify_ms = self.now_ms + VERIFY_AFTER_MS
+        return self._apply(decide.claim(ID, self.activity, self.spec, worker, epoch, self.now_ms, verify_ms))
+
+    def complete(self, holder: AttemptHolder, result: bytes = b"") -> decide.ActivityEvents:
+        return self._apply(decide.complete(self.known, holder, result, self.now_ms))
+
+    def fail(
+        self,
+        holder: AttemptHolder,
+        message: str = "broken",
+        *,
+        retryable: bool = True,
+        after_ms: int | None = None,
+    ) -> decide.ActivityEvents:
+        return self._apply(
+            decide.fail(self.known, holder, message, self.now_ms, retryable=retryable, after_ms=after_ms)
+        )
+
+    def give_back(self, holder: AttemptHolder, reason: str = "released") -> decide.ActivityEvents:
+        return self._apply(decide.give_back(self.known, holder, reason, self.now_ms))
+
+    def cancel(self, reason: str = "not needed") -> decide.ActivityEvents:
+        return self._apply(decide.cancel(self.known, reason, self.now_ms))
+
+    def retry(self) -> decide.ActivityEvents:
+        return self._apply(decide.restart(self.known, self.now_ms))
+
+    def make_available_if_due(self) -> decide.ActivityEvents:
+        return self._apply(decide.make_available_if_due(self.known, self.now_ms))
+
+    def reschedule(
+        self, lost: ActivityRescheduleTask, *, to_other_engine: bool = False
+    ) -> decide.ActivityEvents:
+        return self._apply(
+            decide.reschedule(self.activity, lost, self.policy, self.now_ms, to_other_engine=to_other_engine)
+        )
+
+    def lose(
+        self, holder: AttemptHolder, *, died: bool = True, to_other_engine: bool = False
+    ) -> decide.ActivityEvents:
+        """The holder's worker is lost with it, or lets go of it."""
+        return self.reschedule(task(*holder, died=died), to_other_engine=to_other_engine)
+
+    def hand_on(self) -> decide.ActivityEvents:
+        return self._apply(decide.hand_on(self.known, self.now_ms))
+
+    def cancel_hand_on(self) -> decide.ActivityEvents:
+        return self._apply(decide.cancel_hand_on(self.known, self.now_ms))
+
+    def _apply(self, events: decide.ActivityEvents) -> decide.ActivityEvents:
+        for event in events:
+            self.activity = evolve(self.activity, event, ID.workflow_id)
+            self.log.append(event)
+            self.states.append(self.activity)
+        return events
+
+
+def scheduled(retry: Retry | None = None, policy: Policy = POLICY) -> ActivityScenario:
+    scenario = ActivityScenario(retry, policy)
+    scenario.schedule()
+    return scenario

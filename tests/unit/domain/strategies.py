@@ -1,0 +1,254 @@
+"""Values of the domain for property tests: any that the wire lets in, the odd ones included."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+
+from liveness.domain import events
+from liveness.domain.activity import (
+    REMEMBERED_RELEASES_MAX,
+    Activity,
+    ActivityState,
+    EndedAttempt,
+    ReleasedAttempt,
+)
+from liveness.domain.death_certificate import (
+    HEARTBEATS_MAX,
+    STALLS_MAX,
+    ConcurrentDeaths,
+    DeathCertificate,
+    Stall,
+)
+from liveness.domain.decider import ActivationT
+from liveness.domain.events import LeaseRenewed, Retry
+from liveness.domain.fold import freeze_bindings
+from liveness.domain.keys import ActivityId
+from liveness.domain.worker import (
+    NO_HANDED,
+    NO_STANDING,
+    BoundActivity,
+    InactiveReason,
+    Profile,
+    Standing,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+)
+
+INT64_MAX = 2**63 - 1
+
+ActivityEventT = TypeVar("ActivityEventT", bound=events.ActivityFact)
+
+# Strings on the wire are valid UTF-8: no halves of surrogate pairs.
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+numbers = st.integers(0, INT64_MAX)
+counts = st.integers(1, INT64_MAX)
+# Two of them added must stay a number that the store can hold.
+times = st.integers(0, INT64_MAX // 2)
+durations = st.integers(0, INT64_MAX // 2)
+
+activity_ids = st.builds(ActivityId, text, text, text)
+bound_activities = st.builds(
+    BoundActivity, text, text, text, st.integers(1, 2**31 - 1), text, st.binary(max_size=20)
+)
+profiles = st.builds(
+    Profile,
+    worker_identity=text,
+    task_queue=text,
+    build_id=text,
+    sdk_name=text,
+    sdk_version=text,
+    host_name=text,
+    process_id=text,
+    start_time_ns=st.none() | st.integers(-(2**63), INT64_MAX),
+    labels=st.lists(st.tuples(text, text), max_size=3).map(tuple),
+    capabilities=st.lists(text, max_size=3).map(tuple),
+    current_job=text,
+)
+statuses = st.sampled_from(WorkerStatus)
+reasons = st.sampled_from(InactiveReason)
+held = st.lists(bound_activities, max_size=4).map(tuple)
+some_ids = st.lists(activity_ids, max_size=4).map(tuple)
+
+
+def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
+    return st.builds(
+        kind,
+        session_id=text,
+        sequence=numbers,
+        epoch=counts,
+        at_ms=times,
+        granted_ms=durations,
+        bindings=held,
+        profile=profiles,
+        status=statuses,
+        last_error=text,
+        successes=numbers,
+        errors=numbers,
+        resync=st.booleans(),
+        loop_lag_ms=durations,
+    )
+
+
+blobs = st.binary(max_size=20)
+retries = st.builds(
+    Retry,
+    initial_ms=durations,
+    coefficient=st.floats(1, 1_000),
+    max_ms=durations,
+    max_attempts=numbers,
+    max_deaths=st.none() | numbers,
+)
+
+
+def _about_activity(kind: type[ActivityEventT], **fields: Any) -> st.SearchStrategy[ActivityEventT]:
+    return st.builds(kind, run_id=text, activity_id=text, **fields)
+
+
+def _of_attempt(kind: type[ActivityEventT], **fields: Any) -> st.SearchStrategy[ActivityEventT]:
+    return _about_activity(kind, worker=text, epoch=counts, attempt=counts, at_ms=times, **fields)
+
+
+settings = st.dictionaries(text, st.floats(0, allow_nan=False, allow_infinity=False), max_size=4)
+
+companies = st.builds(ConcurrentDeaths, numbers, numbers, numbers)
+certificates = st.builds(
+    DeathCertificate,
+    epoch=counts,
+    session_id=text,
+    silence_ms=st.none() | durations,
+    granted_ms=durations,
+    activities=st.none() | numbers,
+    heartbeats=st.lists(times, max_size=HEARTBEATS_MAX).map(tuple),
+    stalls=st.lists(st.builds(Stall, times, st.none() | durations), max_size=STALLS_MAX).map(tuple),
+    company=companies,
+    host_name=text,
+    build_id=text,
+    task_queue=text,
+)
+
+# One strategy per kind of event that has a row of its own.
+event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
+    events.WorkerRegistered: _activations(events.WorkerRegistered),
+    events.SessionReplaced: _activations(events.SessionReplaced),
+    events.WorkerResurrected: _activations(events.WorkerResurrected),
+    events.LeaseTermsChanged: st.builds(events.LeaseTermsChanged, granted_ms=durations),
+    events.BindingsChanged: st.builds(
+        events.BindingsChanged,
+        bound=held,
+        unbound=some_ids,
+        resync=st.booleans(),
+        confirmed=some_ids,
+    ),
+    events.ActivityHanded: st.builds(events.ActivityHanded, activity=bound_activities),
+    events.BindingsEnded: st.builds(events.BindingsEnded, ids=some_ids, taken=st.booleans()),
+    events.WorkerPaused: st.builds(events.WorkerPaused, reason=text),
+    events.WorkerResumed: st.just(events.WorkerResumed()),
+    events.DrainBegun: st.builds(events.DrainBegun, reason=text, deadline_ms=times),
+    events.DisconnectGraceGranted: st.builds(events.DisconnectGraceGranted, grace_ms=durations),
+    events.WorkerDescribed: st.builds(
+        events.WorkerDescribed, profile=profiles, status=statuses, last_error=text, loop_lag_ms=durations
+    ),
+    events.WorkerDeactivated: st.builds(
+        events.WorkerDeactivated,
+        reason=reasons,
+        detail=text,
+        at_ms=times,
+        cleanup_delay_ms=durations,
+        certificate=st.none() | certificates,
+    ),
+    events.WorkerCleanedUp: st.builds(events.WorkerCleanedUp, at_ms=times, tombstone_retention_ms=durations),
+    events.WorkerForgotten: st.just(events.WorkerForgotten()),
+    events.ActivityScheduled: _about_activity(
+        events.ActivityScheduled,
+        activity_type=text,
+        task_queue=text,
+        input=blobs,
+        retry=retries,
+        at_ms=times,
+        due_ms=times,
+    ),
+    events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
+    events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs),
+    events.ActivityAttemptFailed: _of_attempt(events.ActivityAttemptFailed, message=text, due_ms=times),
+    events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text),
+    events.ActivityGivenBack: _of_attempt(events.ActivityGivenBack, reason=text),
+    events.ActivityCancelled: _about_activity(events.ActivityCancelled, reason=text, at_ms=times),
+    events.ActivityCancelRequested: _of_attempt(
+        events.ActivityCancelRequested, task_queue=text, token=blobs, failures=numbers, deaths=numbers
+    ),
+    events.ActivityReleased: _about_activity(events.ActivityReleased, attempt=numbers),
+    events.ActivityMadeAvailable: _about_activity(
+        events.ActivityMadeAvailable, attempt=counts, at_ms=times, fresh=st.booleans()
+    ),
+    events.ActivityQuarantined: _about_activity(events.ActivityQuarantined, deaths=numbers, at_ms=times),
+    events.ActivityHandedOn: _about_activity(events.ActivityHandedOn, at_ms=times),
+    events.ConfigChanged: st.builds(
+        events.ConfigChanged, set=settings, unset=st.lists(text, max_size=3).map(tuple), reason=text
+    ),
+    events.ShardTaken: st.builds(events.ShardTaken, epoch=counts, owner=text),
+}
+
+renewed = st.builds(LeaseRenewed, numbers, times, numbers, numbers)
+
+by_id = held.map(lambda activities: freeze_bindings({activity.id: activity for activity in activities}))
+standings = st.just(NO_STANDING) | st.builds(
+    Standing,
+    paused=st.booleans(),
+    draining=st.booleans(),
+    drain_deadline_ms=times,
+    grace_ms=durations,
+    loop_lag_ms=durations,
+    handed=st.dictionaries(activity_ids, st.booleans(), max_size=4).map(
+        lambda handed: MappingProxyType(handed) if handed else NO_HANDED
+    ),
+)
+workers = st.builds(
+    Worker,
+    number=counts,
+    state=st.sampled_from(WorkerState),
+    session_id=text,
+    sequence=numbers,
+    epoch=counts,
+    granted_ms=durations,
+    renewed_ms=times,
+    deadline_ms=times,
+    bindings=by_id,
+    lost=by_id,
+    superseded=st.lists(text, max_size=3).map(tuple),
+    profile=profiles,
+    status=statuses,
+    last_error=text,
+    successes=numbers,
+    errors=numbers,
+    resync=st.booleans(),
+    inactive_reason=st.none() | reasons,
+    inactive_detail=text,
+    standing=standings,
+)
+activities = st.builds(
+    Activity,
+    id=activity_ids,
+    state=st.sampled_from(ActivityState),
+    attempt=counts,
+    task_queue=text,
+    token=st.binary(max_size=20),
+    releases=st.lists(st.builds(ReleasedAttempt, text, counts, counts), max_size=REMEMBERED_RELEASES_MAX).map(
+        tuple
+    ),
+    type=text,
+    input=blobs,
+    retry=st.none() | retries,
+    worker=text,
+    epoch=numbers,
+    since_ms=times,
+    due_ms=times,
+    failures=numbers,
+    deaths=numbers,
+    last_failure=text,
+    result=blobs,
+    end=st.none() | st.builds(EndedAttempt, text, counts, counts, text),
+)

@@ -1,0 +1,383 @@
+"""An activity between several workers that die, come back and speak late, against a small model of what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity, ActivityState, evolve
+from liveness.domain.activity_decider import AttemptHolder
+from liveness.domain.errors import LivenessError
+from liveness.domain.events import (
+    ActivityCancelled,
+    ActivityCancelRequested,
+    ActivityCompleted,
+    ActivityFailed,
+    ActivityMadeAvailable,
+    ActivityStarted,
+    AttemptEnded,
+    Retry,
+)
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import ActivityRescheduleTask
+from tests.unit.domain.activity_model import ActivityModel, Verdict
+from tests.unit.domain.activity_scenario import ID, VERIFY_AFTER_MS, ActivityScenario, task
+
+WORKERS = ("red", "green", "blue")
+
+workers = st.sampled_from(WORKERS)
+some = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5])
+"""Which of the tokens or tasks so far, counted from the newest."""
+twists = st.sampled_from(["", "", "", "worker", "epoch", "before", "after"])
+# More attempts that go on than ends, so that stories are long.
+end_calls = st.sampled_from(["complete", "fail", "fail", "fail for good", "give back", "give back"])
+
+
+class ActivityMachine(RuleBasedStateMachine):
+    """The machine plays the workers and the caller of the decider: it knows each worker's lease and what the worker is
+    bound to in it, and refuses a token whose lease is over, as the decider leaves that to its caller. Reschedules come
+    from leases that ended, and are delivered in any order, late and again."""
+
+    @initialize(
+        max_attempts=st.sampled_from([0, 0, 2, 4]),
+        own_max_deaths=st.sampled_from([None, None, 0, 1, 2]),
+        namespace_max_deaths=st.sampled_from([3, 3, 2, 0]),
+    )
+    def prepare(self, max_attempts: int, own_max_deaths: int | None, namespace_max_deaths: int) -> None:
+        self.retry = Retry(
+            initial_ms=10, coefficient=2.0, max_ms=50, max_attempts=max_attempts, max_deaths=own_max_deaths
+        )
+        self.namespace_max_deaths = namespace_max_deaths
+        self.epochs = dict.fromkeys(WORKERS, 1)
+        self.away: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        self.scenario = ActivityScenario(self.retry, Policy(max_worker_deaths=self.namespace_max_deaths))
+        self.model = ActivityModel(self.retry, self.namespace_max_deaths)
+        self.bound: dict[str, AttemptHolder] = {}
+        """What each worker is bound to in its live lease."""
+        self.tokens = [AttemptHolder("red", 1, 1)]
+        """Every token that was given out, and one that never was."""
+        self.tasks: list[ActivityRescheduleTask] = []
+
+    def agree(self, call: Callable[[], object], verdict: Verdict) -> None:
+        """Make the call; it must do what the model says."""
+        before, length = self.scenario.activity, len(self.scenario.log)
+        if isinstance(verdict, bool):
+            call()
+            assert (len(self.scenario.log) > length) is verdict
+        else:
+            with pytest.raises(LivenessError) as refused:
+                call()
+            assert refused.type is verdict
+        if verdict is not True:
+            assert (self.scenario.activity, len(self.scenario.log)) == (before, length)
+
+    # -- beginnings
+
+    @precondition(lambda self: not self.model.phase)
+    @rule(delay_ms=st.sampled_from([0, 0, 25]))
+    def is_scheduled(self, delay_ms: int) -> None:
+        self.schedule(delay_ms)
+
+    def schedule(self, delay_ms: int) -> None:
+        verdict = self.model.schedule(self.scenario.now_ms, delay_ms)
+        self.agree(lambda: self.scenario.schedule(delay_ms=delay_ms), verdict)
+
+    @precondition(lambda self: self.model.phase in ("", "AVAILABLE") and len(self.away) < len(WORKERS))
+    @rule(index=st.integers(0, len(WORKERS) - 1), claims=st.booleans())
+    def is_handed_out(self, index: int, *, claims: bool) -> None:
+        live = [worker for worker in WORKERS if worker not in self.away]
+        worker = live[index % len(live)]
+        if claims or not self.model.phase:
+            self.claim(worker)
+        else:
+            self.model.start(worker, self.epochs[worker], self.scenario.now_ms + VERIFY_AFTER_MS)
+            assert self.scenario.start(worker, self.epochs[worker]) == self.model.holder
+            self.give(self.model.holder)
+
+    def claim(self, worker: str) -> None:
+        epoch, now_ms = self.epochs[worker], self.scenario.now_ms
+        holder = self.model.holder
+        if worker in self.away or (
+            holder and holder[:2] == (worker, epoch) and self.scenario.known.epoch != epoch
+        ):
+            return  # refused by the caller; or kept over a change of session, where either answer will do
+        verdict = self.model.claim(worker, epoch, now_ms, now_ms + VERIFY_AFTER_MS)
+        self.agree(lambda: self.scenario.claim(worker, epoch), verdict)
+        if verdict is True:
+            self.give(self.model.holder)
+
+    def give(self, token: AttemptHolder | None) -> None:
+        assert token is not None
+        self.bound[token.worker] = token
+        self.tokens.append(token)
+
+    # -- ends, by whoever has or makes up a token
+
+    @precondition(lambda self: self.bound)
+    @rule(call=end_calls, after_ms=st.sampled_from([None, None, 0, 5]))
+    def its_holder_ends_it(self, call: str, after_ms: int | None) -> None:
+        [token] = self.bound.values()
+        self.end(token, call, after_ms)
+
+    @precondition(lambda self: self.model.phase)
+    @rule(which=some, twist=twists, call=end_calls)
+    def somebody_ends_it(self, which: int, twist: str, call: str) -> None:
+        token = self.tokens[-1 - which % len(self.tokens)]
+        if twist == "worker":
+            token = token._replace(worker=WORKERS[WORKERS.index(token.worker) - 1])
+        elif twist == "epoch":
+            token = token._replace(epoch=token.epoch + 1)
+        elif twist:
+            token = token._replace(attempt=token.attempt + (1 if twist == "after" else -1))
+        self.end(token, call, None)
+
+    def lease_is_over(self, token: AttemptHolder) -> bool:
+        """Whether the caller refuses the token, though its worker and attempt are those of the holder."""
+        activity = self.scenario.known
+        is_holders = (activity.worker, activity.attempt) == (token.worker, token.attempt)
+        return is_holders and self.bound.get(token.worker) != token
+
+    def end(self, token: AttemptHolder, call: str, after_ms: int | None) -> None:
+        if self.lease_is_over(token):
+            return
+        scenario, model = self.scenario, self.model
+        verdict: Verdict
+        if call == "complete":
+            result = str(len(self.tokens)).encode()
+            verdict = model.complete(token, result)
+            self.agree(lambda: scenario.complete(token, result), verdict)
+        elif call == "give back":
+            verdict = model.give_back(token)
+            self.agree(lambda: scenario.give_back(token), verdict)
+        else:
+            retryable = call == "fail"
+            verdict = model.fail(token, scenario.now_ms, retryable=retryable, after_ms=after_ms)
+            self.agree(lambda: scenario.fail(token, retryable=retryable, after_ms=after_ms), verdict)
+        if verdict is True:
+            assert self.bound.pop(token.worker) == token
+
+    # -- what operators, time and other engines do
+
+    @precondition(lambda self: self.model.phase)
+    @rule(
+        call=st.sampled_from(
+            ["schedule", "claim", "claim", "retry", "retry", "fall due", "hand on", "cancel"]
+        ),
+        worker=workers,
+    )
+    def somebody_asks_again_or_in_vain(self, call: str, worker: str) -> None:
+        if call == "schedule":
+            self.schedule(25)
+        elif call == "claim":
+            self.claim(worker)
+        elif call == "retry":
+            self.agree(self.scenario.retry, self.model.restart())
+        elif call == "fall due":
+            self.agree(
+                self.scenario.make_available_if_due, self.model.make_available_if_due(self.scenario.now_ms)
+            )
+        elif call == "hand on":
+            self.agree(self.scenario.hand_on, self.model.hand_on())
+        else:
+            self.agree(self.scenario.cancel, self.model.cancel())
+            if self.model.phase == "CANCELLED":
+                self.bound.clear()
+
+    @precondition(lambda self: self.model.phase == "WAITING")
+    @rule(ms=st.sampled_from([1, 10, 60]))
+    def time_passes(self, ms: int) -> None:
+        self.scenario.wait(ms)
+        self.agree(
+            self.scenario.make_available_if_due, self.model.make_available_if_due(self.scenario.now_ms)
+        )
+
+    @precondition(lambda self: self.model.phase == "RELEASED")
+    @rule(taken=st.booleans())
+    def another_engine_takes_it_or_is_gone(self, *, taken: bool) -> None:
+        if taken:
+            self.agree(self.scenario.hand_on, self.model.hand_on())
+        else:
+            self.model.cancel_hand_on()
+            self.scenario.cancel_hand_on()
+
+    @precondition(lambda self: self.model.phase in ("COMPLETED", "CANCELLED"))
+    @rule()
+    def another_activity(self) -> None:
+        self.teardown()
+        self.begin()
+
+    # -- workers are lost, and what they held is rescheduled
+
+    @precondition(lambda self: self.bound)
+    @rule(how=st.sampled_from(["dies", "dies", "is replaced", "is replaced and kept", "lets go"]))
+    def its_worker(self, how: str) -> None:
+        [token] = self.bound.values()
+        if how == "is replaced and kept":
+            self.epochs[token.worker] += 1
+            self.give(self.model.keep_over_session(self.epochs[token.worker]))
+            return
+        del self.bound[token.worker]
+        self.tasks.append(task(*token, died=how != "lets go"))
+        if how == "dies":
+            self.away.add(token.worker)
+        elif how == "is replaced":
+            self.epochs[token.worker] += 1
+
+    @precondition(lambda self: self.model.phase == "AVAILABLE" and len(self.away) < len(WORKERS))
+    @rule(
+        index=st.integers(0, len(WORKERS) - 1),
+        how=st.sampled_from(["dies", "is replaced", "lets go"]),
+        kept=st.sampled_from([False, False, True]),
+    )
+    def is_handed_out_and_lost_at_once(self, index: int, how: str, *, kept: bool) -> None:
+        """As it goes where nothing is late."""
+        self.is_handed_out(index=index, claims=False)
+        if kept:
+            self.its_worker(how="is replaced and kept")
+        self.its_worker(how=how)
+        self.is_rescheduled(which=0, to_other_engine=False)
+
+    @precondition(lambda self: self.model.holder is not None and not self.bound)
+    @rule()
+    def is_taken_back_because_its_worker_is_not_bound_to_it(self) -> None:
+        """The reschedule is so late that the service looked before it came."""
+        activity = self.scenario.known
+        token = AttemptHolder(activity.worker, activity.epoch, activity.attempt)
+        self.model.holder = token
+        self.agree(lambda: self.scenario.give_back(token), self.model.give_back(token))
+
+    @precondition(lambda self: self.away)
+    @rule()
+    def the_dead_come_back(self) -> None:
+        for worker in self.away:
+            self.epochs[worker] += 1
+        self.away.clear()
+
+    @rule(
+        worker=st.sampled_from(["outside", "outside", *WORKERS]),
+        leases_ago=st.integers(1, 2),
+        ahead=st.sampled_from([-1, 0, 0, 0, 1]),
+        died=st.booleans(),
+    )
+    def one_that_bound_it_by_itself_is_lost(
+        self, worker: str, leases_ago: int, ahead: int, *, died: bool
+    ) -> None:
+        """Any attempt, in a lease that is over."""
+        epoch = self.epochs.get(worker, 3) - leases_ago
+        holder = self.model.holder
+        if epoch < 1 or (holder and holder.worker == worker and epoch >= self.model.since_epoch):
+            return
+        self.tasks.append(task(worker, epoch, max(self.model.attempt + ahead, 1), died=died))
+
+    @precondition(lambda self: self.tasks)
+    @rule(which=some, to_other_engine=st.sampled_from([False, False, False, True]))
+    def is_rescheduled(self, which: int, *, to_other_engine: bool) -> None:
+        self.deliver(self.tasks[-1 - which % len(self.tasks)], to_other_engine=to_other_engine)
+
+    def deliver(self, lost: ActivityRescheduleTask, *, to_other_engine: bool) -> None:
+        verdict = self.model.reschedule(lost, to_other_engine=to_other_engine)
+        self.agree(lambda: self.scenario.reschedule(lost, to_other_engine=to_other_engine), verdict)
+
+    # -- what always holds
+
+    @invariant()
+    def the_activity_is_what_the_model_says(self) -> None:
+        activity, model = self.scenario.activity, self.model
+        if activity is None:
+            assert not model.phase
+            return
+        assert activity.state is model.state
+        assert (activity.attempt, activity.failures, activity.deaths) == (
+            model.attempt,
+            model.failures,
+            model.deaths,
+        )
+        assert (activity.due_ms, activity.result) == (model.due_ms, model.result)
+        assert activity.worker == (model.holder.worker if model.holder else "")
+        assert (activity.epoch > 0) is (activity.state is ActivityState.STARTED)
+
+    @invariant()
+    def at_most_one_worker_holds_it_and_the_activity_says_who(self) -> None:
+        assert len(self.bound) <= 1
+        for token in self.bound.values():
+            activity = self.scenario.known
+            assert activity.state is ActivityState.STARTED
+            assert (activity.worker, activity.attempt) == (token.worker, token.attempt)
+
+    def teardown(self) -> None:
+        if hasattr(self, "scenario"):  # not if preparing failed
+            self.check_log()
+            self.check_fold()
+            self.check_not_stuck()
+
+    def check_log(self) -> None:
+        """By the events alone: one holder at a time, one completion by it, rising attempts, ends that are final."""
+        holder: ActivityStarted | None = None
+        attempts = [0]
+        completions = 0
+        for index, event in enumerate(self.scenario.log):
+            if isinstance(event, ActivityStarted):
+                assert holder is None
+                assert event.attempt > attempts[-1]
+                attempts.append(event.attempt)
+                holder = event
+            elif isinstance(event, AttemptEnded):
+                lost = isinstance(event, ActivityFailed) and holder is None
+                assert lost or (holder and (holder.worker, holder.attempt) == (event.worker, event.attempt))
+                holder = None
+            elif isinstance(event, ActivityCancelRequested | ActivityCancelled):
+                holder = None
+            completions += isinstance(event, ActivityCompleted)
+            if isinstance(event, ActivityCompleted | ActivityCancelled):
+                assert index == len(self.scenario.log) - 1
+            if isinstance(event, ActivityFailed) and index + 1 < len(self.scenario.log):
+                again = self.scenario.log[index + 1]
+                assert isinstance(again, ActivityMadeAvailable)
+                assert again.fresh
+        assert completions == (self.model.phase == "COMPLETED")
+        known = [state.attempt for state in self.scenario.states if state]
+        assert known == sorted(known)
+
+    def check_fold(self) -> None:
+        """From the beginning and from each state on the way."""
+        folded: Activity | None = None
+        for index, event in enumerate(self.scenario.log):
+            folded = evolve(folded, event, ID.workflow_id)
+            assert folded == evolve(self.scenario.states[index], event, ID.workflow_id)
+            assert folded == self.scenario.states[index + 1]
+        assert folded == self.scenario.activity
+
+    def check_not_stuck(self) -> None:
+        """Once every loss was heard of, what is held is held by a worker that lives; and it can be brought to an end."""
+        for lost in self.tasks:
+            self.deliver(lost, to_other_engine=False)
+        if self.scenario.activity is None:
+            return
+        for _ in range(4):
+            activity = self.scenario.known
+            if activity.state in FINISHED_ACTIVITY_STATES:
+                return
+            if activity.state is ActivityState.STARTED:
+                assert activity.worker in self.bound
+                self.scenario.complete(self.bound[activity.worker])
+            elif activity.state is ActivityState.AVAILABLE:
+                self.bound["late"] = self.scenario.start("late")
+            elif activity.state is ActivityState.WAITING:
+                self.scenario.wait(max(activity.due_ms - self.scenario.now_ms, 0)).make_available_if_due()
+            elif activity.state is ActivityState.RELEASED:
+                self.scenario.hand_on()
+            else:
+                assert activity.state is ActivityState.QUARANTINED
+                self.scenario.retry()
+        raise AssertionError(f"it is still {self.scenario.known.state.name}")
+
+
+TestActivityMachine = ActivityMachine.TestCase
+TestActivityMachine.settings = settings(max_examples=250, stateful_step_count=60)

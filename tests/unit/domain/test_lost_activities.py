@@ -1,0 +1,430 @@
+"""Moving a lost activity on: cancel requested, released, and then available, elsewhere, quarantined or failed; once per
+(worker, epoch, attempt)."""
+
+from typing import Any
+
+import pytest
+
+from liveness.domain.activity import (
+    FINISHED_ACTIVITY_STATES,
+    REMEMBERED_RELEASES_MAX,
+    Activity,
+    ActivityState,
+    ImpossibleActivityEvent,
+    ReleasedAttempt,
+    activity_timer,
+    evolve,
+)
+from liveness.domain.activity_decider import AttemptHolder, is_stale_reschedule, reschedule
+from liveness.domain.errors import FencedOff
+from liveness.domain.events import (
+    ActivityAttemptFailed,
+    ActivityCancelRequested,
+    ActivityCompleted,
+    ActivityEvent,
+    ActivityFailed,
+    ActivityGivenBack,
+    ActivityHandedOn,
+    ActivityMadeAvailable,
+    ActivityQuarantined,
+    ActivityReleased,
+    ActivityScheduled,
+    ActivityStarted,
+    Retry,
+    ShardTaken,
+)
+from liveness.domain.keys import ActivityKey
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import ActivityDueTask, ActivityRescheduleTask, VerifyDispatchTask
+from tests.unit.domain.activity_scenario import ID, POLICY, SPEC, ActivityScenario, scheduled, task
+
+OF: dict[str, Any] = {"run_id": "run", "activity_id": "charge"}
+
+
+def rescheduled(*tasks: ActivityRescheduleTask, policy: Policy = POLICY) -> ActivityScenario:
+    scenario = ActivityScenario(policy=policy)
+    for one in tasks:
+        scenario.reschedule(one)
+    return scenario
+
+
+# -- one that a worker bound by its heartbeats alone
+
+
+def test_a_lost_activity_is_cancelled_released_and_made_available() -> None:
+    assert reschedule(None, task(epoch=7, attempt=3), POLICY, at_ms=50) == (
+        ActivityCancelRequested(
+            **OF, attempt=3, task_queue="queue", token=b"token", worker="worker-1", epoch=7, failures=1, deaths=1,
+            at_ms=50,
+        ),
+        ActivityReleased(**OF),
+        ActivityMadeAvailable(**OF, attempt=4, at_ms=50),
+    )  # fmt: skip
+
+
+def test_it_goes_through_each_state_in_turn() -> None:
+    states = [state.state for state in rescheduled(task()).states if state]
+    assert states == [ActivityState.CANCEL_REQUESTED, ActivityState.RELEASED, ActivityState.AVAILABLE]
+
+
+def test_an_available_activity_knows_what_runs_next_and_where() -> None:
+    assert rescheduled(task(attempt=3)).known == Activity(
+        id=ID,
+        state=ActivityState.AVAILABLE,
+        attempt=4,
+        task_queue="queue",
+        token=b"token",
+        releases=(ReleasedAttempt("worker-1", 1, 3),),
+        since_ms=1_000,
+        failures=1,
+        deaths=1,
+    )
+
+
+def test_a_task_delivered_again_has_no_effect() -> None:
+    assert rescheduled(task()).reschedule(task()) == ()
+
+
+def test_a_task_delivered_again_after_later_ones_has_no_effect() -> None:
+    scenario = rescheduled(task(), task("worker-2", attempt=2), policy=Policy(max_worker_deaths=0))
+    scenario.reschedule(task(epoch=2, attempt=3))
+    for earlier in (task(), task("worker-2", attempt=2)):
+        assert scenario.reschedule(earlier) == ()
+
+
+@pytest.mark.parametrize("other", [task("worker-2"), task(epoch=2), task(attempt=2)])
+def test_another_worker_epoch_or_attempt_is_another_loss(other: ActivityRescheduleTask) -> None:
+    assert len(rescheduled(task()).reschedule(other)) == 3
+
+
+def test_attempts_only_rise() -> None:
+    assert rescheduled(task(attempt=5), task("worker-2", attempt=1)).known.attempt == 7
+
+
+def test_a_bounded_number_of_losses_is_remembered() -> None:
+    scenario = rescheduled(*(task(epoch=epoch) for epoch in range(1, REMEMBERED_RELEASES_MAX + 3)))
+    epochs = [release.epoch for release in scenario.known.releases]
+    assert epochs == list(range(3, REMEMBERED_RELEASES_MAX + 3))
+
+
+def test_once_it_was_handed_out_here_only_what_is_held_here_can_be_lost() -> None:
+    """From then on attempts are numbered here, and an attempt before the held one is over."""
+    scenario = rescheduled(task(attempt=1))
+    scenario.start("worker-2")
+    for stale in (task(epoch=9), task("worker-3", attempt=2), task("worker-2", attempt=1)):
+        assert scenario.reschedule(stale) == ()
+    assert scenario.lose(AttemptHolder("worker-2", 1, 2))
+    assert scenario.reschedule(task("worker-9", attempt=2)) == (), (
+        "it is the next attempt that is not held yet"
+    )
+
+
+def test_a_late_loss_in_an_earlier_lease_takes_nothing_from_the_same_workers_present_one() -> None:
+    """It bound the attempt by itself, died, came back, and was handed that very attempt before the loss was heard of."""
+    scenario = rescheduled(task("worker-9", attempt=1))
+    late = task("worker-1", epoch=1, attempt=2)
+    scenario.start("worker-1", epoch=2)
+    assert scenario.reschedule(late) == ()
+
+
+# -- one that is handed out here
+
+
+def test_the_holders_loss_makes_it_available_with_its_next_attempt() -> None:
+    scenario = scheduled()
+    scenario.lose(scenario.start("worker-1", epoch=4))
+    activity = scenario.known
+    assert (activity.state, activity.attempt) == (ActivityState.AVAILABLE, 2)
+    assert (activity.worker, activity.epoch, activity.due_ms) == ("", 0, 0)
+    assert activity.releases == (ReleasedAttempt("worker-1", 4, 1),)
+    assert (activity.type, activity.input, activity.retry) == (SPEC.type, SPEC.input, SPEC.retry)
+
+
+def test_where_it_belongs_is_not_for_the_worker_that_held_it_to_say() -> None:
+    """A worker may name it without its task queue, and would take it along to its own."""
+    scenario = scheduled()
+    lost = task(*scenario.start())
+    scenario.reschedule(lost._replace(activity=lost.activity._replace(task_queue="mine", token=b"mine")))
+    assert (scenario.known.task_queue, scenario.known.token) == ("queue", b"")
+    assert scenario.schedule() == (), "it is still the one that was scheduled"
+
+
+def test_a_loss_of_an_earlier_attempt_takes_nothing_from_its_present_holder() -> None:
+    scenario = scheduled()
+    first = scenario.start("worker-1")
+    scenario.give_back(first)
+    scenario.start("worker-2")
+    before = scenario.known
+    assert scenario.lose(first) == ()
+    assert is_stale_reschedule(scenario.known, task(*first))
+    assert scenario.known == before
+
+
+def test_a_loss_by_another_worker_than_its_holder_is_none() -> None:
+    scenario = scheduled()
+    scenario.start("worker-1")
+    assert scenario.reschedule(task("worker-2", attempt=1)) == ()
+
+
+def test_what_the_holder_kept_over_a_change_of_session_is_lost_in_its_later_lease() -> None:
+    scenario = scheduled()
+    scenario.start("worker-1", epoch=1)
+    assert scenario.reschedule(task("worker-1", epoch=2, attempt=1))
+    assert scenario.known.state is ActivityState.AVAILABLE
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel", "quarantine"])
+def test_a_loss_after_the_end_changes_nothing(end: str) -> None:
+    scenario = scheduled(Retry(max_deaths=1))
+    holder = scenario.start()
+    if end == "complete":
+        scenario.complete(holder)
+    elif end == "fail":
+        scenario.fail(holder, retryable=False)
+    elif end == "cancel":
+        scenario.cancel()
+    else:
+        scenario.lose(holder)
+        assert scenario.known.state is ActivityState.QUARANTINED
+    for lost in (holder, AttemptHolder("worker-2", 1, 1), AttemptHolder("worker-2", 1, 9)):
+        assert scenario.lose(lost) == ()
+
+
+# -- the poison rule
+
+
+def lose_again_and_again(scenario: ActivityScenario, count: int) -> None:
+    for number in range(count):
+        scenario.lose(scenario.start(f"worker-{number}"))
+
+
+def test_after_three_deaths_in_a_row_it_is_quarantined() -> None:
+    scenario = scheduled()
+    lose_again_and_again(scenario, 2)
+    assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 2)
+    holder = scenario.start("worker-3")
+    assert scenario.wait(5).lose(holder)[1:] == (
+        ActivityReleased(**OF),
+        ActivityQuarantined(**OF, deaths=3, at_ms=1_005),
+    )
+    activity = scenario.known
+    assert (activity.state, activity.since_ms) == (ActivityState.QUARANTINED, 1_005)
+    assert activity.last_failure == "quarantined: 3 workers in a row died with it"
+
+
+def test_one_that_may_kill_nobody_is_quarantined_with_its_first_worker() -> None:
+    scenario = scheduled(Retry(max_deaths=1))
+    lose_again_and_again(scenario, 1)
+    assert scenario.known.last_failure == "quarantined: its worker died with it"
+
+
+@pytest.mark.parametrize(
+    ("retry", "policy", "deaths"),
+    [
+        (Retry(), Policy(max_worker_deaths=2), 2),
+        (Retry(max_deaths=1), Policy(max_worker_deaths=2), 1),
+        (Retry(max_deaths=4), Policy(max_worker_deaths=2), 4),
+        (Retry(max_deaths=2), Policy(max_worker_deaths=0), 2),
+    ],
+)
+def test_the_activitys_own_limit_of_deaths_comes_before_the_namespaces(
+    retry: Retry, policy: Policy, deaths: int
+) -> None:
+    scenario = scheduled(retry, policy)
+    lose_again_and_again(scenario, deaths - 1)
+    before = scenario.known.state
+    lose_again_and_again(scenario, 1)
+    assert (before, scenario.known.state) == (ActivityState.AVAILABLE, ActivityState.QUARANTINED)
+
+
+@pytest.mark.parametrize(
+    ("retry", "policy"), [(Retry(max_deaths=0), Policy()), (Retry(), Policy(max_worker_deaths=0))]
+)
+def test_a_limit_of_zero_deaths_means_that_there_is_none(retry: Retry, policy: Policy) -> None:
+    scenario = scheduled(retry, policy)
+    lose_again_and_again(scenario, 20)
+    assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 20)
+
+
+def test_a_failure_in_between_breaks_the_row() -> None:
+    scenario = scheduled()
+    lose_again_and_again(scenario, 2)
+    scenario.fail(scenario.start(), after_ms=0)
+    scenario.make_available_if_due()
+    lose_again_and_again(scenario, 2)
+    assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 2)
+
+
+@pytest.mark.parametrize("how", ["given back", "let go of"])
+def test_an_attempt_that_ended_in_order_breaks_the_row_and_is_no_failure(how: str) -> None:
+    scenario = scheduled(Retry(max_attempts=5))
+    lose_again_and_again(scenario, 2)
+    holder = scenario.start()
+    if how == "given back":
+        scenario.give_back(holder)
+    else:
+        scenario.lose(holder, died=False)
+    assert (scenario.known.state, scenario.known.deaths, scenario.known.failures) == (
+        ActivityState.AVAILABLE,
+        0,
+        2,
+    )
+
+
+def test_deaths_of_workers_that_bound_it_by_heartbeats_count_in_a_row_too() -> None:
+    scenario = rescheduled(task(attempt=1), task("worker-2", attempt=2), task("worker-3", attempt=3))
+    assert scenario.known.state is ActivityState.QUARANTINED
+
+
+def test_deaths_with_an_attempt_that_was_not_the_next_are_not_in_a_row() -> None:
+    scenario = rescheduled(task(attempt=1), task("worker-2", attempt=1), task("worker-3", attempt=1))
+    assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 1)
+
+
+# -- the last attempt allowed
+
+
+def test_the_worker_that_is_lost_with_the_last_attempt_allowed_fails_it() -> None:
+    scenario = scheduled(Retry(max_attempts=2))
+    scenario.fail(scenario.start(), after_ms=0)
+    scenario.make_available_if_due()
+    scenario.lose(scenario.start("worker-2"))
+    activity = scenario.known
+    assert (activity.state, activity.failures) == (ActivityState.FAILED, 2)
+    assert activity.last_failure == "worker worker-2 was lost with the last attempt allowed"
+    assert (activity.worker, activity.epoch) == ("", 0)
+
+
+def test_a_worker_that_lets_go_of_the_last_attempt_allowed_does_not_fail_it() -> None:
+    scenario = scheduled(Retry(max_attempts=1))
+    scenario.lose(scenario.start(), died=False)
+    assert scenario.known.state is ActivityState.AVAILABLE
+
+
+def test_who_was_lost_with_the_last_attempt_cannot_fail_it_afterwards() -> None:
+    scenario = scheduled(Retry(max_attempts=1))
+    zombie = scenario.start()
+    scenario.lose(zombie)
+    with pytest.raises(FencedOff):
+        scenario.fail(zombie)
+
+
+# -- elsewhere
+
+
+def test_where_another_engine_receives_it_it_waits_released_for_that_engine() -> None:
+    scenario = scheduled()
+    events = scenario.lose(scenario.start(), to_other_engine=True)
+    assert events[1:] == (ActivityReleased(**OF, attempt=2),)
+    assert (scenario.known.state, scenario.known.attempt) == (ActivityState.RELEASED, 2)
+
+
+def test_once_handed_on_it_is_finished_here() -> None:
+    scenario = scheduled()
+    scenario.lose(scenario.start(), to_other_engine=True)
+    assert scenario.wait(5).hand_on() == (ActivityHandedOn(**OF, at_ms=1_005),)
+    assert (scenario.known.state, scenario.known.since_ms) == (ActivityState.HANDED_ON, 1_005)
+    assert scenario.known.state in FINISHED_ACTIVITY_STATES
+    assert scenario.hand_on() == ()
+
+
+def test_what_is_not_on_its_way_is_not_handed_on() -> None:
+    scenario = scheduled()
+    assert scenario.hand_on() == ()
+    scenario.start()
+    assert scenario.hand_on() == ()
+
+
+def test_without_that_engine_it_comes_home_as_the_attempt_it_was_to_be() -> None:
+    scenario = scheduled()
+    scenario.lose(scenario.start(), to_other_engine=True)
+    scenario.cancel_hand_on()
+    assert (scenario.known.state, scenario.known.attempt) == (ActivityState.AVAILABLE, 2)
+    assert scenario.start("worker-2") == AttemptHolder("worker-2", 1, 2)
+
+
+def test_what_was_handed_on_and_is_lost_again_by_the_other_engines_worker_moves_on() -> None:
+    scenario = scheduled()
+    scenario.lose(scenario.start(), to_other_engine=True)
+    scenario.hand_on()
+    assert scenario.reschedule(task("theirs", attempt=1)) == (), (
+        "an attempt before the one that was handed on"
+    )
+    assert scenario.reschedule(task("theirs", attempt=2), to_other_engine=True)
+    assert (scenario.known.state, scenario.known.attempt, scenario.known.deaths) == (
+        ActivityState.RELEASED,
+        3,
+        2,
+    )
+
+
+def test_quarantine_comes_before_another_engine() -> None:
+    scenario = scheduled(Retry(max_deaths=1))
+    scenario.lose(scenario.start(), to_other_engine=True)
+    assert scenario.known.state is ActivityState.QUARANTINED
+
+
+# -- timers
+
+
+def test_timers_follow_from_the_state() -> None:
+    key = ActivityKey("orders", *ID)
+    scenario = scheduled()
+    assert activity_timer(key, scenario.known) is None
+    holder = scenario.start("worker-1")
+    assert activity_timer(key, scenario.known) == VerifyDispatchTask(key, "worker-1", 1)
+    scenario.fail(holder)
+    assert activity_timer(key, scenario.known) == ActivityDueTask(key, 2)
+    scenario.cancel()
+    assert activity_timer(key, scenario.known) is None
+
+
+# -- what a broken log would say
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ActivityReleased(**OF),
+        ActivityMadeAvailable(**OF, attempt=2),
+        ActivityStarted(**OF, worker="w", epoch=1, attempt=1, at_ms=0, verify_ms=0),
+        ActivityCompleted(**OF, worker="w", epoch=1, attempt=1, at_ms=0, result=b""),
+    ],
+)
+def test_a_story_begins_with_a_schedule_or_a_loss(event: ActivityEvent) -> None:
+    with pytest.raises(ImpossibleActivityEvent, match="about an activity that is not known"):
+        evolve(None, event, "workflow")
+
+
+def test_an_activity_is_scheduled_once() -> None:
+    scenario = scheduled()
+    [event] = scenario.log
+    assert isinstance(event, ActivityScheduled)
+    with pytest.raises(ImpossibleActivityEvent, match="ActivityScheduled about an activity that exists"):
+        evolve(scenario.known, event, "workflow")
+
+
+def test_only_what_is_available_was_started() -> None:
+    scenario = scheduled()
+    scenario.start()
+    with pytest.raises(ImpossibleActivityEvent, match="ActivityStarted about an activity that is STARTED"):
+        evolve(scenario.known, scenario.log[-1], "workflow")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ActivityCompleted(**OF, worker="w", epoch=1, attempt=1, at_ms=0, result=b""),
+        ActivityAttemptFailed(**OF, worker="w", epoch=1, attempt=1, at_ms=0, message="", due_ms=0),
+        ActivityFailed(**OF, worker="w", epoch=1, attempt=1, at_ms=0, message=""),
+        ActivityGivenBack(**OF, worker="w", epoch=1, attempt=1, at_ms=0, reason=""),
+    ],
+)
+def test_only_what_was_started_has_ended(event: ActivityEvent) -> None:
+    with pytest.raises(ImpossibleActivityEvent, match="about an activity that is AVAILABLE"):
+        evolve(scheduled().known, event, "workflow")
+
+
+def test_an_event_about_something_else_is_refused() -> None:
+    with pytest.raises(ImpossibleActivityEvent, match="ShardTaken is not about an activity"):
+        evolve(scheduled().known, ShardTaken(epoch=1, owner=""), "workflow")  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""The short way of a plain heartbeat says what the long way says."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.domain import decider
+from liveness.domain.commands import Heartbeat
+from liveness.domain.errors import StaleHeartbeat, WorkerCleanedUp
+from liveness.domain.events import LeaseRenewed, WorkerEvent
+from liveness.domain.fold import evolve
+from liveness.domain.keys import WorkerKey
+from liveness.domain.plain_renewal import renew_if_plain
+from liveness.domain.policy import Policy
+from liveness.domain.worker import (
+    NO_BINDINGS,
+    NO_PROFILE,
+    NO_STANDING,
+    BoundActivity,
+    Standing,
+    Worker,
+    WorkerState,
+    WorkerStatus,
+    full_profile,
+)
+
+KEY = WorkerKey("default", "worker-1")
+HELD = BoundActivity("flow", "run", "activity", 1, "queue", b"token")
+COUNTS = st.one_of(st.integers(0, 3), st.integers(0, 2**40), st.integers(2**63 - 3, 2**63 - 1))
+
+workers = st.builds(
+    Worker,
+    number=st.integers(1, 100),
+    state=st.sampled_from(WorkerState),
+    session_id=st.just("session"),
+    sequence=st.integers(0, 6),
+    epoch=st.integers(1, 5),
+    granted_ms=st.integers(1_000, 3_600_000),
+    renewed_ms=st.integers(0, 1_000),
+    deadline_ms=st.integers(1_000, 10_000),
+    bindings=st.sampled_from([NO_BINDINGS, {HELD.id: HELD}]),
+    lost=st.sampled_from([NO_BINDINGS, {HELD.id: HELD}]),
+    superseded=st.sampled_from([(), ("older",)]),
+    profile=st.just(NO_PROFILE._replace(task_queue="queue")),
+    status=st.sampled_from(WorkerStatus),
+    last_error=st.sampled_from(["", "broken"]),
+    successes=COUNTS,
+    errors=COUNTS,
+    resync=st.booleans(),
+    inactive_reason=st.none(),
+    inactive_detail=st.just(""),
+    standing=st.sampled_from(
+        [
+            NO_STANDING,
+            Standing(paused=True, loop_lag_ms=7, handed={HELD.id: False}),
+            Standing(draining=True, drain_deadline_ms=5_000, grace_ms=4_000, handed={HELD.id: True}),
+        ]
+    ),
+)
+
+
+def decide_and_evolve(worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
+    try:
+        return decider.heartbeat(KEY, worker, beat, at_ms)
+    except (StaleHeartbeat, WorkerCleanedUp):
+        return ()
+
+
+@given(workers, st.integers(0, 9), COUNTS, COUNTS, st.integers(1_000, 10_000))
+def test_a_plain_renewal_is_what_deciding_and_evolving_make_of_it(
+    worker: Worker, sequence: int, successes: int, errors: int, at_ms: int
+) -> None:
+    beat = Heartbeat(
+        session_id="session",
+        sequence=sequence,
+        requested_ms=worker.granted_ms,
+        bound=(),
+        unbound=(),
+        full_bindings=False,
+        profile=full_profile(worker.profile),
+        status=worker.status,
+        last_error="",
+        successes=successes,
+        errors=errors,
+        policy=Policy(),
+        loop_lag_ms=worker.standing.loop_lag_ms,
+    )
+    made = renew_if_plain(worker, sequence, successes, errors, at_ms)
+    events = decide_and_evolve(worker, beat, at_ms)
+    if made is None:
+        # Left to the long way: nothing of a plain renewal, or counters at their end.
+        counted_out = max(worker.successes + successes, worker.errors + errors) > decider.COUNTER_MAX
+        assert counted_out or not any(isinstance(event, LeaseRenewed) for event in events)
+    else:
+        event, after = made
+        assert (event,) == events
+        assert type(event) is LeaseRenewed
+        assert after == evolve(worker, event, 1)
+        assert type(after) is Worker

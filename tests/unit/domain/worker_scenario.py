@@ -1,0 +1,161 @@
+"""A worker's story, told command by command: decide, evolve, react, as a shard does it, but in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from liveness.domain import decider, worker_control
+from liveness.domain.commands import Deactivate, Heartbeat
+from liveness.domain.events import WorkerEvent
+from liveness.domain.fold import evolve
+from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.reactions import ActivityRescheduleTask, react
+from liveness.domain.worker import NO_PROFILE, BoundActivity, InactiveReason, Worker, WorkerStatus
+
+KEY = WorkerKey("orders", "worker-1")
+POLICY = Policy()
+
+
+def activity(name: str, attempt: int = 1, task_queue: str = "queue", token: bytes = b"") -> BoundActivity:
+    return BoundActivity("workflow", "run", name, attempt, task_queue, token)
+
+
+def heartbeat(**fields: Any) -> Heartbeat:
+    """A plain heartbeat of session a; `fields` say what is special about it."""
+    plain: dict[str, Any] = {
+        "session_id": "a",
+        "sequence": 1,
+        "requested_ms": None,
+        "bound": (),
+        "unbound": (),
+        "full_bindings": False,
+        "profile": NO_PROFILE,
+        "status": WorkerStatus.UNSPECIFIED,
+        "last_error": "",
+        "successes": 0,
+        "errors": 0,
+        "policy": POLICY,
+    }
+    return Heartbeat(**(plain | fields))
+
+
+class WorkerScenario:
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self.now_ms = 0
+        self.log: list[WorkerEvent] = []
+        """Every event so far; its place in the list plus one is its sequence."""
+        self.states: list[Worker | None] = [None]
+        """The worker before the first event and after each."""
+        self.tasks: list[ActivityRescheduleTask] = []
+
+    @property
+    def known(self) -> Worker:
+        assert self.worker is not None
+        return self.worker
+
+    @property
+    def held(self) -> set[tuple[str, int]]:
+        return {(bound.activity_id, bound.attempt) for bound in self.known.bindings.values()}
+
+    @property
+    def handed(self) -> dict[str, bool]:
+        """What it holds because it was handed, and whether it is known to have heard of each."""
+        return {id.activity_id: heard for id, heard in self.known.standing.handed.items()}
+
+    @property
+    def lost(self) -> set[tuple[str, int]]:
+        return {(bound.activity_id, bound.attempt) for bound in self.known.lost.values()}
+
+    @property
+    def rescheduled(self) -> list[tuple[str, int, int]]:
+        """(activity, attempt, epoch) of each reschedule so far."""
+        return [(task.activity.activity_id, task.activity.attempt, task.epoch) for task in self.tasks]
+
+    def wait(self, ms: int) -> WorkerScenario:
+        self.now_ms += ms
+        return self
+
+    def beat(self, sequence: int | None = None, **fields: Any) -> tuple[WorkerEvent, ...]:
+        """A heartbeat; the next in sequence unless said otherwise."""
+        if sequence is None:
+            sequence = self.worker.sequence + 1 if self.worker else 1
+        return self._apply(
+            decider.heartbeat(KEY, self.worker, heartbeat(sequence=sequence, **fields), self.now_ms)
+        )
+
+    def shut_down(self, session_id: str = "", **fields: Any) -> tuple[WorkerEvent, ...]:
+        return self._deactivate(InactiveReason.SHUTDOWN, session_id, **fields)
+
+    def force_out(self, session_id: str = "", **fields: Any) -> tuple[WorkerEvent, ...]:
+        return self._deactivate(InactiveReason.FORCED, session_id, **fields)
+
+    def _deactivate(
+        self, reason: InactiveReason, session_id: str, detail: str = "", policy: Policy = POLICY
+    ) -> tuple[WorkerEvent, ...]:
+        command = Deactivate(reason=reason, detail=detail, policy=policy, session_id=session_id)
+        return self._apply(decider.deactivate(KEY, self.known, command, self.now_ms))
+
+    def pause(self, reason: str = "") -> tuple[WorkerEvent, ...]:
+        return self._apply(worker_control.pause(self.known, reason))
+
+    def resume(self) -> tuple[WorkerEvent, ...]:
+        return self._apply(worker_control.resume(self.known))
+
+    def drain(self, deadline_ms: int = 0, reason: str = "") -> tuple[WorkerEvent, ...]:
+        return self._apply(worker_control.drain(KEY, self.known, reason, deadline_ms))
+
+    def end_drain(self, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.end_drain(self.known, policy, self.now_ms))
+
+    def attach(self, grace_ms: int, session_id: str = "") -> tuple[WorkerEvent, ...]:
+        return self._apply(worker_control.attach(KEY, self.known, session_id, grace_ms))
+
+    def disconnect(self, broken_ms: int, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.disconnect(self.known, policy, self.now_ms, broken_ms))
+
+    def bind(self, activity: BoundActivity, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        """As a poll does it: the binding comes before the answer, if the worker may have more work."""
+        worker_control.check_lease_is_live(KEY, self.known)
+        worker_control.check_accepts_work(KEY, self.known, policy)
+        return self._apply(worker_control.bind(activity))
+
+    def end_binding(self, activity: BoundActivity, *, taken: bool = False) -> tuple[WorkerEvent, ...]:
+        return self._apply(worker_control.end_binding(self.known, activity.id, activity.attempt, taken=taken))
+
+    def expire(self, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.expire_lease(self.known, policy, self.now_ms))
+
+    def clean_up(self, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.clean_up(self.known, policy, self.now_ms))
+
+    def forget(self) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.forget(self.known, self.now_ms))
+
+    def go_silent(self) -> WorkerScenario:
+        """The lease runs out."""
+        self.now_ms = self.known.deadline_ms
+        assert self.expire()
+        return self
+
+    def be_cleaned_up(self, policy: Policy = POLICY) -> WorkerScenario:
+        self.now_ms = self.known.deadline_ms
+        assert self.clean_up(policy)
+        return self
+
+    def _apply(self, events: tuple[WorkerEvent, ...]) -> tuple[WorkerEvent, ...]:
+        for event in events:
+            if (batch := react(KEY, self.worker, event)) is not None:
+                self.tasks += batch.tasks()
+            self.log.append(event)
+            self.worker = evolve(self.worker, event, len(self.log))
+            self.states.append(self.worker)
+        return events
+
+
+def registered(**fields: Any) -> WorkerScenario:
+    """A worker that has sent its first heartbeat."""
+    scenario = WorkerScenario()
+    scenario.beat(**fields)
+    return scenario

@@ -1,0 +1,59 @@
+"""What a program may give as the address of its server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liveness.sdk import Client, InvalidArgument, Worker
+from liveness.sdk.addresses import format_addresses, parse_addresses
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("a:7400", ("a:7400",)),
+        ("a:7400,b:7400", ("a:7400", "b:7400")),
+        (" a:7400 , b.example:7401", ("a:7400", "b.example:7401")),
+        (["a:7400", "b:7400"], ("a:7400", "b:7400")),
+        (("a:7400",), ("a:7400",)),
+        (["a:7400,b:7400", "c:7400"], ("a:7400", "b:7400", "c:7400")),
+        ("[::1]:7400,127.0.0.1:7400", ("[::1]:7400", "127.0.0.1:7400")),
+        ("b:7400,a:7400,b:7400", ("b:7400", "a:7400")),
+        ("dns:///nodes.example:7400,unix:/run/liveness", ("dns:///nodes.example:7400", "unix:/run/liveness")),
+        ("localhost", ("localhost",)),
+    ],
+)
+def test_one_or_several(given: Any, taken: tuple[str, ...]) -> None:
+    assert parse_addresses(given) == taken
+
+
+@pytest.mark.parametrize(
+    ("given", "said_about"),
+    [
+        ("", "empty"),
+        ([], "no address"),
+        ("a:7400,", "empty"),
+        (["a:7400", ""], "empty"),
+        ("a:7400,b", "'b'"),
+        ("a:7400,b:0", "'b:0'"),
+        ("a:7400,b:65536", "'b:65536'"),
+        ("a:7400 b:7400,c:7400", "'a:7400 b:7400'"),
+        ("a:7400;b:7400,c:7400", "'a:7400;b:7400'"),
+        ("http://a:7400,b:7400", "'http://a:7400'"),
+        (["a:7400", 7401], "7401"),
+    ],
+)
+def test_a_bad_list_is_told(given: Any, said_about: str) -> None:
+    for make in (Worker, Client):
+        with pytest.raises(InvalidArgument) as caught:
+            make(given)
+        assert said_about in str(caught.value)
+        assert "HOST:PORT" in str(caught.value)
+
+
+def test_people_are_told_all_of_them() -> None:
+    assert format_addresses(("a:1",)) == "a:1"
+    assert format_addresses(("a:1", "b:2")) == "a:1 or b:2"
+    assert format_addresses(("a:1", "b:2", "c:3")) == "a:1, b:2 or c:3"

@@ -1,0 +1,519 @@
+"""What a worker says in its heartbeats, and how it reads the answers."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.sdk import BindingRefused, InvalidArgument
+from liveness.sdk.heartbeat_state import (
+    BACKOFF_MS,
+    BINDING_CHANGES_MAX,
+    CALL_TIMEOUT_MS_MAX,
+    COALESCE_MS,
+    HeartbeatOutcome,
+    HeartbeatState,
+)
+from liveness.sdk.rpc_failures import RpcFailure
+from liveness.sdk.values import ActivityRef, ms_to_duration, ref_to_proto
+from liveness.v1.worker_pb2 import (
+    WORKER_STATE_ACTIVE,
+    WORKER_STATE_INACTIVE,
+    WORKER_STATUS_RUNNING,
+    HeartbeatResult,
+    WorkerHeartbeat,
+    WorkerState,
+)
+
+PROFILE = WorkerHeartbeat(
+    worker_instance_key="worker-1",
+    session_id="session-1",
+    status=WORKER_STATUS_RUNNING,
+    task_queue="queue",
+    labels={"zone": "b", "app": "shop", "team": "orders"},
+)
+LEASE_MS = 30_000
+NEXT_MS = 10_000
+A, B = ActivityRef("a"), ActivityRef("b")
+CODES = {
+    "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,
+    "BINDING_QUOTA_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "WORKER_QUOTA_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "RATE_LIMITED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "SHARD_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def answer(
+    epoch: int = 1,
+    *,
+    state: WorkerState.ValueType = WORKER_STATE_ACTIVE,
+    cancel: tuple[ActivityRef, ...] = (),
+    resync: bool = False,
+    pause: bool = False,
+) -> HeartbeatResult:
+    return HeartbeatResult(
+        state=state,
+        lease_epoch=epoch,
+        granted_lease_duration=ms_to_duration(LEASE_MS),
+        next_heartbeat_after=ms_to_duration(NEXT_MS),
+        cancel_activities=map(ref_to_proto, cancel),
+        resync_bindings=resync,
+        pause=pause,
+    )
+
+
+def refusal(reason: str, retry_after_ms: int = 0, **metadata: str) -> RpcFailure:
+    code = CODES.get(reason, grpc.StatusCode.FAILED_PRECONDITION)
+    return RpcFailure(code, reason, "no", metadata, retry_after_ms)
+
+
+class HeartbeatConversation:
+    """A pulse, and what was said to and fro."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.heartbeat_state = HeartbeatState(PROFILE, 0)
+
+    def send(self) -> WorkerHeartbeat:
+        """The next heartbeat, when it is due."""
+        assert self.heartbeat_state.due_ms is not None
+        self.now_ms = max(self.now_ms, self.heartbeat_state.due_ms)
+        return self.heartbeat_state.send(self.now_ms)
+
+    def beat(self, result: HeartbeatResult | None = None) -> tuple[WorkerHeartbeat, HeartbeatOutcome]:
+        message = self.send()
+        return message, self.heartbeat_state.handle_reply(result or answer(), self.now_ms)
+
+    def refuse(self, why: RpcFailure) -> HeartbeatOutcome:
+        self.send()
+        return self.heartbeat_state.handle_failure(why, self.now_ms, 0.5)
+
+    def hold(self, *refs: ActivityRef) -> None:
+        for ref in refs:
+            self.heartbeat_state.bind(ref, self.now_ms)
+        self.beat()
+
+
+@pytest.fixture
+def conversation() -> HeartbeatConversation:
+    """A worker that has been registered."""
+    conversation = HeartbeatConversation()
+    conversation.beat()
+    return conversation
+
+
+def names(refs: object) -> list[str]:
+    return [ref.workflow_id for ref in refs]  # type: ignore[attr-defined]
+
+
+# -- when
+
+
+def test_the_first_heartbeat_is_due_at_once() -> None:
+    assert HeartbeatState(PROFILE, 5).due_ms == 5
+
+
+def test_the_next_heartbeat_comes_when_the_server_says(conversation: HeartbeatConversation) -> None:
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + NEXT_MS
+
+
+def test_a_bind_does_not_wait(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms
+
+
+def test_an_end_waits_a_little_for_company(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + COALESCE_MS
+
+
+def test_nothing_is_due_while_one_is_under_way(conversation: HeartbeatConversation) -> None:
+    conversation.send()
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    assert conversation.heartbeat_state.due_ms is None
+
+
+def test_in_company_a_heartbeat_may_leave_a_little_early(conversation: HeartbeatConversation) -> None:
+    assert conversation.heartbeat_state.earliest_ms == conversation.now_ms + NEXT_MS - NEXT_MS // 10
+
+
+def test_without_a_stream_heartbeats_come_more_often(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.limit_interval(1_500, conversation.now_ms)
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + 1_500
+    conversation.beat()
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + 1_500
+    conversation.heartbeat_state.limit_interval(None, conversation.now_ms)
+    conversation.beat()
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + NEXT_MS
+
+
+def test_an_answer_is_awaited_for_a_third_of_the_lease_at_most(conversation: HeartbeatConversation) -> None:
+    assert HeartbeatState(PROFILE, 0).call_timeout_ms == CALL_TIMEOUT_MS_MAX
+    conversation.heartbeat_state.lease_ms = 3_000
+    assert conversation.heartbeat_state.call_timeout_ms == 1_000
+
+
+# -- what
+
+
+def test_plain_heartbeats_differ_in_their_numbers_only(conversation: HeartbeatConversation) -> None:
+    """So the server recognises them without reading them."""
+    conversation.heartbeat_state.count(successes=2, errors=1)
+    plain = []
+    for _ in range(3):
+        message, _ = conversation.beat()
+        rest = WorkerHeartbeat.FromString(message.SerializeToString())
+        rest.sequence = rest.successes = rest.errors = 0
+        plain.append(rest.SerializeToString())
+    assert len(set(plain)) == 1
+
+
+def test_numbers_rise_by_one() -> None:
+    conversation = HeartbeatConversation()
+    assert [conversation.beat()[0].sequence for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_was_counted_is_told_once(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.count(successes=2, errors=1, last_error="ValueError: no")
+    told, _ = conversation.beat()
+    assert (told.successes, told.errors, told.last_error) == (2, 1, "ValueError: no")
+    told, _ = conversation.beat()
+    assert (told.successes, told.errors, told.last_error) == (0, 0, "")
+
+
+def test_a_frozen_loop_is_told_until_it_answers(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.observe_lag(1_000)
+    assert conversation.beat()[0].loop_lag == ms_to_duration(1_000)
+    conversation.heartbeat_state.observe_lag(0)
+    assert not conversation.beat()[0].HasField("loop_lag")
+
+
+def test_many_changes_are_spread_over_heartbeats(conversation: HeartbeatConversation) -> None:
+    for number in range(BINDING_CHANGES_MAX + 50):
+        conversation.heartbeat_state.bind(ActivityRef(f"a{number}"), conversation.now_ms)
+    first, heartbeat_outcome = conversation.beat()
+    assert len(first.bound_activities) == len(heartbeat_outcome.held) == BINDING_CHANGES_MAX
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms, "somebody waits for the rest"
+    second, heartbeat_outcome = conversation.beat()
+    assert len(second.bound_activities) == len(heartbeat_outcome.held) == 50
+
+
+def test_changes_that_come_while_one_is_under_way_go_into_the_next(
+    conversation: HeartbeatConversation,
+) -> None:
+    conversation.hold(A)
+    message = conversation.send()
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    assert not message.bound_activities
+    conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms)
+    after, _ = conversation.beat()
+    assert (names(after.bound_activities), names(after.unbound_activities)) == (["b"], ["a"])
+
+
+def test_what_ended_before_it_was_told_is_never_mentioned(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    message, heartbeat_outcome = conversation.beat()
+    assert not message.bound_activities
+    assert not message.unbound_activities
+    assert not heartbeat_outcome.held
+
+
+def test_what_is_bound_again_is_unbound_first(conversation: HeartbeatConversation) -> None:
+    """Both in one heartbeat would read as taken up and finished."""
+    conversation.hold(A)
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    message, heartbeat_outcome = conversation.beat()
+    assert (names(message.unbound_activities), names(message.bound_activities)) == (["a"], [])
+    assert not heartbeat_outcome.held
+    message, heartbeat_outcome = conversation.beat()
+    assert (names(message.unbound_activities), names(message.bound_activities)) == ([], ["a"])
+    assert heartbeat_outcome.held == (A,)
+
+
+def test_what_is_bound_again_while_its_first_bind_is_under_way_is_unbound_first(
+    conversation: HeartbeatConversation,
+) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    conversation.send()
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    assert not conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms).held, (
+        "that was the one that was given up"
+    )
+    assert names(conversation.beat()[0].unbound_activities) == ["a"]
+    assert conversation.beat()[1].held == (A,)
+
+
+def test_what_was_handed_out_is_confirmed(conversation: HeartbeatConversation) -> None:
+    assert conversation.heartbeat_state.accept(A, 1, conversation.now_ms) == (True, ())
+    message, heartbeat_outcome = conversation.beat()
+    assert names(message.bound_activities) == ["a"]
+    assert not heartbeat_outcome.held, "nobody waits for it"
+
+
+def test_what_ended_on_the_server_is_not_unbound(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
+    conversation.beat()
+    conversation.heartbeat_state.forget(A, conversation.now_ms)
+    assert not conversation.beat()[0].unbound_activities
+
+
+def test_what_ended_before_it_was_confirmed_is_never_mentioned(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
+    conversation.heartbeat_state.forget(A, conversation.now_ms)
+    message, _ = conversation.beat()
+    assert not message.bound_activities
+    assert not message.unbound_activities
+
+
+def test_what_ended_while_being_confirmed_is_unbound(conversation: HeartbeatConversation) -> None:
+    """The confirmation may be applied after the end, and would bind it anew."""
+    conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
+    conversation.send()
+    conversation.heartbeat_state.mark_reporting(A)
+    conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms)
+    conversation.heartbeat_state.forget(A, conversation.now_ms)
+    assert names(conversation.beat()[0].unbound_activities) == ["a"]
+
+
+def test_what_is_ending_need_not_be_confirmed(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
+    conversation.heartbeat_state.mark_reporting(A)
+    assert not conversation.beat()[0].bound_activities
+    conversation.heartbeat_state.forget(A, conversation.now_ms)
+    assert not conversation.beat()[0].unbound_activities
+
+
+def test_what_is_ending_is_still_held(conversation: HeartbeatConversation) -> None:
+    """Leaving it out of the whole set would read as given up without an outcome."""
+    conversation.hold(A)
+    conversation.heartbeat_state.mark_reporting(A)
+    conversation.beat(answer(resync=True))
+    assert names(conversation.beat()[0].bound_activities) == ["a"]
+    conversation.heartbeat_state.forget(A, conversation.now_ms)
+    assert names(conversation.beat()[0].unbound_activities) == ["a"]
+
+
+def test_what_was_handed_out_in_an_earlier_lease_is_not_taken_up(conversation: HeartbeatConversation) -> None:
+    conversation.beat(answer(2))
+    assert conversation.heartbeat_state.accept(A, 1, conversation.now_ms) == (False, ())
+    assert names(conversation.beat(answer(2))[0].unbound_activities) == ["a"]
+
+
+def test_a_later_attempt_ends_the_earlier_one(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    accepted, losses = conversation.heartbeat_state.accept(
+        ActivityRef("a", attempt=2), 1, conversation.now_ms
+    )
+    assert accepted
+    assert [loss.ref for loss in losses] == [A]
+
+
+# -- fate unknown
+
+
+def test_a_heartbeat_whose_fate_is_unknown_is_sent_again_unchanged(
+    conversation: HeartbeatConversation,
+) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    first = conversation.send().SerializeToString()
+    conversation.heartbeat_state.handle_no_reply(conversation.now_ms, 0.5)
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    conversation.heartbeat_state.count(successes=1)
+    sent_ms = conversation.now_ms
+    again = conversation.send()
+    assert again.SerializeToString() == first
+    heartbeat_outcome = conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms)
+    assert heartbeat_outcome.held == (A,)
+    assert heartbeat_outcome.sent_ms == sent_ms, "the first sending counts"
+    assert names(conversation.beat()[0].bound_activities) == ["b"]
+
+
+def test_the_waits_between_sendings_grow_up_to_a_second(conversation: HeartbeatConversation) -> None:
+    waits = []
+    for _ in range(8):
+        conversation.send()
+        conversation.heartbeat_state.handle_no_reply(conversation.now_ms, 1.0)
+        assert conversation.heartbeat_state.due_ms is not None
+        waits.append(conversation.heartbeat_state.due_ms - conversation.now_ms)
+    assert waits == [50, 100, 200, 400, 800, 1_000, 1_000, 1_000]
+    conversation.beat()
+    conversation.send()
+    conversation.heartbeat_state.handle_no_reply(conversation.now_ms, 1.0)
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + BACKOFF_MS[0], (
+        "an answer makes patient again"
+    )
+
+
+@given(st.floats(0, 1))
+def test_the_waits_are_spread(jitter: float) -> None:
+    conversation = HeartbeatConversation()
+    conversation.send()
+    conversation.heartbeat_state.handle_no_reply(conversation.now_ms, jitter)
+    assert conversation.heartbeat_state.due_ms is not None
+    assert BACKOFF_MS[0] // 2 <= conversation.heartbeat_state.due_ms <= BACKOFF_MS[0]
+
+
+def test_a_server_that_asks_for_time_gets_it(conversation: HeartbeatConversation) -> None:
+    conversation.refuse(refusal("RATE_LIMITED", retry_after_ms=700))
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms + 700
+
+
+def test_a_shard_that_is_away_is_asked_again(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    conversation.refuse(refusal("SHARD_UNAVAILABLE"))
+    assert conversation.beat()[1].held == (A,)
+
+
+# -- answers
+
+
+def test_a_new_epoch_takes_everything_held_in_the_old_one(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    _, heartbeat_outcome = conversation.beat(answer(2))
+    assert [loss.ref for loss in heartbeat_outcome.lost] == [A]
+    assert all(loss.by_lease for loss in heartbeat_outcome.lost)
+    assert heartbeat_outcome.held == (B,), "it was bound in the new one"
+
+
+def test_what_was_lost_is_unbound_when_its_body_has_ended(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    conversation.beat(answer(2, cancel=(A,)))
+    assert not conversation.beat(answer(2, cancel=(A,)))[0].unbound_activities
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    assert names(conversation.beat(answer(2))[0].unbound_activities) == ["a"]
+
+
+def test_the_server_can_take_one_away(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A, B)
+    _, heartbeat_outcome = conversation.beat(answer(cancel=(A,)))
+    assert [(loss.ref, loss.by_lease) for loss in heartbeat_outcome.lost] == [(A, False)]
+    assert list(conversation.heartbeat_state.held) == [B.key]
+
+
+def test_what_nobody_here_knows_is_unbound_at_once(conversation: HeartbeatConversation) -> None:
+    _, heartbeat_outcome = conversation.beat(answer(cancel=(A,)))
+    assert not heartbeat_outcome.lost
+    assert names(conversation.beat()[0].unbound_activities) == ["a"]
+
+
+def test_a_bind_that_is_cancelled_in_the_same_answer_is_lost(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    _, heartbeat_outcome = conversation.beat(answer(cancel=(A,)))
+    assert not heartbeat_outcome.held
+    assert [loss.ref for loss in heartbeat_outcome.lost] == [A]
+
+
+def test_a_repeated_answer_can_say_that_the_lease_is_over(conversation: HeartbeatConversation) -> None:
+    """It was applied, its answer got lost, the lease lapsed, and then it was sent again."""
+    conversation.hold(A)
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    _, heartbeat_outcome = conversation.beat(answer(1, state=WORKER_STATE_INACTIVE))
+    assert heartbeat_outcome.ended
+    assert not heartbeat_outcome.lease_ms
+    assert not heartbeat_outcome.held
+    assert {loss.ref for loss in heartbeat_outcome.lost} == {A, B}
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms, "the next begins a new lease"
+
+
+def test_a_server_that_lacks_bindings_is_told_all_of_them_at_once(
+    conversation: HeartbeatConversation,
+) -> None:
+    conversation.hold(A, B)
+    conversation.beat(answer(resync=True))
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms
+    message, _ = conversation.beat()
+    assert message.full_bindings
+    assert names(message.bound_activities) == ["a", "b"]
+    assert not conversation.beat()[0].full_bindings
+
+
+def test_orders_are_passed_on(conversation: HeartbeatConversation) -> None:
+    assert conversation.beat(answer(pause=True))[1].pause
+
+
+# -- refusals
+
+
+def test_a_stale_number_is_passed(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    conversation.refuse(refusal("STALE_HEARTBEAT", last_sequence="41"))
+    message, heartbeat_outcome = conversation.beat()
+    assert message.sequence == 42
+    assert heartbeat_outcome.held == (A,), "what it said is said again"
+
+
+def test_a_full_worker_may_bind_no_more(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    conversation.heartbeat_state.count(successes=1)
+    heartbeat_outcome = conversation.refuse(refusal("BINDING_QUOTA_EXCEEDED"))
+    ((ref, error),) = heartbeat_outcome.rejected_binds
+    assert ref == B
+    assert isinstance(error, BindingRefused)
+    assert not conversation.heartbeat_state.is_tracked(B.key)
+    message, _ = conversation.beat()
+    assert names(message.bound_activities) == ["a"]
+    assert message.full_bindings, "an earlier sending may have been applied all the same"
+    assert message.successes == 1
+
+
+def test_an_invalid_bind_harms_nothing_else(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    heartbeat_outcome = conversation.refuse(refusal("INVALID_FIELD"))
+    assert [type(error) for _, error in heartbeat_outcome.rejected_binds] == [InvalidArgument]
+    assert heartbeat_outcome.fatal is None
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms
+
+
+@pytest.mark.parametrize("reason", ["SESSION_SUPERSEDED", "WORKER_CLEANED_UP", "INVALID_FIELD"])
+def test_some_refusals_are_the_end(conversation: HeartbeatConversation, reason: str) -> None:
+    heartbeat_outcome = conversation.refuse(refusal(reason))
+    assert heartbeat_outcome.fatal is not None
+    assert heartbeat_outcome.fatal.reason == reason
+
+
+def test_a_full_namespace_is_the_end_for_a_worker_that_never_was(conversation: HeartbeatConversation) -> None:
+    assert HeartbeatConversation().refuse(refusal("WORKER_QUOTA_EXCEEDED")).fatal is not None
+    assert conversation.refuse(refusal("WORKER_QUOTA_EXCEEDED")).fatal is None
+
+
+def test_under_a_new_key_binds_go_on_waiting(conversation: HeartbeatConversation) -> None:
+    conversation.heartbeat_state.bind(A, conversation.now_ms)
+    conversation.refuse(refusal("WORKER_CLEANED_UP"))
+    conversation.heartbeat_state = conversation.heartbeat_state.restart(
+        WorkerHeartbeat(worker_instance_key="worker-2"), conversation.now_ms
+    )
+    message, heartbeat_outcome = conversation.beat()
+    assert (message.worker_instance_key, message.sequence) == ("worker-2", 1)
+    assert heartbeat_outcome.held == (A,)
+
+
+def test_giving_up_leaves_those_who_still_wait(conversation: HeartbeatConversation) -> None:
+    conversation.hold(A)
+    conversation.heartbeat_state.bind(B, conversation.now_ms)
+    assert [loss.ref for loss in conversation.heartbeat_state.lose_all("too late")] == [A]
+    assert conversation.beat()[1].held == (B,)
+
+
+def test_it_is_settled_when_everything_was_told(conversation: HeartbeatConversation) -> None:
+    def settled() -> bool:
+        return conversation.heartbeat_state.is_flushed
+
+    conversation.hold(A)
+    assert settled()
+    conversation.heartbeat_state.unbind(A, conversation.now_ms)
+    assert not settled()
+    conversation.send()
+    assert not settled()
+    conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms)
+    assert settled()

@@ -1,0 +1,57 @@
+"""The files in `golden`, version by version, beside what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from liveness.domain.activity import Activity
+from liveness.domain.keys import ActivityId
+from liveness.domain.worker import BoundActivity, Worker
+from liveness.store.codec import LogEntry, LogRow, RenewalState
+from tests.unit.store import golden_v1, golden_v2, golden_v3, golden_v4
+
+GOLDEN = Path(__file__).parent / "golden"
+SHARD = 5
+
+
+class Version(NamedTuple):
+    """What the files of one version mean."""
+
+    name: str
+    meaning: list[LogEntry]
+    workers: Mapping[str, Worker | None]
+    activities: Mapping[ActivityId, Activity]
+    stored_workers: Mapping[str, Worker | None]
+    stored_activities: Mapping[str, Activity]
+    stored_binding: BoundActivity
+    renewal_states: list[RenewalState]
+    settings: dict[str, float]
+    take_overs: tuple[int, ...]
+
+    def rows(self) -> list[LogRow]:
+        lines = (GOLDEN / f"{self.name}.jsonl").read_text(encoding="utf-8").splitlines()
+        return [LogRow(**json.loads(line)) for line in lines]
+
+    def forms(self) -> dict[str, str]:
+        forms: dict[str, str] = json.loads((GOLDEN / f"{self.name}-rows.json").read_text(encoding="utf-8"))
+        return forms
+
+
+VERSIONS = [
+    Version(
+        name,
+        known.MEANING,
+        known.FINAL_WORKERS,
+        known.FINAL_ACTIVITIES,
+        known.STORED_WORKERS,
+        known.STORED_ACTIVITIES,
+        known.STORED_BINDING,
+        known.PULSES,
+        known.SETTINGS,
+        known.TAKE_OVERS,
+    )
+    for name, known in (("v1", golden_v1), ("v2", golden_v2), ("v3", golden_v3), ("v4", golden_v4))
+]

@@ -1,0 +1,263 @@
+"""Whatever is stored is read back as it was: the same value of the same type."""
+
+import dataclasses
+import json
+from types import MappingProxyType
+from typing import Any, get_args
+
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+
+from liveness.domain.activity import Activity
+from liveness.domain.death_certificate import ConcurrentDeaths, DeathEvidence, Stall, issue_certificate
+from liveness.domain.events import Event, LeaseRenewed, WorkerDeactivated
+from liveness.domain.keys import IDENTIFIER_BYTES_MAX
+from liveness.domain.worker import (
+    NO_PROFILE,
+    NO_STANDING,
+    BoundActivity,
+    InactiveReason,
+    Worker,
+    WorkerState,
+    full_profile,
+)
+from liveness.store import codec
+from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
+from liveness.store.errors import CorruptRow
+from tests.unit.domain import strategies
+from tests.unit.store.samples import WORKER
+
+maybe_text = st.none() | strategies.text
+
+
+def types_within(value: Any) -> Any:
+    """A value's shape by types, since 1 == 1.0 == True would hide a change."""
+    if isinstance(value, tuple | list):
+        return type(value), [types_within(part) for part in value]
+    if isinstance(value, dict):
+        return type(value), [(types_within(name), types_within(part)) for name, part in value.items()]
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value), [types_within(getattr(value, name)) for name in value.__dataclass_fields__]
+    return type(value)
+
+
+@pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
+def test_an_event_of_each_kind_survives(kind: type) -> None:
+    @given(
+        event=strategies.event_kinds[kind],
+        shard_id=st.integers(0, 2**31 - 1),
+        seq=strategies.counts,
+        namespace=maybe_text,
+        worker=maybe_text,
+        workflow_id=maybe_text,
+        wall_ms=strategies.times,
+        observed_ms=strategies.times,
+    )
+    def survives(event: Event, shard_id: int, **index: Any) -> None:
+        entry = LogEntry(event=event, **index)
+        decoded = codec.decode_entry(codec.encode_entry(shard_id, entry))
+        assert decoded == entry
+        assert types_within(decoded) == types_within(entry)
+
+    survives()
+
+
+@pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
+def test_the_strategies_leave_no_field_at_its_default(kind: type) -> None:
+    """Or a field that is not stored would be read back as it was."""
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            find(
+                strategies.event_kinds[kind],
+                lambda event, field=field: getattr(event, field.name) != field.default,  # type: ignore[misc]
+                settings=settings(phases=[Phase.generate]),
+            )
+
+
+def test_there_is_a_strategy_for_every_kind_of_event() -> None:
+    stored = {kind for kind in get_args(Event) if kind is not LeaseRenewed}
+    assert set(strategies.event_kinds) == stored
+    assert set(codec.EVENT_KINDS) == {"LeasesRenewed"} | {kind.__name__ for kind in stored}
+
+
+@given(rows=st.lists(st.tuples(strategies.counts, strategies.renewed), min_size=1, max_size=50))
+def test_packed_renewals_survive_in_order(rows: list[tuple[int, LeaseRenewed]]) -> None:
+    packed = RenewalBatch([number for number, _ in rows], [renewal for _, renewal in rows])
+    entry = LogEntry(1, None, None, None, 0, 0, packed)
+    assert codec.decode_entry(codec.encode_entry(0, entry)).event == packed
+
+
+@given(strategies.workers)
+def test_a_worker_survives(worker: Worker) -> None:
+    decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
+    assert decoded == worker
+    assert types_within(plain(decoded)) == types_within(plain(worker))
+    for one, other in ((decoded.bindings, worker.bindings), (decoded.lost, worker.lost)):
+        assert list(one.items()) == list(other.items())
+    assert list(decoded.standing.handed.items()) == list(worker.standing.handed.items())
+    assert isinstance(decoded.state, WorkerState)
+
+
+def plain(worker: Worker) -> Worker:
+    """With dictionaries in place of read-only views of them, and a profile in place of the smaller form of it."""
+    return worker._replace(
+        profile=full_profile(worker.profile),
+        bindings=dict(worker.bindings),
+        lost=dict(worker.lost),
+        standing=worker.standing._replace(handed=dict(worker.standing.handed)),
+    )
+
+
+@given(strategies.workers)
+def test_a_worker_read_back_cannot_be_changed_in_place(worker: Worker) -> None:
+    decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
+    for view in (decoded.bindings, decoded.lost, decoded.standing.handed):
+        assert isinstance(view, MappingProxyType)
+
+
+def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
+    stored = codec.encode_worker(WORKER)
+    assert "standing" not in json.loads(stored), "nor do they take place in the store"
+    assert codec.decode_worker(1, 1, stored).standing is NO_STANDING
+
+
+@given(strategies.activities)
+def test_an_activity_survives(activity: Activity) -> None:
+    stored = codec.encode_activity(activity)
+    decoded = codec.decode_activity(
+        activity.id, int(activity.state), activity.task_queue, activity.worker, stored
+    )
+    assert decoded == activity
+    assert types_within(decoded) == types_within(activity)
+
+
+@given(strategies.bound_activities)
+def test_a_bound_activity_survives(activity: BoundActivity) -> None:
+    decoded = codec.decode_bound_activity(codec.encode_bound_activity(activity))
+    assert decoded == activity
+    assert types_within(decoded) == types_within(activity)
+
+
+renewal_states = st.builds(
+    RenewalState,
+    strategies.counts,
+    strategies.numbers,
+    strategies.times,
+    strategies.numbers,
+    strategies.numbers,
+    st.booleans(),
+)
+
+
+@given(st.lists(renewal_states, max_size=10))
+def test_a_checkpoints_pulses_survive(given_pulses: list[RenewalState]) -> None:
+    decoded = codec.decode_renewal_states(codec.encode_renewal_states(given_pulses))
+    assert decoded == given_pulses
+    assert types_within(decoded) == types_within(given_pulses)
+
+
+@given(strategies.settings)
+def test_settings_survive(overrides: dict[str, float]) -> None:
+    assert codec.decode_settings(codec.encode_settings(overrides)) == overrides
+
+
+@given(st.lists(strategies.numbers, max_size=4).map(tuple))
+def test_take_over_times_survive(times: tuple[int, ...]) -> None:
+    assert codec.decode_takeovers(codec.encode_takeovers(times)) == times
+
+
+@given(st.text())
+def test_text_from_anywhere_becomes_text_that_databases_take(text: str) -> None:
+    stored = codec.replace_unstorable(text)
+    stored.encode()
+    assert "\0" not in stored
+    assert len(stored) <= len(text)
+
+
+@given(strategies.text.filter(lambda text: "\0" not in text))
+def test_text_that_databases_take_is_kept_as_it_is(text: str) -> None:
+    assert codec.replace_unstorable(text) == text
+
+
+@pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
+def test_an_event_is_described_with_every_part_named(kind: type) -> None:
+    @given(strategies.event_kinds[kind])
+    def described(event: Event) -> None:
+        names = set(json.loads(codec.event_to_json(event)))
+        assert names == set(event.__dataclass_fields__)  # type: ignore[union-attr]
+
+    described()
+
+
+def test_payloads_are_readable_json() -> None:
+    entry = LogEntry(
+        7,
+        None,
+        None,
+        None,
+        0,
+        0,
+        RenewalBatch([3, 4], [LeaseRenewed(1, 100, 5, 0), LeaseRenewed(9, 107, 6, 1)]),
+    )
+    row = codec.encode_entry(0, entry)
+    assert json.loads(row.payload) == [[3, 4], [[1, 100, 5, 0], [9, 107, 6, 1]]]
+
+
+def test_the_largest_certificate_is_still_small() -> None:
+    """A namespace's whole fleet may die at once."""
+    name = '"' * IDENTIFIER_BYTES_MAX
+    profile = NO_PROFILE._replace(host_name=name, build_id=name, task_queue=name)
+    worker = WORKER._replace(session_id=name, epoch=2**63 - 1, granted_ms=2**53, profile=profile)
+    far = 2**53
+    known = DeathEvidence(
+        (far,) * 1_000,
+        tuple(Stall(far, far) for _ in range(1_000)),
+        ConcurrentDeaths(2**31, 2**31, 2**31),
+    )
+    certificate = issue_certificate(worker, far, known)
+    event = WorkerDeactivated(
+        reason=InactiveReason.LEASE_EXPIRED, detail="", at_ms=0, cleanup_delay_ms=0, certificate=certificate
+    )
+    assert len(codec.encode_entry(0, LogEntry(1, "n", "w", None, 0, 0, event)).payload) < 4_096
+
+
+def test_an_ordinary_certificate_is_a_few_hundred_bytes() -> None:
+    wall_ms = 1_790_000_000_000
+    known = DeathEvidence(tuple(wall_ms + n * 10_000 for n in range(6)), (), ConcurrentDeaths(41, 3, 60))
+    profile = NO_PROFILE._replace(host_name="db-3", build_id="2026.11", task_queue="payments")
+    worker = WORKER._replace(session_id="0123456789abcdef", profile=profile)
+    event = WorkerDeactivated(
+        reason=InactiveReason.LEASE_EXPIRED,
+        detail="no heartbeat for 30000 ms of a 30000 ms lease",
+        at_ms=80_000,
+        cleanup_delay_ms=3_600_000,
+        certificate=issue_certificate(worker, 80_000, known),
+    )
+    assert len(codec.encode_entry(0, LogEntry(1, "n", "w", None, 0, 0, event)).payload) < 600
+
+
+def test_a_seal_never_changes() -> None:
+    """Rows that were sealed by every earlier version, on every version of Python, must go on fitting theirs."""
+    sealed = '{"a":1} \r\t \t \n\n\r\t \r\t\r\r\r'
+    assert codec.add_checksum('{"a":1}', "orders", "wörker", 7) == sealed
+    codec.verify_checksum(sealed, "workers", "orders", "wörker", 7)
+    with pytest.raises(CorruptRow, match="orders, wörker, 8 of table workers"):
+        codec.verify_checksum(sealed, "workers", "orders", "wörker", 8)
+
+
+def test_no_flipped_bit_makes_a_sealed_row_look_like_one_without_a_seal() -> None:
+    sealed = codec.add_checksum('{"a":1}', "orders", "worker", 7).encode()
+    for index in range(len(sealed)):
+        for bit in range(8):
+            damaged = bytearray(sealed)
+            damaged[index] ^= 1 << bit
+            with pytest.raises(CorruptRow):
+                codec.verify_checksum(damaged.decode("latin-1"), "workers", "orders", "worker", 7)
+
+
+def test_many_rows_are_sealed_as_each_would_be() -> None:
+    alike = ("kind", "örders", "worker", 3, 1, 1_750_000_000_000)
+    sealer = codec.ChecksumWriter(*alike)
+    for shard_id in (0, 63, 4_095):
+        assert sealer.add_checksum("[1]", shard_id) == codec.add_checksum("[1]", shard_id, *alike)

@@ -1,0 +1,159 @@
+"""Rows that earlier versions wrote are read back by every later version, and lead to the same state.
+
+The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` to `golden_v4`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from liveness.domain import activity as activities
+from liveness.domain.activity import Activity
+from liveness.domain.events import WorkerDeactivated
+from liveness.domain.fold import evolve
+from liveness.domain.keys import ActivityId
+from liveness.domain.worker import InactiveReason, Worker
+from liveness.store import codec
+from liveness.store.codec import RenewalBatch, decode_entry, encode_entry
+from tests.unit.store.golden_files import SHARD, VERSIONS, Version
+
+NEWEST = VERSIONS[-1]
+ROWS = [
+    pytest.param(version, index, id=f"{version.name} row {index + 1}")
+    for version in VERSIONS
+    for index in range(len(version.meaning))
+]
+
+every_version = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+
+
+# -- reading
+
+
+@pytest.mark.parametrize(("version", "index"), ROWS)
+def test_a_golden_row_means_what_it_always_meant(version: Version, index: int) -> None:
+    assert decode_entry(version.rows()[index]) == version.meaning[index]
+
+
+@every_version
+def test_no_golden_row_is_without_a_meaning(version: Version) -> None:
+    assert len(version.rows()) == len(version.meaning)
+
+
+@every_version
+def test_folding_the_golden_log_gives_the_same_workers(version: Version) -> None:
+    workers: dict[str, Worker | None] = {}
+    numbers: dict[int, str] = {}
+    for entry in map(decode_entry, version.rows()):
+        if isinstance(entry.event, RenewalBatch):
+            for number, renewal in zip(entry.event.worker_numbers, entry.event.renewals, strict=True):
+                workers[numbers[number]] = evolve(workers[numbers[number]], renewal, entry.seq)
+        elif entry.worker is not None:
+            after = evolve(workers.get(entry.worker), entry.event, entry.seq)  # type: ignore[arg-type]
+            workers[entry.worker] = after
+            if after is not None:
+                numbers[after.number] = entry.worker
+    assert workers == version.workers
+
+
+@every_version
+def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> None:
+    known: dict[ActivityId, Activity] = {}
+    for entry in map(decode_entry, version.rows()):
+        if entry.workflow_id is not None:
+            event = entry.event
+            id = ActivityId(entry.workflow_id, event.run_id, event.activity_id)  # type: ignore[union-attr]
+            known[id] = activities.evolve(known.get(id), event, entry.workflow_id)  # type: ignore[arg-type]
+    assert known == version.activities
+
+
+@every_version
+def test_golden_projections_mean_what_they_always_meant(version: Version) -> None:
+    forms = version.forms()
+    for name, worker in version.stored_workers.items():
+        assert worker is not None
+        assert codec.decode_worker(worker.number, int(worker.state), forms.pop(name)) == worker
+    for name, activity in version.stored_activities.items():
+        columns = (activity.id, int(activity.state), activity.task_queue, activity.worker)
+        assert codec.decode_activity(*columns, forms.pop(name)) == activity
+    assert codec.decode_bound_activity(forms.pop("bound_activity")) == version.stored_binding
+    assert codec.decode_renewal_states(forms.pop("pulses")) == version.renewal_states
+    assert codec.decode_settings(forms.pop("settings")) == version.settings
+    assert codec.decode_takeovers(forms.pop("take_overs")) == version.take_overs
+    assert forms == {}, "none is without a meaning"
+
+
+# -- writing, as the newest version does
+
+
+def test_every_kind_of_event_has_a_golden_row() -> None:
+    assert {row.kind for row in NEWEST.rows()} == set(codec.EVENT_KINDS)
+
+
+def test_every_field_with_a_default_has_another_value_in_some_golden_row() -> None:
+    """Or how it is stored would not be shown."""
+    shown: dict[tuple[str, str], bool] = {}
+    for entry in NEWEST.meaning:
+        if dataclasses.is_dataclass(entry.event):
+            for field in dataclasses.fields(entry.event):
+                if field.default is not dataclasses.MISSING:
+                    at = type(entry.event).__name__, field.name
+                    shown[at] = shown.get(at, False) or getattr(entry.event, field.name) != field.default
+    assert [at for at, is_shown in shown.items() if not is_shown] == []
+
+
+@pytest.mark.parametrize("index", range(len(NEWEST.meaning)), ids=lambda index: f"row {index + 1}")
+def test_this_version_still_writes_golden_rows(index: int) -> None:
+    """So that the version before reads what this one writes, until a new payload version says otherwise."""
+    assert encode_entry(SHARD, NEWEST.meaning[index]) == NEWEST.rows()[index]
+
+
+def test_a_version_that_knows_of_no_certificates_reads_deaths_as_it_always_did() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Deactivated:
+        """As it was."""
+
+        reason: InactiveReason
+        detail: str
+        at_ms: int
+        cleanup_delay_ms: int
+
+    deaths = [row for row in NEWEST.rows() if row.kind == WorkerDeactivated.__name__]
+    known = [entry.event for entry in VERSIONS[1].meaning if isinstance(entry.event, WorkerDeactivated)]
+    assert any("certificate" in row.payload for row in deaths)
+    assert [msgspec.json.decode(row.payload, type=Deactivated) for row in deaths] == [
+        Deactivated(
+            reason=event.reason,
+            detail=event.detail,
+            at_ms=event.at_ms,
+            cleanup_delay_ms=event.cleanup_delay_ms,
+        )
+        for event in known
+    ]
+    assert {row.version for row in NEWEST.rows()} == {1}
+
+
+def test_this_version_still_writes_golden_projections() -> None:
+    assert NEWEST.forms() == written_forms(NEWEST)
+
+
+def written_forms(version: Version) -> dict[str, str]:
+    return {
+        **{name: codec.encode_worker(worker) for name, worker in version.stored_workers.items() if worker},
+        **{name: codec.encode_activity(activity) for name, activity in version.stored_activities.items()},
+        "bound_activity": codec.encode_bound_activity(version.stored_binding),
+        "pulses": codec.encode_renewal_states(version.renewal_states),
+        "settings": codec.encode_settings(version.settings),
+        "take_overs": codec.encode_takeovers(version.take_overs),
+    }
+
+
+@pytest.mark.parametrize("name", ["worker", "tombstone"])
+def test_projections_of_version_1_are_still_written_as_they_were(name: str) -> None:
+    """Nothing is added for a worker that has nothing new about it."""
+    worker = VERSIONS[0].stored_workers[name]
+    assert worker is not None
+    assert codec.encode_worker(worker) == VERSIONS[0].forms()[name]

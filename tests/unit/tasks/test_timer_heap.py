@@ -1,0 +1,76 @@
+"""The heap against a plain dictionary: at any time, who is due and in which order."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from liveness.domain.keys import WorkerKey
+from liveness.tasks import timer_heap
+from liveness.tasks.timer_heap import TimerHeap
+
+keys = st.sampled_from([WorkerKey("n", f"w{number}") for number in range(6)])
+times = st.integers(0, 50)
+
+
+class HeapAgainstDictionary(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heap = TimerHeap()
+        self.due: dict[WorkerKey, int] = {}
+
+    @rule(key=keys, due_ms=times)
+    def arm(self, key: WorkerKey, due_ms: int) -> None:
+        self.heap.arm(key, due_ms)
+        self.due[key] = due_ms
+
+    @rule(key=keys)
+    def disarm(self, key: WorkerKey) -> None:
+        self.heap.disarm(key)
+        self.due.pop(key, None)
+
+    @rule(now_ms=times)
+    def pop_all_due(self, now_ms: int) -> None:
+        popped = []
+        while (key := self.heap.pop_due(now_ms)) is not None:
+            assert isinstance(key, WorkerKey)
+            popped.append((self.due.pop(key), key))
+        assert popped == sorted(popped), "the earliest first"
+        assert all(due_ms <= now_ms for due_ms, _ in popped), "nobody early"
+        assert all(due_ms > now_ms for due_ms in self.due.values()), "nobody forgotten"
+
+    @invariant()
+    def one_live_entry_each(self) -> None:
+        assert len(self.heap) == len(self.due)
+
+
+TestHeapAgainstDictionary = HeapAgainstDictionary.TestCase
+TestHeapAgainstDictionary.settings = settings(max_examples=100, stateful_step_count=40, derandomize=True)
+
+
+@given(st.lists(st.tuples(keys, times)))
+def test_only_the_last_deadline_of_a_worker_counts(armed: list[tuple[WorkerKey, int]]) -> None:
+    heap = TimerHeap()
+    for key, due_ms in armed:
+        heap.arm(key, due_ms)
+    popped = []
+    while (due := heap.pop_due(100)) is not None:
+        popped.append(due)
+    assert sorted(popped) == sorted(dict(armed)), "each once"
+
+
+def test_a_deadline_moved_over_and_over_takes_bounded_room() -> None:
+    heap = TimerHeap()
+    for due_ms in range(3 * timer_heap.DEAD_ENTRIES_MAX):
+        heap.arm(WorkerKey("n", "w"), due_ms)
+    assert len(heap._heap) <= timer_heap.DEAD_ENTRIES_MAX + 2
+    assert heap.pop_due(3 * timer_heap.DEAD_ENTRIES_MAX) == WorkerKey("n", "w")
+    assert heap.pop_due(3 * timer_heap.DEAD_ENTRIES_MAX) is None
+
+
+def test_a_timer_is_due_at_its_very_millisecond() -> None:
+    heap = TimerHeap()
+    heap.arm(WorkerKey("n", "w"), 100)
+    assert heap.pop_due(99) is None
+    assert heap.pop_due(100) == WorkerKey("n", "w")
