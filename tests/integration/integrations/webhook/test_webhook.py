@@ -315,17 +315,11 @@ def test_an_empty_secret_verifies_nothing() -> None:
 
 
 def test_receivers_need_nothing_of_the_server() -> None:
-    program = "import sys, liveness.webhooks; print([name for name in sys.modules if name.split('.')[0] in {'liveness', 'tasks', 'grpc', 'google', 'sqlalchemy', 'msgspec', 'structlog'}])"
+    program = "import sys, liveness.webhooks; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(
-        [
-            "liveness",
-            "liveness.webhooks",
-            "liveness.integrations",
-            "liveness.integrations.webhook",
-            "liveness.integrations.webhook.signature",
-        ]
-    )
+    loaded = set(done.stdout.split())
+    assert "liveness" in loaded
+    assert not loaded & {"grpc", "google", "sqlalchemy", "msgspec", "structlog", "starlette", "uvicorn"}
 
 
 # -- what counts as received
