@@ -86,7 +86,7 @@ def pause(
         return client.call(client.admin.PauseWorkers, request).changed
 
     def outcome(worker: Worker, changed: int) -> str:
-        return f"Worker {worker.worker_instance_key} {'is paused' if changed else 'was_quarantined paused before'}."
+        return f"Worker {worker.worker_instance_key} {'is paused' if changed else 'was paused before'}."
 
     if keys:
         _apply_to_each(client, keys, send, outcome, "paused", as_json=as_json)
@@ -145,7 +145,7 @@ def resume(
     def outcome(worker: Worker, changed: int) -> str:
         if worker.paused:
             return f"Worker {worker.worker_instance_key} stays paused, because {NAMESPACE_PAUSED}."
-        return f"Worker {worker.worker_instance_key} {'is resumed' if changed else 'was_quarantined not paused'}."
+        return f"Worker {worker.worker_instance_key} {'is resumed' if changed else 'was not paused'}."
 
     if keys:
         _apply_to_each(client, keys, send, outcome, "resumed", as_json=as_json)

@@ -31,13 +31,13 @@ from liveness.config.settings import Settings
 recovered = Path(sys.argv[2])
 
 class InTrouble:
-    async def offer(self, key, activity, task):
+    async def deliver(self, key, activity, task):
         if key.workflow_id.startswith("poison") and not (recovered / key.namespace).exists():
             raise RuntimeError("[bold]no broker[/bold] \\x1b[31m")
 
 async def main():
     settings = Settings(db=f"sqlite:///{sys.argv[1]}", listen="127.0.0.1:0", shards=2, task_attempts_max=1)
-    async with Server(settings, route=lambda namespace, task_queue: InTrouble()) as server:
+    async with Server(settings, select_sink=lambda namespace, task_queue: InTrouble()) as server:
         print("listening on", server.address, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 

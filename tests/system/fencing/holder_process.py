@@ -1,6 +1,6 @@
 """A worker's process that writes one note under a guard, and stops where it is told to until it gets a line.
 
-Says `at the wait_for_line` when it is there, and then `written`, `refused: ...` or `failed: ...`.
+Says `at the gate` when it is there, and then `written`, `refused: ...` or `failed: ...`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(connection: Connection, options: Namespace) -> None:
     token = FencingToken(options.attempt, options.lease_epoch)
     if not options.unguarded:
         guard.check(connection, "report", token, options.text)
-    if options.wait_for_line == "in transaction":
+    if options.gate == "in transaction":
         wait_for_line()
     put_note(connection, "report", options.text)
 
@@ -48,7 +48,7 @@ def on_sqlite(options: Namespace) -> None:
     with sqlite_engine(options.url).connect() as connection:
         warm_up(connection)
         connection.rollback()
-        if options.wait_for_line == "before":
+        if options.gate == "before":
             wait_for_line()
         with connection.begin():
             write(connection, options)
@@ -59,7 +59,7 @@ async def on_postgres(options: Namespace) -> None:
     async with postgres_engine(options.url, connect_args=limits).connect() as connection:
         await connection.run_sync(warm_up)
         await connection.rollback()
-        if options.wait_for_line == "before":
+        if options.gate == "before":
             wait_for_line()
         async with connection.begin():
             await connection.run_sync(write, options)
