@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from liveness.background import BackgroundTasks
+from liveness.clock import wait_for_event
+from liveness.cluster.cluster_directory import ClusterDirectory
 from liveness.cluster.failure_detector import STEP_MS_MAX, FailureDetector
 from liveness.cluster.peers import Peers
 from liveness.cluster.placement import choose_node
-from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
-from liveness.engine.node import NEVER_MS, Node
+from liveness.engine.listener import NodeListener
+from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 from liveness.routing.routing_table import Member, Owner, RoutingTable
 from liveness.store.errors import CommitUnknown, StoreBroken, StoreError
@@ -61,19 +64,22 @@ class RebalancePlan(NamedTuple):
     came after it failed. Nobody takes them from a living owner."""
 
 
-class Membership:
+class Membership(NodeListener):
     def __init__(
         self,
         node: Node,
         routes: RoutingTable,
         peers: Peers,
+        directory: ClusterDirectory,
         own_row: NodeRow,
         *,
         is_single_node: bool,
         renews_lease: bool = True,
+        on_serving_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_single_node`: nobody else can open the database. `renews_lease`: the lease is renewed by `run`, so that the node cannot
-        be sure of its shards when that does not succeed."""
+        """`directory`: kept up to date for the node. `is_single_node`: no other process can open the database.
+        `renews_lease`: `run` renews the lease, so that the node cannot be sure of its shards when a renewal fails.
+        `on_serving_changed`: called when `is_ready` may have changed."""
         self._node = node
         self._clock = node.clock
         self._routes = routes
@@ -81,8 +87,8 @@ class Membership:
         self._own_row = own_row
         self._is_single_node = is_single_node
         self._renews_lease = renews_lease
-        if renews_lease and not is_single_node:
-            node.owned_until_ms = lambda: self._lease_valid_until_ms
+        self._directory = directory
+        self._on_serving_changed = on_serving_changed
         self._failure_detector = FailureDetector()
         self.lost: frozenset[str] = frozenset()
         """Nodes in the registry whose lease is over."""
@@ -91,19 +97,13 @@ class Membership:
         self.is_ready = False
         """Whether it has ever served what belongs to it, and is not about to leave. Who takes a dead node's shards serves
         its own meanwhile, and must not be taken out of service for it."""
-        self.on_serving_changed: Callable[[], None] = lambda: None
-        """Told when that may have changed."""
-        self._lease_valid_until_ms = NEVER_MS
         self._refreshed_ms = 0
         self._assignments: dict[int, str | None] = {}
         """Where each shard belongs, among `_candidates`."""
         self._candidates: frozenset[str] = frozenset()
         self._refresh_requested = asyncio.Event()
         self._refresh_lock = asyncio.Lock()
-        self._background_tasks: set[asyncio.Task[None]] = set()
-        node.on_opened.append(self._on_opened)
-        node.on_shards_lost = self._on_shards_lost
-        node.unavailable_reason = self._unavailable_reason
+        self._tasks = BackgroundTasks("membership", on_failure=node.fail)
 
     @property
     def node_id(self) -> str:
@@ -140,7 +140,8 @@ class Membership:
     async def run(self) -> None:
         """Keep the lease, and look around."""
         while True:
-            await self._wait_for_refresh(refresh_interval_ms(self._own_row.lease_ms))
+            interval_ms = refresh_interval_ms(self._own_row.lease_ms)
+            await wait_for_event(self._refresh_requested, self._clock, interval_ms)
             if (too_early_ms := self._refreshed_ms + REFRESH_GAP_MS_MIN - self._clock.monotonic_ms()) > 0:
                 await self._clock.sleep(too_early_ms)
             try:
@@ -150,15 +151,6 @@ class Membership:
                 return
             except StoreError as error:
                 logger.warning("cannot renew this node's lease", why=str(error))
-
-    async def _wait_for_refresh(self, ms: float) -> None:
-        refresh_requested = asyncio.ensure_future(self._refresh_requested.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(ms))
-        try:
-            await asyncio.wait((refresh_requested, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            refresh_requested.cancel()
-            timer.cancel()
 
     def refresh_soon(self) -> None:
         """There is news."""
@@ -173,7 +165,7 @@ class Membership:
             self._peers.broadcast_hint(_members_changed)
             if not any(self._assignments.values()):
                 return
-            await self._wait_for_background_tasks()
+            await self.wait_for_rebalancing()
             if self._renews_lease:
                 await self._wait_until_handed_over()
         except StoreError as error:
@@ -192,12 +184,12 @@ class Membership:
             await self.refresh()
 
     async def close(self) -> None:
-        for task in self._background_tasks:
-            task.cancel()
-        await asyncio.gather(*self._background_tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def deregister(self) -> None:
-        """Out of the registry, once everything was let go of."""
+        """Remove this node from the registry, once it owns nothing any more."""
+        if self._own_row.beat == 0:
+            return  # the start failed before the node registered itself
         try:
             await self._node.store.remove_nodes([self.node_id])
         except StoreError as error:
@@ -228,8 +220,8 @@ class Membership:
             )
             view = await self._node.store.renew_node(self._own_row)
             self._refreshed_ms = self._clock.monotonic_ms()
-            if not self._has_lost_shards(view):
-                self._lease_valid_until_ms = began_ms + int(self._own_row.lease_ms * LEASE_SAFETY_FACTOR)
+            if self._renews_lease and not self._is_single_node and not self._has_lost_shards(view):
+                self._directory.lease_renewed(began_ms + int(self._own_row.lease_ms * LEASE_SAFETY_FACTOR))
             others = [row for row in view.nodes if row.node_id != self.node_id]
             self._record_lost_nodes(
                 self._failure_detector.refresh(others, began_ms, self._clock.monotonic_ms())
@@ -252,7 +244,7 @@ class Membership:
     def _make_plan(self, view: ClusterView, others: Collection[NodeRow]) -> RebalancePlan:
         live_nodes = {row.node_id: row for row in (*others, self._own_row)}
         self._peers.set_addresses([row.address for row in others])
-        self._node.remote_observed_ms = {head.shard_id: head.observed_ms for head in view.shards}
+        self._directory.set_observed_times({head.shard_id: head.observed_ms for head in view.shards})
         self._routes.replace(
             [Member(row.node_id, row.address, row.state is NodeState.LEAVING) for row in live_nodes.values()],
             {head.shard_id: (head.owner, head.epoch) for head in view.shards},
@@ -292,7 +284,7 @@ class Membership:
         )
         if self.is_fully_serving != before:
             self.is_ready = self.is_ready or self.is_fully_serving
-            self.on_serving_changed()
+            self._on_serving_changed()
 
     def _assign_shards(self, candidates: frozenset[str]) -> None:
         if candidates != self._candidates or not self._assignments:
@@ -348,10 +340,7 @@ class Membership:
         self._peers.broadcast_hint(lambda message: message.released.extend(expected_epochs))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_logging_errors(work))
-        self._background_tasks.add(task)
-        self._node.supervise(task)
-        task.add_done_callback(self._background_tasks.discard)
+        self._tasks.start(self._run_logging_errors(work))
 
     async def _run_logging_errors(self, work: Coroutine[Any, Any, None]) -> None:
         """What does not work out is seen, and begun anew, at the next look."""
@@ -364,24 +353,18 @@ class Membership:
             if isinstance(error, CommitUnknown):
                 self.refresh_soon()  # which shows whether they were
 
-    async def _wait_for_background_tasks(self) -> None:
-        """Until what was begun has ended."""
-        while self._background_tasks:
-            await asyncio.gather(*self._background_tasks)
+    async def wait_for_rebalancing(self) -> None:
+        """Wait until all shards that are being taken and handed over have been."""
+        await self._tasks.wait()
 
-    def _on_opened(self, shard: Shard) -> None:
-        """Calls that wait for it need not wait any longer."""
+    # -- as a listener of the node
+
+    def shard_opened(self, shard: Shard) -> None:
         self._routes.update_owner(shard.id, Owner(self.node_id, self._own_row.address, shard.epoch))
 
-    def _on_shards_lost(self, shard_ids: Collection[int]) -> None:
+    def shards_lost(self, shard_ids: Collection[int]) -> None:
         logger.warning("shards are another node's now", shards=len(shard_ids))
         self.refresh_soon()
-
-    def _unavailable_reason(self, shard_id: int) -> Unavailable:
-        owner = self._routes.owner(shard_id)
-        if owner is None or owner.node_id == self.node_id:
-            return ShardUnavailable(shard_id=shard_id)
-        return ShardMoved(shard_id=shard_id, node_id=owner.node_id, address=owner.address, epoch=owner.epoch)
 
 
 def _members_changed(message: cluster_pb2.HintRequest) -> None:
