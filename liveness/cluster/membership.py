@@ -1,12 +1,13 @@
-"""A node among others: it keeps its own lease in the registry, sees who else lives, and takes and hands over shards.
+"""The membership of this node in the cluster: it renews its lease in the registry, observes the other nodes, and takes and
+hands over shards.
 
-Where a shard belongs follows from who lives (`placement`). Two rules decide who acts:
+The live nodes determine where each shard belongs (`placement`). Two rules decide which node acts:
 
-- A living owner is never robbed. It sees by itself that a shard belongs elsewhere, and lets go of it.
-- A shard that nobody living owns is taken by the node it belongs to.
+- No node takes a shard from a live owner. The owner sees that the shard is assigned to another node, and hands it over.
+- A shard without a live owner is taken by the node that it is assigned to.
 
-Nodes that see things differently for a while cannot harm each other: taking a shard raises its epoch, and only if the
-epoch is still the one that was seen; whoever had it before can commit nothing more to it.
+Nodes that see the cluster differently for a while cannot harm each other: taking a shard raises its epoch, and succeeds
+only if the epoch is still the one that was seen; the former owner can commit nothing more to it.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ logger = structlog.get_logger("liveness.cluster")
 
 REFRESHES_PER_LEASE = 8
 REFRESH_INTERVAL_MS_MAX = STEP_MS_MAX // 2
-"""Of what passes between two looks a step counts at most, so that a long lease with rare looks would hardly ever end."""
+"""Silence counts for at most one step between two refreshes, so with rarer ones a long lease would hardly ever end."""
 REFRESH_GAP_MS_MIN = 50
-"""Calls on their way to a node that is gone ask for another look all the time."""
+"""Calls to a node that is gone request refreshes all the time."""
 ACQUIRE_BATCH_SIZE = 8
-"""Shards in one transaction: while they are read, the process does little else, and must not miss its own beat."""
+"""Shards per transaction: the process does little else while it reads them, and must not miss its own renewal."""
 LEASE_SAFETY_FACTOR = 0.9
-"""Of its own lease, a node counts on this part only: clocks do not run at quite the same speed."""
+"""The part of its own lease that a node relies on: clocks do not run at quite the same speed."""
 HAND_OVER_TIMEOUT_MS = 5_000
 LOST_NODE_RETENTION_MS = 600_000
-"""A lost node is shown for so long."""
+"""How long the registry shows a lost node."""
 
 
 def refresh_interval_ms(lease_ms: int) -> float:
@@ -53,15 +54,15 @@ def refresh_interval_ms(lease_ms: int) -> float:
 
 
 class RebalancePlan(NamedTuple):
-    """What follows from a look. Shards come with the epochs that they had."""
+    """What this node does after a refresh. Shards come with the epochs that the refresh showed."""
 
     to_acquire: dict[int, int]
     lost_owners: set[str]
-    """Lost nodes, whose shards they were."""
+    """Lost nodes that owned these shards."""
     to_hand_over: list[int]
     to_disown: dict[int, int]
-    """Those that this node took and does not serve, and that belong elsewhere meanwhile: the answer was lost, or what
-    came after it failed. Nobody takes them from a living owner."""
+    """Shards that this node owns but does not serve, and that are assigned to another node: the answer to the take-over was
+    lost, or a later step failed. The other node does not take them from a live owner, so this one gives them up."""
 
 
 class Membership(NodeListener):
@@ -91,15 +92,15 @@ class Membership(NodeListener):
         self._on_serving_changed = on_serving_changed
         self._failure_detector = FailureDetector()
         self.lost: frozenset[str] = frozenset()
-        """Nodes in the registry whose lease is over."""
+        """Ids of nodes in the registry whose lease is over."""
         self.is_fully_serving = False
-        """Whether this node serves what belongs to it."""
+        """Whether this node serves all shards that are assigned to it."""
         self.is_ready = False
-        """Whether it has ever served what belongs to it, and is not about to leave. Who takes a dead node's shards serves
-        its own meanwhile, and must not be taken out of service for it."""
+        """Whether this node has ever served all its shards and is not leaving. It stays ready while it takes the shards of
+        a dead node: it serves its own meanwhile, and must not be taken out of service."""
         self._refreshed_ms = 0
         self._assignments: dict[int, str | None] = {}
-        """Where each shard belongs, among `_candidates`."""
+        """The address that each shard is assigned to, among `_candidates`."""
         self._candidates: frozenset[str] = frozenset()
         self._refresh_requested = asyncio.Event()
         self._refresh_lock = asyncio.Lock()
@@ -109,22 +110,22 @@ class Membership(NodeListener):
     def node_id(self) -> str:
         return self._own_row.node_id
 
-    # -- life
+    # -- start and end
 
     async def join(self) -> None:
-        """Take a place in the registry, and the shards that belong here and that nobody serves."""
+        """Register this node, and take the shards that are assigned to it and have no live owner."""
         view = await self._node.store.read_cluster()
         others = [row for row in view.nodes if row.node_id != self.node_id]
         exited = [row for row in others if self._is_single_node or self._has_exited(row)]
         if exited:
             await self._node.store.remove_nodes([row.node_id for row in exited])
         plan = await self._renew_and_plan()
-        # Not beside everything else: a node that cannot read what it is to serve must not pretend to have started.
+        # Not in the background: a node that cannot read its shards must not report that it has started.
         await self._acquire(plan.to_acquire, plan.lost_owners)
         self._peers.broadcast_hint(_members_changed)
 
     def _has_exited(self, row: NodeRow) -> bool:
-        """A process of this machine that does not run any more need not be waited for."""
+        """Whether a registered node is a process of this machine that has ended: its lease need not be waited for."""
         if row.host != self._own_row.host:
             return False
         if row.address == self._own_row.address:
@@ -138,7 +139,7 @@ class Membership(NodeListener):
         return False
 
     async def run(self) -> None:
-        """Keep the lease, and look around."""
+        """Renew the lease and observe the cluster, at regular intervals and on request."""
         while True:
             interval_ms = refresh_interval_ms(self._own_row.lease_ms)
             await wait_for_event(self._refresh_requested, self._clock, interval_ms)
@@ -153,11 +154,11 @@ class Membership(NodeListener):
                 logger.warning("cannot renew this node's lease", why=str(error))
 
     def refresh_soon(self) -> None:
-        """There is news."""
+        """Request a refresh: something in the cluster has changed, or a node does not answer."""
         self._refresh_requested.set()
 
     async def leave(self) -> None:
-        """Hand everything over to the others, if there are any, and wait until it is theirs."""
+        """Hand all shards over to other nodes, if there are any, and wait until those serve them."""
         self._own_row = self._own_row._replace(state=NodeState.LEAVING)
         self.is_fully_serving = self.is_ready = False
         try:
@@ -170,11 +171,11 @@ class Membership(NodeListener):
                 await self._wait_until_handed_over()
         except StoreError as error:
             logger.warning(
-                "shards not handed over; others find them when this node's lease is over", why=str(error)
+                "shards not handed over; other nodes take them when this node's lease is over", why=str(error)
             )
 
     async def _wait_until_handed_over(self) -> None:
-        """Until every shard is known to be served elsewhere, for so long at most."""
+        """Wait until other nodes serve all shards, for `HAND_OVER_TIMEOUT_MS` at most."""
         until_ms = self._clock.monotonic_ms() + HAND_OVER_TIMEOUT_MS
         while self._clock.monotonic_ms() < until_ms:
             owners = self._routes.owners().values()
@@ -193,13 +194,13 @@ class Membership(NodeListener):
         try:
             await self._node.store.remove_nodes([self.node_id])
         except StoreError as error:
-            logger.info("not signed off; the lease ends by itself", why=str(error))
+            logger.info("node not deregistered; its lease will run out", why=str(error))
         self._peers.broadcast_hint(_members_changed)
 
-    # -- looking
+    # -- refresh
 
     async def refresh(self) -> None:
-        """Renew the lease, see who is there, and begin what follows from it."""
+        """Renew the lease, read the registry, and start to take and hand over shards accordingly."""
         plan = await self._renew_and_plan()
         if plan.to_hand_over:
             self._start_task(self._hand_over(plan.to_hand_over))
@@ -229,8 +230,9 @@ class Membership(NodeListener):
             return self._make_plan(view, [row for row in others if row.node_id not in self.lost])
 
     def _has_lost_shards(self, view: ClusterView) -> bool:
-        """Whether others have taken shards that this node still shows, while it stood still: a lease that is renewed
-        afterwards does not bring them back, and until they are dropped, which a commit does, nothing is sure."""
+        """Whether other nodes have taken shards that this node still serves, for instance while its process stalled. A
+        lease that is renewed afterwards does not bring them back: until a commit has dropped them, this node must not
+        rely on the lease."""
         epochs = {head.shard_id: head.epoch for head in view.shards}
         return any(shard.epoch < epochs.get(shard.id, 0) for shard in self._node.shards())
 
@@ -238,7 +240,7 @@ class Membership(NodeListener):
         for node_id in set(lost) - self.lost:
             logger.warning("node lost", node=node_id)
         for node_id in self.lost - set(lost):
-            logger.info("node is back, or was forgotten", node=node_id)
+            logger.info("node is back, or was removed from the registry", node=node_id)
         self.lost = frozenset(lost)
 
     def _make_plan(self, view: ClusterView, others: Collection[NodeRow]) -> RebalancePlan:
@@ -293,7 +295,7 @@ class Membership(NodeListener):
                 shard_id: choose_node(shard_id, candidates) for shard_id in range(self._node.shard_count)
             }
 
-    # -- taking and giving
+    # -- take-over and hand-over
 
     async def _acquire(self, wanted: Mapping[int, int], lost_owners: Collection[str]) -> None:
         if lost_owners:
@@ -315,8 +317,8 @@ class Membership(NodeListener):
             self.refresh_soon()
 
     async def _end_database_sessions(self, owners: Collection[str]) -> None:
-        """A node that stands still in the middle of a transaction holds on to the rows that others need, and there are
-        places in it where no time limit of the database applies."""
+        """End the database sessions of lost nodes. A node that stalls in the middle of a transaction keeps its locks on rows
+        that others need, and in some states of a transaction no time limit of the database applies."""
         try:
             ended = await self._node.store.end_sessions_of(owners)
         except StoreError as error:
@@ -336,14 +338,14 @@ class Membership(NodeListener):
 
     async def _disown_shards(self, expected_epochs: Mapping[int, int]) -> None:
         await self._node.store.disown_shards(self.node_id, expected_epochs)
-        logger.info("shards let go of that were taken without an answer", shards=len(expected_epochs))
+        logger.info("shards given up that were taken without an answer", shards=len(expected_epochs))
         self._peers.broadcast_hint(lambda message: message.released.extend(expected_epochs))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.start(self._run_logging_errors(work))
 
     async def _run_logging_errors(self, work: Coroutine[Any, Any, None]) -> None:
-        """What does not work out is seen, and begun anew, at the next look."""
+        """Run `work` and log its failure. The next refresh shows what was not done, and starts it again."""
         try:
             await work
         except StoreBroken as error:
@@ -351,7 +353,7 @@ class Membership(NodeListener):
         except StoreError as error:
             logger.warning("shards not taken", why=str(error))
             if isinstance(error, CommitUnknown):
-                self.refresh_soon()  # which shows whether they were
+                self.refresh_soon()  # it shows whether the shards were taken
 
     async def wait_for_rebalancing(self) -> None:
         """Wait until all shards that are being taken and handed over have been."""
@@ -363,7 +365,7 @@ class Membership(NodeListener):
         self._routes.update_owner(shard.id, Owner(self.node_id, self._own_row.address, shard.epoch))
 
     def shards_lost(self, shard_ids: Collection[int]) -> None:
-        logger.warning("shards are another node's now", shards=len(shard_ids))
+        logger.warning("another node has taken shards", shards=len(shard_ids))
         self.refresh_soon()
 
 
