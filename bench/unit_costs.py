@@ -25,7 +25,7 @@ from liveness.engine.node import Node
 from liveness.store.node_registry import SERVER_KIND, NodeRow, NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
-from liveness.tasks.timer_runner import TimerRunner
+from liveness.tasks.timer_heap import TimerHeaps
 from tests.databases import PostgresServer
 
 BATCH = 500
@@ -101,7 +101,7 @@ async def read_back(url, shards):
     store = SqlStore(PostgresDatabase(url))
     await store.open(shards, "bench")
     node = Node(
-        store, SystemClock(), shard_count=shards, owner="bench", grace_ms=0, timers=TimerRunner().new_heap,
+        store, SystemClock(), shard_count=shards, owner="bench", grace_ms=0, timers=TimerHeaps().new_heap,
         commit_interval_ms=0,
     )  # fmt: skip
     heads = (await store.read_cluster()).shards

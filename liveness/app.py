@@ -1,22 +1,22 @@
-"""The composition root: the one place where things are wired together."""
+"""The composition root: builds a server's components, connects them, starts them and ends them."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from importlib.metadata import version
 from random import Random
 from types import TracebackType
-from typing import Any
 
 import structlog
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
 
+from liveness.background import BackgroundTasks
 from liveness.clock import Clock, ManualClock, SystemClock
+from liveness.cluster.cluster_directory import ClusterDirectory
 from liveness.cluster.hints import HintSender
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
@@ -27,6 +27,7 @@ from liveness.dispatch.matching import Matching
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.reconciler import BindingReconciler
 from liveness.dispatch.remote import RemoteOwnershipResponder
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing
 from liveness.integrations.relay.relay import Relay
@@ -62,8 +63,9 @@ from liveness.tasks.activity_reschedule import ActivityReschedule
 from liveness.tasks.maintenance import Maintenance
 from liveness.tasks.queue_runner import QueueRunner
 from liveness.tasks.sinks import SinkSelector, first_match, no_sink
+from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.timer_runner import TimerRunner
-from liveness.telemetry.logs import log_transitions
+from liveness.telemetry.logs import TransitionLog
 from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
@@ -73,6 +75,12 @@ logger = structlog.get_logger("liveness.app")
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 ADVANCE_STEP_MS = 250
 POLL_INTERVAL_MS = 1_000
+SERVICES = (
+    service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
+    activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
+)
 
 
 class ListenFailed(StoreUnusable):
@@ -96,28 +104,21 @@ class Server:
         self_driven: bool = True,
         platform: Platform = THIS_PLATFORM,
     ) -> None:
-        """`route`: instead of the settings, which sink receives the reschedules of a task queue. `self_driven=False`: it commits and answers, but time, queues and maintenance move only when driven."""
+        """`select_sink`: chooses the sink that receives the reschedules of a task queue, instead of the settings.
+        `self_driven=False`: the server commits and answers, but time, queues and maintenance move only when driven."""
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._self_driven = self_driven
         self._platform = platform
         self._node_id = f"{platform.host}:{platform.process_id}:{self._random.randbytes(4).hex()}"
-        self._background_tasks: list[asyncio.Task[None]] = []
         self._tracer = create_tracer(settings.traces, service="liveness-server", instance=self._node_id)
-        self._relay = make_relay(settings, self._clock, self._random)
-        self._select_sink = select_sink or first_match(
-            webhook_sink_selector(
-                settings.webhook_url,
-                settings.webhook_secret,
-                settings.webhook_timeout_s,
-                settings.webhook_queues,
-                self._clock,
-            ),
-            self._relay.select_sink if self._relay is not None else no_sink,
-        )
+        self._broker = make_broker(settings, self._clock, self._random)
+        self._given_sink_selector = select_sink
+        self._running = AsyncExitStack()
+        """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
-        """host:port, with the port that was really taken."""
+        """host:port, with the port that the operating system assigned."""
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -128,38 +129,158 @@ class Server:
     ) -> None:
         await self.stop()
 
-    async def start(self) -> None:
-        settings = self._settings
-        try:
-            self.store = await open_store(settings, self._node_id, self._platform)
-            try:
-                await self._start(settings)
-            except BaseException:
-                await self.store.close()
-                raise
-        except (StoreBroken, CommitRejected, CommitUnknown, ReadFailed) as error:
-            # Nothing was promised yet: it is not the disk that broke its word, the file is not what it should be.
-            raise StoreUnusable(detail=f"{settings.db_without_password}: {error.fields['detail']}") from error
+    # -- start and stop
 
-    async def _start(self, settings: Settings) -> None:
-        timers = TimerRunner()
+    async def start(self) -> None:
+        """Return when the server serves. A start that fails releases everything that it has taken until then."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._start(stack)
+                self._running = stack.pop_all()
+        except (StoreBroken, CommitRejected, CommitUnknown, ReadFailed) as error:
+            # Nothing was promised yet: the disk did not lose anything, the database is not what it should be.
+            raise StoreUnusable(
+                detail=f"{self._settings.db_without_password}: {error.fields['detail']}"
+            ) from error
+
+    async def stop(self) -> None:
+        """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
+        running, self._running = self._running, AsyncExitStack()
+        await running.aclose()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        if self._tracer is not None:
+            stack.push_async_callback(self._tracer.close)
+        self.store = await open_store(settings, self._node_id, self._platform)
+        stack.push_async_callback(self.store.close)
+        self._bind()
+        self._build()
+        self._register_listeners()
+        self._register_services()
+        self._push_release(stack)
+        await self._grpc.start()
+        with _gc_paused():
+            await self.membership.join()
+        self.node.start(tick=self._self_driven)
+        self._push_shutdown(stack)
+        if self._self_driven:
+            self._start_background_work()
+        self._health.serve()
+
+    def _start_background_work(self) -> None:
+        settings = self._settings
+        self._tasks.start(self.membership.run())
+        self._tasks.start(self.queue.run())
+        self._tasks.start(self.telemetry.run())
+        if not self._is_single_node:
+            self._tasks.start(self._poll_for_missed_hints())
+        if self._relay is not None:
+            self._tasks.start(self._relay.run())
+        if self._platform.runs_maintenance:
+            self.maintenance.schedule(
+                checkpoint_interval_s=settings.checkpoint_interval_s,
+                retention_interval_s=settings.retention_interval_s,
+            )
+
+    def _push_shutdown(self, stack: AsyncExitStack) -> None:
+        """The first part of an orderly end, for a server that has begun to serve."""
+        _push_in_order(
+            stack,
+            self._health.enter_graceful_shutdown,
+            self.feed.close,
+            # Before polls end: a client that a poll tells of the shutdown leaves, and would take the end of its stream
+            # for a failure.
+            self.streams.close if self.gateway is None else self.gateway.close_streams,
+            self.matching.end_polls,
+            self._leave_cluster,
+        )
+
+    def _push_release(self, stack: AsyncExitStack) -> None:
+        """The second part of an end, which also follows a failed start: release whatever was taken."""
+        if self.gateway is not None:
+            # Streams that other nodes forward go on until their shards have been handed over.
+            handed_over = [self.streams.close]
+            close_gateway = [self.gateway.close]
+        else:
+            handed_over, close_gateway = [], []
+        _push_in_order(
+            stack,
+            *handed_over,
+            self.node.stop_listening,
+            # Calls in flight get their answers first: the engine still runs.
+            self._stop_grpc,
+            self.maintenance.stop,
+            self._tasks.close,
+            # Background work that decides or asks other nodes ends before the node's last commit.
+            self.membership.close,
+            self.matching.close,
+            self.reconciler.close,
+            self.ownership.close,
+            self.node.close,
+            # Only now: the registry must show this node for as long as it owns shards.
+            self._deregister,
+            *close_gateway,
+            self.peers.close,
+        )
+
+    async def _leave_cluster(self) -> None:
+        if self.node.is_committing:
+            await self.membership.leave()
+
+    async def _stop_grpc(self) -> None:
+        # Where nothing is committed any more, calls in flight would wait for their answers in vain.
+        await self._grpc.stop(self._settings.shutdown_timeout_s if self.node.is_committing else None)
+
+    async def _deregister(self) -> None:
+        if not self.node.committer.broken:
+            await self.membership.deregister()
+
+    # -- composition
+
+    @property
+    def _is_single_node(self) -> bool:
+        """A SQLite database belongs to one process."""
+        return self._settings.sqlite_path is not None
+
+    def _bind(self) -> None:
+        """Take the port, so that the address is known to everything that is built next. Nothing is accepted yet."""
+        settings = self._settings
+        self._grpc = self._platform.listener(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        try:
+            port = self._grpc.add_insecure_port(settings.listen)
+        except RuntimeError as error:
+            raise ListenFailed(listen=settings.listen) from error
+        self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
+
+    def _build(self) -> None:
+        """Build the components, each after those that it needs."""
+        settings, is_single_node = self._settings, self._is_single_node
         self.routes = RoutingTable(settings.shards)
+        directory = ClusterDirectory(self._node_id, self.routes)
+        timer_heaps = TimerHeaps()
         self.node = node = Node(
             self.store,
             self._clock,
             shard_count=settings.shards,
             owner=self._node_id,
             grace_ms=settings.takeover_grace_ms,
-            # Whoever drives the clock by hand need not move it for a commit.
+            # A test that moves the clock by hand need not move it for a commit.
             commit_interval_ms=settings.commit_interval_ms if self._self_driven else 0,
-            timers=timers.new_heap,
+            timers=timer_heaps.new_heap,
             namespaces=settings.namespaces,
+            directory=directory,
             observe_commit=None if self._tracer is None else self._tracer.start_commit_span,
         )
-        # SQLite belongs to one process.
-        is_single_node = settings.sqlite_path is not None
-        self.peers = Peers(node.owner, self._platform.connect)
-        self.hints = HintSender(node, self.routes, self.peers)
+        self._tasks = BackgroundTasks("server", on_failure=node.fail)
+        own_row = self._own_row()
+        self.peers = Peers(node.owner, own_row.address, self._platform.connect)
+        self.hints = HintSender(self.routes, self.peers)
         self.ownership_responder = RemoteOwnershipResponder(node)
         remote_nodes = (
             None
@@ -170,115 +291,120 @@ class Server:
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
-        timers.attach(node, self.reconciler)
-        self.telemetry = telemetry = Telemetry(node)
-        self._prometheus = PrometheusExporter(telemetry)
-        node.on_committed.append(log_transitions)
+        self._timers = timers = TimerRunner(node, timer_heaps, self.reconciler)
         self.matching = Matching(node, self.ownership, remote_nodes, self.hints.notify_activities_available)
-        self.feed = EventFeed(node)
-        self.feed.on_watching_changed = self.hints.notify_watching
+        self.feed = EventFeed(node, self.hints.notify_watching)
         self.streams = AttachStreams(node)
+        self._relay = (
+            None
+            if self._broker is None
+            else Relay(
+                node, self._broker, settings.relay_queues, event_json if settings.relay_events else None
+            )
+        )
+        broker = self._broker
+        self.telemetry = Telemetry(
+            node,
+            streams=self.streams.open_count,
+            attached=self.streams.attached_count,
+            waiting_polls=self.matching.waiting_poll_count,
+            relay_trouble=(lambda: "") if broker is None else broker.down_reason,
+        )
+        self._prometheus = PrometheusExporter(self.telemetry)
         self.queue = QueueRunner(
             node,
             self.ownership,
-            ActivityReschedule(self._select_sink),
+            ActivityReschedule(self._given_sink_selector or self._configured_sink_selector()),
             attempts_max=settings.task_attempts_max,
             random=self._random,
             has_pending_expiries=lambda: timers.is_behind,
-            is_sink_down=lambda: self._relay is not None and self._relay.broker.is_down,
+            is_sink_down=lambda: broker is not None and broker.is_down,
+            notify_remote=self.hints.notify_tasks_added,
+            on_attempt=self.telemetry.record_task_attempt,
         )
-        if self._relay is not None:
-            self._relay.attach(node, event_json)
-            self._relay.broker.on_connected.append(self.queue.wake_all)
+        if broker is not None:
+            broker.on_connected.append(self.queue.wake_all)
         self.maintenance = Maintenance(
             node,
             task_retention_ms=int(settings.task_retention_s * 1_000),
             relay_name=self._relay.relay_name if self._relay is not None else None,
         )
-        self.queue.wake_remote = self.hints.notify_tasks_added
-        self.queue.on_attempt = telemetry.record_task_attempt
-        telemetry.streams, telemetry.attached = self.streams.open_count, self.streams.attached_count
-        telemetry.waiting_polls = self.matching.waiting_poll_count
-        if self._relay is not None:
-            telemetry.relay_trouble = self._relay.broker.down_reason
-        await self._listen(settings)
-        try:
-            with _gc_paused():
-                await self.membership.join()
-        except BaseException:
-            await self._grpc.stop(None)
-            raise
-        self._scheduler = None
-        node.start(tick=self._self_driven)
-        if self._self_driven:
-            self._run_in_background(self.membership.run())
-            self._run_in_background(self.queue.run())
-            self._run_in_background(telemetry.run())
-            if not is_single_node:
-                self._run_in_background(self._poll_for_missed_hints())
-            if self._relay is not None:
-                self._run_in_background(self._relay.run())
-            if self._platform.runs_maintenance:
-                self._scheduler = self.maintenance.schedule(
-                    checkpoint_interval_s=settings.checkpoint_interval_s,
-                    retention_interval_s=settings.retention_interval_s,
-                )
-        self._health.serve()
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self.node.supervise(task)
-        self._background_tasks.append(task)
-
-    async def _listen(self, settings: Settings) -> None:
-        self._grpc = server = self._platform.listener(
-            options=[
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.so_reuseport", 0),
-            ]
+        self._health = Health(
+            [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: self.membership.is_ready}
         )
-        try:
-            port = server.add_insecure_port(settings.listen)
-        except RuntimeError as error:
-            raise ListenFailed(listen=settings.listen) from error
-        self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
-        self.membership = self._make_membership(settings)
+        self.membership = Membership(
+            node,
+            self.routes,
+            self.peers,
+            directory,
+            own_row,
+            is_single_node=is_single_node,
+            renews_lease=self._self_driven,
+            on_serving_changed=self._health.recheck,
+        )
+        self.gateway = None if is_single_node else self._make_gateway()
+        self.fleet = Fleet(node, self.telemetry, self.all_nodes, lambda: len(self.routes.members()))
+
+    def _register_listeners(self) -> None:
+        """Register everything that follows the node. The node calls it in this order, which is stated here only."""
+        listeners: list[NodeListener] = [
+            # Other nodes hear first: they read and count in parallel to what this node does next.
+            self.hints,
+            # Leases that are over end before a sample is taken and before queues run in the same tick.
+            self._timers,
+            # What happened is counted and logged before anything acts on it.
+            self.telemetry,
+            TransitionLog(),
+            # Work goes to polls, events to watchers, orders to workers.
+            self.matching,
+            self.feed,
+            self.streams,
+            # Deliveries of reschedules, and then of events, come after the answers to clients.
+            self.queue,
+            *([self._relay.events] if self._relay is not None and self._relay.events is not None else []),
+            # Last: it lets the calls go on that wait for a shard, so every component must know the shard by then.
+            self.membership,
+        ]
+        for listener in listeners:
+            self.node.add_listener(listener)
+
+    def _register_services(self) -> None:
+        node, server = self.node, self._grpc
         workers = LivenessService(
-            self.node, self.feed, self.streams, self._random, self.quotas, self.all_nodes, self.telemetry
+            node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
         )
-        self.fleet = fleet = Fleet(
-            self.node, self.telemetry, self.all_nodes, lambda: len(self.routes.members())
-        )
-        services = {
-            service_pb2.DESCRIPTOR.services_by_name["LivenessService"]: workers,
-            activity_pb2.DESCRIPTOR.services_by_name["ActivityService"]: ActivityService(
-                self.node, self.ownership, self.matching
+        services = (
+            workers,
+            ActivityService(node, self.ownership, self.matching),
+            AdminService(node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay),
+            ClusterService(
+                node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
+                self.matching, self.queue, self.feed, self.quotas, workers, self.fleet,
             ),
-            admin_pb2.DESCRIPTOR.services_by_name["AdminService"]: AdminService(
-                self.node, self.all_nodes, self.membership, self.peers, self._relay, fleet
-            ),
-            cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]: ClusterService(
-                self.node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
-                self.matching, self.queue, self.feed, self.quotas, workers, fleet,
-            ),
-        }  # fmt: skip
-        names = [descriptor.full_name for descriptor in services]
-        admit = self.node.policies.admit if settings.namespaces else None
-        self.gateway = None if self.all_nodes is None else self._make_gateway()
-        for descriptor, service in services.items():
+        )  # fmt: skip
+        admit = node.policies.admit if self._settings.namespaces else None
+        for descriptor, service in zip(SERVICES, services, strict=True):
             gateway = None if isinstance(service, ClusterService) else self.gateway
-            register_service(
-                server, descriptor, service, self.node.wait_all_durable, admit, gateway, self._tracer
-            )
-        membership = self.membership
-        self._health = Health(names, {READINESS: lambda: membership.is_ready})
-        membership.on_serving_changed = self._health.recheck
+            register_service(server, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if settings.reflection:
+        if self._settings.reflection:
+            names = [descriptor.full_name for descriptor in SERVICES]
             reflection.enable_server_reflection(
                 [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
             )
-        await server.start()
+
+    def _configured_sink_selector(self) -> SinkSelector:
+        settings = self._settings
+        return first_match(
+            webhook_sink_selector(
+                settings.webhook_url,
+                settings.webhook_secret,
+                settings.webhook_timeout_s,
+                settings.webhook_queues,
+                self._clock,
+            ),
+            self._relay.select_sink if self._relay is not None else no_sink,
+        )
 
     def _make_gateway(self) -> Gateway:
         node = self.node
@@ -294,14 +420,14 @@ class Server:
             tracer=self._tracer,
         )
 
-    def _make_membership(self, settings: Settings) -> Membership:
-        node = self.node
-        own_row = NodeRow(
-            node_id=node.owner,
+    def _own_row(self) -> NodeRow:
+        settings, platform = self._settings, self._platform
+        return NodeRow(
+            node_id=self._node_id,
             kind=SERVER_KIND,
-            address=settings.advertise or _advertised_address(self.address, self._platform.host),
-            host=self._platform.host,
-            process_id=self._platform.process_id,
+            address=settings.advertise or _advertised_address(self.address, platform.host),
+            host=platform.host,
+            process_id=platform.process_id,
             version=version("liveness"),
             state=NodeState.SERVING,
             lease_ms=settings.node_lease_ms,
@@ -309,18 +435,11 @@ class Server:
             started_wall_ms=self._clock.wall_ms(),
             renewed_wall_ms=self._clock.wall_ms(),
         )
-        self.peers.address = own_row.address
-        return Membership(
-            node,
-            self.routes,
-            self.peers,
-            own_row,
-            is_single_node=settings.sqlite_path is not None,
-            renews_lease=self._self_driven,
-        )
+
+    # -- while it runs
 
     async def _poll_for_missed_hints(self) -> None:
-        """Find by ourselves what other nodes may have told us and we did not hear."""
+        """Look at regular intervals for what other nodes' hints say, because a hint may be lost."""
         while True:
             await self._clock.sleep(POLL_INTERVAL_MS)
             self.matching.forget_remote_offers_except(self.peers.addresses())
@@ -331,10 +450,10 @@ class Server:
                 if self.node.apply_stored_config(await self.store.load_config()):
                     self.node.policy_changed()
             except StoreError as error:
-                logger.info("rounds interrupted", why=str(error))
+                logger.info("poll for missed hints interrupted", why=str(error))
 
     async def advance(self, ms: int) -> None:
-        """For a server that is not self-driven: let time pass and everything that is due happen."""
+        """For a server that is not self-driven: let time pass and execute everything that falls due."""
         clock = self._clock
         assert isinstance(clock, ManualClock), "only a manual clock can be moved"
         while ms > 0:
@@ -346,65 +465,37 @@ class Server:
         await self.queue.run_until_idle()
 
     def metrics(self, accept: str = "") -> tuple[bytes, str]:
-        """For Prometheus: the text, and its content type. `accept`: what the reader would like."""
+        """The metrics as Prometheus reads them, and their content type. `accept`: the formats that the reader takes."""
         return self._prometheus.render(accept)
 
     async def take_sample(self) -> None:
-        """For a server that is not self-driven: look at the store, and keep how everything is now."""
+        """For a server that is not self-driven: read the store and record a sample of the current state."""
         await self.telemetry.refresh()
         self.telemetry.take_sample()
 
-    async def stop(self) -> None:
-        """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
-        await self._health.enter_graceful_shutdown()
-        self.feed.close()
-        # Before polls end: a client that is told so by a poll leaves, and would take the end of its stream for a failure.
-        if self.gateway is not None:
-            self.gateway.close_streams()
-        else:
-            self.streams.close()
-        self.matching.close()
-        if not self.node.committer.broken:
-            await self.membership.leave()
-        if self.gateway is not None:
-            self.streams.close()
-        self.node.stop_listening()
-        stopped = asyncio.create_task(self._grpc.stop(self._settings.shutdown_timeout_s))
-        if not self.node.committer.broken:
-            await stopped  # calls in flight get their answers first: the engine still runs
-        else:
-            await self._grpc.stop(None)
-        if self._scheduler is not None:
-            self._scheduler.shutdown(wait=False)
-        for task in self._background_tasks:
-            task.cancel()
-        await asyncio.gather(*self._background_tasks, return_exceptions=True)
-        await self.membership.close()
-        await self.reconciler.close()
-        await self.ownership.close()
-        await self.node.close()
-        if not self.node.committer.broken:
-            await self.membership.deregister()
-        if self.gateway is not None:
-            await self.gateway.close()
-        await self.peers.close()
-        await self.store.close()
-        if self._tracer is not None:
-            await self._tracer.close()
+
+def _push_in_order(stack: AsyncExitStack, *steps: Callable[[], Awaitable[None] | None]) -> None:
+    """Let the stack run `steps` in the order in which they are listed, and before everything that it holds already."""
+    for step in reversed(steps):
+        stack.push_async_callback(_run_step, step)
+
+
+async def _run_step(step: Callable[[], Awaitable[None] | None]) -> None:
+    if (work := step()) is not None:
+        await work
 
 
 def _advertised_address(address: str, host: str) -> str:
-    """A node that listens everywhere is reached by its machine's name."""
-    place = host_port(address)
-    assert place is not None, address
-    everywhere = place.host in ("0.0.0.0", "::")
-    return f"{host}:{place.port}" if everywhere else address
+    """A node that listens on all interfaces is reached by the name of its machine."""
+    parsed = host_port(address)
+    assert parsed is not None, address
+    return f"{host}:{parsed.port}" if parsed.host in ("0.0.0.0", "::") else address
 
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Reading a million workers makes millions of objects that live on; looking for garbage among them, now or in
-    every full collection later, would only cost time."""
+    """Keep the garbage collector away from what is read at the start. A million workers are millions of objects that
+    stay; searching them for garbage, now or in every full collection later, would only cost time."""
     gc.disable()
     try:
         yield
@@ -413,7 +504,7 @@ def _gc_paused() -> Iterator[None]:
         gc.enable()
 
 
-def make_relay(settings: Settings, clock: Clock, random: Random) -> Relay | None:
+def make_broker(settings: Settings, clock: Clock, random: Random) -> Broker | None:
     if not settings.relay:
         return None
     config = BrokerConfig(
@@ -424,10 +515,9 @@ def make_relay(settings: Settings, clock: Clock, random: Random) -> Relay | None
         settings.relay_replicas,
     )
     try:
-        broker = Broker(config, clock, random)
+        return Broker(config, clock, random)
     except NatsClientMissing as error:
         raise RelayUnusable(detail=error) from error
-    return Relay(broker, settings.relay_queues, settings.shards, events=settings.relay_events)
 
 
 async def open_store(settings: Settings, owner: str = "", platform: Platform = THIS_PLATFORM) -> SqlStore:

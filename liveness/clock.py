@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -33,6 +33,25 @@ def stopwatch() -> Callable[[], float]:
     """Seconds since now, for reporting how long something took; nothing may be decided by it."""
     started_s = time.perf_counter()
     return lambda: time.perf_counter() - started_s
+
+
+async def wait_or_timeout(future: asyncio.Future[Any], clock: Clock, timeout_ms: float) -> bool:
+    """Wait until `future` is done or the time is over, and leave the future as it is. Returns whether it is done."""
+    timer = asyncio.ensure_future(clock.sleep(timeout_ms))
+    try:
+        await asyncio.wait((future, timer), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+    return future.done()
+
+
+async def wait_for_event(event: asyncio.Event, clock: Clock, timeout_ms: float) -> bool:
+    """Wait until `event` is set or the time is over. Returns whether it is set."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        return await wait_or_timeout(waiting, clock, timeout_ms)
+    finally:
+        waiting.cancel()
 
 
 class ManualClock:

@@ -26,6 +26,7 @@ class Maintenance:
         self._node = node
         self._relay_name = relay_name
         self._task_retention_ms = task_retention_ms
+        self._scheduler: AsyncIOScheduler | None = None
 
     async def checkpoint(self) -> None:
         """Fold renewals, then delete those that every shard's checkpoint contains. Let finished activities leave
@@ -67,12 +68,18 @@ class Maintenance:
             "retention applied", tombstones=forgotten_count, events=events, activities=activities, tasks=tasks
         )
 
-    def schedule(self, *, checkpoint_interval_s: float, retention_interval_s: float) -> AsyncIOScheduler:
+    def schedule(self, *, checkpoint_interval_s: float, retention_interval_s: float) -> None:
         scheduler = AsyncIOScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})
         scheduler.add_job(self._run_job, "interval", [self.checkpoint], seconds=checkpoint_interval_s)
         scheduler.add_job(self._run_job, "interval", [self.apply_retention], seconds=retention_interval_s)
         scheduler.start()
-        return scheduler
+        self._scheduler = scheduler
+
+    def stop(self) -> None:
+        """Start no more runs, and cancel one that is under way."""
+        if self._scheduler is not None:
+            self._scheduler.shutdown(wait=False)
+            self._scheduler = None
 
     async def _run_job(self, job: Callable[[], Awaitable[None]]) -> None:
         """A run that meets trouble is left to the next one; heartbeats deal with the trouble itself."""

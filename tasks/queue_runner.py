@@ -16,9 +16,11 @@ from random import Random
 
 import structlog
 
+from liveness.background import BackgroundTasks
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.errors import Unavailable
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
@@ -47,7 +49,7 @@ def backoff_ms(attempts: int, random: Random) -> int:
     return int(ceiling * random.uniform(0.5, 1.0))
 
 
-class QueueRunner:
+class QueueRunner(NodeListener):
     def __init__(
         self,
         node: Node,
@@ -58,9 +60,13 @@ class QueueRunner:
         random: Random,
         has_pending_expiries: Callable[[], bool] = lambda: False,
         is_sink_down: Callable[[], bool] = lambda: False,
+        notify_remote: Callable[[set[int]], None] = lambda shard_ids: None,
+        on_attempt: Callable[[StoredTask, TaskUpdate, str], None] = lambda stored, update, via: None,
     ) -> None:
         """`has_pending_expiries`: whether leases are over that could not be ended yet. `is_sink_down`: whether parked tasks must go
-        on waiting. Who knows that it is back calls `wake_all`."""
+        on waiting. Who knows that it is back calls `wake_all`. `notify_remote`: called with shards of other nodes whose
+        queues were given tasks. `on_attempt`: called after each attempt whose outcome is durable, with the receiver of the
+        activity: `matching` or a `sink`."""
         self._node = node
         self._ownership = ownership
         self._reschedule = reschedule
@@ -77,19 +83,14 @@ class QueueRunner:
         self._run_lock = asyncio.Lock()
         self._delivery_slots: dict[int, asyncio.Semaphore] = {}
         """By how many there are: sinks that take equally many at a time share them."""
-        self._deliveries: set[asyncio.Task[None]] = set()
+        self._deliveries = BackgroundTasks("task deliveries")
         self._delivering: defaultdict[int, set[int]] = defaultdict(set)
         """Tasks, by shard, whose activity a sink is being given."""
         self._wake = asyncio.Event()
-        self.wake_remote: Callable[[set[int]], None] = lambda shard_ids: None
-        """Told of queues of other nodes' shards that were given tasks."""
-        self.on_attempt: Callable[[StoredTask, TaskUpdate, str], None] = lambda stored, update, via: None
-        """Told of each try whose outcome is durable, and who was to take the activity: `matching` or a `sink`."""
-        node.on_opened.append(self._on_opened)
-        node.on_committed.append(self._on_committed)
-        node.on_tick.append(self._on_pulse)
+        self._notify_remote = notify_remote
+        self._on_attempt = on_attempt
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         # A commit that took place without an answer may have left tasks with any shard.
         self.wake_all()
 
@@ -101,9 +102,9 @@ class QueueRunner:
         self._next_due_ms[shard_id] = 0
         self._wake.set()
 
-    def _on_committed(self, prepared: Sequence[PreparedCommit]) -> None:
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
         remote_shard_ids: set[int] = set()
-        for part in prepared:
+        for part in commits:
             for shard_id in {id for new in part.commit.new_tasks for id in new.shard_ids}:
                 if self._node.serves(shard_id):
                     self.wake(shard_id)
@@ -112,7 +113,7 @@ class QueueRunner:
             if part.commit.task_updates:
                 self.wake(part.shard.id)
         if remote_shard_ids:
-            self.wake_remote(remote_shard_ids)
+            self._notify_remote(remote_shard_ids)
 
     async def wake_new_tasks(self) -> None:
         """Wake the queues that were given tasks by other nodes, should their word not have come."""
@@ -120,7 +121,7 @@ class QueueRunner:
         for shard_id in await self._node.store.shards_with_new_tasks(owned):
             self.wake(shard_id)
 
-    def _on_pulse(self) -> None:
+    def tick(self) -> None:
         if self._due_shards():
             self._wake.set()
 
@@ -152,23 +153,24 @@ class QueueRunner:
                 self._wake.clear()
                 await self._run_due()
         finally:
-            self._cancel_deliveries()
+            await self._cancel_deliveries()
 
     async def run_until_idle(self) -> None:
         """Until no task of a serving shard is due and none is on its way."""
         try:
             await self._run_due()
-            while self._deliveries:
-                await asyncio.wait(self._deliveries, return_when=asyncio.FIRST_COMPLETED)
+            while not self._deliveries.is_idle:
+                await self._deliveries.wait_any()
                 await self._run_due()
         except BaseException:
-            self._cancel_deliveries()
+            await self._cancel_deliveries()
             raise
 
-    def _cancel_deliveries(self) -> None:
-        """What was on its way is due still, and is found again."""
-        for delivery in self._deliveries:
-            delivery.cancel()
+    async def _cancel_deliveries(self) -> None:
+        """End all deliveries. Their tasks are still due and will be found again."""
+        self._deliveries.cancel()
+        await self._deliveries.wait()
+        self._delivering.clear()  # a task that was cancelled before its first step could not clean up after itself
 
     async def _run_due(self) -> None:
         async with self._run_lock:  # tests work it off by hand while it runs
@@ -223,12 +225,10 @@ class QueueRunner:
                 shard.update_task(update)
         await self._node.wait_durable(shard)
         for stored, update in attempts_made:
-            self.on_attempt(stored, update, "matching")
+            self._on_attempt(stored, update, "matching")
         for stored, activity in to_deliver:
             self._delivering[shard.id].add(stored.task_id)
-            delivery = asyncio.create_task(self._deliver(stored, activity))
-            self._deliveries.add(delivery)
-            delivery.add_done_callback(self._deliveries.discard)
+            self._deliveries.start(self._deliver(stored, activity))
 
     async def _deliver(self, stored: StoredTask, activity: Activity) -> None:
         """Beside everything else: a sink that hangs holds up nobody."""
@@ -242,7 +242,7 @@ class QueueRunner:
             update = self._task_update(stored, outcome, shard.now_ms())
             shard.update_task(update)
             await self._node.wait_durable(shard)
-            self.on_attempt(stored, update, "sink")
+            self._on_attempt(stored, update, "sink")
         except (Unavailable, StoreError) as error:
             logger.info("delivery not recorded; it is repeated", task=stored.task_id, why=str(error))
         finally:

@@ -43,3 +43,18 @@ class TimerHeap:
                 del self._armed[key]
                 return key
         return None
+
+
+class TimerHeaps:
+    """The timer heaps of all shards that a node serves, by shard id."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, TimerHeap] = {}
+
+    def new_heap(self, shard_id: int) -> TimerHeap:
+        """An empty heap for a shard that was just taken. It replaces the heap of an earlier tenure."""
+        heap = self._heaps[shard_id] = TimerHeap()
+        return heap
+
+    def __getitem__(self, shard_id: int) -> TimerHeap:
+        return self._heaps[shard_id]

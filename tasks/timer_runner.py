@@ -11,6 +11,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import LeaseExpiryTask, VerifyDispatchTask, worker_timer
 from liveness.domain.worker import Worker
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 from liveness.engine.timers import TimerKey
@@ -18,7 +19,7 @@ from liveness.expiry.throttle import ExpiringWorker
 from liveness.tasks.activity_due import ActivityDue
 from liveness.tasks.contract import Done, NotYet, Stale, TimerExecutor, TimerOutcome
 from liveness.tasks.lease_expiry import LeaseExpiry
-from liveness.tasks.timer_heap import TimerHeap
+from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.verify_dispatch import VerifyDispatch
 from liveness.tasks.worker_cleanup import WorkerCleanup
 
@@ -42,9 +43,13 @@ def _execute_if_valid(
     return executor.execute(task, shard, policy) if executor.validate(task, worker) else Stale()
 
 
-class TimerRunner:
-    def __init__(self) -> None:
-        self._heaps: dict[int, TimerHeap] = {}
+class TimerRunner(NodeListener):
+    def __init__(self, node: Node, heaps: TimerHeaps, reconciler: BindingReconciler) -> None:
+        """`heaps`: the timers of the node's shards."""
+        self._node = node
+        self._heaps = heaps
+        self._reconciler = reconciler
+        self._verify_dispatch = VerifyDispatch(reconciler)
         self._deferred: dict[WorkerKey, ExpiringWorker[Shard]] = {}
         """They fell due and wait for room in a commit. They are not armed meanwhile, unless something happens to them."""
         self._commit_budget = EXPIRIES_PER_COMMIT_MAX
@@ -55,17 +60,11 @@ class TimerRunner:
         """Whether leases are over that could not be ended yet."""
         return bool(self._deferred)
 
-    def new_heap(self, shard_id: int) -> TimerHeap:
-        """For a shard that was just taken; what an earlier owner of the id had armed is gone."""
-        self._heaps[shard_id] = TimerHeap()
-        return self._heaps[shard_id]
+    def tick(self) -> None:
+        self.fire_due()
 
-    def attach(self, node: Node, reconciler: BindingReconciler) -> None:
-        self._reconciler = reconciler
-        self._verify_dispatch = VerifyDispatch(reconciler)
-        node.on_tick.append(lambda: self.fire_due(node))
-
-    def fire_due(self, node: Node) -> None:
+    def fire_due(self) -> None:
+        node = self._node
         node.throttle.tick()
         if node.committer.commit_count != self._seen_commits:
             self._seen_commits, self._commit_budget = node.committer.commit_count, EXPIRIES_PER_COMMIT_MAX

@@ -1,1 +1,1 @@
-"""Several nodes on one database: who lives, who owns what, and what they tell each other."""
+"""Several nodes on one database: which nodes are alive, which node owns which shard, and the hints between them."""

@@ -1,14 +1,14 @@
-"""Which nodes have fallen silent, by the clock of whoever looks on.
+"""Detects nodes that have fallen silent, by the clock of the node that observes them.
 
-The rules are those of the observed clock: time counts only between two looks that both succeeded, and of each gap at
-most `STEP_MS_MAX`. So an observer that stood still, or could not read the database, holds its own absence against
-nobody, and no clock is compared with another machine's.
+The rules are those of the observed clock: time counts only between two reads of the registry that both succeeded, and of
+each gap at most `STEP_MS_MAX`. So an observer that stalled, or could not read the database, does not count its own absence
+as the silence of others, and no clock is compared with another machine's.
 
-Why a node can rely on it: it raises its beat in a transaction that begins at time t of its own clock. The first look that
-shows the new beat ends later than t, and silence counts from there to the beginning of the last look that shows the same
-beat still. So until t + lease, nobody takes the node for lost, as long as clocks run at about the same speed. How long
-the looks in between take changes nothing: many calls that fail at a dead node make many looks, one close upon the other,
-and they must not make its death take longer.
+Why a node can rely on it: it raises its beat in a transaction that begins at time t of its own clock. The first read that
+shows the new beat ends later than t, and silence counts from there to the beginning of the last read that still shows the
+same beat. So until t + lease, no observer declares the node lost, as long as clocks run at about the same speed. The
+duration of the reads in between changes nothing: many calls that fail at a dead node cause many reads in quick succession,
+and those must not delay its detection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEP_MS_MAX = 1_000
 
 
 class NodeHeartbeat(Protocol):
-    """What is kept about a node, as far as this is concerned."""
+    """The part of a registry row that the detector needs."""
 
     @property
     def node_id(self) -> str: ...
@@ -35,14 +35,15 @@ class NodeHeartbeat(Protocol):
 class FailureDetector:
     def __init__(self) -> None:
         self._previous_began_ms = 0
-        """The last look."""
+        """When the previous read began."""
         self._first_seen_ms: dict[str, int] = {}
-        """The end of the look that was the first to show a node's beat."""
+        """The end of the read that was the first to show a node's current beat."""
         self._beats: dict[str, int] = {}
         self._silent_ms_by_id: dict[str, int] = {}
 
     def refresh(self, nodes: Iterable[NodeHeartbeat], began_ms: int, ended_ms: int) -> set[str]:
-        """What a look at the registry showed, and when it began and ended on a monotonic clock. Returns who is lost."""
+        """Take in one read of the registry, which began and ended at these times of the monotonic clock. Returns the ids
+        of the nodes that are lost."""
         lost = set()
         beats, silent_ms_by_id, first_seen_ms = {}, {}, {}
         for node in nodes:

@@ -1,4 +1,4 @@
-"""What happens here and concerns other nodes, told to them as it happens."""
+"""Tells other nodes at once what happens on this node and concerns them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from liveness.cluster.peers import Peers
-from liveness.engine.node import Node
+from liveness.engine.listener import NodeListener
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.expiry.death_rate import DeathCount
 from liveness.routing.routing_table import RoutingTable
 from liveness.v1 import cluster_pb2
 
 
-class HintSender:
-    def __init__(self, node: Node, routes: RoutingTable, peers: Peers) -> None:
-        self._node = node
+class HintSender(NodeListener):
+    def __init__(self, routes: RoutingTable, peers: Peers) -> None:
         self._routes = routes
         self._peers = peers
-        node.throttle.on_death_count = self.struck
-        node.on_committed.append(self._on_committed)
-        node.on_opened.append(self._on_opened)
 
     def notify_tasks_added(self, shard_ids: Collection[int]) -> None:
-        """Queues of other nodes' shards were given tasks."""
+        """Tell the owners of these shards that their queues were given tasks."""
         by_address: defaultdict[str, list[int]] = defaultdict(list)
         for shard_id in shard_ids:
             if (owner := self._routes.owner(shard_id)) is not None:
@@ -32,26 +28,27 @@ class HintSender:
             self._peers.send_hint(address, lambda message, ids=ids: message.wake_shards.extend(ids))  # type: ignore[misc]
 
     def notify_activities_available(self, queues: Collection[tuple[str, str]]) -> None:
-        """Here, in these task queues of these namespaces."""
+        """Tell all nodes that activities wait here, in these task queues: pairs of a namespace and a queue's name."""
         offers = [cluster_pb2.QueueOffer(namespace=ns, task_queue=name) for ns, name in queues]
         self._peers.broadcast_hint(lambda message: message.offers.extend(offers))
 
-    def struck(self, namespace: str, death_count: DeathCount) -> None:
-        """Workers fell due here: others may see that it is a storm sooner than each alone."""
-        # Of several in one message the last counts.
+    def notify_watching(self, watching: bool) -> None:
+        """Tell all nodes whether any client watches events here."""
+        self._peers.watching = watching
+        self._peers.broadcast_hint(lambda message: None)  # every hint carries it
+
+    # -- as a listener of the node
+
+    def deaths_counted(self, namespace: str, death_count: DeathCount) -> None:
+        # Together, nodes detect a storm sooner than each of them alone. The receiver uses the last count of a message.
         message = cluster_pb2.Struck(namespace=namespace, workers=death_count.dead, of=death_count.of)
         self._peers.broadcast_hint(lambda hint: hint.struck.append(message))
 
-    def notify_watching(self, watching: bool) -> None:
-        """Somebody began to watch events here, or nobody does any more."""
-        self._peers.watching = watching
-        self._peers.broadcast_hint(lambda message: None)  # every message says so
-
-    def _on_committed(self, commits: Sequence[PreparedCommit]) -> None:
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
         if self._peers.watching_addresses:
             self._send_log_heads({commit.shard.id: commit.feed_seq for commit in commits if commit.feed_seq})
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         self._send_log_heads({shard.id: shard.durable_seq})
 
     def _send_log_heads(self, heads: dict[int, int]) -> None:

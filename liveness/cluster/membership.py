@@ -1,12 +1,13 @@
-"""A node among others: it keeps its own lease in the registry, sees who else lives, and takes and hands over shards.
+"""The membership of this node in the cluster: it renews its lease in the registry, observes the other nodes, and takes and
+hands over shards.
 
-Where a shard belongs follows from who lives (`placement`). Two rules decide who acts:
+The live nodes determine where each shard belongs (`placement`). Two rules decide which node acts:
 
-- A living owner is never robbed. It sees by itself that a shard belongs elsewhere, and lets go of it.
-- A shard that nobody living owns is taken by the node it belongs to.
+- No node takes a shard from a live owner. The owner sees that the shard is assigned to another node, and hands it over.
+- A shard without a live owner is taken by the node that it is assigned to.
 
-Nodes that see things differently for a while cannot harm each other: taking a shard raises its epoch, and only if the
-epoch is still the one that was seen; whoever had it before can commit nothing more to it.
+Nodes that see the cluster differently for a while cannot harm each other: taking a shard raises its epoch, and succeeds
+only if the epoch is still the one that was seen; the former owner can commit nothing more to it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from liveness.background import BackgroundTasks
+from liveness.clock import wait_for_event
+from liveness.cluster.cluster_directory import ClusterDirectory
 from liveness.cluster.failure_detector import STEP_MS_MAX, FailureDetector
 from liveness.cluster.peers import Peers
 from liveness.cluster.placement import choose_node
-from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
-from liveness.engine.node import NEVER_MS, Node
+from liveness.engine.listener import NodeListener
+from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 from liveness.routing.routing_table import Member, Owner, RoutingTable
 from liveness.store.errors import CommitUnknown, StoreBroken, StoreError
@@ -33,16 +37,16 @@ logger = structlog.get_logger("liveness.cluster")
 
 REFRESHES_PER_LEASE = 8
 REFRESH_INTERVAL_MS_MAX = STEP_MS_MAX // 2
-"""Of what passes between two looks a step counts at most, so that a long lease with rare looks would hardly ever end."""
+"""Silence counts for at most one step between two refreshes, so with rarer ones a long lease would hardly ever end."""
 REFRESH_GAP_MS_MIN = 50
-"""Calls on their way to a node that is gone ask for another look all the time."""
+"""Calls to a node that is gone request refreshes all the time."""
 ACQUIRE_BATCH_SIZE = 8
-"""Shards in one transaction: while they are read, the process does little else, and must not miss its own beat."""
+"""Shards per transaction: the process does little else while it reads them, and must not miss its own renewal."""
 LEASE_SAFETY_FACTOR = 0.9
-"""Of its own lease, a node counts on this part only: clocks do not run at quite the same speed."""
+"""The part of its own lease that a node relies on: clocks do not run at quite the same speed."""
 HAND_OVER_TIMEOUT_MS = 5_000
 LOST_NODE_RETENTION_MS = 600_000
-"""A lost node is shown for so long."""
+"""How long the registry shows a lost node."""
 
 
 def refresh_interval_ms(lease_ms: int) -> float:
@@ -50,30 +54,33 @@ def refresh_interval_ms(lease_ms: int) -> float:
 
 
 class RebalancePlan(NamedTuple):
-    """What follows from a look. Shards come with the epochs that they had."""
+    """What this node does after a refresh. Shards come with the epochs that the refresh showed."""
 
     to_acquire: dict[int, int]
     lost_owners: set[str]
-    """Lost nodes, whose shards they were."""
+    """Lost nodes that owned these shards."""
     to_hand_over: list[int]
     to_disown: dict[int, int]
-    """Those that this node took and does not serve, and that belong elsewhere meanwhile: the answer was lost, or what
-    came after it failed. Nobody takes them from a living owner."""
+    """Shards that this node owns but does not serve, and that are assigned to another node: the answer to the take-over was
+    lost, or a later step failed. The other node does not take them from a live owner, so this one gives them up."""
 
 
-class Membership:
+class Membership(NodeListener):
     def __init__(
         self,
         node: Node,
         routes: RoutingTable,
         peers: Peers,
+        directory: ClusterDirectory,
         own_row: NodeRow,
         *,
         is_single_node: bool,
         renews_lease: bool = True,
+        on_serving_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_single_node`: nobody else can open the database. `renews_lease`: the lease is renewed by `run`, so that the node cannot
-        be sure of its shards when that does not succeed."""
+        """`directory`: kept up to date for the node. `is_single_node`: no other process can open the database.
+        `renews_lease`: `run` renews the lease, so that the node cannot be sure of its shards when a renewal fails.
+        `on_serving_changed`: called when `is_ready` may have changed."""
         self._node = node
         self._clock = node.clock
         self._routes = routes
@@ -81,50 +88,44 @@ class Membership:
         self._own_row = own_row
         self._is_single_node = is_single_node
         self._renews_lease = renews_lease
-        if renews_lease and not is_single_node:
-            node.owned_until_ms = lambda: self._lease_valid_until_ms
+        self._directory = directory
+        self._on_serving_changed = on_serving_changed
         self._failure_detector = FailureDetector()
         self.lost: frozenset[str] = frozenset()
-        """Nodes in the registry whose lease is over."""
+        """Ids of nodes in the registry whose lease is over."""
         self.is_fully_serving = False
-        """Whether this node serves what belongs to it."""
+        """Whether this node serves all shards that are assigned to it."""
         self.is_ready = False
-        """Whether it has ever served what belongs to it, and is not about to leave. Who takes a dead node's shards serves
-        its own meanwhile, and must not be taken out of service for it."""
-        self.on_serving_changed: Callable[[], None] = lambda: None
-        """Told when that may have changed."""
-        self._lease_valid_until_ms = NEVER_MS
+        """Whether this node has ever served all its shards and is not leaving. It stays ready while it takes the shards of
+        a dead node: it serves its own meanwhile, and must not be taken out of service."""
         self._refreshed_ms = 0
         self._assignments: dict[int, str | None] = {}
-        """Where each shard belongs, among `_candidates`."""
+        """The address that each shard is assigned to, among `_candidates`."""
         self._candidates: frozenset[str] = frozenset()
         self._refresh_requested = asyncio.Event()
         self._refresh_lock = asyncio.Lock()
-        self._background_tasks: set[asyncio.Task[None]] = set()
-        node.on_opened.append(self._on_opened)
-        node.on_shards_lost = self._on_shards_lost
-        node.unavailable_reason = self._unavailable_reason
+        self._tasks = BackgroundTasks("membership", on_failure=node.fail)
 
     @property
     def node_id(self) -> str:
         return self._own_row.node_id
 
-    # -- life
+    # -- start and end
 
     async def join(self) -> None:
-        """Take a place in the registry, and the shards that belong here and that nobody serves."""
+        """Register this node, and take the shards that are assigned to it and have no live owner."""
         view = await self._node.store.read_cluster()
         others = [row for row in view.nodes if row.node_id != self.node_id]
         exited = [row for row in others if self._is_single_node or self._has_exited(row)]
         if exited:
             await self._node.store.remove_nodes([row.node_id for row in exited])
         plan = await self._renew_and_plan()
-        # Not beside everything else: a node that cannot read what it is to serve must not pretend to have started.
+        # Not in the background: a node that cannot read its shards must not report that it has started.
         await self._acquire(plan.to_acquire, plan.lost_owners)
         self._peers.broadcast_hint(_members_changed)
 
     def _has_exited(self, row: NodeRow) -> bool:
-        """A process of this machine that does not run any more need not be waited for."""
+        """Whether a registered node is a process of this machine that has ended: its lease need not be waited for."""
         if row.host != self._own_row.host:
             return False
         if row.address == self._own_row.address:
@@ -138,9 +139,10 @@ class Membership:
         return False
 
     async def run(self) -> None:
-        """Keep the lease, and look around."""
+        """Renew the lease and observe the cluster, at regular intervals and on request."""
         while True:
-            await self._wait_for_refresh(refresh_interval_ms(self._own_row.lease_ms))
+            interval_ms = refresh_interval_ms(self._own_row.lease_ms)
+            await wait_for_event(self._refresh_requested, self._clock, interval_ms)
             if (too_early_ms := self._refreshed_ms + REFRESH_GAP_MS_MIN - self._clock.monotonic_ms()) > 0:
                 await self._clock.sleep(too_early_ms)
             try:
@@ -151,21 +153,12 @@ class Membership:
             except StoreError as error:
                 logger.warning("cannot renew this node's lease", why=str(error))
 
-    async def _wait_for_refresh(self, ms: float) -> None:
-        refresh_requested = asyncio.ensure_future(self._refresh_requested.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(ms))
-        try:
-            await asyncio.wait((refresh_requested, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            refresh_requested.cancel()
-            timer.cancel()
-
     def refresh_soon(self) -> None:
-        """There is news."""
+        """Request a refresh: something in the cluster has changed, or a node does not answer."""
         self._refresh_requested.set()
 
     async def leave(self) -> None:
-        """Hand everything over to the others, if there are any, and wait until it is theirs."""
+        """Hand all shards over to other nodes, if there are any, and wait until those serve them."""
         self._own_row = self._own_row._replace(state=NodeState.LEAVING)
         self.is_fully_serving = self.is_ready = False
         try:
@@ -173,16 +166,16 @@ class Membership:
             self._peers.broadcast_hint(_members_changed)
             if not any(self._assignments.values()):
                 return
-            await self._wait_for_background_tasks()
+            await self.wait_for_rebalancing()
             if self._renews_lease:
                 await self._wait_until_handed_over()
         except StoreError as error:
             logger.warning(
-                "shards not handed over; others find them when this node's lease is over", why=str(error)
+                "shards not handed over; other nodes take them when this node's lease is over", why=str(error)
             )
 
     async def _wait_until_handed_over(self) -> None:
-        """Until every shard is known to be served elsewhere, for so long at most."""
+        """Wait until other nodes serve all shards, for `HAND_OVER_TIMEOUT_MS` at most."""
         until_ms = self._clock.monotonic_ms() + HAND_OVER_TIMEOUT_MS
         while self._clock.monotonic_ms() < until_ms:
             owners = self._routes.owners().values()
@@ -192,22 +185,22 @@ class Membership:
             await self.refresh()
 
     async def close(self) -> None:
-        for task in self._background_tasks:
-            task.cancel()
-        await asyncio.gather(*self._background_tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def deregister(self) -> None:
-        """Out of the registry, once everything was let go of."""
+        """Remove this node from the registry, once it owns nothing any more."""
+        if self._own_row.beat == 0:
+            return  # the start failed before the node registered itself
         try:
             await self._node.store.remove_nodes([self.node_id])
         except StoreError as error:
-            logger.info("not signed off; the lease ends by itself", why=str(error))
+            logger.info("node not deregistered; its lease will run out", why=str(error))
         self._peers.broadcast_hint(_members_changed)
 
-    # -- looking
+    # -- refresh
 
     async def refresh(self) -> None:
-        """Renew the lease, see who is there, and begin what follows from it."""
+        """Renew the lease, read the registry, and start to take and hand over shards accordingly."""
         plan = await self._renew_and_plan()
         if plan.to_hand_over:
             self._start_task(self._hand_over(plan.to_hand_over))
@@ -228,8 +221,8 @@ class Membership:
             )
             view = await self._node.store.renew_node(self._own_row)
             self._refreshed_ms = self._clock.monotonic_ms()
-            if not self._has_lost_shards(view):
-                self._lease_valid_until_ms = began_ms + int(self._own_row.lease_ms * LEASE_SAFETY_FACTOR)
+            if self._renews_lease and not self._is_single_node and not self._has_lost_shards(view):
+                self._directory.lease_renewed(began_ms + int(self._own_row.lease_ms * LEASE_SAFETY_FACTOR))
             others = [row for row in view.nodes if row.node_id != self.node_id]
             self._record_lost_nodes(
                 self._failure_detector.refresh(others, began_ms, self._clock.monotonic_ms())
@@ -237,8 +230,9 @@ class Membership:
             return self._make_plan(view, [row for row in others if row.node_id not in self.lost])
 
     def _has_lost_shards(self, view: ClusterView) -> bool:
-        """Whether others have taken shards that this node still shows, while it stood still: a lease that is renewed
-        afterwards does not bring them back, and until they are dropped, which a commit does, nothing is sure."""
+        """Whether other nodes have taken shards that this node still serves, for instance while its process stalled. A
+        lease that is renewed afterwards does not bring them back: until a commit has dropped them, this node must not
+        rely on the lease."""
         epochs = {head.shard_id: head.epoch for head in view.shards}
         return any(shard.epoch < epochs.get(shard.id, 0) for shard in self._node.shards())
 
@@ -246,13 +240,13 @@ class Membership:
         for node_id in set(lost) - self.lost:
             logger.warning("node lost", node=node_id)
         for node_id in self.lost - set(lost):
-            logger.info("node is back, or was forgotten", node=node_id)
+            logger.info("node is back, or was removed from the registry", node=node_id)
         self.lost = frozenset(lost)
 
     def _make_plan(self, view: ClusterView, others: Collection[NodeRow]) -> RebalancePlan:
         live_nodes = {row.node_id: row for row in (*others, self._own_row)}
         self._peers.set_addresses([row.address for row in others])
-        self._node.remote_observed_ms = {head.shard_id: head.observed_ms for head in view.shards}
+        self._directory.set_observed_times({head.shard_id: head.observed_ms for head in view.shards})
         self._routes.replace(
             [Member(row.node_id, row.address, row.state is NodeState.LEAVING) for row in live_nodes.values()],
             {head.shard_id: (head.owner, head.epoch) for head in view.shards},
@@ -292,7 +286,7 @@ class Membership:
         )
         if self.is_fully_serving != before:
             self.is_ready = self.is_ready or self.is_fully_serving
-            self.on_serving_changed()
+            self._on_serving_changed()
 
     def _assign_shards(self, candidates: frozenset[str]) -> None:
         if candidates != self._candidates or not self._assignments:
@@ -301,7 +295,7 @@ class Membership:
                 shard_id: choose_node(shard_id, candidates) for shard_id in range(self._node.shard_count)
             }
 
-    # -- taking and giving
+    # -- take-over and hand-over
 
     async def _acquire(self, wanted: Mapping[int, int], lost_owners: Collection[str]) -> None:
         if lost_owners:
@@ -323,8 +317,8 @@ class Membership:
             self.refresh_soon()
 
     async def _end_database_sessions(self, owners: Collection[str]) -> None:
-        """A node that stands still in the middle of a transaction holds on to the rows that others need, and there are
-        places in it where no time limit of the database applies."""
+        """End the database sessions of lost nodes. A node that stalls in the middle of a transaction keeps its locks on rows
+        that others need, and in some states of a transaction no time limit of the database applies."""
         try:
             ended = await self._node.store.end_sessions_of(owners)
         except StoreError as error:
@@ -344,17 +338,14 @@ class Membership:
 
     async def _disown_shards(self, expected_epochs: Mapping[int, int]) -> None:
         await self._node.store.disown_shards(self.node_id, expected_epochs)
-        logger.info("shards let go of that were taken without an answer", shards=len(expected_epochs))
+        logger.info("shards given up that were taken without an answer", shards=len(expected_epochs))
         self._peers.broadcast_hint(lambda message: message.released.extend(expected_epochs))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_logging_errors(work))
-        self._background_tasks.add(task)
-        self._node.supervise(task)
-        task.add_done_callback(self._background_tasks.discard)
+        self._tasks.start(self._run_logging_errors(work))
 
     async def _run_logging_errors(self, work: Coroutine[Any, Any, None]) -> None:
-        """What does not work out is seen, and begun anew, at the next look."""
+        """Run `work` and log its failure. The next refresh shows what was not done, and starts it again."""
         try:
             await work
         except StoreBroken as error:
@@ -362,26 +353,20 @@ class Membership:
         except StoreError as error:
             logger.warning("shards not taken", why=str(error))
             if isinstance(error, CommitUnknown):
-                self.refresh_soon()  # which shows whether they were
+                self.refresh_soon()  # it shows whether the shards were taken
 
-    async def _wait_for_background_tasks(self) -> None:
-        """Until what was begun has ended."""
-        while self._background_tasks:
-            await asyncio.gather(*self._background_tasks)
+    async def wait_for_rebalancing(self) -> None:
+        """Wait until all shards that are being taken and handed over have been."""
+        await self._tasks.wait()
 
-    def _on_opened(self, shard: Shard) -> None:
-        """Calls that wait for it need not wait any longer."""
+    # -- as a listener of the node
+
+    def shard_opened(self, shard: Shard) -> None:
         self._routes.update_owner(shard.id, Owner(self.node_id, self._own_row.address, shard.epoch))
 
-    def _on_shards_lost(self, shard_ids: Collection[int]) -> None:
-        logger.warning("shards are another node's now", shards=len(shard_ids))
+    def shards_lost(self, shard_ids: Collection[int]) -> None:
+        logger.warning("another node has taken shards", shards=len(shard_ids))
         self.refresh_soon()
-
-    def _unavailable_reason(self, shard_id: int) -> Unavailable:
-        owner = self._routes.owner(shard_id)
-        if owner is None or owner.node_id == self.node_id:
-            return ShardUnavailable(shard_id=shard_id)
-        return ShardMoved(shard_id=shard_id, node_id=owner.node_id, address=owner.address, epoch=owner.epoch)
 
 
 def _members_changed(message: cluster_pb2.HintRequest) -> None:

@@ -1,7 +1,7 @@
-"""The other nodes: channels to them, and the news they are told.
+"""The other nodes of the cluster: the channels to them, and the hints that this node sends them.
 
-News only make others look sooner: all of it is found in the database too, a little later. So a message that does not
-arrive is dropped, and what gathers while one is under way travels together.
+A hint only makes another node look sooner: it would find all of it in the database, a little later. So a hint that does
+not arrive is dropped, and hints that gather while one is under way travel together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import structlog
 
+from liveness.background import BackgroundTasks
 from liveness.v1 import cluster_pb2, cluster_pb2_grpc
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ logger = structlog.get_logger("liveness.peers")
 HINT_TIMEOUT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # so long connecting may take, over any network
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # the time that connecting may take on any network
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
@@ -38,33 +39,37 @@ FillHint = Callable[[cluster_pb2.HintRequest], None]
 
 
 class Peers:
-    def __init__(self, node_id: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
+    def __init__(
+        self, node_id: str, address: str = "", connect: Callable[..., Any] = grpc.aio.insecure_channel
+    ) -> None:
+        """`node_id` and `address`: those of this node."""
         self._node_id = node_id
+        self._address = address
         self._connect = connect
-        self.address = ""
-        """Of this node, once it is known."""
         self.watching = False
-        """Whether somebody watches events here."""
+        """Whether any client watches events at this node."""
         self.watching_addresses: set[str] = set()
-        """Addresses of those where somebody does."""
+        """Addresses of the nodes at which clients watch events."""
         self._addresses: tuple[str, ...] = ()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._pending_hints: dict[str, cluster_pb2.HintRequest] = {}
         self._send_tasks: dict[str, asyncio.Task[None]] = {}
+        """The task that sends hints to an address, while it runs."""
+        self._tasks = BackgroundTasks("peers")
 
     def set_addresses(self, addresses: Collection[str]) -> None:
-        """Those who live now, this node aside."""
+        """Set the addresses of all live nodes but this one, and close the channels to others."""
         self._addresses = tuple(addresses)
         self.watching_addresses.intersection_update(addresses)
         for address in self._channels.keys() - set(addresses):
             channel = self._channels.pop(address)
-            asyncio.get_running_loop().create_task(channel.close(None))
+            self._tasks.start(channel.close(None))
 
     def addresses(self) -> tuple[str, ...]:
         return self._addresses
 
     def stub(self, address: str) -> ClusterServiceAsyncStub:
-        """For calls to a node; with `wait_for_ready=False`, as always, one that is gone is told at once."""
+        """A stub for calls to a node. Calls do not wait for a connection: they fail at once if the node is gone."""
         return cluster_pb2_grpc.ClusterServiceStub(self.channel(address))
 
     def channel(self, address: str) -> grpc.aio.Channel:
@@ -73,24 +78,24 @@ class Peers:
             channel = self._channels[address] = self._connect(address, options=CHANNEL_OPTIONS)
         return channel
 
-    # -- news
+    # -- hints
 
     def send_hint(self, address: str, fill: FillHint) -> None:
-        """`fill` puts the news into a message, together with whatever else gathers for that node."""
+        """Send a hint soon. `fill` writes it into a message that it shares with other hints for the same node."""
         message = self._pending_hints.get(address)
         if message is None:
-            message = cluster_pb2.HintRequest(node_id=self._node_id, address=self.address)
+            message = cluster_pb2.HintRequest(node_id=self._node_id, address=self._address)
             self._pending_hints[address] = message
         fill(message)
         if address not in self._send_tasks:
-            self._send_tasks[address] = asyncio.get_running_loop().create_task(self._send(address))
+            self._send_tasks[address] = self._tasks.start(self._send(address))
 
     def broadcast_hint(self, fill: FillHint) -> None:
         for address in self._addresses:
             self.send_hint(address, fill)
 
     async def broadcast_hint_and_wait(self, fill: FillHint) -> None:
-        """Tell everybody, and return when they have heard of it or do not answer."""
+        """Send a hint to all nodes, and return when each has received it or did not answer in time."""
         self.broadcast_hint(fill)
         if send_tasks := [
             self._send_tasks[address] for address in self._addresses if address in self._send_tasks
@@ -104,21 +109,25 @@ class Peers:
                 try:
                     await self.stub(address).Hint(message, timeout=HINT_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
-                    logger.debug("news not delivered", to=address, why=error.details())
+                    logger.debug("hint not delivered", to=address, why=error.details())
+                except asyncio.CancelledError:
+                    if not was_cancelled_by_channel():
+                        raise
         finally:
-            del self._send_tasks[address]
+            self._send_tasks.pop(address, None)
 
     async def close(self) -> None:
-        for task in tuple(self._send_tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._send_tasks.values(), return_exceptions=True)
+        await self._tasks.close()
+        self._send_tasks.clear()
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
 
 
 def was_cancelled_by_channel() -> bool:
-    """Of a call that ended as cancelled: nobody cancelled us, its channel was closed because the node is gone. Passed on
-    as it is, that would end the call that we serve without an answer."""
+    """Whether a call that ended as cancelled ended because its channel was closed, with the node it led to.
+
+    The current task was not cancelled then. Raised further, the error would end the call that is served here without an
+    answer."""
     task = asyncio.current_task()
     return task is None or not task.cancelling()

@@ -1,8 +1,8 @@
-"""Room for workers: a namespace's quota, never exceeded, whoever admits.
+"""Worker quotas of namespaces, which are never exceeded, whichever node admits a worker.
 
-A node that has the database to itself counts in memory. Where several share it, each shard may have as many workers of a
-namespace as it was granted (`store/worker_slots.py`), so that admitting one needs no word with anybody while there is room.
-When there is none, what other shards were granted and do not use is called back first.
+A node that has the database to itself counts workers in memory. Where several nodes share a database, each shard may have
+as many workers of a namespace as slots were granted to it (`store/worker_slots.py`), so that a shard with free slots admits
+a worker without asking. When it has none left, other shards return their unused slots first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = structlog.get_logger("liveness.quotas")
 
 RETURN_SLOTS_TIMEOUT_S = 1.0
 FULL_NAMESPACE_TTL_MS = 200
-"""A namespace that was found full is not asked about again for so long."""
+"""A node does not ask for slots of a full namespace again for this long."""
 
 
 class RoomNeeded(Unavailable):
@@ -35,16 +35,16 @@ class RoomNeeded(Unavailable):
 
 class Quotas:
     def __init__(self, node: Node, peers: Peers | None = None) -> None:
-        """`peers`: other nodes that share the database; None if there cannot be any."""
+        """`peers`: the nodes that share the database; None if there cannot be any."""
         self._node = node
         self._peers = peers
         self._slots_lock = asyncio.Lock()
-        """What is granted and what is given back must not cross each other on their way to memory."""
+        """Grants and returns must reach memory in the order in which the store made them."""
         self._full_namespaces: dict[str, tuple[int, int]] = {}
-        """Namespaces without room: until when, and how many workers there were here."""
+        """Namespaces without free slots: until when to believe it, and how many workers this node had then."""
 
     def admit(self, shard: Shard, namespace: str, policy: Policy) -> None:
-        """Refuse one more worker; `RoomNeeded` if it is not known yet whether there is room."""
+        """Return if the shard may have one more worker. Raises `RoomNeeded` if slots must be acquired first."""
         if self._peers is None:
             decider.check_worker_quota(namespace, policy, self._node.count_workers(namespace))
         elif shard.population[namespace] >= shard.slots[namespace]:
@@ -54,7 +54,7 @@ class Quotas:
             raise RoomNeeded(shard_id=shard.id, namespace=namespace)
 
     async def acquire_slots(self, shard_ids: Iterable[int], namespace: str, policy: Policy) -> None:
-        """Get room for one more in each of these shards, in this order, or raise `WorkerQuotaExceeded`."""
+        """Acquire a slot for each of these shards, in this order, or raise `WorkerQuotaExceeded`."""
         needed: Counter[int] = Counter()
         for shard_id in shard_ids:
             needed[shard_id] += 1
@@ -84,11 +84,9 @@ class Quotas:
         raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
 
     async def return_unused(self, namespace: str) -> int:
-        """Let others have what this node's shards do not use. Returns how much that is."""
+        """Return the unused slots of this node's shards, for other nodes. Returns their number."""
         async with self._slots_lock:
             return await self._return_unused(namespace, Counter())
-
-    # -- inside
 
     def _population(self, namespace: str) -> int:
         return sum(shard.population[namespace] for shard in self._node.shards())
@@ -97,14 +95,14 @@ class Quotas:
         shard = self._node.shard_by_id(shard_id)
         missing = shard.population[namespace] + count - shard.slots[namespace]
         if missing <= 0:
-            return True  # somebody else got it meanwhile
+            return True  # another call has acquired it meanwhile
         shard.slots[namespace] = await self._node.store.grant_slots(
             shard.id, shard.epoch, namespace, missing, policy.max_workers
         )
         return shard.population[namespace] + count <= shard.slots[namespace]
 
     async def _return_unused(self, namespace: str, needed: Counter[int]) -> int:
-        """All that is not used, but what is about to be."""
+        """Return all slots that are neither used nor `needed`."""
         kept_by_shard = {
             shard: shard.population[namespace] + needed[shard.id]
             for shard in self._node.shards()
@@ -114,7 +112,7 @@ class Quotas:
             return 0
         returned = sum(shard.slots[namespace] - count for shard, count in kept_by_shard.items())
         for shard, count in kept_by_shard.items():
-            # Memory first: what is on its way back must not be used any more, even if it never arrives.
+            # Memory first: a slot that is being returned must not be used any more, even if the return fails.
             shard.slots[namespace] = count
         await self._node.store.return_slots(
             {shard.id: shard.epoch for shard in kept_by_shard},
@@ -132,7 +130,7 @@ class Quotas:
             try:
                 await self._peers.stub(address).ReturnSlots(request, timeout=RETURN_SLOTS_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                logger.info("room not called back", at=address, why=error.details())
+                logger.info("slots not returned", at=address, why=error.details())
             except asyncio.CancelledError:
                 if not was_cancelled_by_channel():
                     raise

@@ -11,12 +11,13 @@ that finds nothing here fetches it from there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import ceil
-from typing import Any
 
 import structlog
 
+from liveness.background import BackgroundTasks
+from liveness.clock import wait_or_timeout
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.remote import RemoteOwnership
 from liveness.domain import worker_control
@@ -26,6 +27,7 @@ from liveness.domain.errors import InvalidField, LivenessError, ShuttingDown, To
 from liveness.domain.events import BindingsChanged, BindingsEnded
 from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.worker import Worker
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 
@@ -79,7 +81,7 @@ class TaskQueue:
         return not self.available and not self.polls and not self.remote_addresses
 
 
-class Matching:
+class Matching(NodeListener):
     def __init__(
         self,
         node: Node,
@@ -92,21 +94,17 @@ class Matching:
         self._ownership = ownership
         self._remote = remote
         self._announce = announce
-        self._background_tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("matching")
         self._queues: dict[QueueName, TaskQueue] = {}
         self._polls: dict[WorkerKey, set[Poll]] = {}
         self._ready_queues: dict[QueueName, None] = {}
         """Queues that may have a match, next one first."""
         self._scheduled_turn: asyncio.Handle | None = None
         self._is_closed = False
-        node.on_opened.append(self._on_opened)
-        node.on_closed.append(self._on_closed)
-        node.on_committed.append(self._on_committed)
-        node.on_policy.append(self.recheck_all)
 
     # -- what is available
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         waiting = [
             (activity.since_ms, key, activity.task_queue)
             for key, activity in shard.activities.items()
@@ -115,7 +113,7 @@ class Matching:
         for _, key, task_queue in sorted(waiting):
             self._offer(key, task_queue)
 
-    def _on_closed(self, shard: Shard) -> None:
+    def shard_closed(self, shard: Shard) -> None:
         """What waits there waits at another node; and so do, from now on, those whose worker lived there."""
         for name, queue in tuple(self._queues.items()):
             for key in [key for key in queue.available if self._shard_id(key) == shard.id]:
@@ -129,8 +127,8 @@ class Matching:
     def _shard_id(self, key: ActivityKey) -> int:
         return shard_of(key.namespace, key.workflow_id, self._node.shard_count)
 
-    def _on_committed(self, prepared: Sequence[PreparedCommit]) -> None:
-        for part in prepared:
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
+        for part in commits:
             for key, activity in part.commit.activities.items():
                 if activity.state is ActivityState.AVAILABLE:
                     self._offer(key, activity.task_queue)
@@ -234,11 +232,9 @@ class Matching:
             await self._match_without_waiting(poll)
             return
         self._mark_ready(poll.queue)
-        timer = asyncio.ensure_future(self._node.clock.sleep(wait_ms))
         try:
-            await asyncio.wait((poll.completion, timer), return_when=asyncio.FIRST_COMPLETED)
+            await wait_or_timeout(poll.completion, self._node.clock, wait_ms)
         finally:
-            timer.cancel()
             self._remove_poll(poll)
         self._finish_poll(poll)
 
@@ -290,7 +286,7 @@ class Matching:
         for key, activity in poll.assigned:
             try:
                 if self._remote is not None and not self._ownership.is_local(key.namespace, key.workflow_id):
-                    self._spawn(self._return_to_remote(key, activity))
+                    self._tasks.start(self._return_to_remote(key, activity))
                     continue
                 self._ownership.withdraw(
                     key, current_holder(activity), "the poll that it was handed to had ended"
@@ -311,17 +307,21 @@ class Matching:
             self._live_worker(poll)
             self._mark_ready(poll.queue)
 
-    def recheck_all(self) -> None:
+    def policy_changed(self) -> None:
         """A namespace may have been resumed."""
         for queue in self._queues:
             self._mark_ready(queue)
 
-    def close(self) -> None:
-        """Those who wait are told to go elsewhere."""
+    def end_polls(self) -> None:
+        """Tell waiting polls, and those that still come, that this node shuts down."""
         self._is_closed = True
         for polls in tuple(self._polls.values()):
             for poll in tuple(polls):
                 poll.fail(ShuttingDown())
+
+    async def close(self) -> None:
+        """End what still runs in the background: fetches from other nodes, and returns of what came too late."""
+        await self._tasks.close()
 
     # -- bringing them together
 
@@ -383,7 +383,7 @@ class Matching:
         if poll is None:
             return False
         poll.is_fetching = True  # from now on, so that nobody else begins for it
-        self._spawn(self._fetch_then_match(poll, queue))
+        self._tasks.start(self._fetch_then_match(poll, queue))
         return True
 
     async def _fetch_then_match(self, poll: Poll, queue: TaskQueue) -> None:
@@ -419,11 +419,6 @@ class Matching:
         finally:
             poll.is_fetching = False
             queue.active_fetches -= 1
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
 
     def _find_available(self, key: ActivityKey) -> Activity | None:
         """The activity, if it waits for a worker."""

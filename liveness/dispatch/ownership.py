@@ -9,10 +9,9 @@ whose attempt has ended does no harm, because its reschedule is found stale.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
+from liveness.background import BackgroundTasks
 from liveness.dispatch.remote import HolderView, RemoteOwnership, holder_view
 from liveness.domain import activity_decider as decide
 from liveness.domain import worker_control
@@ -47,7 +46,7 @@ class ActivityOwnership:
         """`remote`: other nodes, if there may be any."""
         self._node = node
         self._remote = remote
-        self._background_tasks: set[asyncio.Task[None]] = set()
+        self._unbinding = BackgroundTasks("activity ownership")
 
     # -- finding
 
@@ -326,7 +325,7 @@ class ActivityOwnership:
                 raise
             return None  # it hears of it when it ends the attempt
         if worker_shard is None:
-            self._run_in_background(self._unbind_remote_later(worker_key, key, attempt, taken=taken))
+            self._unbinding.start(self._unbind_remote_later(worker_key, key, attempt, taken=taken))
             return None
         known = worker_shard.workers.get(worker_key)
         if known is None:
@@ -354,15 +353,8 @@ class ActivityOwnership:
 
     # -- inside
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
-
     async def close(self) -> None:
-        for task in self._background_tasks:
-            task.cancel()
-        await asyncio.gather(*self._background_tasks, return_exceptions=True)
+        await self._unbinding.close()
 
     def is_local(self, namespace: str, name: str) -> bool:
         return self._node.serves(shard_of(namespace, name, self._node.shard_count))

@@ -6,8 +6,7 @@ is found here: by a timer of the held activity, and by the lease timer of the wo
 
 from __future__ import annotations
 
-import asyncio
-
+from liveness.background import BackgroundTasks
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.remote import HeldAttempt, HolderView, RemoteOwnership, holder_view, is_held
 from liveness.domain.activity import Activity, ActivityState
@@ -39,7 +38,7 @@ class BindingReconciler:
         """Held activities whose worker's shard, elsewhere, was asked: when to look again."""
         self._to_verify: dict[ActivityKey, AttemptHolder] = {}
         self._to_reconcile: dict[HeldAttempt, None] = {}
-        self._query_task: asyncio.Task[None] | None = None
+        self._queries = BackgroundTasks("binding reconciler")
 
     def verify(self, key: ActivityKey, shard: Shard) -> int | None:
         """Look whether a held activity is where it should be. Returns when to look again."""
@@ -115,8 +114,8 @@ class BindingReconciler:
     # -- asking other nodes
 
     def _start_query(self) -> None:
-        if self._query_task is None or self._query_task.done():
-            self._query_task = asyncio.get_running_loop().create_task(self._query_remote())
+        if self._queries.is_idle:
+            self._queries.start(self._query_remote())
 
     async def _query_remote(self) -> None:
         """Everything that came up in one turn, in as few calls as possible."""
@@ -152,6 +151,4 @@ class BindingReconciler:
             self._next_check_ms[key] = next_check_ms
 
     async def close(self) -> None:
-        if self._query_task is not None:
-            self._query_task.cancel()
-            await asyncio.gather(self._query_task, return_exceptions=True)
+        await self._queries.close()

@@ -1,1 +1,2 @@
-"""The single writer of each shard: decide at once, commit in groups, reply after the commit, recover by re-reading."""
+"""The single writer of each shard: it decides at once, commits in groups, replies after the commit, and recovers by reading
+the store again."""

@@ -1,7 +1,7 @@
-"""A shard's activities in memory: all that are unfinished, and those finished ones that somebody asked about lately.
+"""A shard's activities in memory: all unfinished ones, and the finished ones that were used lately.
 
-A finished activity leaves memory some time after it is durable and is read back when it is asked for, so that memory
-holds the work at hand and not its history.
+A finished activity leaves memory some time after it is durable and is read back when a call needs it, so that memory
+holds the current work and not its history.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class ActivityBook:
         self._activities = activities
         self._timers = timers
         self._finished: dict[ActivityKey, int] = {}
-        """In memory though finished, with the sequence of the event that finished it."""
+        """Finished activities in memory, with the sequence of the event that finished them."""
         self.eviction_count = 0
-        """Rises when something leaves memory: what was read from the store before may be older than what left."""
+        """Rises when activities leave memory: what was read from the store before may be older than what left."""
         self.quarantined: Counter[str] = Counter()
-        """How many, per namespace."""
+        """Number of quarantined activities per namespace."""
         for key, activity in activities.items():
             self._arm(key, activity)
             if activity.state is ActivityState.QUARANTINED:
@@ -80,12 +80,12 @@ class ActivityBook:
             self.quarantined[namespace] += change
 
     def load(self, key: ActivityKey, activity: Activity) -> None:
-        """Back into memory, as the store has it."""
+        """Put an activity that was read from the store into memory."""
         self._activities[key] = activity
         self._finished[key] = 0
 
     def evict(self, durable_seq: int) -> int:
-        """Let go of what is finished and durable."""
+        """Remove activities that are finished and durable. Returns their number."""
         evicted = [key for key, seq in self._finished.items() if seq <= durable_seq]
         for key in evicted:
             del self._activities[key], self._finished[key]

@@ -1,5 +1,5 @@
-"""How many workers of each namespace are in each state, kept in step with every change: counting a million of them anew
-would take too long."""
+"""The number of workers per namespace and state, updated with every change: counting a million workers anew would take
+too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NamespaceState = tuple[str, WorkerState]
 
 
 class Census:
-    """Of one shard and, while the shard serves, of its part in the whole node's."""
+    """The counts of one shard. While the shard serves, they are part of the counts of the whole node."""
 
     __slots__ = ("_node_counts", "counts", "population")
 
@@ -34,7 +34,7 @@ class Census:
         node_counts.update(self.counts)
 
     def detach(self) -> None:
-        """Whoever still holds on to the shard changes nothing but the shard."""
+        """Take the shard's counts out of the node's. Later changes to the shard change only its own counts."""
         if self._node_counts is not None:
             for namespace_state, count in self.counts.items():
                 _add(self._node_counts, namespace_state, -count)
@@ -64,7 +64,7 @@ def _add(counts: Counter[NamespaceState], namespace_state: NamespaceState, count
 
 
 def count_by_state(counts: Counter[NamespaceState]) -> Counter[WorkerState]:
-    """Over all namespaces."""
+    """Add up the counts of all namespaces."""
     counts_by_state: Counter[WorkerState] = Counter()
     for (_, state), count in counts.items():
         counts_by_state[state] += count

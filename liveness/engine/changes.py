@@ -1,4 +1,4 @@
-"""What a change of a worker means to others: to its row, to lists, to the worker itself, to people."""
+"""The consequences of a change of a worker: for its row, for lists, for the orders that it gets, for logs and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from liveness.domain.events import (
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker, WorkerState
 
-# These leave the worker's row as it is until the next checkpoint; recovery finds them in the log.
+# These events leave the worker's row as it is until the next checkpoint; recovery finds them in the log.
 DEFERRED_ROW_EVENTS = (
     ActivityHanded,
     BindingsChanged,
@@ -35,16 +35,16 @@ DEFERRED_ROW_EVENTS = (
 
 
 class Transition(NamedTuple):
-    """A change of a worker's state, for the structured log and the numbers."""
+    """A change of a worker's state, for the structured log and the metrics."""
 
     key: WorkerKey
     before: WorkerState | None
     after: WorkerState | None
     reason: str
     activities: int
-    """How many were taken from it."""
+    """The number of activities that were taken from the worker."""
     due_ms: int | None = None
-    """When it was due, on the shard's clock, if it was a matter of time."""
+    """On the shard's clock: when the change was due, if time caused it."""
 
 
 def transition_of(
@@ -61,7 +61,7 @@ def earliest_deadline_ms(worker: Worker) -> int:
 
 
 def orders_of(worker: Worker) -> tuple[object, ...]:
-    """What answers to a worker tell it to do."""
+    """Everything that replies to a worker may order it to do. Replies change when this changes."""
     standing = worker.standing
     return (
         worker.state, worker.epoch, standing.paused, standing.draining, standing.drain_deadline_ms,
@@ -70,5 +70,5 @@ def orders_of(worker: Worker) -> tuple[object, ...]:
 
 
 def listing_fields(worker: Worker) -> tuple[str, str, str]:
-    """What lists filter by; a row must always be right about it."""
+    """The fields by which lists filter. A worker's row must always have their current values."""
     return worker.profile.task_queue, worker.profile.build_id, worker.profile.host_name

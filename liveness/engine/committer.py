@@ -1,12 +1,12 @@
-"""Group commit: one transaction at a time takes up everything that all shards decided since the last.
+"""Group commit: one transaction at a time commits everything that all shards decided since the last one.
 
-Replies, refusals and reads that rest on undurable state wait for the group that makes it durable. What each failure
-means is settled here:
+Replies, refusals and reads that rest on undurable state wait for the group that makes it durable: no commit, no OK. The
+failures of a commit have these meanings:
 
-    ShardsLost       nothing was committed; those shards are another's now, the rest is committed without them
+    ShardsLost       nothing was committed; another owner has those shards now, the rest is committed without them
     CommitRejected   nothing was committed; the shards are read again
     CommitUnknown    maybe committed; reading the shards again under a higher epoch tells
-    StoreBroken      nobody is acknowledged any more; the process ends
+    StoreBroken      nothing is acknowledged any more; the process ends
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ logger = structlog.get_logger("liveness.commit")
 
 GATHER_STEP_MS = 1
 BUSY_LOOP_DELAY_MS = 1
-"""A timer that is later than this says that the event loop is busy."""
+"""A timer that is late by more than this shows that the event loop is busy."""
 
 ShardEpoch = tuple[int, int]
 """A shard's id and the epoch under which it was held."""
 
 
 class CommitObserver(Protocol):
-    """Of a call that waits for a commit and is followed."""
+    """Follows a commit for the trace of one call that waits for it."""
 
     def on_commit_started(self, number: int, shards: int) -> None: ...
 
@@ -44,11 +44,11 @@ class CommitObserver(Protocol):
 
 
 ObserveCommit = Callable[[], CommitObserver | None]
-"""Asked in the context of the call that waits; most are not followed."""
+"""Called in the context of the call that waits. Returns None for calls without a trace, which are most."""
 
 
 class CommitGroup:
-    """Those who wait for one commit."""
+    """The callers that wait for one commit."""
 
     __slots__ = ("_lost", "_observe_commit", "_observers", "_started", "_waiters", "done")
 
@@ -62,7 +62,7 @@ class CommitGroup:
 
     async def wait(self) -> None:
         if not self.done:
-            # One future each: a caller that goes away cancels its own.
+            # One future per caller: a caller that is cancelled cancels only its own.
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             if self._observe_commit is not None and (observer := self._observe_commit()) is not None:
@@ -72,7 +72,7 @@ class CommitGroup:
             await waiter
 
     def mark_started(self, number: int, shards: int) -> None:
-        """Its commit does."""
+        """Mark the commit as started; callers that follow a trace are told."""
         self._started = number, shards
         for observer in self._observers:
             observer.on_commit_started(number, shards)
@@ -82,7 +82,8 @@ class CommitGroup:
         return len(self._waiters)
 
     def failed(self, shard: Shard) -> bool:
-        """After `wait`: was what this shard decided lost? The same shard re-read since is another tenure."""
+        """After `wait`: whether the decisions of this shard were lost. A shard that was read again since then is another
+        object with a higher epoch, and does not count."""
         return (shard.id, shard.epoch) in self._lost
 
     @property
@@ -137,14 +138,14 @@ class Committer:
         self._open = CommitGroup(observe_commit)
         self._in_flight: CommitGroup | None = None
         self.commit_count = 0
-        """How many have begun."""
+        """The number of commits that have begun."""
         self._last_start_ms = clock.monotonic_ms()
         self.last_commit_s = 0.0
         """How long the last commit that succeeded took."""
         self.broken = False
 
     def mark_dirty(self, shard: Shard) -> None:
-        """The shard has something to commit."""
+        """Include the shard in the next commit."""
         self._dirty[shard.id] = shard
         self._wake.set()
 
@@ -154,7 +155,7 @@ class Committer:
         return self._open
 
     def request_hand_over(self, shard: Shard) -> CommitGroup:
-        """Its last commit, with a checkpoint for whoever takes it next."""
+        """Give up the shard with its last commit, which writes a checkpoint for the next owner."""
         self._hand_overs.add(shard.id)
         return self.request_checkpoint(shard)
 
@@ -171,15 +172,15 @@ class Committer:
             await self.commit_open()
 
     async def _gather(self) -> None:
-        """Let more calls join while the event loop has its hands full, for so long at most: a commit costs nearly the
-        same for one heartbeat as for fifty. When the loop is idle, waiting would only delay the answers."""
+        """Let more calls join the commit while the event loop is busy, for the commit interval at most: a commit costs
+        nearly the same for one heartbeat as for fifty. When the loop is idle, waiting would only delay the answers."""
         latest_ms = self._last_start_ms + self._interval_ms
         now_ms = self._clock.monotonic_ms()
         while self._open.waiter_count > 1 and now_ms < latest_ms:
             await self._clock.sleep(GATHER_STEP_MS)
             before_ms, now_ms = now_ms, self._clock.monotonic_ms()
             if now_ms - before_ms < GATHER_STEP_MS + BUSY_LOOP_DELAY_MS:
-                return  # the timer was on time: there is nothing else to do
+                return  # the timer was on time: the loop is idle
 
     async def commit_open(self) -> None:
         self._wake.clear()
@@ -205,7 +206,7 @@ class Committer:
         try:
             await self._commit(prepared)
         except BaseException:
-            # Nobody knows what became of the commit, so nobody who waits for it may be told that it took place.
+            # The outcome of the commit is not known, so no caller that waits for it may be told that it took place.
             self.broken = True
             raise
         finally:
@@ -231,7 +232,7 @@ class Committer:
                 self._drop_shards([part.shard for part in prepared], str(error))
                 return
             except StoreBroken as error:
-                # Nobody who waits gets an answer from here on: their connections end with the process.
+                # No waiting caller gets an answer from here on: their connections end with the process.
                 self.broken = True
                 self._on_broken(error)
                 return
@@ -243,7 +244,8 @@ class Committer:
                 return
 
     def _drop_shards(self, lost: Sequence[Shard], why: str, *, has_new_owner: bool = False) -> None:
-        """Forget what these shards decided; whoever waits for it is told. `has_new_owner`: they have another owner."""
+        """Discard what these shards decided, and tell the callers that wait for it. `has_new_owner`: another owner has
+        taken the shards."""
         logger.warning("shards dropped", shards=len(lost), why=why)
         shard_epochs = [(shard.id, shard.epoch) for shard in lost]
         for shard_id, _ in shard_epochs:

@@ -1,4 +1,4 @@
-"""The shards that this process owns, and their way through start, trouble and end."""
+"""The shards that this process owns: it takes them, serves them, reads them again after a failed commit, hands them over."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 
 import structlog
 
+from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.diagnostics.evidence import EvidenceSources
 from liveness.diagnostics.stalls import STALL_MS
@@ -16,10 +17,13 @@ from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
 from liveness.engine.census import NamespaceState
 from liveness.engine.committer import CommitGroup, Committer, ObserveCommit
+from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.policies import Policies
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.engine.shard_directory import ShardDirectory, SingleNodeDirectory
 from liveness.engine.timers import Timers
+from liveness.expiry.death_rate import DeathCount
 from liveness.expiry.throttle import ExpiryThrottle
 from liveness.store.api import Store
 from liveness.store.errors import StoreBroken, StoreError
@@ -30,9 +34,8 @@ TICK_MS = 50
 CLOCK_WRITE_INTERVAL_MS = 500
 """Half of what the observed clock may run ahead, so that a slow commit does not freeze it."""
 REOPEN_BACKOFF_MS = (50, 200, 1_000, 2_000, 5_000)
-NEVER_MS = 2**63
 HAND_OVER_BATCH_SIZE = 16
-"""So many shards are handed over in one go; the others serve meanwhile."""
+"""The node hands over this many shards at a time; the others serve meanwhile."""
 
 
 class Node:
@@ -47,51 +50,38 @@ class Node:
         commit_interval_ms: float,
         timers: Callable[[int], Timers],
         namespaces: Collection[str] = (),
+        directory: ShardDirectory | None = None,
         observe_commit: ObserveCommit | None = None,
     ) -> None:
+        """`timers`: makes the timers of a shard that was just taken. `directory`: what to know about the cluster; without
+        one, the node has the database to itself."""
         self.store = store
         self.clock = clock
         self.shard_count = shard_count
+        self.owner = owner
         self.policies = Policies({}, namespaces, Policy(token_floor=store.timeline.token_floor))
         self.broken: asyncio.Future[StoreBroken] = asyncio.get_running_loop().create_future()
         """Done when durability can no longer be promised: the process must end."""
-        self.on_tick: list[Callable[[], None]] = []
-        self.on_lag: list[Callable[[int], None]] = []
-        """Told with each pulse by how many milliseconds it was late: so long had everybody else to wait, too."""
-        self.on_stall: list[Callable[[int], None]] = []
-        """Told for how many milliseconds the process stood still."""
-        self.on_committed: list[Callable[[Sequence[PreparedCommit]], None]] = []
-        self.on_opened: list[Callable[[Shard], None]] = []
-        self.on_closed: list[Callable[[Shard], None]] = []
-        """A shard does not serve here any more: handed over, taken by another, or about to be read again."""
-        self.on_policy: list[Callable[[], None]] = []
-        self.owner = owner
-        self.on_shards_lost: Callable[[Collection[int]], None] | None = None
-        """Told of shards that another owner has taken; without it, they are taken back."""
-        self.unavailable_reason: Callable[[int], Unavailable] = lambda shard_id: ShardUnavailable(
-            shard_id=shard_id
-        )
-        """Why a shard does not serve here, for those who asked for it."""
-        self.owned_until_ms: Callable[[], int] = lambda: NEVER_MS
-        """On the monotonic clock: until then, no other node can have taken a shard of this one."""
-        self.remote_observed_ms: Mapping[int, int] = {}
-        """What the clocks of other nodes' shards showed, some moments ago."""
         self.shards_in_transition: set[int] = set()
         """Shards that are being taken, read again or handed over."""
+        self._directory: ShardDirectory = directory or SingleNodeDirectory()
+        self._listeners: list[NodeListener] = []
         self._grace_ms = grace_ms
         self._timers = timers
         self._shards: list[Shard | None] = [None] * shard_count
         self._dropped_population: dict[int, Counter[str]] = {}
+        """Workers per namespace of each shard that is being read again."""
+        self._is_running = False
         self._closing = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("node", on_failure=self.fail)
         self._last_tick_ms = clock.monotonic_ms()
         self._expiries_held_until_ms = 0
         self.census: Counter[NamespaceState] = Counter()
-        """Of all shards that serve here."""
+        """Workers by namespace and state, over all shards that serve here."""
         self.listening = ListeningTime(clock)
-        self.throttle = ExpiryThrottle(clock, self.policies.of, self.census)
-        self.on_policy.append(self.throttle.policy_changed)
-        self.on_closed.append(self.throttle.drop_shard)
+        self.throttle = ExpiryThrottle(
+            clock, self.policies.of, self.census, on_death_count=self._report_deaths
+        )
         self._evidence_sources = EvidenceSources(clock, shard_count, self.throttle)
         self.recent_deaths, self.stalls = self._evidence_sources.recent_deaths, self._evidence_sources.stalls
         self.committer = Committer(
@@ -106,10 +96,15 @@ class Node:
             observe_commit=observe_commit,
         )
 
-    # -- life
+    def add_listener(self, listener: NodeListener) -> None:
+        """Tell `listener` of everything from now on, after the listeners that were added before it."""
+        self._listeners.append(listener)
+
+    # -- start and end
 
     async def open(self, expected_epochs: Mapping[int, int] | None = None) -> list[Shard]:
-        """Take shards, those whose epoch is still the one that was seen, or, without that, all. Returns those it got."""
+        """Take the shards whose epoch is still the expected one, or all shards if none is given. Returns those that were
+        taken."""
         wanted = (
             range(self.shard_count)
             if expected_epochs is None
@@ -122,8 +117,8 @@ class Node:
             self.shards_in_transition.difference_update(wanted)
 
     async def hand_over(self, shard_ids: Iterable[int]) -> list[Shard]:
-        """Hand shards over: they serve nobody from now on, and whoever is meant to may take them. Returns those that
-        were let go of; the others have another owner already, or must be read again."""
+        """Stop serving these shards and give up their ownership, so that another node can take them. Returns those that
+        were handed over; the others have another owner already, or must be read again."""
         leaving = [shard for id in shard_ids if (shard := self._shards[id]) is not None]
         released: list[Shard] = []
         for start in range(0, len(leaving), HAND_OVER_BATCH_SIZE):
@@ -147,32 +142,40 @@ class Node:
             self.shards_in_transition.difference_update(ids)
 
     def start(self, *, tick: bool = True) -> None:
-        """Begin committing and, with `tick`, looking at the clock by itself."""
+        """Begin to commit and, with `tick`, to look at the clock at regular intervals."""
+        self._is_running = True
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_tick_ms > STALL_MS:
-            # Reading so many workers took its time. That is no stall, but heartbeats may lie unread all the same.
+            # Reading the workers took long. That is no stall, but heartbeats may lie unread all the same.
             self._expiries_held_until_ms = now_ms + STALL_MS
         self._last_tick_ms = now_ms
-        self._spawn(self.committer.run())
+        self._tasks.start(self.committer.run())
         if tick:
-            self._spawn(self._run_ticks())
+            self._tasks.start(self._run_ticks())
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a call that waits for its commit will get an answer."""
+        return self._is_running and not self.committer.broken
 
     def stop_listening(self) -> None:
-        """Heartbeats can no longer come in: silence counts against nobody from now on."""
+        """Stop the observed clocks: heartbeats can no longer arrive, so silence must not count from now on."""
         self.listening.stop()
 
     async def close(self) -> None:
-        """Commit what was decided, let go of all shards, stop. Durable replies may still be waiting to leave."""
+        """Commit what was decided, hand over all shards, and stop. Durable replies may still be waiting to be sent.
+
+        A node that was never started has decided nothing and has no committer: it gives up its shards as they are.
+        """
         self._closing = True
         self.stop_listening()
-        if not self.committer.broken:
+        if self.is_committing:
             await self.hand_over(range(self.shard_count))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def checkpoint(self) -> None:
-        """Shorten the next recovery: fold each shard's renewals into one row. One shard per commit, to stall nobody."""
+        """Shorten the next recovery by folding each shard's renewals into one row: one shard per commit, so that no
+        commit takes long."""
         for shard in self.shards():
             if shard.durable_seq > shard.checkpoint_seq and self._shards[shard.id] is shard:
                 await self.committer.request_checkpoint(shard).wait()
@@ -190,36 +193,40 @@ class Node:
             raise self.unavailable_reason(shard_id)
         return shard
 
+    def unavailable_reason(self, shard_id: int) -> Unavailable:
+        """The error for a caller that needs a shard which this node does not serve."""
+        return self._directory.unavailable_reason(shard_id)
+
     def serves(self, shard_id: int) -> bool:
         return self._shards[shard_id] is not None
 
     def shard_table(self) -> Sequence[Shard | None]:
-        """Shards by id, None where one is being re-read; for callers that look up many."""
+        """Shards by id, None where this node does not serve one; for callers that look up many."""
         if self._closing:
             raise ShuttingDown
         return self._shards
 
     def observed_ms(self, shard_id: int) -> int:
-        """A shard's time, for telling people; a little behind where another node serves it."""
+        """A shard's observed time, for display only; a little behind where another node serves the shard."""
         shard = self._shards[shard_id]
-        return shard.now_ms() if shard is not None else self.remote_observed_ms.get(shard_id, 0)
+        return shard.now_ms() if shard is not None else self._directory.remote_observed_ms(shard_id)
 
     def shards(self) -> list[Shard]:
-        """Those that serve."""
+        """The shards that this node serves now."""
         return [shard for shard in self._shards if shard is not None]
 
     def count_workers(self, namespace: str) -> int:
-        """Workers of a namespace. A shard that is being re-read counts as it was, undurable registrations included:
-        a quota may refuse one too many meanwhile, but never admits one."""
+        """Workers of a namespace. A shard that is being read again counts as it was, undurable registrations included:
+        meanwhile a quota may refuse one worker too many, but never admits one too many."""
         return sum(shard.population[namespace] for shard in self._shards if shard is not None) + sum(
             population[namespace] for population in self._dropped_population.values()
         )
 
     def barrier(self) -> CommitGroup:
         """The group after which everything that memory shows now is durable."""
-        if self.clock.monotonic_ms() >= self.owned_until_ms():
-            # Another node may have taken what memory shows, for instance while this process stood still: a commit
-            # of each shard tells.
+        if self.clock.monotonic_ms() >= self._directory.owned_until_ms:
+            # Another node may have taken these shards, for instance while this process stood still. A commit of each
+            # shard tells.
             for shard in self.shards():
                 self.committer.mark_dirty(shard)
         return self.committer.barrier()
@@ -232,13 +239,13 @@ class Node:
             raise self.unavailable_reason(shard.id)
 
     def is_intact(self, shard: Shard) -> bool:
-        """Whether nothing that this very object decided was lost: it serves still, or was handed over whole."""
+        """Whether nothing that this very object decided was lost: it still serves, or was handed over completely."""
         return self._shards[shard.id] is shard or shard.is_handed_over
 
     async def wait_all_durable(self) -> None:
-        """Return when everything memory shows now is committed, or raise: for refusals, which rest on all of it."""
+        """Return when everything that memory shows now is committed, or raise. For refusals: they rest on all of it."""
         group = self.barrier()
-        # What was lost before now is not in memory any more.
+        # Memory no longer shows what was lost before now.
         lost_before = group.lost
         await group.wait()
         if lost := group.lost - lost_before:
@@ -251,46 +258,46 @@ class Node:
             due_ms = self.clock.monotonic_ms() + TICK_MS
             await self.clock.sleep(TICK_MS)
             lag_ms = max(0, self.clock.monotonic_ms() - due_ms)
-            for on_lag_callback in self.on_lag:
-                on_lag_callback(lag_ms)
+            for listener in self._listeners:
+                listener.lagged(lag_ms)
             self.tick()
 
     def tick(self) -> None:
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._last_tick_ms > STALL_MS:
-            # Heartbeats may lie unread in its sockets.
+            # Heartbeats may lie unread in the sockets.
             stall_ms = now_ms - self._last_tick_ms
-            logger.warning("stood still", ms=stall_ms)
+            logger.warning("process stalled", ms=stall_ms)
             self.stalls.add(self.clock.wall_ms(), stall_ms)
             self._expiries_held_until_ms = now_ms + STALL_MS
-            for on_stall_callback in self.on_stall:
-                on_stall_callback(stall_ms)
+            for listener in self._listeners:
+                listener.stalled(stall_ms)
         self._last_tick_ms = now_ms
         if now_ms >= self._expiries_held_until_ms:
-            for callback in self.on_tick:
-                callback()
+            for listener in self._listeners:
+                listener.tick()
         for shard in self.shards():
             if shard.clock_age_ms() >= CLOCK_WRITE_INTERVAL_MS:
                 self.committer.mark_dirty(shard)
 
-    # -- trouble
+    # -- failures
 
     def _on_shards_dropped(self, lost: Sequence[Shard], has_new_owner: bool) -> None:
-        """Shards whose commit failed. `has_new_owner`: because they have another owner."""
+        """Stop serving shards whose commit failed. `has_new_owner`: it failed because another owner has taken them."""
         for shard in lost:
             if self._shards[shard.id] is shard:
                 self._dropped_population[shard.id] = shard.population
                 self._close(shard)
-            shard.is_handed_over = False  # what it was to hand over is lost
+            shard.is_handed_over = False  # the commit that would have handed it over is lost
         if self._closing:
             return
-        if has_new_owner and self.on_shards_lost is not None:
-            self.on_shards_lost([shard.id for shard in lost])
-            return
         ids = [shard.id for shard in lost]
+        reclaims = self._directory.reclaims_lost_shards
+        if has_new_owner and not reclaims:
+            self._report_lost(ids)
+            return
         self.shards_in_transition.update(ids)
-        is_single_node = self.on_shards_lost is None
-        self._spawn(self._reopen(ids, None if is_single_node else {shard.id: shard.epoch for shard in lost}))
+        self._tasks.start(self._reopen(ids, None if reclaims else {shard.id: shard.epoch for shard in lost}))
 
     async def _reopen(self, shard_ids: Sequence[int], expected_epochs: Mapping[int, int] | None) -> None:
         taken: list[Shard] = []
@@ -302,22 +309,26 @@ class Node:
                     self.abort(error)
                     return
                 except StoreError as error:
-                    logger.warning("cannot re-read shards", shards=len(shard_ids), why=str(error))
+                    logger.warning("cannot read shards again", shards=len(shard_ids), why=str(error))
                     await self.clock.sleep(REOPEN_BACKOFF_MS[min(attempt, len(REOPEN_BACKOFF_MS) - 1)])
                 else:
                     logger.info("shards serve again", shards=len(taken))
                     break
         finally:
             self.shards_in_transition.difference_update(shard_ids)
-        lost_ids = set(shard_ids) - {shard.id for shard in taken}
-        if lost_ids and self.on_shards_lost is not None:
-            self.on_shards_lost(lost_ids)
+        if lost_ids := set(shard_ids) - {shard.id for shard in taken}:
+            self._report_lost(lost_ids)
+
+    def _report_lost(self, shard_ids: Collection[int]) -> None:
+        for listener in self._listeners:
+            listener.shards_lost(shard_ids)
 
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
         shard.census.detach()
-        for on_closed_callback in self.on_closed:
-            on_closed_callback(shard)
+        self.throttle.drop_shard(shard)
+        for listener in self._listeners:
+            listener.shard_closed(shard)
 
     async def _take_over(
         self, shard_ids: Collection[int], expected_epochs: Mapping[int, int] | None
@@ -341,16 +352,16 @@ class Node:
             shard.census.attach(self.census)
             self._dropped_population.pop(image.shard_id, None)
             taken.append(shard)
-            for on_opened_callback in self.on_opened:
-                on_opened_callback(shard)
+            for listener in self._listeners:
+                listener.shard_opened(shard)
         return taken
 
     def apply_stored_config(
         self, stored: Mapping[str, Mapping[str, float]], taken: Container[int] = frozenset()
     ) -> bool:
-        """Settings as the store has them. Those whose shard was just taken may have been committed without an answer,
-        and those of other nodes' shards change there. Of the rest, which may be changing just now, memory knows better.
-        Returns whether anything changed."""
+        """Take over the namespaces' settings from the store, where the store knows better: for shards that were just
+        taken (a change may have been committed without an answer) and for shards of other nodes (they change there).
+        Memory knows better about the rest, which may be changing right now. Returns whether anything changed."""
         changed = False
         for namespace, overrides in stored.items():
             config_shard_id = shard_of(namespace, "", self.shard_count)
@@ -362,42 +373,35 @@ class Node:
         return changed
 
     def policy_changed(self) -> None:
-        """What heartbeats ask for may be granted otherwise now, and workers may be told otherwise."""
+        """Decide again what heartbeats are granted and what workers are told, now that a policy has changed."""
         for shard in self.shards():
             shard.clear_fingerprints()
-        for callback in self.on_policy:
-            callback()
+        self.throttle.policy_changed()
+        for listener in self._listeners:
+            listener.policy_changed()
 
     def _mark_dirty(self, shard: Shard) -> None:
         if shard.is_handed_over:
             raise self.unavailable_reason(shard.id)
-        # Who still holds on to a shard that was dropped must not push aside the one that was re-read.
+        # A caller that still holds a dropped shard must not displace the one that was read again.
         if self._shards[shard.id] is shard:
             self.committer.mark_dirty(shard)
 
     def abort(self, error: StoreBroken) -> None:
-        """Durability can no longer be promised."""
+        """Acknowledge nothing more: durability can no longer be promised."""
         self._closing = True
         self.committer.broken = True
         if not self.broken.done():
             self.broken.set_result(error)
 
-    def _after_commit(self, prepared: Sequence[PreparedCommit]) -> None:
-        for on_commit_callback in self.on_committed:
-            on_commit_callback(prepared)
+    def fail(self, error: BaseException) -> None:
+        """Abort because of a bug: a task failed that the server cannot do without."""
+        self.abort(StoreBroken(detail=f"internal error: {error!r}"))
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        self.supervise(task)
+    def _after_commit(self, commits: Sequence[PreparedCommit]) -> None:
+        for listener in self._listeners:
+            listener.committed(commits)
 
-    def supervise(self, task: asyncio.Task[None]) -> None:
-        """A task that the server cannot do without ends it, should it fail."""
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # A bug in the engine room: nothing more can be promised.
-            logger.error("engine stopped", exc_info=error)
-            self.abort(StoreBroken(detail=f"internal error: {error!r}"))
+    def _report_deaths(self, namespace: str, death_count: DeathCount) -> None:
+        for listener in self._listeners:
+            listener.deaths_counted(namespace, death_count)

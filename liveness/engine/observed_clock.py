@@ -1,4 +1,4 @@
-"""Time that passes only while somebody listens.
+"""Time that passes only while an owner of the shard listens to heartbeats.
 
 A node's listening time runs with its monotonic clock, but of a commit it counts `COMMIT_MS_MAX` at most: while one
 hangs, workers wait for their answers and cannot be expected to heartbeat again. A heartbeat waits for two commits at
@@ -23,14 +23,15 @@ _NEVER_MS = 2**63
 
 
 class ListeningTime:
-    """Of a whole node: one commit in flight keeps all shards from committing."""
+    """The listening time of a whole node. All shards share it, because a commit in flight keeps all of them from
+    committing."""
 
     __slots__ = ("_clock", "_excluded_ms", "_frozen_at_ms", "_stopped")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._excluded_ms = 0
-        """What does not count."""
+        """How much of the monotonic clock's time does not count."""
         self._frozen_at_ms = _NEVER_MS
         """On the monotonic clock: where the count stops for the commit in flight."""
         self._stopped = False
@@ -39,7 +40,7 @@ class ListeningTime:
         return min(self._clock.monotonic_ms(), self._frozen_at_ms) - self._excluded_ms
 
     def stop(self) -> None:
-        """For good: heartbeats are no longer accepted."""
+        """Stop for good: heartbeats are no longer accepted."""
         self._frozen_at_ms = min(self._frozen_at_ms, self._clock.monotonic_ms())
         self._stopped = True
 

@@ -1,4 +1,4 @@
-"""What a shard has decided and not yet handed to the store, in log order."""
+"""The decisions of a shard that wait for the next commit, in log order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pending:
         self.last_seq = last_seq
         self.heartbeat_history = heartbeat_history
         self.feed_seq = 0
-        """Of the newest entry that is not plain renewals; 0 if there is none."""
+        """The sequence of the newest entry that is not plain renewals; 0 if there is none."""
         self.entries: list[LogEntry] = []
         self.renewals: dict[int, LeaseRenewed] = {}
         self.workers: dict[WorkerKey, tuple[Worker, int] | None] = {}
@@ -86,7 +86,7 @@ class Pending:
     def commit(
         self, shard_id: int, epoch: int, after_seq: int, observed_ms: int, wall_ms: int
     ) -> ShardCommit:
-        """Hand over; call once."""
+        """Make the commit of everything that is pending. Call this once."""
         self.close_renewals(wall_ms)
         return ShardCommit(
             shard_id=shard_id,

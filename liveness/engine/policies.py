@@ -1,4 +1,5 @@
-"""The policy in force for each namespace: what was set for it, over what was set for all, over the built-in."""
+"""The policy in force for each namespace: its own settings override those for all namespaces, which override the built-in
+policy."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ class Policies:
         served: Collection[str] = (),
         built_in: Policy = DEFAULT_POLICY,
     ) -> None:
-        """`served`: the only namespaces that there are; empty for any."""
+        """`served`: the only namespaces that are admitted; if empty, all are."""
         self._built_in = built_in
         self._served = frozenset(served)
         self._overrides = {namespace: dict(values) for namespace, values in overrides.items()}
         self._policies: dict[str, Policy] = {}
 
     def admit(self, namespace: str) -> None:
-        """Refuse a namespace that is not served here. The empty one, which stands for all, is."""
+        """Refuse a namespace that is not served here. The empty name, which stands for all namespaces, is admitted."""
         if self._served and namespace and namespace not in self._served:
             raise NamespaceNotFound(namespace=namespace, known=", ".join(sorted(self._served)))
 
@@ -41,14 +42,14 @@ class Policies:
         return self._overrides.get(namespace, {})
 
     def preview(self, namespace: str, overrides: Mapping[str, float]) -> Policy:
-        """What would be in force; raises `InvalidField` if it makes no sense."""
+        """The policy that these overrides would give. Raises `InvalidField` if they contradict each other."""
         base = self._built_in
         if namespace != ALL_NAMESPACES:
             base = override_policy(base, self.overrides(ALL_NAMESPACES))
         return override_policy(base, overrides)
 
     def check_default(self, overrides: Mapping[str, float]) -> None:
-        """Refuse a default under which some namespace's own settings would make no sense."""
+        """Refuse overrides for all namespaces that contradict the settings of some namespace."""
         base = override_policy(self._built_in, overrides)
         for namespace, own in self._overrides.items():
             if namespace != ALL_NAMESPACES:
@@ -59,5 +60,5 @@ class Policies:
         self._policies.clear()
 
     def namespaces(self) -> list[str]:
-        """Those with settings of their own."""
+        """The namespaces that have settings of their own."""
         return [namespace for namespace in self._overrides if namespace != ALL_NAMESPACES]

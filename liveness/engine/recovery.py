@@ -1,4 +1,4 @@
-"""A shard's state from what the store holds: checkpoint first, then the log after it."""
+"""Recovery of a shard's workers from the store: their rows, then the checkpoint, then the log after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
 
 
 def with_renewal_state(worker: Worker, renewal_state: RenewalState) -> Worker:
-    """The worker with the renewals that its row lacks and the checkpoint has."""
+    """Apply the renewals that the checkpoint contains and the worker's row does not."""
     return worker._replace(
         sequence=renewal_state.sequence,
         renewed_ms=renewal_state.renewed_ms,
@@ -29,12 +29,12 @@ def renewal_state_of(worker: Worker) -> RenewalState:
 
 
 class RecoveredWorkers:
-    """Workers as of the end of the log, and which of their rows lag behind."""
+    """The workers as of the end of the log, and the set of those whose rows are older."""
 
     def __init__(self, image: ShardSnapshot) -> None:
         self.workers: dict[WorkerKey, Worker] = {}
         self.stale_rows: set[WorkerKey] = set()
-        """Their rows lack more than renewals."""
+        """Workers whose rows lack more than renewals."""
         self._row_seqs: dict[WorkerKey, int] = {}
         self._keys: dict[int, WorkerKey] = {}
         workers, row_seqs, keys = self.workers, self._row_seqs, self._keys
@@ -72,7 +72,7 @@ class RecoveredWorkers:
     def _evolve(self, seq: int, key: WorkerKey, event: WorkerEvent) -> None:
         worker = self.workers.get(key)
         if worker is None or seq <= self._row_seqs[key]:
-            # Its row is written with the event that makes it or brings it here; what precedes that is contained.
+            # A worker's row is written with the event that creates the worker, and contains all earlier events.
             return
         after = evolve(worker, event, seq)
         assert after is not None, "forgetting a worker deletes its row in the same transaction"

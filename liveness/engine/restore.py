@@ -1,8 +1,8 @@
-"""Putting a backup in a database's place, and what must follow: the world has gone on since the backup was made.
+"""Replaces a database by a backup, and ends the leases that the backup contains.
 
-Workers hold leases that the restored database knows nothing of, or that it believes in although they are long over. So
-all of them end here: each worker that it shows as ACTIVE is deactivated and what it held is rescheduled, and the
-database begins a new history (`liveness.store.timeline`) in which no token of an earlier one is ever given out again. A
+Since the backup was made, workers have got leases that the restored database does not know, and leases that it shows
+have ended. So the restore ends all leases: it deactivates each worker that is ACTIVE, reschedules the worker's
+activities, and begins a new history (`liveness.store.timeline`) that never issues a token of an earlier one again. A
 worker that still runs comes back with its next heartbeat, as after any lapse, and is told what it lost.
 """
 
@@ -47,18 +47,18 @@ class RestoreFailed(StoreError):
 
 class RestoreSummary(NamedTuple):
     workers: int
-    """Taken from ACTIVE to INACTIVE."""
+    """Workers that went from ACTIVE to INACTIVE."""
     activities: int
-    """Taken from them and rescheduled."""
+    """Activities that were taken from them and rescheduled."""
     token_floor: int
 
 
 def restore(
     backup: Path, target: Path, clock: Clock, progress: Progress, *, replace: bool = False
 ) -> tuple[DatabaseSummary, RestoreSummary]:
-    """`target` is replaced by the whole backup, made fit to be served, or not touched.
+    """Replace `target` by the backup, ready to be served; if that fails, leave `target` as it is.
 
-    An interruption at any point leaves the old database as it was, or a mark that a server refuses to start beside.
+    An interruption at any point leaves the old database as it was, or a mark beside which no server starts.
     """
     contents = check_database(backup, progress)
     if target.exists() and target.samefile(backup):
@@ -66,7 +66,7 @@ def restore(
     with acquire_lock(target):
         mark = sibling_path(target, RESTORING_SUFFIX)
         if target.exists() and not (replace or mark.exists()):
-            raise RestoreFailed(detail=f"{target} exists; move it away, or say --force to replace it")
+            raise RestoreFailed(detail=f"{target} exists; move it away, or use --force to replace it")
         try:
             with partial_file(target) as copy:
                 progress("copying", 0, 1)
@@ -75,7 +75,7 @@ def restore(
                     _prepare_copy(copy, contents.shards, clock, read_token_floor(target), progress)
                 )
                 _copy_permissions(target, copy)
-                # From here on the old database loses its WAL, without which it is not what it was.
+                # From here on the old database loses its WAL, and with it the commits that are only there.
                 replace_durably(copy, mark)
                 for suffix in (WAL, SHARED_MEMORY):
                     sibling_path(target, suffix).unlink(missing_ok=True)
@@ -101,7 +101,7 @@ async def _prepare_copy(
 
 
 def _copy_permissions(target: Path, copy: Path) -> None:
-    """Whoever may use the old file, may use the new one."""
+    """Give the new file the owner and the permissions of the old one."""
     if target.exists():
         old = target.stat()
         copy.chmod(old.st_mode & 0o777)
@@ -120,7 +120,8 @@ class _NoDeadlines:
 async def begin_new_history(
     store: Store, shards: int, clock: Clock, known_floor: int, progress: Progress
 ) -> RestoreSummary:
-    """End every lease in an open store that nobody else uses. `known_floor`: tokens up to here are known from elsewhere."""
+    """End every lease in an open store that no other process uses. `known_floor`: tokens up to this one were issued by
+    the database that is replaced."""
     node = Node(
         store,
         clock,
@@ -150,7 +151,7 @@ async def begin_new_history(
 
 
 async def _await_unless_broken(node: Node, work: Coroutine[Any, Any, None]) -> None:
-    """Whoever waits for a commit on a broken disk waits for ever."""
+    """Await `work`, or raise if the store breaks meanwhile: a commit on a broken disk never ends."""
     working = asyncio.create_task(work)
     ends: set[asyncio.Future[Any]] = {working, node.broken}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -166,13 +167,13 @@ async def _await_unless_broken(node: Node, work: Coroutine[Any, Any, None]) -> N
 def _highest_token(shard: Shard) -> int:
     held = [binding.attempt for worker in shard.workers.values() for binding in worker.bindings.values()]
     attempts = [*held, *(activity.attempt for activity in shard.activities.values())]
-    # Whoever numbers attempts so high does it by a rule of its own, which needs no help of ours.
+    # A client that numbers attempts so high has a rule of its own, and needs no floor.
     ours = [attempt for attempt in attempts if attempt <= TOKEN_FLOOR_MAX]
     return max([0, *ours, *(worker.epoch for worker in shard.workers.values())])
 
 
 def _end_leases(node: Node, shard: Shard) -> list[int]:
-    """How many activities were taken from each worker."""
+    """End all leases of a shard. Returns the number of activities that were taken from each worker."""
     active = [key for key, worker in shard.workers.items() if worker.state is WorkerState.ACTIVE]
     return [
         shard.deactivate(

@@ -1,4 +1,4 @@
-"""Where a shard says when a worker or an activity must be looked at again."""
+"""The interface by which a shard arms the timers of its workers and activities."""
 
 from __future__ import annotations
 

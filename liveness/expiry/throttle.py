@@ -85,16 +85,20 @@ class StormState:
 
 class ExpiryThrottle:
     def __init__(
-        self, clock: Clock, policy_of: Callable[[str], Policy], census: Mapping[tuple[str, WorkerState], int]
+        self,
+        clock: Clock,
+        policy_of: Callable[[str], Policy],
+        census: Mapping[tuple[str, WorkerState], int],
+        on_death_count: Callable[[str, DeathCount], None] | None = None,
     ) -> None:
+        """`on_death_count`: called when workers of a namespace fall due, for nodes that share the namespace."""
         self.active_storms: dict[str, StormState] = {}
         """By namespace. Empty almost always: whoever is on the way of heartbeats asks that first."""
         self.storm_counts: Counter[str] = Counter()
         """How many there were, by namespace."""
         self.death_rate = DeathRate(clock)
         """Deaths that were not held."""
-        self.on_death_count: Callable[[str, DeathCount], None] | None = None
-        """Told when workers of a namespace fall due, where other nodes may want to know."""
+        self._on_death_count = on_death_count
         self._clock = clock
         self._policy_of = policy_of
         self._census = census
@@ -142,9 +146,9 @@ class ExpiryThrottle:
         return DeathCount(due + died, self._census.get((namespace, WorkerState.ACTIVE), 0) + died)
 
     def _report_deaths(self, namespace: str) -> None:
-        if self.on_death_count is not None:
+        if self._on_death_count is not None:
             storm_state = self.active_storms.get(namespace)
-            self.on_death_count(
+            self._on_death_count(
                 namespace,
                 self._death_count(namespace, len(storm_state.held) if storm_state is not None else 0),
             )

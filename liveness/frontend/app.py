@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
 
+from liveness.background import BackgroundTasks
 from liveness.clock import Clock, SystemClock
 from liveness.cluster.failure_detector import FailureDetector
 from liveness.config.frontend_settings import FrontendSettings
@@ -92,7 +93,8 @@ class Frontend:
     def __init__(self, settings: FrontendSettings, *, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._refresh_task: asyncio.Task[None] | None = None
+        # Without fresh routes, other frontends serve better.
+        self._tasks = BackgroundTasks("frontend", on_failure=lambda error: self._health.stop_serving())
         instance = f"{socket.gethostname()}:{os.getpid()}"
         self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=instance)
         self.address = ""
@@ -123,7 +125,7 @@ class Frontend:
         )
         self._health = Health([descriptor.full_name for descriptor in SERVICES])
         await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels))
-        self._refresh_task = asyncio.create_task(self._refresher.run())
+        self._tasks.start(self._refresher.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
         self._grpc = server = grpc.aio.server(
@@ -164,9 +166,7 @@ class Frontend:
         await self._health.enter_graceful_shutdown()
         self.gateway.close_streams()
         await self._grpc.stop(self._settings.shutdown_timeout_s)
-        if self._refresh_task is not None:
-            self._refresh_task.cancel()
-            await asyncio.wait([self._refresh_task])
+        await self._tasks.close()
         await self.gateway.close()
         await self._source.close()
         if self._tracer is not None:

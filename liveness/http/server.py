@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -16,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import Response
 
+from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.http.app import HttpApp, PathHandler, internal_error, json_response
 from liveness.http.body_reader import BodyReader
@@ -63,6 +62,7 @@ class HttpServer:
         self._listen_address = listen_address
         self._clock = clock
         self._metrics = metrics
+        self._tasks = BackgroundTasks("http server")
         self._grpc_client = GrpcClient(grpc_address)
         path_handlers: dict[str, PathHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         if metrics is not None:
@@ -103,7 +103,7 @@ class HttpServer:
             self._listen_address.socket.close()
             await self._grpc_client.close()
             raise
-        self._tick_task = asyncio.create_task(self._run_ticks())
+        self._tasks.start(self._run_ticks())
 
     async def _run_ticks(self) -> None:
         while True:
@@ -118,9 +118,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         self.stop_accepting()
-        self._tick_task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._tick_task
+        await self._tasks.close()
         await self._uvicorn.shutdown(sockets=[self._listen_address.socket])
         for connection in tuple(self._uvicorn.server_state.connections):
             connection.transport.abort()  # it did not read to the end

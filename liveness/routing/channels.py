@@ -6,11 +6,12 @@ says nothing, and its calls would otherwise wait for as long as TCP does.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
 import grpc
+
+from liveness.background import BackgroundTasks
 
 # After a restart a node is at its old address again within a second; gRPC would wait for up to two minutes.
 _OPTIONS = (
@@ -57,7 +58,7 @@ class ChannelPool:
     def __init__(self, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
         self._connect = connect
         self._open: dict[str, Channel] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks("channels")
 
     def channel_for(self, address: str) -> Channel:
         channel = self._open.get(address)
@@ -68,10 +69,8 @@ class ChannelPool:
     def close_except(self, addresses: Collection[str]) -> None:
         """Close all others."""
         for address in [address for address in self._open if address not in addresses]:
-            task = asyncio.get_running_loop().create_task(self._open.pop(address).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.start(self._open.pop(address).close())
 
     async def close(self) -> None:
         self.close_except(())
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._closing.wait()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.routing import rpc_failures
 from liveness.routing.forwarding import Forwarder, RpcResponse
@@ -40,7 +41,14 @@ class _BatchQueue:
 
     __slots__ = ("_clock", "_flush_task", "_in_flight", "_on_idle", "_owner", "_send", "_tasks", "_waiting")
 
-    def __init__(self, owner: Owner, forwarder: Forwarder, clock: Clock, on_idle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        forwarder: Forwarder,
+        clock: Clock,
+        tasks: BackgroundTasks,
+        on_idle: Callable[[], None],
+    ) -> None:
         self._owner = owner
         self._send = forwarder.send
         self._clock = clock
@@ -48,7 +56,7 @@ class _BatchQueue:
         self._waiting: list[_QueuedHeartbeat] = []
         self._in_flight = 0
         self._flush_task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks
 
     def add(self, item: _QueuedHeartbeat) -> None:
         self._waiting.append(item)
@@ -57,7 +65,7 @@ class _BatchQueue:
                 self._flush()
             return
         wait_ms = BATCH_WINDOW_MS if self._in_flight else 0
-        self._flush_task = self._spawn(self._flush_after(wait_ms))
+        self._flush_task = self._tasks.start(self._flush_after(wait_ms))
 
     async def _flush_after(self, wait_ms: int) -> None:
         if wait_ms:
@@ -75,9 +83,14 @@ class _BatchQueue:
             items = self._next_batch()
             if items:
                 self._in_flight += 1
-                self._spawn(self._send_batch(items))
+                self._tasks.start(self._send_batch(items))
         if not self._in_flight:
             self._on_idle()
+
+    def drop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for item in waiting:
+            item.outcome.cancel()
 
     def _next_batch(self) -> list[_QueuedHeartbeat]:
         """The next batch; those whose callers have gone stay behind."""
@@ -102,12 +115,6 @@ class _BatchQueue:
                     item.outcome.cancel()
             self._in_flight -= 1
             self._flush()
-
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _resolve_all(items: list[_QueuedHeartbeat], outcome: RpcResponse | RpcFailure, owner: Owner) -> None:
@@ -140,6 +147,7 @@ class Coalescer:
         self._forwarder = forwarder
         self._clock = clock
         self._queues: dict[tuple[str, str, str], _BatchQueue] = {}
+        self._tasks = BackgroundTasks("heartbeat batches")
 
     async def send(
         self, owner: Owner, namespace: str, request: bytes, timeout_s: float
@@ -149,7 +157,7 @@ class Coalescer:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _BatchQueue(
-                owner, self._forwarder, self._clock, lambda: self._remove_queue(key)
+                owner, self._forwarder, self._clock, self._tasks, lambda: self._remove_queue(key)
             )
         outcome: asyncio.Future[RpcResponse | RpcFailure] = asyncio.get_running_loop().create_future()
         queue.add(_QueuedHeartbeat(request, timeout_s, outcome))
@@ -158,3 +166,9 @@ class Coalescer:
     def _remove_queue(self, key: tuple[str, str, str]) -> None:
         """Namespaces come and go; an idle lane costs nothing to make again."""
         self._queues.pop(key, None)
+
+    async def close(self) -> None:
+        """End what is under way. Callers that still wait are cancelled."""
+        for queue in tuple(self._queues.values()):
+            queue.drop_waiting()
+        await self._tasks.close()

@@ -9,7 +9,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from liveness.clock import Clock
+from liveness.clock import Clock, wait_for_event
 from liveness.routing.channels import Channel
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.v1.cluster_pb2 import GetRoutesRequest, GetRoutesResponse
@@ -48,13 +48,8 @@ class RouteRefresher:
             await self._refresh()
             self._on_refreshed()
             await self._clock.sleep(REFRESH_INTERVAL_MS_MIN)
-            requested = asyncio.ensure_future(self._refresh_requested.wait())
-            timer = asyncio.ensure_future(self._clock.sleep(REFRESH_INTERVAL_MS - REFRESH_INTERVAL_MS_MIN))
-            try:
-                await asyncio.wait((requested, timer), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                requested.cancel()
-                timer.cancel()
+            rest_ms = REFRESH_INTERVAL_MS - REFRESH_INTERVAL_MS_MIN
+            await wait_for_event(self._refresh_requested, self._clock, rest_ms)
 
 
 class NodeRouteSource:

@@ -112,6 +112,7 @@ class Gateway:
 
     async def close(self) -> None:
         await self.streams.wait_closed()
+        await self.coalescer.close()
         await self._channels.close()
 
     def _on_routes_changed(self) -> None:

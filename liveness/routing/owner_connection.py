@@ -12,6 +12,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from liveness.background import BackgroundTasks
 from liveness.domain.errors import LivenessError
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarding import TARGET_NODE_HEADER
@@ -38,6 +39,7 @@ class OwnerConnection:
         open_stream: OpenStream,
         on_response: Callable[[OwnerConnection, RelayResponse], None],
         on_lost: Callable[[OwnerConnection], None],
+        tasks: BackgroundTasks,
     ) -> None:
         self.owner = owner
         self.groups: set[ShardAttachments] = set()
@@ -48,7 +50,7 @@ class OwnerConnection:
         self._outbox: deque[RelayRequest] = deque()
         self._wakeup = asyncio.Event()
         self._is_closing = False
-        self.task = asyncio.get_running_loop().create_task(self._run(open_stream))
+        self.task = tasks.start(self._run(open_stream))
 
     def send(self, request: RelayRequest) -> None:
         if len(self._outbox) >= OUTBOX_MAX:

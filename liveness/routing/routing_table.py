@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from liveness.clock import Clock
+from liveness.clock import Clock, wait_for_event
 
 
 class Member(NamedTuple):
@@ -94,13 +94,7 @@ class RoutingTable:
 
     async def wait_for_change(self, clock: Clock, timeout_ms: float) -> None:
         """Return when anything changes, or when the time is over."""
-        change = asyncio.ensure_future(self._change_event.wait())
-        timer = asyncio.ensure_future(clock.sleep(timeout_ms))
-        try:
-            await asyncio.wait((change, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            change.cancel()
-            timer.cancel()
+        await wait_for_event(self._change_event, clock, timeout_ms)
 
     def _notify(self) -> None:
         self.revision += 1

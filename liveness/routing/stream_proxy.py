@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 
-from liveness.clock import Clock
+from liveness.background import BackgroundTasks
+from liveness.clock import Clock, wait_or_timeout
 from liveness.domain.errors import (
     InvalidField,
     LivenessError,
@@ -71,6 +72,7 @@ class StreamProxy:
         self._groups: dict[int, ShardAttachments] = {}
         self._connections: dict[tuple[str, str], OwnerConnection] = {}
         self._is_closed = False
+        self._tasks = BackgroundTasks("stream proxy")
 
     def close(self) -> None:
         """We end the streams; that they break now counts for nothing."""
@@ -86,15 +88,9 @@ class StreamProxy:
         for connection in self._connections.values():
             connection.close_when_sent()
         if connections:
-            timer = asyncio.ensure_future(self._clock.sleep(FLUSH_MS_MAX))
             ending = asyncio.gather(*connections, return_exceptions=True)
-            await asyncio.wait((timer, ending), return_when=asyncio.FIRST_COMPLETED)
-            timer.cancel()
-            for task in connections:
-                task.cancel()
-        for group in self._groups.values():
-            if group.retry_task is not None:
-                group.retry_task.cancel()
+            await wait_or_timeout(ending, self._clock, FLUSH_MS_MAX)
+        await self._tasks.close()
 
     def on_routes_changed(self) -> None:
         """Somebody else may own what stands where it stood."""
@@ -114,7 +110,7 @@ class StreamProxy:
         self._clients[client.number] = client
         if self._is_closed:
             self.close()
-        reader = asyncio.create_task(self._read(client, requests))
+        reader = self._tasks.start(self._read(client, requests))
         try:
             while True:
                 await client.wait_for_replies()
@@ -345,7 +341,7 @@ class StreamProxy:
                 open_stream = self._open_local_stream if is_own else open_remote_stream(owner, self._channels)
                 assert open_stream is not None
                 connection = self._connections[key] = OwnerConnection(
-                    owner, open_stream, self._on_response, self._on_lost
+                    owner, open_stream, self._on_response, self._on_lost, self._tasks
                 )
             group.connection = connection
             connection.groups.add(group)
@@ -379,7 +375,7 @@ class StreamProxy:
 
     def _schedule_retry(self, group: ShardAttachments) -> None:
         if group.retry_task is None and not self._is_closed and group.attachments:
-            group.retry_task = asyncio.get_running_loop().create_task(self._retry(group))
+            group.retry_task = self._tasks.start(self._retry(group))
 
     async def _retry(self, group: ShardAttachments) -> None:
         """Until everybody on it has taken the steps that they wait for."""

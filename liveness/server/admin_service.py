@@ -25,7 +25,6 @@ from liveness.server.orders_handlers import OrdersHandlers
 from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
 from liveness.server.validation import optional_identifier, page_size, require_identifier, text
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
-from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2
 
 _UNFINISHED_STATES = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
@@ -37,11 +36,11 @@ class AdminService:
     def __init__(
         self,
         node: Node,
+        fleet: Fleet,
         all_nodes: AllNodes | None = None,
         membership: Membership | None = None,
         peers: Peers | None = None,
         relay: RelayAdmin | None = None,
-        fleet: Fleet | None = None,
     ) -> None:
         """The others are there where there may be other nodes."""
         self._node = node
@@ -51,7 +50,7 @@ class AdminService:
         self._relay_handlers = RelayHandlers(relay, node.clock)
         self._config_lock = asyncio.Lock()
         self._orders_handlers = OrdersHandlers(node)
-        self._fleet = fleet or Fleet(node, Telemetry(node))
+        self._fleet = fleet
 
     async def expire_worker(self, request: admin_pb2.ExpireWorkerRequest) -> admin_pb2.ExpireWorkerResponse:
         key = wire.worker_key(request.namespace, request.worker_instance_key)

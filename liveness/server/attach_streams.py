@@ -9,16 +9,17 @@ A stream is a client's own (`attach`), or stands for one at another node or a fr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import TypeVar
 
+from liveness.background import BackgroundTasks
 from liveness.domain import worker_control
 from liveness.domain.errors import InvalidField, LivenessError, MalformedRequest, Unavailable
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.rpc.status import status_of
@@ -36,17 +37,14 @@ ORDERS_PER_TURN = 500
 StreamT = TypeVar("StreamT", bound=AttachStream)
 
 
-class AttachStreams:
+class AttachStreams(NodeListener):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._by_worker: dict[WorkerKey, AttachStream] = {}
         self._open: set[AttachStream] = set()
         self._forwarding_calls: set[ForwardingCall] = set()
         self._closed = False
-        node.on_committed.append(self._on_committed)
-        node.on_opened.append(self._on_opened)
-        node.on_closed.append(self._on_closed)
-        node.on_policy.append(self.queue_orders_for_all)
+        self._readers = BackgroundTasks("attach streams")
 
     def is_attached(self, key: WorkerKey, session_id: str) -> bool:
         stream = self._by_worker.get(key)
@@ -68,7 +66,7 @@ class AttachStreams:
         for call in self._forwarding_calls:
             call.end()
 
-    def _on_closed(self, shard: Shard) -> None:
+    def shard_closed(self, shard: Shard) -> None:
         """This node does not serve the shard, now or any more. Who relays a stream attaches its workers where it is
         served next; a client's own stream just goes on when the shard has been read again."""
         for key in self._attached_workers(shard):
@@ -80,15 +78,15 @@ class AttachStreams:
             stream.orders.pop(key, None)
             stream.on_worker_moved(key)
 
-    def queue_orders_for_all(self) -> None:
+    def policy_changed(self) -> None:
         """What every worker is ordered to do may have changed: a namespace was paused or resumed."""
         self._queue_orders(self._by_worker)
 
-    def _on_committed(self, commits: Sequence[PreparedCommit]) -> None:
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
         for commit in commits:
             self._queue_orders(commit.changed_orders)
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         self._queue_orders(self._attached_workers(shard))
 
     def _attached_workers(self, shard: Shard) -> list[WorkerKey]:
@@ -111,7 +109,7 @@ class AttachStreams:
         self._open.add(stream)
         if self._closed:
             self.close()
-        reader = asyncio.create_task(self._read(stream, requests))
+        reader = self._readers.start(self._read(stream, requests))
         try:
             while True:
                 await stream.wait_for_output()

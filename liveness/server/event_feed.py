@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from liveness.domain.errors import ResumeTokenInvalid, ShuttingDown
 from liveness.domain.keys import shard_of
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.server import tokens
@@ -32,18 +33,18 @@ class EventBatch(NamedTuple):
     resume_token: str
 
 
-class EventFeed:
-    def __init__(self, node: Node) -> None:
+class EventFeed(NodeListener):
+    def __init__(
+        self, node: Node, on_watching_changed: Callable[[bool], None] = lambda watching: None
+    ) -> None:
+        """`on_watching_changed`: called when the first watcher comes, and when the last has left."""
         self._node = node
         self._changed = asyncio.Event()
         self._closed = False
         self._remote_heads: dict[int, int] = {}
         """How far logs of other nodes' shards are known to be durable."""
         self._watcher_count = 0
-        self.on_watching_changed: Callable[[bool], None] = lambda watching: None
-        """Told when somebody begins to watch here, and when nobody does any more."""
-        node.on_committed.append(self._on_committed)
-        node.on_opened.append(self._on_opened)
+        self._on_watching_changed = on_watching_changed
 
     def close(self) -> None:
         self._closed = True
@@ -70,11 +71,11 @@ class EventFeed:
         # What is durable here may be a little more than the database said.
         return heads | {shard.id: shard.durable_seq for shard in self._node.shards()}
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         self._remote_heads.pop(shard.id, None)
         self._wake_watchers()
 
-    def _on_committed(self, commits: Sequence[PreparedCommit]) -> None:
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
         if any(commit.feed_seq for commit in commits):
             self._wake_watchers()
 
@@ -88,14 +89,14 @@ class EventFeed:
     ) -> AsyncIterator[EventBatch]:
         self._watcher_count += 1
         if self._watcher_count == 1:
-            self.on_watching_changed(True)
+            self._on_watching_changed(True)
         try:
             async for batch in self._watch(selection, resume_token, from_beginning):
                 yield batch
         finally:
             self._watcher_count -= 1
             if not self._watcher_count:
-                self.on_watching_changed(False)
+                self._on_watching_changed(False)
 
     async def _watch(
         self, selection: EventSelection, resume_token: str, from_beginning: bool

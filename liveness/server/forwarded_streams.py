@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
+from liveness.background import BackgroundTasks
 from liveness.domain.errors import InvalidField, LivenessError, MalformedRequest, Unavailable
 from liveness.domain.keys import WorkerKey
 from liveness.rpc.status import status_of
@@ -67,7 +68,7 @@ class ForwardingCall:
         self._error: LivenessError | None = None
         self._wakeup = asyncio.Event()
         self._request_slots = asyncio.Semaphore(REQUESTS_MAX)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("forwarded streams")
 
     def send(self, response: RelayResponse) -> None:
         if len(self._responses) >= RESPONSES_MAX:
@@ -87,7 +88,7 @@ class ForwardingCall:
     async def run(
         self, requests: AsyncIterator[RelayRequest | MalformedRequest]
     ) -> AsyncGenerator[RelayResponse, None]:
-        reader = asyncio.create_task(self._read(requests))
+        self._tasks.start(self._read(requests))
         try:
             while True:
                 while self._responses:
@@ -102,8 +103,7 @@ class ForwardingCall:
             if self._error is not None:
                 raise self._error
         finally:
-            for task in (reader, *self._tasks):
-                task.cancel()
+            self._tasks.cancel()
             for stream in self._streams_by_number.values():
                 self._attach_streams.close_stream(stream, is_broken=False)
 
@@ -137,9 +137,7 @@ class ForwardingCall:
         stream.inbox.append(request)
         if not stream.is_being_served:
             stream.is_being_served = True
-            task = asyncio.get_running_loop().create_task(self._serve(stream))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._serve(stream))
 
     async def _serve(self, stream: ForwardedStream) -> None:
         try:

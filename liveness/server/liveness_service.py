@@ -53,12 +53,12 @@ class LivenessService:
         feed: EventFeed,
         streams: AttachStreams,
         random: Random,
+        telemetry: Telemetry,
         quotas: Quotas | None = None,
         all_nodes: AllNodes | None = None,
-        telemetry: Telemetry | None = None,
     ) -> None:
         self._node = node
-        self._telemetry = telemetry or Telemetry(node)
+        self._telemetry = telemetry
         self._all_nodes = all_nodes
         self._quotas = quotas or Quotas(node)
         self._feed = feed

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from liveness.engine.listener import NodeListener
 from liveness.engine.shard import PreparedCommit
 
 logger = structlog.get_logger("liveness.worker")
@@ -34,17 +35,19 @@ def configure_logging(level: str, log_format: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def log_transitions(prepared_commits: Sequence[PreparedCommit]) -> None:
-    """Every change of a worker's state, once it is durable."""
-    for prepared in prepared_commits:
-        for change in prepared.transitions:
-            fields = {
-                "worker-id": change.key.instance_key,
-                "namespace": change.key.namespace,
-                "from": change.before.name if change.before else "NONE",
-                "to": change.after.name if change.after else "FORGOTTEN",
-                "reason": change.reason,
-            }
-            if change.activities:
-                fields["rescheduled"] = str(change.activities)
-            logger.info("worker changed", **fields)
+class TransitionLog(NodeListener):
+    """Logs each change of a worker's state once it is durable."""
+
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
+        for commit in commits:
+            for change in commit.transitions:
+                fields = {
+                    "worker-id": change.key.instance_key,
+                    "namespace": change.key.namespace,
+                    "from": change.before.name if change.before else "NONE",
+                    "to": change.after.name if change.after else "FORGOTTEN",
+                    "reason": change.reason,
+                }
+                if change.activities:
+                    fields["rescheduled"] = str(change.activities)
+                logger.info("worker changed", **fields)

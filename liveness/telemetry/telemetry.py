@@ -14,6 +14,7 @@ from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
 from liveness.engine.changes import Transition
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
@@ -55,8 +56,18 @@ class Sample(NamedTuple):
     queue_depth: int
 
 
-class Telemetry:
-    def __init__(self, node: Node) -> None:
+class Telemetry(NodeListener):
+    def __init__(
+        self,
+        node: Node,
+        *,
+        streams: Callable[[], int] = lambda: 0,
+        attached: Callable[[], int] = lambda: 0,
+        waiting_polls: Callable[[], int] = lambda: 0,
+        relay_trouble: Callable[[], str] = lambda: "",
+    ) -> None:
+        """The functions return current values: open streams, attached workers, waiting polls, and why the broker takes
+        nothing from this node (empty if it does, or none is used)."""
         self.node = node
         self.counters = CountersByNamespace()
         self.queue_depths = QueueDepths(node)
@@ -74,11 +85,10 @@ class Telemetry:
         self.shards_closed: Counter[str] = Counter()
         self.stalls = 0
         self.stalled_s = 0.0
-        self.streams: Callable[[], int] = lambda: 0
-        self.attached: Callable[[], int] = lambda: 0
-        self.waiting_polls: Callable[[], int] = lambda: 0
-        self.relay_trouble: Callable[[], str] = lambda: ""
-        """Why the broker takes nothing from this node; empty if it does, or none is used."""
+        self.streams = streams
+        self.attached = attached
+        self.waiting_polls = waiting_polls
+        self.relay_trouble = relay_trouble
         self._all_ring = SampleRing(
             len(GAUGE_FIELDS) + 1,
             len(GAUGE_FIELDS) + 1 + len(COUNTER_FIELDS) + len(self.heartbeat_duration_s.counts),
@@ -88,12 +98,6 @@ class Telemetry:
         """What happened in each namespace until the last sample."""
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         self._sampled_ms = sample_time_ms(node.clock.wall_ms())
-        node.on_committed.append(self._on_committed)
-        node.on_opened.append(self._on_opened)
-        node.on_closed.append(self._on_closed)
-        node.on_lag.append(lambda ms: self.loop_lag_s.observe(ms / 1_000))
-        node.on_stall.append(self._on_stall)
-        node.on_tick.append(self._on_pulse)
 
     # -- what is counted
 
@@ -116,9 +120,9 @@ class Telemetry:
             waited_ms = self.node.clock.wall_ms() - stored.created_wall_ms
             self.reschedule_s.observe(max(0, waited_ms) / 1_000)
 
-    def _on_committed(self, prepared: Sequence[PreparedCommit]) -> None:
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
         events = renewals = 0
-        for shard, commit, _, _, transitions, _ in prepared:
+        for shard, commit, _, _, transitions, _ in commits:
             for entry in commit.entries:
                 if type(entry.event) is RenewalBatch:
                     renewals += len(entry.event.worker_numbers)
@@ -132,7 +136,7 @@ class Telemetry:
         self.commit_s.observe(self.node.committer.last_commit_s)
         self.commit_events.observe(events)
         self.commit_renewals.observe(renewals)
-        self.commit_shards.observe(len(prepared))
+        self.commit_shards.observe(len(commits))
 
     def _count_transition(self, change: Transition, shard: Shard) -> None:
         namespace, reason = change.key.namespace, change.reason
@@ -152,16 +156,19 @@ class Telemetry:
             # Only now that it is durable, anybody could know.
             self.lateness_s.observe(max(0, shard.now_ms() - change.due_ms) / 1_000)
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         self.shards_taken_over += 1
         for namespace, _ in shard.census.counts:
             self.counters.track(namespace)
 
-    def _on_closed(self, shard: Shard) -> None:
+    def shard_closed(self, shard: Shard) -> None:
         # Who hands a shard over says so first; a lost one comes as a surprise.
         self.shards_closed["handed_over" if shard.id in self.node.shards_in_transition else "lost"] += 1
 
-    def _on_stall(self, ms: int) -> None:
+    def lagged(self, ms: int) -> None:
+        self.loop_lag_s.observe(ms / 1_000)
+
+    def stalled(self, ms: int) -> None:
         self.stalls += 1
         self.stalled_s += ms / 1_000
 
@@ -207,7 +214,7 @@ class Telemetry:
 
     # -- samples
 
-    def _on_pulse(self) -> None:
+    def tick(self) -> None:
         if sample_time_ms(self.node.clock.wall_ms()) != self._sampled_ms:
             self.take_sample()
 

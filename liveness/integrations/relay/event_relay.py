@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.integrations.relay.broker import Broker, BrokerDown, MessageRefused
@@ -41,7 +42,7 @@ class LogPosition(NamedTuple):
     seq: int
 
 
-class EventRelay:
+class EventRelay(NodeListener):
     def __init__(self, node: Node, broker: Broker, encode_event: EventEncoder) -> None:
         self.name = broker.config.stream
         """Of the cursors in the store."""
@@ -54,16 +55,14 @@ class EventRelay:
         self._first_shard_id = 0
         """The shard whose turn it is to be published first."""
         self._wake = asyncio.Event()
-        node.on_opened.append(self._on_opened)
-        node.on_committed.append(self._on_committed)
         broker.on_connected.append(self._wake.set)
 
-    def _on_opened(self, shard: Shard) -> None:
+    def shard_opened(self, shard: Shard) -> None:
         self._opened_at[shard.id] = LogPosition(shard.epoch, shard.durable_seq)
         self._wake.set()
 
-    def _on_committed(self, prepared: Sequence[PreparedCommit]) -> None:
-        if any(part.feed_seq for part in prepared):
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
+        if any(part.feed_seq for part in commits):
             self._wake.set()
 
     async def run(self) -> None:

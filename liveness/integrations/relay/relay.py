@@ -49,34 +49,31 @@ class RelaySink:
 
 
 class Relay:
-    def __init__(self, broker: Broker, queues: Iterable[str], shard_count: int, *, events: bool) -> None:
+    def __init__(
+        self, node: Node, broker: Broker, queues: Iterable[str], encode_event: EventEncoder | None
+    ) -> None:
+        """`encode_event`: how events are written; without it, only reschedules are relayed."""
         self.broker = broker
-        self._sink = RelaySink(broker, shard_count)
+        self._node = node
+        self._sink = RelaySink(broker, node.shard_count)
         self._queue_matches = queue_matcher(queues)
-        self._relays_events = events
-        self._events: EventRelay | None = None
-        self._node: Node
+        self.events = None if encode_event is None else EventRelay(node, broker, encode_event)
+        """Publishes the log, as a listener of the node; None if events are not relayed."""
 
     @property
     def relay_name(self) -> str | None:
         """The name of the cursors in the store; None if no events are relayed."""
-        return self.broker.config.stream if self._relays_events else None
+        return self.broker.config.stream if self.events is not None else None
 
     def select_sink(self, namespace: str, task_queue: str) -> RelaySink | None:
         return self._sink if self._queue_matches(namespace, task_queue) else None
-
-    def attach(self, node: Node, encode_event: EventEncoder) -> None:
-        """Before the node takes its shards."""
-        self._node = node
-        if self._relays_events:
-            self._events = EventRelay(node, self.broker, encode_event)
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.broker.run())
-                if self._events is not None:
-                    group.create_task(self._events.run())
+                if self.events is not None:
+                    group.create_task(self.events.run())
         except Exception:
             # A bug. Messages wait, as for a broker that is away, and somebody has to hear of it.
             logger.exception("relay stopped")
@@ -91,7 +88,7 @@ class Relay:
         return RelayStatus(
             servers=broker.config.servers_redacted,
             stream=name,
-            relays_events=self._relays_events,
+            relays_events=self.events is not None,
             connected=not broker.is_down,
             last_error=broker.last_error,
             last_error_wall_ms=broker.last_error_wall_ms,
@@ -99,9 +96,9 @@ class Relay:
                 ShardRelayStatus(
                     shard.id,
                     backlogs[shard.id].parked_tasks,
-                    backlogs[shard.id].cursor if self._relays_events else 0,
-                    shard.durable_feed_seq if self._relays_events else 0,
-                    backlogs[shard.id].events if self._relays_events else 0,
+                    backlogs[shard.id].cursor if self.events is not None else 0,
+                    shard.durable_feed_seq if self.events is not None else 0,
+                    backlogs[shard.id].events if self.events is not None else 0,
                 )
                 for shard in shards
             ),
@@ -110,7 +107,7 @@ class Relay:
     async def replay(self, selection: ReplaySelection) -> ReplayResult:
         """Publish again, under the same message ids, what was acknowledged since then. Nothing is marked by it: it may
         be repeated, and what is not acknowledged yet is on its way by itself."""
-        if selection.events and self._events is None:
+        if selection.events and self.events is None:
             raise EventsNotRelayed
         replayed = ReplayResult()
         try:
@@ -168,9 +165,9 @@ class Relay:
 
     async def _replay_events(self, shard: Shard, selection: ReplaySelection, replayed: ReplayResult) -> None:
         """Up to the cursor and without moving it: what comes after is published in its turn."""
-        assert self._events is not None
+        assert self.events is not None
         first_seq = await self._node.store.first_seq_since(shard.id, selection.since_wall_ms)
-        through_seq = self._events.cursor(shard)
+        through_seq = self.events.cursor(shard)
         if first_seq is None or through_seq is None:
             return
         after_seq = first_seq - 1
@@ -178,7 +175,7 @@ class Relay:
             entries = await self._node.store.read_log(
                 shard.id, after_seq, through_seq, REPLAY_BATCH, namespace=selection.namespace or None
             )
-            outcomes = await asyncio.gather(*(self._events.publish(shard.id, entry) for entry in entries))
+            outcomes = await asyncio.gather(*(self.events.publish(shard.id, entry) for entry in entries))
             for outcome in outcomes:
                 if outcome is None:
                     raise BrokerDown(self.broker.last_error)

@@ -220,7 +220,7 @@ async def test_a_database_is_not_replaced_without_being_asked_nor_while_it_is_se
     await harness.beat("served")
     await harness.stop()
     before = files(path.parent)
-    with pytest.raises(RestoreFailed, match="say --force"):
+    with pytest.raises(RestoreFailed, match="use --force"):
         await asyncio.to_thread(restore, backup, path, harness.clock, no_progress)
     with pytest.raises(RestoreFailed, match="is the backup itself"):
         await asyncio.to_thread(restore, path, path, harness.clock, no_progress, replace=True)

@@ -35,7 +35,7 @@ async def settled(*harnesses: ServerHarness) -> None:
     for _ in range(20):
         for harness in harnesses:
             await harness.server.membership.refresh()
-            await harness.server.membership._wait_for_background_tasks()
+            await harness.server.membership.wait_for_rebalancing()
         if sum(len(harness.server.node.shards()) for harness in harnesses) == SHARDS and all(
             harness.server.membership.is_fully_serving for harness in harnesses
         ):
@@ -92,7 +92,7 @@ async def test_a_living_owner_is_not_robbed_and_a_silent_one_is(harnesses: list[
     assert not second.server.membership.lost
     second.clock.move(1_000)
     await second.server.membership.refresh()
-    await second.server.membership._wait_for_background_tasks()
+    await second.server.membership.wait_for_rebalancing()
     assert second.server.membership.lost == {first.server.node.owner}
     assert owned(second) == set(range(SHARDS))
     nodes = (await second.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
@@ -115,7 +115,7 @@ async def test_who_stood_still_in_the_middle_of_a_transaction_keeps_nobody_from_
         for _ in range(9):
             second.clock.move(500)
             await second.server.membership.refresh()
-        await second.server.membership._wait_for_background_tasks()
+        await second.server.membership.wait_for_rebalancing()
         assert owned(second) == set(range(SHARDS))
         await connection.invalidate()
 
@@ -133,7 +133,7 @@ async def test_whoever_was_robbed_can_commit_nothing_and_gets_its_shards_back_in
     for _ in range(9):
         second.clock.move(500)
         await second.server.membership.refresh()
-    await second.server.membership._wait_for_background_tasks()
+    await second.server.membership.wait_for_rebalancing()
     assert owned(first), "it takes itself for their owner still"
     for shard in first.server.node.shards():
         first.server.node.committer.mark_dirty(shard)
@@ -152,7 +152,7 @@ async def test_an_observer_that_stood_still_takes_nobody_for_lost(harnesses: lis
     before = owned(second)
     second.clock.move(3_600_000)
     await second.server.membership.refresh()
-    await second.server.membership._wait_for_background_tasks()
+    await second.server.membership.wait_for_rebalancing()
     assert not second.server.membership.lost
     assert owned(second) == before
 
@@ -188,7 +188,7 @@ async def test_shards_taken_without_an_answer_are_read_again_where_they_belong(
     lost = owned(first)
     await first.stop()
     await second.server.membership.refresh()
-    await second.server.membership._wait_for_background_tasks()
+    await second.server.membership.wait_for_rebalancing()
     view = await store.read_cluster()
     stranded = {head.shard_id for head in view.shards if head.owner == second.server.node.owner} - before
     assert stranded, "taken, by what the database says"

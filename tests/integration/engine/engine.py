@@ -14,24 +14,37 @@ from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.reconciler import BindingReconciler
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker
+from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
+from liveness.engine.shard_directory import ShardDirectory
 from liveness.server.admin_service import AdminService
 from liveness.server.attach_streams import AttachStreams
 from liveness.server.event_feed import EventFeed
+from liveness.server.fleet import Fleet
 from liveness.server.liveness_service import LivenessService
 from liveness.store.api import Store
 from liveness.tasks.activity_reschedule import ActivityReschedule
 from liveness.tasks.maintenance import Maintenance
 from liveness.tasks.queue_runner import QueueRunner
 from liveness.tasks.sinks import Sink, no_sink
+from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.timer_runner import TimerRunner
+from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import service_pb2, worker_pb2
 from tests.databases import SHARD_COUNT
 
 STEP_MS = 250
 GRACE_MS = 10_000
 NAMESPACE = "orders"
+
+
+class OpenedListener(NodeListener):
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def shard_opened(self, shard: Shard) -> None:
+        self.event.set()
 
 
 class Engine:
@@ -43,10 +56,11 @@ class Engine:
         grace_ms: int = GRACE_MS,
         attempts_max: int = 20,
         sink: Sink | None = None,
+        directory: ShardDirectory | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
-        self.timers = timers = TimerRunner()
+        timer_heaps = TimerHeaps()
         self.node = Node(
             store,
             clock,
@@ -54,12 +68,13 @@ class Engine:
             owner="tests",
             grace_ms=grace_ms,
             commit_interval_ms=0,
-            timers=timers.new_heap,
+            timers=timer_heaps.new_heap,
+            directory=directory,
         )
         self.ownership = ActivityOwnership(self.node)
-        timers.attach(self.node, BindingReconciler(self.node, self.ownership))
-        self._opened = asyncio.Event()
-        self.node.on_opened.append(lambda shard: self._opened.set())
+        reconciler = BindingReconciler(self.node, self.ownership)
+        self.timers = timers = TimerRunner(self.node, timer_heaps, reconciler)
+        self._opened = OpenedListener()
         self.matching = Matching(self.node, self.ownership)
         self.queue = QueueRunner(
             self.node,
@@ -71,8 +86,13 @@ class Engine:
         )
         self.maintenance = Maintenance(self.node, task_retention_ms=7 * 86_400_000)
         self.feed = EventFeed(self.node)
-        self.liveness = LivenessService(self.node, self.feed, AttachStreams(self.node), Random(7))
-        self.admin = AdminService(self.node)
+        self.streams = AttachStreams(self.node)
+        self.telemetry = Telemetry(self.node)
+        self.liveness = LivenessService(self.node, self.feed, self.streams, Random(7), self.telemetry)
+        self.admin = AdminService(self.node, Fleet(self.node, self.telemetry))
+        listeners = (timers, self.telemetry, self._opened, self.matching, self.feed, self.streams, self.queue)
+        for listener in listeners:
+            self.node.add_listener(listener)
 
     async def start(self) -> Engine:
         await self.node.open()
@@ -85,10 +105,7 @@ class Engine:
 
     async def crash(self) -> None:
         """Gone in the middle of things, as after `kill -9`; the database stays as the last commit left it."""
-        running = list(self.node._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self.node._tasks.close()
 
     async def step(self, ms: int) -> None:
         """Time passes and the node looks at it once; returns when what it decided is committed or lost."""
@@ -104,8 +121,8 @@ class Engine:
     async def recovered(self) -> None:
         """Return when every shard serves."""
         while len(self.node.shards()) < SHARD_COUNT:
-            self._opened.clear()
-            await self._opened.wait()
+            self._opened.event.clear()
+            await self._opened.event.wait()
 
     def shard_of(self, worker: str, namespace: str = NAMESPACE) -> Shard:
         return self.node.shard(namespace, worker)

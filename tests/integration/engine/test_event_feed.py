@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from liveness.clock import ManualClock
 from liveness.domain.keys import shard_of
+from liveness.engine.listener import NodeListener
+from liveness.engine.shard import PreparedCommit
 from liveness.server.event_feed import EventBatch, EventSelection
 from tests.databases import SHARD_COUNT, StoreDatabase
 from tests.integration.engine.engine import NAMESPACE, Engine
@@ -31,6 +33,18 @@ async def seen(watching: AsyncIterator[EventBatch]) -> list[str | None]:
     return [entry.worker for entry in batch.entries]
 
 
+class GateCloser(NodeListener):
+    """Lets no commit begin after the one that has just ended."""
+
+    def __init__(self, store: FaultyStore) -> None:
+        self._store = store
+        self.enabled = True
+
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
+        if self.enabled:
+            self._store.close_gate()
+
+
 async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_and_not_passed_over(
     store: FaultyStore,
 ) -> None:
@@ -42,13 +56,14 @@ async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_a
     await store.reached.wait()
     second = asyncio.create_task(engine.beat(NAMES[1]))
     await asyncio.sleep(0)  # decided, and to be committed after the first
-    engine.node.on_committed.append(lambda handed: store.close_gate())
+    gate_closer = GateCloser(store)
+    engine.node.add_listener(gate_closer)
     store.open_gate()
     await first
     assert await seen(watching) == [NAMES[0]]
     await store.reached.wait()
     assert not second.done()
-    engine.node.on_committed.pop()
+    gate_closer.enabled = False
     store.open_gate()
     assert await seen(watching) == [NAMES[1]]
     await second

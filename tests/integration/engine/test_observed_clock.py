@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from liveness.clock import ManualClock
 from liveness.domain.errors import ShardUnavailable
 from liveness.domain.worker import WorkerState
+from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import COMMIT_MS_MAX, STEP_MS_MAX, ListeningTime, ObservedClock
 from liveness.expiry.lease_deadlines import TAKEOVER_GRACES_MAX
 from tests.databases import StoreDatabase
@@ -286,7 +287,12 @@ async def test_a_start_that_takes_its_time_is_no_stall_but_heartbeats_are_heard_
     await engine.stop()
     engine = Engine(store, clock, grace_ms=0)
     told: list[int] = []
-    engine.node.on_stall.append(told.append)
+
+    class StallListener(NodeListener):
+        def stalled(self, ms: int) -> None:
+            told.append(ms)
+
+    engine.node.add_listener(StallListener())
     await engine.node.open()
     clock.move(30_000)
     engine.node.start(tick=False)

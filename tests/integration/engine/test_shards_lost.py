@@ -6,6 +6,7 @@ import pytest
 
 from liveness.clock import ManualClock
 from liveness.domain.errors import Unavailable
+from liveness.engine.shard_directory import SingleNodeDirectory
 from liveness.store.sql import SqlStore
 from liveness.v1 import service_pb2
 from tests.databases import SHARD_COUNT, StoreDatabase
@@ -14,16 +15,22 @@ from tests.integration.engine.engine import NAMESPACE, Engine
 ASKED = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key="w")
 
 
+class ManualDirectory(SingleNodeDirectory):
+    """A cluster whose node may have lost its shards at a time that a test chooses."""
+
+    reclaims_lost_shards = False
+
+
 async def test_whoever_is_not_sure_of_its_shards_commits_before_it_answers_a_read(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     clock = ManualClock()
-    old = await Engine(store, clock).start()
-    old.node.on_shards_lost = lambda shard_ids: None
+    directory = ManualDirectory()
+    old = await Engine(store, clock, directory=directory).start()
     await old.beat("w", sequence=1, session_id="s")
     new = await Engine(await store_database.open(), clock).start()
     await new.beat("w", sequence=2, session_id="s")
-    old.node.owned_until_ms = clock.monotonic_ms
+    directory.owned_until_ms = clock.monotonic_ms()
     with pytest.raises(Unavailable):
         await old.liveness.describe_worker(ASKED)
     assert old.node.shards() == []
@@ -34,11 +41,12 @@ async def test_whoever_is_not_sure_of_its_shards_commits_before_it_answers_a_rea
 
 async def test_whoever_is_sure_of_its_shards_answers_reads_from_memory(store: SqlStore) -> None:
     clock = ManualClock()
-    engine = await Engine(store, clock).start()
+    directory = ManualDirectory()
+    engine = await Engine(store, clock, directory=directory).start()
     await engine.beat("w", sequence=1, session_id="s")
     before = engine.shard_of("w").clock_age_ms()
     clock.move(100)
-    engine.node.owned_until_ms = lambda: clock.monotonic_ms() + 1
+    directory.owned_until_ms = clock.monotonic_ms() + 1
     assert (await engine.liveness.describe_worker(ASKED)).worker.sequence == 1
     assert engine.shard_of("w").clock_age_ms() == before + 100, "without a commit"
     assert len(engine.node.shards()) == SHARD_COUNT

@@ -136,9 +136,11 @@ class Owner:
     async def listen(self) -> None:
         server = self.harness.server
         services = (
-            OwnedShardsOnly(self, server.node, server.feed, self.streams, Random(1), server.quotas),
+            OwnedShardsOnly(
+                self, server.node, server.feed, self.streams, Random(1), server.telemetry, server.quotas
+            ),
             ActivityService(server.node, server.ownership, server.matching),
-            AdminService(server.node, None, server.membership, server.peers),
+            AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
         self._server = grpc.aio.server(
             interceptors=[self.recorder], options=[("grpc.max_receive_message_length", 16 << 20)]

@@ -112,7 +112,7 @@ def move(cluster: Cluster, worker: str, to: str) -> None:
     shard = former.harness.server.node._shards[shard_id]
     assert shard is not None
     cluster.move(shard_id, to)
-    former.streams._on_closed(shard)
+    former.streams.shard_closed(shard)
 
 
 async def test_one_stream_carries_workers_of_many_owners(

@@ -51,8 +51,8 @@ async def store(store_database: StoreDatabase) -> FaultyStore:
     return store
 
 
-async def engine_on(store: FaultyStore, sink: Sink | None = None, **options: int) -> Engine:
-    return await Engine(store, ManualClock(), sink=sink or Sink(), **options).start()
+async def engine_on(store: FaultyStore, sink: Sink | None = None, attempts_max: int = 20) -> Engine:
+    return await Engine(store, ManualClock(), sink=sink or Sink(), attempts_max=attempts_max).start()
 
 
 async def lose(engine: Engine, *activities: worker_pb2.ActivityRef, worker: str = "w") -> None:

@@ -12,7 +12,6 @@ from liveness.domain.errors import InvalidRequest, LivenessError, MalformedReque
 from liveness.domain.keys import ActivityKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.server.activity_service import ActivityService
-from liveness.server.attach_streams import AttachStreams
 from liveness.store.api import ShardCommit, ShardSnapshot
 from liveness.store.database import Database
 from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreError
@@ -127,7 +126,6 @@ class ActivityEngine(Engine):
         self.queue._reschedule = ActivityReschedule(lambda namespace, task_queue: route(task_queue))
         self.queue.delivery_timeout_s = 0.01
         self.activities = ActivityService(self.node, self.ownership, self.matching)
-        self.streams = AttachStreams(self.node)
 
     async def call(self, handler: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
         """The answer, or the refusal, as `server.binding` would give it."""

@@ -162,7 +162,7 @@ class RandomWalk(ClientSteps):
         self.seen["killed in the midst of calls"] += bool(self.calls) and how != "orderly"
         if how == "orderly":
             await self.settle()
-            self.engine.matching.close()
+            self.engine.matching.end_polls()
             self.engine.streams.close()
             await self.settle()
             await self.engine.stop()

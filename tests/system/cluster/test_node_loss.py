@@ -192,7 +192,7 @@ async def stop_and_continue(
         assert all(
             after[id].epoch > shard.epoch for id, shard in before.items() if shard.node_id == zombie.node_id
         )
-        assert zombie.has_logged("shards are another node's now"), zombie.log_text()
+        assert zombie.has_logged("another node has taken shards"), zombie.log_text()
         load.resume()
     no_steady_worker_lapsed(ledger, load)
     answered = sum(worker is not None for worker in shown)

@@ -165,6 +165,7 @@ class RelayEngine:
         self.engine = engine
         self.broker = broker
         self.relay = EventRelay(engine.node, broker, event_json)
+        engine.node.add_listener(self.relay)
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -1,0 +1,79 @@
+"""A start that fails releases everything that it has taken until then."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from liveness.app import ListenFailed
+from liveness.cluster.membership import Membership
+from liveness.store.errors import ReadFailed, StoreUnusable
+from liveness.testing import ManualClock, Server, Settings
+
+
+def settings(folder: Path, port: int = 0) -> Settings:
+    return Settings(
+        db=f"sqlite:///{folder / 'liveness.db'}", listen=f"127.0.0.1:{port}", shards=4, takeover_grace_ms=0
+    )
+
+
+def tasks_beside_this_one() -> set[asyncio.Task[object]]:
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+
+
+async def assert_nothing_is_left(server: Server, before: set[asyncio.Task[object]], folder: Path) -> None:
+    assert tasks_beside_this_one() <= before
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        host, _, port = server.address.rpartition(":")
+        assert probe.connect_ex((host, int(port))) != 0, "the port is still open"
+    # The database has no owner any more, and a second try succeeds.
+    async with Server(settings(folder), clock=ManualClock(), self_driven=False) as second:
+        assert [row.node_id for row in (await second.store.read_cluster()).nodes] == [second.node.owner]
+
+
+async def test_a_failed_join_releases_port_tasks_and_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Membership) -> None:
+        await self._renew_and_plan()
+        raise ReadFailed(detail="not now")
+
+    before = tasks_beside_this_one()
+    server = Server(settings(tmp_path), clock=ManualClock(), self_driven=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Membership, "join", fail)
+        with pytest.raises(StoreUnusable, match="not now"):
+            await server.start()
+    await assert_nothing_is_left(server, before, tmp_path)
+    await server.stop()  # harmless: nothing runs
+
+
+async def test_a_start_that_fails_at_its_last_step_is_undone_as_a_stop_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Server) -> None:
+        self._tasks.start(self.membership.run())
+        raise RuntimeError("at the last step")
+
+    before = tasks_beside_this_one()
+    server = Server(settings(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "_start_background_work", fail)
+        with pytest.raises(RuntimeError, match="at the last step"):
+            await server.start()
+    assert server.node.shards() == []
+    await assert_nothing_is_left(server, before, tmp_path)
+
+
+async def test_a_port_in_use_releases_the_database(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ListenFailed):
+            await Server(settings(tmp_path, taken.getsockname()[1])).start()
+    async with Server(settings(tmp_path), clock=ManualClock(), self_driven=False) as second:
+        assert len(second.node.shards()) == 4
