@@ -7,11 +7,6 @@ others. Neither may do the other's work.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-from liveness.domain.policy import Policy
-from liveness.domain.worker import Worker
-from liveness.engine.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +42,3 @@ class Postponed:
 
 TimerOutcome = Done | Stale | NotYet
 QueueOutcome = Done | Stale | Failed | Postponed
-
-TaskT = TypeVar("TaskT", contravariant=True)
-
-
-class TimerExecutor(Protocol[TaskT]):
-    def validate(self, task: TaskT, worker: Worker) -> bool:
-        """Is the worker still in the state, and the lease, that the task was made for?"""
-
-    def execute(self, task: TaskT, shard: Shard, policy: Policy) -> TimerOutcome: ...

@@ -8,7 +8,6 @@ confirmed in time is taken back and made available again.
 from __future__ import annotations
 
 from liveness.dispatch.reconciler import BindingReconciler
-from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.reactions import VerifyDispatchTask
 from liveness.engine.shard import Shard
 from liveness.tasks.contract import Done, NotYet, TimerOutcome
@@ -17,10 +16,6 @@ from liveness.tasks.contract import Done, NotYet, TimerOutcome
 class VerifyDispatch:
     def __init__(self, reconciler: BindingReconciler) -> None:
         self._reconciler = reconciler
-
-    def validate(self, task: VerifyDispatchTask, activity: Activity) -> bool:
-        is_current_holder = (activity.worker, activity.attempt) == (task.worker, task.attempt)
-        return activity.state is ActivityState.STARTED and is_current_holder
 
     def execute(self, task: VerifyDispatchTask, shard: Shard) -> TimerOutcome:
         retry_ms = self._reconciler.verify(task.activity, shard)

@@ -13,7 +13,6 @@ from liveness.domain.death_certificate import DeathEvidence, Stall
 from liveness.domain.events import Activation, WorkerEvent
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker
-from liveness.expiry.throttle import ExpiryThrottle
 from liveness.store.api import ShardSnapshot
 
 HISTORIES_MAX = 100_000
@@ -25,11 +24,10 @@ ANCHORS_KEPT = 64
 class EvidenceSources:
     """What the shards of a node have in common."""
 
-    __slots__ = ("clock", "histories_max", "recent_deaths", "stalls", "throttle")
+    __slots__ = ("clock", "histories_max", "recent_deaths", "stalls")
 
-    def __init__(self, clock: Clock, shard_count: int, throttle: ExpiryThrottle) -> None:
+    def __init__(self, clock: Clock, shard_count: int) -> None:
         self.clock = clock
-        self.throttle = throttle
         self.stalls = Stalls()
         self.recent_deaths = RecentDeaths(clock)
         self.histories_max = max(1, HISTORIES_MAX // shard_count)

@@ -92,7 +92,7 @@ class Node:
         self.throttle = ExpiryThrottle(clock, self.policies.of, self.census)
         self.on_policy.append(self.throttle.policy_changed)
         self.on_closed.append(self.throttle.drop_shard)
-        self._evidence_sources = EvidenceSources(clock, shard_count, self.throttle)
+        self._evidence_sources = EvidenceSources(clock, shard_count)
         self.recent_deaths, self.stalls = self._evidence_sources.recent_deaths, self._evidence_sources.stalls
         self.committer = Committer(
             store,
@@ -336,6 +336,7 @@ class Node:
                 timers=self._timers(image.shard_id),
                 on_dirty=self._mark_dirty,
                 evidence_sources=self._evidence_sources,
+                throttle=self.throttle,
             )
             self._shards[image.shard_id] = shard
             shard.census.attach(self.census)

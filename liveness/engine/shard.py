@@ -32,7 +32,7 @@ from liveness.domain.plain_renewal import renew_if_plain
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react
 from liveness.domain.verdicts import count_verdict, is_death
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.activity_book import ActivityBook
 from liveness.engine.census import Census
 from liveness.engine.changes import (
@@ -48,7 +48,8 @@ from liveness.engine.pending import Pending
 from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
-from liveness.expiry.lease_deadlines import LeaseDeadlines
+from liveness.expiry.lease_deadlines import LeaseDeadlines, LeaseEnd
+from liveness.expiry.throttle import ExpiryThrottle
 from liveness.store.api import FINISHED_TASK_STATES, NewTaskBatch, ShardCommit, ShardSnapshot, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
@@ -101,6 +102,7 @@ class Shard:
         timers: Timers,
         on_dirty: Callable[[Shard], None],
         evidence_sources: EvidenceSources,
+        throttle: ExpiryThrottle,
     ) -> None:
         self.id = image.shard_id
         self.epoch = image.epoch
@@ -137,7 +139,7 @@ class Shard:
         self.lease_deadlines = LeaseDeadlines(
             self.disconnected, image.takeovers, image.observed_ms + grace_ms
         )
-        self._throttle = evidence_sources.throttle
+        self._throttle = throttle
         self._fingerprints: dict[int, int] = {}
         self._stale_rows = recovered.stale_rows
         self._evidence_collector = EvidenceCollector(evidence_sources, image)
@@ -229,43 +231,39 @@ class Shard:
         assert after is not None
         return after, len(worker.bindings)
 
-    def expiring(self, key: WorkerKey) -> Worker | None:
-        """A worker whose lease is over because nothing was heard of it."""
+    def lease_ended_by(self, key: WorkerKey) -> LeaseEnd | None:
+        """Return why the worker's lease is over; None while it goes on, or if the worker has none."""
         worker = self.workers.get(key)
-        if worker is None or worker.state is not WorkerState.ACTIVE:
-            return None
-        return worker if self.now_ms() >= self.lease_deadlines.death_due_ms(key, worker) else None
+        return None if worker is None else self.lease_deadlines.ended_by(key, worker, self.now_ms())
 
     def record_upcoming_death(self, key: WorkerKey, worker: Worker) -> None:
-        """Told about all of them before any is ended, so that their certificates know of each other."""
+        """Record a death before the lease is ended. The timer runner does so for all deaths of a batch before it ends
+        the first lease, so that each certificate counts the others."""
         self._evidence_collector.record_death(key, worker)
 
-    def recheck(self, key: WorkerKey) -> None:
-        """Let its timer fire at the next opportunity."""
-        self._timers.arm(key, self.now_ms())
+    def recheck(self, key: WorkerKey, at_ms: int | None = None) -> None:
+        """Have the worker's timer fire at `at_ms`, or with the next tick."""
+        self._timers.arm(key, self.now_ms() if at_ms is None else at_ms)
 
-    def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
-        """End a lease that is over by any of its terms."""
-        worker, lease_deadlines, hold = self.workers[key], self.lease_deadlines, self._throttle.hold_of(key)
-        now_ms, due_ms = self.now_ms(), self.lease_deadlines.lease_end_ms(key, worker)
-        if now_ms < due_ms:
-            return False
-        events: tuple[WorkerEvent, ...] = ()
-        if now_ms >= lease_deadlines.death_due_ms(key, worker):
-            known = self._evidence_collector.collect(key, worker, now_ms, self.lease_deadlines.takeovers)
+    def end_lease(self, key: WorkerKey, end: LeaseEnd, policy: Policy) -> None:
+        """End a lease that is over. `end` is what `lease_ended_by` returned in this tick."""
+        worker, now_ms, hold = self.workers[key], self.now_ms(), self._throttle.hold_of(key)
+        events: tuple[WorkerEvent, ...]
+        if end.is_death:
+            evidence = self._evidence_collector.collect(key, worker, now_ms, self.lease_deadlines.takeovers)
             if hold is not None:
-                known = known._replace(held_ms=now_ms - hold.since_ms)
-            if now_ms >= lease_deadlines.expiry_ms(worker):
-                events = decider.expire_lease(worker, policy, now_ms, known)
-            if not events and key in self.disconnected:
-                events = decider.disconnect(worker, policy, now_ms, self.disconnected[key], known)
-        events = events or decider.end_drain(worker, policy, now_ms)
-        ended = self._apply_if_any(key, worker, events, now_ms)
-        if ended:
-            # On purpose is not late.
-            due_ms = due_ms if hold is None else min(now_ms, max(due_ms, hold.until_ms))
-            self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
-        return ended
+                evidence = evidence._replace(held_ms=now_ms - hold.since_ms)
+            if end.reason is InactiveReason.LEASE_EXPIRED:
+                events = decider.expire_lease(worker, policy, now_ms, evidence)
+            else:
+                events = decider.disconnect(worker, policy, now_ms, self.disconnected[key], evidence)
+        else:
+            events = decider.end_drain(worker, policy, now_ms)
+        assert events, f"the decider refuses to end a lease that is over: {end}"
+        self._apply(key, worker, events, now_ms)
+        # Time that a storm held the lease is no lateness.
+        due_ms = end.due_ms if hold is None else min(now_ms, max(end.due_ms, hold.until_ms))
+        self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
 
     def mark_disconnected(self, key: WorkerKey) -> None:
         """The worker's stream broke, and not because of us."""

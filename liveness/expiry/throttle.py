@@ -19,39 +19,35 @@ from liveness.domain.policy import Policy
 from liveness.domain.storm import ExpiryPacer, Storm, StormPhase, held_until_ms, is_storm
 from liveness.domain.worker import Worker, WorkerState
 from liveness.expiry.death_rate import DeathCount, DeathRate
-from liveness.expiry.lease_deadlines import LeaseDeadlines
+from liveness.expiry.lease_deadlines import LeaseEnd
 
 logger = structlog.get_logger("liveness.storm")
 
 
-class ExpiringShard(Protocol):
-    """What the throttle needs of a worker's shard."""
+class ThrottledShard(Protocol):
+    """The part of a shard that the throttle uses."""
 
-    id: int
-    epoch: int
     needs_attention: set[tuple[str, str]]
-    lease_deadlines: LeaseDeadlines
 
-    def now_ms(self) -> int: ...
-
-    def recheck(self, key: WorkerKey) -> None: ...
+    def recheck(self, key: WorkerKey, at_ms: int | None = None) -> None: ...
 
 
-ShardT = TypeVar("ShardT", bound=ExpiringShard)
+ShardT = TypeVar("ShardT", bound=ThrottledShard)
 
 
-class ExpiringWorker(NamedTuple, Generic[ShardT]):
-    """A worker whose lease is over because nothing was heard of it."""
+class DueLease(NamedTuple, Generic[ShardT]):
+    """The lease of a worker that is over because nothing was heard of the worker."""
 
     shard: ShardT
     key: WorkerKey
     worker: Worker
+    end: LeaseEnd
 
 
 class ExpiryHold(NamedTuple):
     """On the clock of the worker's shard, unless a name says otherwise."""
 
-    shard: ExpiringShard
+    shard: ThrottledShard
     since_ms: int
     until_ms: int
     """When it is looked at again."""
@@ -99,28 +95,26 @@ class ExpiryThrottle:
         self._policy_of = policy_of
         self._census = census
 
-    # -- judging
+    # -- the filter between due and ended
 
-    def decide_holds(
-        self, expiring: Iterable[ExpiringWorker[ShardT]]
-    ) -> Iterator[tuple[ExpiringWorker[ShardT], int | None]]:
-        """All that fall due now. With each: when to look at it again, or None if its lease ends now."""
-        by_namespace: defaultdict[str, list[ExpiringWorker[ShardT]]] = defaultdict(list)
-        for entry in expiring:
-            by_namespace[entry.key.namespace].append(entry)
+    def filter_due(self, due: Iterable[DueLease[ShardT]]) -> Iterator[DueLease[ShardT]]:
+        """Yield the leases that end now. The throttle holds the others and has their shards check them again later."""
+        by_namespace: defaultdict[str, list[DueLease[ShardT]]] = defaultdict(list)
+        for lease in due:
+            by_namespace[lease.key.namespace].append(lease)
         for namespace, group in by_namespace.items():
             policy, now_ms = self._policy_of(namespace), self._clock.monotonic_ms()
             storm_state = self.active_storms.get(namespace) or self._detect_storm(
                 namespace, group, policy, now_ms
             )
             if storm_state is not None:
-                yield from self._decide_holds(storm_state, group, policy, now_ms)
+                yield from self._filter_during_storm(storm_state, group, policy, now_ms)
             else:
-                yield from ((entry, None) for entry in group)
+                yield from group
             self._report_deaths(namespace)
 
     def _detect_storm(
-        self, namespace: str, group: list[ExpiringWorker[ShardT]], policy: Policy, now_ms: int
+        self, namespace: str, group: list[DueLease[ShardT]], policy: Policy, now_ms: int
     ) -> StormState | None:
         if not policy.storm_hold_ms:
             return None
@@ -128,7 +122,7 @@ class ExpiryThrottle:
         dead, total = self._death_count(namespace, due).plus(self.death_rate.on_other_nodes(namespace))
         if not is_storm(dead, total - dead, policy):
             return None
-        longest_ms = max(entry.worker.granted_ms for entry in group)
+        longest_ms = max(lease.worker.granted_ms for lease in group)
         storm_state = self.active_storms[namespace] = StormState(Storm(now_ms, longest_ms))
         self.storm_counts[namespace] += 1
         logger.warning(
@@ -149,47 +143,44 @@ class ExpiryThrottle:
                 self._death_count(namespace, len(storm_state.held) if storm_state is not None else 0),
             )
 
-    def _decide_holds(
-        self, storm_state: StormState, group: list[ExpiringWorker[ShardT]], policy: Policy, now_ms: int
-    ) -> Iterator[tuple[ExpiringWorker[ShardT], int | None]]:
+    def _filter_during_storm(
+        self, storm_state: StormState, group: list[DueLease[ShardT]], policy: Policy, now_ms: int
+    ) -> Iterator[DueLease[ShardT]]:
         if storm_state.storm.phase(now_ms, policy) is StormPhase.HOLDING:
-            newly_held = [entry for entry in group if entry.key not in storm_state.held]
-            longest_ms = max((entry.worker.granted_ms for entry in newly_held), default=0)
+            newly_held = [lease for lease in group if lease.key not in storm_state.held]
+            longest_ms = max((lease.worker.granted_ms for lease in newly_held), default=0)
             storm_state.storm = storm_state.storm._replace(
                 caught=storm_state.storm.caught + len(newly_held),
                 lease_ms=max(storm_state.storm.lease_ms, longest_ms),
             )
         phase = storm_state.storm.phase(now_ms, policy)
-        for entry in group:
-            hold = self._hold(storm_state, entry, phase, policy, now_ms)
-            if hold is not None:
-                storm_state.held[entry.key] = hold
-                entry.shard.needs_attention.add(entry.key)
-            yield entry, None if hold is None else hold.until_ms
+        for lease in group:
+            hold = self._hold(storm_state, lease, phase, policy, now_ms)
+            if hold is None:
+                yield lease
+            else:
+                storm_state.held[lease.key] = hold
+                lease.shard.needs_attention.add(lease.key)
+                lease.shard.recheck(lease.key, hold.until_ms)
 
     def _hold(
         self,
         storm_state: StormState,
-        entry: ExpiringWorker[ShardT],
+        lease: DueLease[ShardT],
         phase: StormPhase,
         policy: Policy,
         now_ms: int,
     ) -> ExpiryHold | None:
-        """None: it ends now."""
-        shard, worker, observed_ms = entry.shard, entry.worker, entry.shard.now_ms()
-        drain_ms = worker.standing.drain_deadline_ms
-        if phase is StormPhase.RELEASED or 0 < drain_ms <= observed_ms:
-            return None  # the limit of a drain is an operator's word
-        before = storm_state.held.get(entry.key)
+        """Return None if the lease ends now."""
+        shard, key, worker, end = lease
+        if phase is StormPhase.RELEASED or end.holdable_from_ms is None:
+            return None
+        before, observed_ms = storm_state.held.get(key), end.seen_ms
         slot_ms = None
         until_ms = observed_ms
         if phase is StormPhase.HOLDING:
             until_ms = min(
-                held_until_ms(
-                    shard.lease_deadlines.death_due_ignoring_takeovers_ms(entry.key, worker),
-                    worker.granted_ms,
-                    policy,
-                ),
+                held_until_ms(end.holdable_from_ms, worker.granted_ms, policy),
                 observed_ms + storm_state.storm.hold_ends_ms(policy) - now_ms,
             )
         if until_ms <= observed_ms:
@@ -199,9 +190,14 @@ class ExpiryThrottle:
             if slot_ms <= now_ms:
                 return None
             until_ms = observed_ms + slot_ms - now_ms
-        # Never beyond a lease from now: should it come back meanwhile, its timer must not come after its new deadline,
-        # because a renewal does not touch timers. The same holds for a new stream and what was left of its lease.
-        recheck_times_ms = (until_ms, observed_ms + worker.granted_ms, drain_ms, worker.deadline_ms)
+        # Not later than one lease from now: a renewal does not touch timers, so the timer of a worker that returns
+        # meanwhile must fire before the new deadline. A new stream likewise leaves the worker the rest of its lease.
+        recheck_times_ms = (
+            until_ms,
+            observed_ms + worker.granted_ms,
+            worker.standing.drain_deadline_ms,
+            worker.deadline_ms,
+        )
         until_ms = min(at_ms for at_ms in recheck_times_ms if at_ms > observed_ms)
         return ExpiryHold(shard, before.since_ms if before is not None else observed_ms, until_ms, slot_ms)
 
@@ -227,7 +223,7 @@ class ExpiryThrottle:
         storm_state = self.active_storms.get(key.namespace)
         return storm_state.held.get(key) if storm_state is not None else None
 
-    def drop_shard(self, shard: ExpiringShard) -> None:
+    def drop_shard(self, shard: ThrottledShard) -> None:
         """It does not serve here any more: who serves it next judges for itself."""
         for storm_state in self.active_storms.values():
             for key in [key for key, hold in storm_state.held.items() if hold.shard is shard]:
