@@ -1,4 +1,8 @@
-"""Fires due timers: pop → validate → execute → arm again or let go."""
+"""Fires due timers, and ends the leases that are over.
+
+For most timers: pop → execute → arm again or drop. Workers whose death is due are collected first, because the throttle
+decides about them together: due → throttle → ended. Those that do not fit into one commit are deferred to the next.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +25,28 @@ from liveness.tasks.verify_dispatch import VerifyDispatch
 from liveness.tasks.worker_cleanup import clean_up_worker
 
 TIMERS_PER_TICK_MAX = 50_000
-"""Of all shards: after so many, heartbeats get their turn before the rest."""
+"""Over all shards. After that, heartbeats are served before the remaining timers."""
 
 EXPIRIES_PER_COMMIT_MAX = 20_000
-"""Leases and what they held. Larger commits would hold up everybody's answers, and stop the clock of what is still to
-end; and while one is written, the next is made ready."""
+"""Leases and their activities. A larger commit would delay all replies and stop the observed clock for the leases that
+are still to end. While one commit is written, the next is prepared."""
 
 
 class TimerRunner:
     def __init__(self) -> None:
         self._heaps: dict[int, TimerHeap] = {}
         self._deferred: dict[WorkerKey, DueLease[Shard]] = {}
-        """They fell due and wait for room in a commit. They are not armed meanwhile, unless something happens to them."""
+        """Leases that are over and wait for room in a commit. They have no timer, unless a change of the worker arms one."""
         self._commit_budget = EXPIRIES_PER_COMMIT_MAX
         self._seen_commits = 0
 
     @property
     def is_behind(self) -> bool:
-        """Whether leases are over that could not be ended yet."""
+        """Whether some leases that are over are not ended yet."""
         return bool(self._deferred)
 
     def new_heap(self, shard_id: int) -> TimerHeap:
-        """For a shard that was just taken; what an earlier owner of the id had armed is gone."""
+        """Return an empty heap for a shard that was just taken, in place of the one of its previous owner here."""
         self._heaps[shard_id] = TimerHeap()
         return self._heaps[shard_id]
 

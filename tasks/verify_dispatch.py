@@ -1,8 +1,8 @@
-"""VerifyDispatchTask: did the worker hear of the activity that it was handed?
+"""VerifyDispatchTask: check that the worker received the activity that was handed to it.
 
-The binding is durable before the answer leaves, so nothing is forgotten; but an answer can be lost on its way, and then
-nobody works on what the worker is bound to. A worker confirms what it received with its next heartbeat. What is not
-confirmed in time is taken back and made available again.
+The binding is durable before the reply leaves, so the service forgets nothing. But the reply can be lost, and then the
+worker does not know of the activity it is bound to. A worker confirms what it received with its next heartbeat. The
+service takes back an activity that is not confirmed in time and makes it available again.
 """
 
 from __future__ import annotations

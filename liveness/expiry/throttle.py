@@ -1,8 +1,10 @@
-"""The storm brake: when many workers of a namespace fall due together, their leases are not ended at once.
+"""Holds leases back when so many workers of a namespace are due to die together that it is a storm.
 
-It says when to look at a worker again, and nothing else: it ends no lease, and whoever is not asked about is not held.
-In memory only. What bounds a hold, when the lease was over by its own terms, is derived from durable state, so that a
-restart or a take-over forgets the storm but lengthens no hold. Each namespace is on its own.
+The throttle is a filter between leases that are due and leases that end. It ends no lease itself, and it can only delay
+the end of one that is over. Namespaces do not affect each other.
+
+Its state is in memory only. The limit of a hold counts from the moment when the lease was over by its own terms, which
+follows from durable state. So a restart or a take-over forgets the storm but lengthens no hold.
 """
 
 from __future__ import annotations
@@ -45,18 +47,18 @@ class DueLease(NamedTuple, Generic[ShardT]):
 
 
 class ExpiryHold(NamedTuple):
-    """On the clock of the worker's shard, unless a name says otherwise."""
+    """A lease that is over and that a storm keeps from ending. Times are on the observed clock of its shard."""
 
     shard: ThrottledShard
     since_ms: int
     until_ms: int
-    """When it is looked at again."""
+    """When the lease is checked again."""
     slot_ms: int | None = None
-    """Its place in the line, on the monotonic clock, once its hold is over."""
+    """When the pacer lets the lease end, on the monotonic clock; None while the storm holds all leases."""
 
 
 class StormState:
-    """The storm over one namespace."""
+    """The storm of one namespace, and the leases that it holds."""
 
     __slots__ = ("held", "pacer", "phase", "storm")
 
@@ -65,7 +67,7 @@ class StormState:
         self.phase = StormPhase.HOLDING
         self.pacer = ExpiryPacer()
         self.held: dict[WorkerKey, ExpiryHold] = {}
-        """By key; a heartbeat's key is an equal tuple."""
+        """By worker. Heartbeats look their worker up by a plain tuple, which equals the key."""
 
     def end_hold(self, key: tuple[str, str], *, returned: bool) -> ExpiryHold | None:
         hold = self.held.pop(key, None)  # type: ignore[call-overload]
@@ -74,7 +76,7 @@ class StormState:
         return hold  # type: ignore[no-any-return]
 
     def recheck_all(self) -> None:
-        """Judge everybody anew."""
+        """Have every held lease checked with the next tick."""
         for key, hold in self.held.items():
             hold.shard.recheck(key)
 
@@ -84,13 +86,13 @@ class ExpiryThrottle:
         self, clock: Clock, policy_of: Callable[[str], Policy], census: Mapping[tuple[str, WorkerState], int]
     ) -> None:
         self.active_storms: dict[str, StormState] = {}
-        """By namespace. Empty almost always: whoever is on the way of heartbeats asks that first."""
+        """By namespace. Almost always empty, which the heartbeat path checks first."""
         self.storm_counts: Counter[str] = Counter()
-        """How many there were, by namespace."""
+        """How many storms there were, by namespace."""
         self.death_rate = DeathRate(clock)
-        """Deaths that were not held."""
+        """Deaths outside storms."""
         self.on_death_count: Callable[[str, DeathCount], None] | None = None
-        """Told when workers of a namespace fall due, where other nodes may want to know."""
+        """Receives the death count of a namespace when it may have changed, so that other nodes can be told."""
         self._clock = clock
         self._policy_of = policy_of
         self._census = census
@@ -202,19 +204,19 @@ class ExpiryThrottle:
         return ExpiryHold(shard, before.since_ms if before is not None else observed_ms, until_ms, slot_ms)
 
     def record_death(self, key: WorkerKey) -> None:
-        """Its lease ends now. Those whom a storm has let go of do not make the next one."""
+        """Count a death, unless a storm of its namespace released it: those deaths must not start the next storm."""
         if key.namespace not in self.active_storms:
             self.death_rate.add(key.namespace, 1)
 
-    # -- what becomes of those who are held
+    # -- held leases
 
     def on_heartbeat(self, key: tuple[str, str]) -> bool:
-        """A heartbeat came. Returns whether it was held."""
+        """End the worker's hold because the worker is alive. Returns whether there was one."""
         storm_state = self.active_storms.get(key[0])
         return storm_state is not None and storm_state.end_hold(key, returned=True) is not None
 
     def on_lease_ended(self, key: WorkerKey, *, died: bool) -> None:
-        """Its lease did."""
+        """End the worker's hold because the lease has ended."""
         storm_state = self.active_storms.get(key.namespace)
         if storm_state is not None:
             storm_state.end_hold(key, returned=not died)
@@ -224,7 +226,7 @@ class ExpiryThrottle:
         return storm_state.held.get(key) if storm_state is not None else None
 
     def drop_shard(self, shard: ThrottledShard) -> None:
-        """It does not serve here any more: who serves it next judges for itself."""
+        """Forget the holds of a shard that this node no longer serves. Its next owner decides anew."""
         for storm_state in self.active_storms.values():
             for key in [key for key, hold in storm_state.held.items() if hold.shard is shard]:
                 del storm_state.held[key]
@@ -232,7 +234,7 @@ class ExpiryThrottle:
     # -- the course of a storm
 
     def tick(self) -> None:
-        """With every pulse, before timers fire."""
+        """Advance storms and report deaths. Called with every tick, before timers fire."""
         if self.death_rate.prune():
             for namespace in {*self.active_storms, *self.death_rate.namespaces()}:
                 self._report_deaths(namespace)
@@ -245,7 +247,7 @@ class ExpiryThrottle:
                     "storm: expiries go on",
                     namespace=namespace, how=phase.name, held=len(storm_state.held), returned=storm.returned,
                 )  # fmt: skip
-                storm_state.recheck_all()  # most holds end by themselves just now, but not if it is over early
+                storm_state.recheck_all()  # a phase that changes early leaves holds with a later recheck time
             if storm.is_over(len(storm_state.held), now_ms):
                 del self.active_storms[namespace]
                 logger.info(
@@ -261,8 +263,8 @@ class ExpiryThrottle:
             storm_state.recheck_all()
 
     def release_storm(self, namespace: str, reason: str = "") -> int:
-        """Hold nobody of the namespace for a while. Returns how many were held. Also without a storm: one may be about to
-        begin, or have begun elsewhere."""
+        """Stop holding leases of the namespace for a while. Returns how many were held. Works without a storm too: one
+        may be about to begin, or have begun on another node."""
         now_ms = self._clock.monotonic_ms()
         storm_state = self.active_storms.setdefault(namespace, StormState(Storm(now_ms)))
         storm_state.storm = storm_state.storm._replace(released_ms=now_ms)
@@ -271,10 +273,10 @@ class ExpiryThrottle:
         logger.warning("storm: released", namespace=namespace, held=len(storm_state.held), reason=reason)
         return len(storm_state.held)
 
-    # -- for people
+    # -- reports
 
     def held_counts(self) -> Counter[str]:
-        """Workers per namespace."""
+        """Return how many leases are held in each namespace."""
         return Counter(
             {
                 namespace: len(storm_state.held)
@@ -284,7 +286,7 @@ class ExpiryThrottle:
         )
 
     def last_hold_ends_ms(self, namespace: str) -> int | None:
-        """On the monotonic clock: when the last of them is let go of, or has its turn."""
+        """Return when the last held lease may end, on the monotonic clock; None if none is held."""
         storm_state = self.active_storms.get(namespace)
         if storm_state is None or not storm_state.held:
             return None
