@@ -1,8 +1,9 @@
-"""ActivityRescheduleTask: an activity's worker is gone; get the activity moving again.
+"""ActivityRescheduleTask: reschedule an activity whose worker is gone.
 
-In the shard: cancel requested for the old worker, binding released, available again, whereupon matching finds it. Where
-another engine receives the task queue's reschedules, the activity stays released until that engine has taken it. Each
-step may be repeated after a crash; the release is remembered by (worker, epoch, attempt) and has one effect.
+The shard requests the cancellation at the old worker, releases the binding and makes the activity available, so that
+matching finds it. If another engine receives the task queue's reschedules, the activity stays RELEASED until that engine
+has taken it. Each step may be repeated after a crash: the activity remembers the release by (worker, epoch, attempt), so
+it has one effect.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ class ActivityReschedule:
         self._select_sink = select_sink
 
     def validate(self, task: ActivityRescheduleTask, shard: Shard) -> bool:
-        """Stale once the activity is finished, held by another, or available again."""
+        """Return False once the activity is finished, held by another worker, or available again."""
         activity = shard.activities.get(activity_key_of(task))
         return not activity_decider.is_stale_reschedule(activity, task) or self._is_being_delivered(
             task, activity
         )
 
     def _is_being_delivered(self, task: ActivityRescheduleTask, activity: Activity | None) -> bool:
-        """Released by this very task, and no sink has taken it yet."""
+        """Return whether this very task released the activity and no sink has taken it yet."""
         return (
             activity is not None
             and activity.state is ActivityState.RELEASED
@@ -36,13 +37,13 @@ class ActivityReschedule:
         )
 
     def release_activity(self, task: ActivityRescheduleTask, shard: Shard, policy: Policy) -> Activity:
-        """Inside the shard; durable with its next commit."""
+        """Take the activity from its worker. This is durable with the shard's next commit."""
         known = shard.activities.get(activity_key_of(task))
         task_queue = known.task_queue if known is not None and known.is_managed else task.activity.task_queue
         sink = self._select_sink(task.namespace, task_queue)
         activity = shard.reschedule(task, policy, to_other_engine=sink is not None)
         if sink is None and self._is_being_delivered(task, activity):
-            # Its sink was taken away since: our own matching is what is left.
+            # The sink was removed from the settings meanwhile, so our own matching takes the activity.
             events = activity_decider.cancel_hand_on(activity, shard.now_ms())
             activity = shard.change_activity(activity_key_of(task), events) or activity
         return activity
@@ -51,13 +52,13 @@ class ActivityReschedule:
         return self._select_sink(task.namespace, activity.task_queue)
 
     async def deliver(self, task: ActivityRescheduleTask, activity: Activity) -> None:
-        """Outside the shard, once the release is durable."""
+        """Give a released activity to its sink. Called outside the shard, after the release is durable."""
         sink = self.sink(task, activity)
         if sink is not None and activity.state is ActivityState.RELEASED:
             await sink.deliver(activity_key_of(task), activity, task)
 
     def mark_delivered(self, task: ActivityRescheduleTask, shard: Shard) -> None:
-        """Inside the shard, once it was handed on."""
+        """Record in the shard that the sink has taken the activity."""
         activity = shard.activities.get(activity_key_of(task))
         if activity is not None and self._is_being_delivered(task, activity):
             shard.change_activity(activity_key_of(task), activity_decider.hand_on(activity, shard.now_ms()))

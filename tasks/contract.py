@@ -1,58 +1,44 @@
-"""What a task is, and the closed set of ways its execution can end.
+"""The closed set of ways in which the execution of a task can end.
 
-Two species: a timer task runs inside the shard, at once, without I/O; a queued task runs outside it and may wait for
-others. Neither may do the other's work.
+There are two kinds of task. A timer task runs inside the shard, synchronously and without I/O. A queued task runs
+outside the shard and may wait. Neither may do the other's work.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-from liveness.domain.policy import Policy
-from liveness.domain.worker import Worker
-from liveness.engine.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It happened."""
+    """The task took effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """It no longer applies; nothing happened."""
+    """The task no longer applies and changed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Look again then."""
+    """The task is not due before `due_ms`; the timer is armed again."""
 
     due_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It did not work this time."""
+    """This attempt failed; the task is retried or dead-lettered."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """It cannot be tried now, through no fault of its own; it waits until what it needs is back."""
+    """The task cannot be attempted because its sink is down. It is parked, and this does not count as an attempt."""
 
     reason: str
 
 
 TimerOutcome = Done | Stale | NotYet
 QueueOutcome = Done | Stale | Failed | Postponed
-
-TaskT = TypeVar("TaskT", contravariant=True)
-
-
-class TimerExecutor(Protocol[TaskT]):
-    def validate(self, task: TaskT, worker: Worker) -> bool:
-        """Is the worker still in the state, and the lease, that the task was made for?"""
-
-    def execute(self, task: TaskT, shard: Shard, policy: Policy) -> TimerOutcome: ...

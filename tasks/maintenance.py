@@ -1,4 +1,5 @@
-"""Periodic housekeeping, on APScheduler: checkpoints, compaction, retention. Leases never come near it."""
+"""Periodic maintenance on APScheduler: checkpoints, compaction, retention. Leases do not use the scheduler: its sorted
+job list costs O(n) per update."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ logger = structlog.get_logger("liveness.maintenance")
 
 TOMBSTONES_PER_RUN_MAX = 1_000
 UNPUBLISHED_RETENTION_MS = 30 * 86_400_000
-"""How long an event waits for a broker that is away, should its own retention be shorter."""
+"""How long an event is kept for a broker that is down, if its own retention is shorter."""
 
 
 class Maintenance:
     def __init__(self, node: Node, *, task_retention_ms: int, relay_name: str | None = None) -> None:
-        """`relay_name`: the relay that events must have passed before they are let go of."""
+        """`relay_name`: the relay that must have published an event before the event is deleted."""
         self._node = node
         self._relay_name = relay_name
         self._task_retention_ms = task_retention_ms
         self._scheduler: AsyncIOScheduler | None = None
 
     async def checkpoint(self) -> None:
-        """Fold renewals, then delete those that every shard's checkpoint contains. Let finished activities leave
+        """Write a checkpoint of each shard, delete the renewal rows that it contains, and drop finished activities from
         memory."""
         await self._node.checkpoint()
         for shard in self._node.shards():
@@ -38,13 +39,13 @@ class Maintenance:
         logger.debug("checkpointed", renewals_deleted=deleted)
 
     async def apply_retention(self) -> None:
-        """Let go of what is older than its retention: tombstones, events, finished tasks."""
+        """Delete tombstones, events, activities and finished tasks that are older than their retention."""
         node = self._node
         forgotten_count = sum(shard.forget_tombstones(TOMBSTONES_PER_RUN_MAX) for shard in node.shards())
         wall_ms = node.clock.wall_ms()
 
         def cutoffs(name: str) -> tuple[dict[str, int], int]:
-            """Of each namespace with settings of its own, and of all others."""
+            """Return the cutoff of each namespace that has settings of its own, and that of all others."""
 
             def cutoff(namespace: str) -> int:
                 retention_ms: int = getattr(node.policies.of(namespace), name)
@@ -82,7 +83,7 @@ class Maintenance:
             self._scheduler = None
 
     async def _run_job(self, job: Callable[[], Awaitable[None]]) -> None:
-        """A run that meets trouble is left to the next one; heartbeats deal with the trouble itself."""
+        """Run a job, and leave a failure to the next run: the commits of heartbeats handle a failing store themselves."""
         try:
             await job()
         except (StoreError, LivenessError) as error:

@@ -1,10 +1,10 @@
-"""Works off the stored queues: claim → validate → execute → record, each task on its own.
+"""Executes the stored queues: claim → validate → execute → record, each task on its own.
 
-A shard's queue is worked by its owner alone, batch by batch. Within a batch every task succeeds, is retried with
-backoff or is dead-lettered by itself: one poison activity blocks nobody, and neither does a sink that hangs.
+Only the owner of a shard executes its queue, batch by batch. Within a batch every task succeeds, is retried with backoff
+or is dead-lettered by itself: one poison activity blocks no other, and neither does a sink that hangs.
 
-A sink that says of itself that it is away costs no task a try. Those that were to go there are parked, each with one
-write, and looked at again when it is back; in the meantime nobody asks for them.
+A sink that reports itself down costs no task an attempt. The runner parks the tasks for that sink, each with one write,
+does not read them in the meantime, and attempts them again when the sink is back.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
 DELIVERY_TIMEOUT_S = 30
 YIELD_MS_MAX = 1_000
-"""While leases are over that wait to be ended, so long is nothing done here: work cannot move before it is known to be
-lost. Then comes a batch of each shard, so that it moves all the same."""
+"""The queue pauses while expired leases are still being ended, because activities cannot move before they are known to
+be lost. After this time it executes a batch of each shard all the same, so that it never stops."""
 DELIVERING_PER_SHARD_MAX = 5_000
-"""Of one shard; more are left in the store until some have arrived."""
+"""How many deliveries of one shard run at once; other tasks stay in the store until some have finished."""
 
 
 def backoff_ms(attempts: int, random: Random) -> int:
-    """Doubles with each attempt, spread over half its length, so that what failed together does not return together."""
+    """Return a delay that doubles with each attempt, with jitter, so that tasks that failed together do not retry together."""
     ceiling = min(BACKOFF_MS_MIN * 2 ** min(attempts - 1, 30), BACKOFF_MS_MAX)
     return int(ceiling * random.uniform(0.5, 1.0))
 
@@ -63,10 +63,10 @@ class QueueRunner(NodeListener):
         notify_remote: Callable[[set[int]], None] = lambda shard_ids: None,
         on_attempt: Callable[[StoredTask, TaskUpdate, str], None] = lambda stored, update, via: None,
     ) -> None:
-        """`has_pending_expiries`: whether leases are over that could not be ended yet. `is_sink_down`: whether parked tasks must go
-        on waiting. Who knows that it is back calls `wake_all`. `notify_remote`: called with shards of other nodes whose
-        queues were given tasks. `on_attempt`: called after each attempt whose outcome is durable, with the receiver of the
-        activity: `matching` or a `sink`."""
+        """`has_pending_expiries`: whether some expired leases are not ended yet. `is_sink_down`: whether parked tasks must
+        keep waiting; the component that sees the sink return calls `wake_all`. `notify_remote`: receives the shards of other
+        nodes whose queues received tasks. `on_attempt`: receives each attempt whose outcome is durable, and its receiver:
+        `matching` or `sink`."""
         self._node = node
         self._ownership = ownership
         self._reschedule = reschedule
@@ -75,23 +75,23 @@ class QueueRunner(NodeListener):
         self._has_pending_expiries = has_pending_expiries
         self._is_sink_down = is_sink_down
         self._yield_until_ms: int | None = None
-        """While leases wait to be ended."""
+        """Set while the queue pauses for expired leases."""
         self.delivery_timeout_s: float = DELIVERY_TIMEOUT_S
         self._next_due_ms: dict[int, int] = {}
         """Per shard, on its observed clock; 0 when it has work now."""
         self._should_wake_all = False
         self._run_lock = asyncio.Lock()
         self._delivery_slots: dict[int, asyncio.Semaphore] = {}
-        """By how many there are: sinks that take equally many at a time share them."""
+        """By limit: sinks with the same `deliveries_max` share one semaphore."""
         self._deliveries = BackgroundTasks("task deliveries")
         self._delivering: defaultdict[int, set[int]] = defaultdict(set)
-        """Tasks, by shard, whose activity a sink is being given."""
+        """By shard: the tasks whose activity is being delivered to a sink."""
         self._wake = asyncio.Event()
         self._notify_remote = notify_remote
         self._on_attempt = on_attempt
 
     def shard_opened(self, shard: Shard) -> None:
-        # A commit that took place without an answer may have left tasks with any shard.
+        # A commit whose outcome was unknown may have added tasks to any shard.
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -116,7 +116,7 @@ class QueueRunner(NodeListener):
             self._notify_remote(remote_shard_ids)
 
     async def wake_new_tasks(self) -> None:
-        """Wake the queues that were given tasks by other nodes, should their word not have come."""
+        """Wake the queues that received tasks from other nodes, in case the notification was lost."""
         owned = [shard.id for shard in self._node.shards()]
         for shard_id in await self._node.store.shards_with_new_tasks(owned):
             self.wake(shard_id)
@@ -156,7 +156,7 @@ class QueueRunner(NodeListener):
             await self._cancel_deliveries()
 
     async def run_until_idle(self) -> None:
-        """Until no task of a serving shard is due and none is on its way."""
+        """Return when no task of a serving shard is due and no delivery is running."""
         try:
             await self._run_due()
             while not self._deliveries.is_idle:
@@ -167,29 +167,29 @@ class QueueRunner(NodeListener):
             raise
 
     async def _cancel_deliveries(self) -> None:
-        """End all deliveries. Their tasks are still due and will be found again."""
+        """Cancel running deliveries. Their tasks are still due in the store and are read again."""
         self._deliveries.cancel()
         await self._deliveries.wait()
         self._delivering.clear()  # a task that was cancelled before its first step could not clean up after itself
 
     async def _run_due(self) -> None:
-        async with self._run_lock:  # tests work it off by hand while it runs
+        async with self._run_lock:  # `run_until_idle` may be called while `run` is running
             while shards := self._due_shards():
                 self._yield_until_ms = None
                 for shard in shards:
                     try:
                         await self._run_shard(shard)
                     except (Unavailable, StoreError) as error:
-                        # Being re-read, or not readable; that it is opened again wakes this runner.
+                        # The shard is being re-read or the store is unreachable. Opening the shard wakes this runner.
                         self._next_due_ms[shard.id] = shard.now_ms() + BACKOFF_MS_MIN
                         logger.info("queue interrupted", shard=shard.id, why=str(error))
 
     async def _run_shard(self, shard: Shard) -> None:
         self._next_due_ms.pop(shard.id, None)
-        # As of before the read: one that arrives meanwhile is recorded, but the read may not know of it.
+        # Copied before the read: a delivery that finishes meanwhile is recorded, but the read may not see that.
         delivering = set(self._delivering[shard.id])
         if len(delivering) >= DELIVERING_PER_SHARD_MAX:
-            return  # the next that arrives wakes this shard
+            return  # the next delivery that finishes wakes this shard
         now_ms = shard.now_ms()
         due = await self._node.store.due_tasks(
             shard.id, now_ms, BATCH_SIZE + len(delivering), include_parked=not self._is_sink_down()
@@ -204,7 +204,7 @@ class QueueRunner(NodeListener):
             self._next_due_ms[shard.id] = next_due_ms
 
     async def _execute(self, shard: Shard, batch: Sequence[StoredTask]) -> None:
-        """Take the activities from their workers; what is our own is done with that, the rest is sent on its way."""
+        """Take the activities from their workers. That completes tasks for our own matching; the others are delivered."""
         outcomes: dict[int, QueueOutcome] = {}
         to_deliver: list[tuple[StoredTask, Activity]] = []
         await self._ownership.load([activity_key_of(stored.task) for stored in batch])
@@ -231,7 +231,7 @@ class QueueRunner(NodeListener):
             self._deliveries.start(self._deliver(stored, activity))
 
     async def _deliver(self, stored: StoredTask, activity: Activity) -> None:
-        """Beside everything else: a sink that hangs holds up nobody."""
+        """Deliver one activity in a task of its own, so that a sink that hangs delays nothing else."""
         try:
             async with self._delivery_slot(stored, activity):
                 outcome = await self._attempt_delivery(stored, activity)
@@ -261,7 +261,7 @@ class QueueRunner(NodeListener):
                 await self._reschedule.deliver(stored.task, activity)
         except SinkDown as error:
             return Postponed(str(error)[:ERROR_CHARS_MAX])
-        except Exception as error:  # noqa: BLE001  # the one catch-all: whatever went wrong is recorded with the task
+        except Exception as error:  # noqa: BLE001  # the one catch-all: the error is recorded with the task
             return Failed(f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
         return Done()
 

@@ -1,7 +1,8 @@
-"""Where rescheduled activities go besides our own matching. The seam is `Sink`; a webhook and a relay ship.
+"""Receivers of rescheduled activities besides our own matching. `Sink` is the interface; a webhook and a relay implement
+it.
 
-An activity goes to one place: those of a task queue that has a sink are given to it and never to a poll. Until the sink
-has taken an activity it is RELEASED, and the task that carries it is retried and finally dead-lettered like any other.
+An activity goes to one receiver: a task queue that has a sink gives its activities to the sink and never to a poll. Until
+the sink has taken an activity, it is RELEASED, and its task is retried and finally dead-lettered like any other.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from liveness.domain.reactions import ActivityRescheduleTask
 
 WILDCARD = "*"
 DELIVERIES_MAX = 64
-"""To one sink at a time, unless it has a `deliveries_max` of its own."""
+"""How many deliveries to one sink run at a time, unless the sink has a `deliveries_max` of its own."""
 
 
 class SinkDown(Exception):
-    """The sink takes nothing from anybody now. Says why; nothing is wrong with what it was offered."""
+    """The sink accepts nothing at present, whatever it is given. The message says why."""
 
 
 class Sink(Protocol):
     async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
-        """Hand the activity on. May be called more than once for the same task. Raising means: try again later, which
-        counts as a try, unless it is `SinkDown`, which does not."""
+        """Take the activity over. May be called more than once for the same task. If it raises, the task is retried
+        later; that counts as an attempt, except with `SinkDown`."""
 
 
 def deliveries_max(sink: Sink | None) -> int:
@@ -33,15 +34,15 @@ def deliveries_max(sink: Sink | None) -> int:
 
 
 SinkSelector = Callable[[str, str], Sink | None]
-"""Of a namespace and a task queue: who receives its reschedules; None for our own matching."""
+"""Maps a namespace and a task queue to the sink that receives its reschedules; None for our own matching."""
 
 
 def no_sink(namespace: str, task_queue: str) -> None:
-    """The route without sinks."""
+    """Select our own matching for every task queue."""
 
 
 def first_match(*selectors: SinkSelector) -> SinkSelector:
-    """Each is asked in turn."""
+    """Return a selector that asks each of these in turn."""
 
     def select(namespace: str, task_queue: str) -> Sink | None:
         for selector in selectors:
@@ -53,7 +54,7 @@ def first_match(*selectors: SinkSelector) -> SinkSelector:
 
 
 def queue_matcher(queues: Iterable[str]) -> Callable[[str, str], bool]:
-    """`queues`: NAMESPACE/TASK_QUEUE each, where * alone stands for any."""
+    """Return a predicate. `queues`: NAMESPACE/TASK_QUEUE each, where a part that is * matches anything."""
     chosen = {queue.partition("/")[::2] for queue in queues}
 
     def matches(namespace: str, task_queue: str) -> bool:

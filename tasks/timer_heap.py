@@ -1,7 +1,9 @@
 """The heap of deadlines, one live entry per worker and per activity.
 
-A renewal moves a deadline later and does not touch the heap: the old entry fires early, finds the new deadline and is
-armed again. So a heartbeat costs nothing here, and a worker costs one heap operation per lease.
+A renewal moves a deadline later and does not touch the heap: the old entry fires early, the runner finds the new
+deadline and arms it again. So a heartbeat costs nothing here, and a worker costs one heap operation per lease.
+
+An entry has no stamp. It means "look at this worker now", and the runner derives from the state what there is to do.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ class TimerHeap:
     def __init__(self) -> None:
         self._heap: list[tuple[int, TimerKey]] = []
         self._armed: dict[TimerKey, int] = {}
-        """An entry of the heap is live if this agrees; others are passed over."""
+        """The deadline of each live entry. Entries of the heap that differ from it are skipped."""
 
     def __len__(self) -> int:
         return len(self._armed)
@@ -35,7 +37,7 @@ class TimerHeap:
         self._armed.pop(key, None)
 
     def pop_due(self, now_ms: int) -> TimerKey | None:
-        """The next one whose deadline has come, disarmed; None if there is none."""
+        """Disarm and return the next key whose deadline has passed; None if there is none."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             due_ms, key = heappop(heap)

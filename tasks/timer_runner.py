@@ -1,46 +1,36 @@
-"""Fires due timers: pop → validate → execute → arm again or let go."""
+"""Fires due timers, and ends the leases that are over.
+
+For most timers: pop → execute → arm again or drop. Workers whose death is due are collected first, because the throttle
+decides about them together: due → throttle → ended. Those that do not fit into one commit are deferred to the next.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import TypeVar
 
 from liveness.dispatch.reconciler import BindingReconciler
 from liveness.domain.activity import activity_timer as activity_timer_of
 from liveness.domain.keys import ActivityKey, WorkerKey
-from liveness.domain.policy import Policy
-from liveness.domain.reactions import LeaseExpiryTask, VerifyDispatchTask, worker_timer
-from liveness.domain.worker import Worker
+from liveness.domain.reactions import VerifyDispatchTask, WorkerCleanupTask, worker_timer
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 from liveness.engine.timers import TimerKey
-from liveness.expiry.throttle import ExpiringWorker
-from liveness.tasks.activity_due import ActivityDue
-from liveness.tasks.contract import Done, NotYet, Stale, TimerExecutor, TimerOutcome
-from liveness.tasks.lease_expiry import LeaseExpiry
+from liveness.expiry.lease_deadlines import LeaseEnd
+from liveness.expiry.throttle import DueLease
+from liveness.tasks.activity_due import make_activity_available
+from liveness.tasks.contract import Done, NotYet, Stale, TimerOutcome
+from liveness.tasks.lease_expiry import expire_lease
 from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.verify_dispatch import VerifyDispatch
-from liveness.tasks.worker_cleanup import WorkerCleanup
+from liveness.tasks.worker_cleanup import clean_up_worker
 
 TIMERS_PER_TICK_MAX = 50_000
-"""Of all shards: after so many, heartbeats get their turn before the rest."""
+"""Over all shards. After that, heartbeats are served before the remaining timers."""
 
 EXPIRIES_PER_COMMIT_MAX = 20_000
-"""Leases and what they held. Larger commits would hold up everybody's answers, and stop the clock of what is still to
-end; and while one is written, the next is made ready."""
-
-LEASE_EXPIRY = LeaseExpiry()
-WORKER_CLEANUP = WorkerCleanup()
-ACTIVITY_DUE = ActivityDue()
-
-TaskT = TypeVar("TaskT")
-
-
-def _execute_if_valid(
-    executor: TimerExecutor[TaskT], task: TaskT, worker: Worker, shard: Shard, policy: Policy
-) -> TimerOutcome:
-    return executor.execute(task, shard, policy) if executor.validate(task, worker) else Stale()
+"""Leases and their activities. A larger commit would delay all replies and stop the observed clock for the leases that
+are still to end. While one commit is written, the next is prepared."""
 
 
 class TimerRunner(NodeListener):
@@ -50,14 +40,14 @@ class TimerRunner(NodeListener):
         self._heaps = heaps
         self._reconciler = reconciler
         self._verify_dispatch = VerifyDispatch(reconciler)
-        self._deferred: dict[WorkerKey, ExpiringWorker[Shard]] = {}
-        """They fell due and wait for room in a commit. They are not armed meanwhile, unless something happens to them."""
+        self._deferred: dict[WorkerKey, DueLease[Shard]] = {}
+        """Leases that are over and wait for room in a commit. They have no timer, unless a change of the worker arms one."""
         self._commit_budget = EXPIRIES_PER_COMMIT_MAX
         self._seen_commits = 0
 
     @property
     def is_behind(self) -> bool:
-        """Whether leases are over that could not be ended yet."""
+        """Whether some leases that are over are not ended yet."""
         return bool(self._deferred)
 
     def tick(self) -> None:
@@ -69,15 +59,14 @@ class TimerRunner(NodeListener):
         if node.committer.commit_count != self._seen_commits:
             self._seen_commits, self._commit_budget = node.committer.commit_count, EXPIRIES_PER_COMMIT_MAX
         timer_budgets = dict.fromkeys(node.shards(), max(1, TIMERS_PER_TICK_MAX // node.shard_count))
-        # What falls due with a death, as a cleanup without a delay does, comes next.
-        while self._commit_budget > 0 and (expiring := self._collect_expiring(node, timer_budgets)):
-            self._expire_workers(node, expiring.values())
+        # Repeated because a death may make another timer due at once, for instance a cleanup without a delay.
+        while self._commit_budget > 0 and (due := self._collect_due(node, timer_budgets)):
+            self._end_leases(node, due.values())
 
-    def _collect_expiring(
-        self, node: Node, timer_budgets: dict[Shard, int]
-    ) -> dict[WorkerKey, ExpiringWorker[Shard]]:
-        """Fire what is due, but for those who are about to die: they are seen together, with those who wait."""
-        expiring = self._recheck_deferred(timer_budgets.keys())
+    def _collect_due(self, node: Node, timer_budgets: dict[Shard, int]) -> dict[WorkerKey, DueLease[Shard]]:
+        """Fire due timers, except those of workers whose death is due: return these, with the deferred ones, because
+        the throttle decides about all of them together."""
+        due = self._recheck_deferred(timer_budgets.keys())
         for shard in timer_budgets:
             heap, now_ms = self._heaps[shard.id], shard.now_ms()
             while (
@@ -86,75 +75,68 @@ class TimerRunner(NodeListener):
                 timer_budgets[shard] -= 1
                 if isinstance(key, ActivityKey):
                     self._rearm_and_count(shard, key, self._fire_activity(shard, key))
-                elif (worker := shard.expiring(key)) is not None:
-                    expiring[key] = ExpiringWorker(shard, key, worker)
-                else:
-                    if node.throttle.active_storms:
-                        node.throttle.on_heartbeat(key)
-                    self._rearm_and_count(shard, key, self._fire(shard, key, node))
-        return expiring
+                    continue
+                end = shard.lease_ended_by(key)
+                if end is not None and end.is_death:
+                    due[key] = DueLease(shard, key, shard.workers[key], end)
+                    continue
+                if node.throttle.active_storms:
+                    node.throttle.on_heartbeat(key)
+                self._rearm_and_count(shard, key, self._fire_worker(shard, key, end, node))
+        return due
 
-    def _recheck_deferred(self, serving: Set[Shard]) -> dict[WorkerKey, ExpiringWorker[Shard]]:
-        """Those who wait, but for those who were heard of; whoever took a shard since has timers of its own."""
-        expiring: dict[WorkerKey, ExpiringWorker[Shard]] = {}
+    def _recheck_deferred(self, serving: Set[Shard]) -> dict[WorkerKey, DueLease[Shard]]:
+        """Return the deferred leases that are still over. A worker that was heard of meanwhile goes back to its timer;
+        the next owner of a shard that left has timers of its own."""
+        due: dict[WorkerKey, DueLease[Shard]] = {}
         deferred, self._deferred = self._deferred, {}
-        for worker_due in deferred.values():
-            shard, key, worker = worker_due
+        for shard, key, _, _ in deferred.values():
             if shard not in serving:
                 continue
-            if shard.workers.get(key) is worker:
-                expiring[key] = worker_due
+            end = shard.lease_ended_by(key)
+            if end is not None and end.is_death:
+                due[key] = DueLease(shard, key, shard.workers[key], end)
             else:
                 shard.recheck(key)
-        return expiring
+        return due
 
-    def _expire_workers(self, node: Node, expiring: Iterable[ExpiringWorker[Shard]]) -> None:
-        """They are judged together: whether that is a storm, and how many others each one's certificate tells of."""
-        expiring_now: list[ExpiringWorker[Shard]] = []
-        for worker_due, retry_ms in node.throttle.decide_holds(expiring):
-            if retry_ms is not None:
-                self._rearm(worker_due.shard, worker_due.key, NotYet(retry_ms))
-            elif self._commit_budget > 0 and worker_due.shard.expiring(worker_due.key) is None:
-                worker_due.shard.recheck(
-                    worker_due.key
-                )  # its stream is back, and the lease goes on as before
-            elif self._commit_budget > 0:
-                self._commit_budget -= 1 + len(worker_due.worker.bindings)
-                node.throttle.record_death(worker_due.key)
-                worker_due.shard.record_upcoming_death(worker_due.key, worker_due.worker)
-                expiring_now.append(worker_due)
+    def _end_leases(self, node: Node, due: Iterable[DueLease[Shard]]) -> None:
+        """Pass due leases through the throttle and end those that it lets through, as far as one commit has room."""
+        ending: list[DueLease[Shard]] = []
+        for lease in node.throttle.filter_due(due):
+            if self._commit_budget > 0:
+                self._commit_budget -= 1 + len(lease.worker.bindings)
+                node.throttle.record_death(lease.key)
+                lease.shard.record_upcoming_death(lease.key, lease.worker)
+                ending.append(lease)
             else:
-                self._deferred[worker_due.key] = worker_due
-        for shard, key, _ in expiring_now:
-            self._rearm(shard, key, self._fire(shard, key, node))
-
-    def _rearm(self, shard: Shard, key: TimerKey, outcome: TimerOutcome) -> None:
-        if isinstance(outcome, NotYet):
-            self._heaps[shard.id].arm(key, outcome.due_ms)
+                self._deferred[lease.key] = lease
+        for shard, key, _, end in ending:
+            self._fire_worker(shard, key, end, node)
 
     def _rearm_and_count(self, shard: Shard, key: TimerKey, outcome: TimerOutcome) -> None:
-        self._rearm(shard, key, outcome)
+        if isinstance(outcome, NotYet):
+            self._heaps[shard.id].arm(key, outcome.due_ms)
         self._commit_budget -= isinstance(outcome, Done)
 
-    def _fire(self, shard: Shard, key: WorkerKey, node: Node) -> TimerOutcome:
+    def _fire_worker(self, shard: Shard, key: WorkerKey, end: LeaseEnd | None, node: Node) -> TimerOutcome:
         worker = shard.workers.get(key)
         task = worker_timer(key, worker) if worker is not None else None
-        if worker is None or task is None:
+        if task is None:
             return Stale()
         policy = node.policies.of(key.namespace)
-        if isinstance(task, LeaseExpiryTask):
-            outcome = _execute_if_valid(LEASE_EXPIRY, task, worker, shard, policy)
-            if isinstance(outcome, NotYet):  # once a lease or so
-                self._reconciler.reconcile_worker(key, shard)
-            return outcome
-        return _execute_if_valid(WORKER_CLEANUP, task, worker, shard, policy)
+        if isinstance(task, WorkerCleanupTask):
+            return clean_up_worker(task, shard, policy)
+        outcome = expire_lease(task, end, shard, policy)
+        if isinstance(outcome, NotYet):  # about once per lease
+            self._reconciler.reconcile_worker(key, shard)
+        return outcome
 
     def _fire_activity(self, shard: Shard, key: ActivityKey) -> TimerOutcome:
         activity = shard.activities.get(key)
         task = activity_timer_of(key, activity) if activity is not None else None
-        if activity is None or task is None:
+        if task is None:
             return Stale()
         if isinstance(task, VerifyDispatchTask):
-            verify = self._verify_dispatch
-            return verify.execute(task, shard) if verify.validate(task, activity) else Stale()
-        return ACTIVITY_DUE.execute(task, shard) if ACTIVITY_DUE.validate(task, activity) else Stale()
+            return self._verify_dispatch.execute(task, shard)
+        return make_activity_available(task, shard)

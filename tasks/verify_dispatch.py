@@ -1,14 +1,13 @@
-"""VerifyDispatchTask: did the worker hear of the activity that it was handed?
+"""VerifyDispatchTask: check that the worker received the activity that was handed to it.
 
-The binding is durable before the answer leaves, so nothing is forgotten; but an answer can be lost on its way, and then
-nobody works on what the worker is bound to. A worker confirms what it received with its next heartbeat. What is not
-confirmed in time is taken back and made available again.
+The binding is durable before the reply leaves, so the service forgets nothing. But the reply can be lost, and then the
+worker does not know of the activity it is bound to. A worker confirms what it received with its next heartbeat. The
+service takes back an activity that is not confirmed in time and makes it available again.
 """
 
 from __future__ import annotations
 
 from liveness.dispatch.reconciler import BindingReconciler
-from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.reactions import VerifyDispatchTask
 from liveness.engine.shard import Shard
 from liveness.tasks.contract import Done, NotYet, TimerOutcome
@@ -17,10 +16,6 @@ from liveness.tasks.contract import Done, NotYet, TimerOutcome
 class VerifyDispatch:
     def __init__(self, reconciler: BindingReconciler) -> None:
         self._reconciler = reconciler
-
-    def validate(self, task: VerifyDispatchTask, activity: Activity) -> bool:
-        is_current_holder = (activity.worker, activity.attempt) == (task.worker, task.attempt)
-        return activity.state is ActivityState.STARTED and is_current_holder
 
     def execute(self, task: VerifyDispatchTask, shard: Shard) -> TimerOutcome:
         retry_ms = self._reconciler.verify(task.activity, shard)

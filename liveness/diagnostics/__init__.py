@@ -1,1 +1,1 @@
-"""What is known about a worker's death: heartbeats, stalls, other deaths."""
+"""Evidence about a worker's death: its last heartbeats, stalls of this process, other deaths."""

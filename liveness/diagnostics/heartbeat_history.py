@@ -1,11 +1,11 @@
-"""When workers were heard lately, so that a death certificate can show how a worker fell silent.
+"""Keeps the times of each worker's last heartbeats, so that a death certificate can show how the worker fell silent.
 
-In memory only, beside the workers: their state must follow from the last renewal alone. This is on the way of every
-heartbeat, so it is done for a whole row of renewals at a time, and a worker's last heartbeats are one number: 40 bits of
-observed time each, the newest on top. 40 bits are 34 years.
+The history is in memory only and apart from the worker's state, which must follow from the last renewal alone. Every
+heartbeat passes here, so times are recorded for a whole log row of renewals at once, and a worker's times are packed
+into one integer: 40 bits of observed time each, the newest in the highest bits. 40 bits are 34 years.
 
-Heartbeats of one row came within one commit of each other and are taken to have come when the last of them did. Of a
-worker's very last heartbeat, the worker itself knows better.
+The heartbeats of one row arrived within one commit of each other; all of them get the time of the last. The exact time
+of a worker's very last heartbeat is in the worker's state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HeartbeatHistory:
     def __init__(self, workers_max: int) -> None:
         self._workers_max = workers_max
         self._times: dict[int, int] = {}
-        """By worker number. Those who come when it is full have none."""
+        """By worker number. Workers that come when it is full have no history."""
 
     def __len__(self) -> int:
         return len(self._times)
@@ -39,7 +39,7 @@ class HeartbeatHistory:
                     times[number] = newest
 
     def start_lease(self, number: int, at_ms: int) -> None:
-        """A lease begins, with a heartbeat."""
+        """Replace the history by the heartbeat that began the lease."""
         self._times.pop(number, None)
         self.record((number,), at_ms)
 
@@ -47,13 +47,13 @@ class HeartbeatHistory:
         self._times.pop(number, None)
 
     def of(self, number: int, last_ms: int) -> tuple[int, ...]:
-        """Of the current lease, oldest first. `last_ms`: when the worker was heard last."""
+        """Return the heartbeat times of the current lease, oldest first. `last_ms`: the exact time of the last one."""
         packed, times = self._times.get(number, 0), []
         while packed:
             if time := packed & _TIME_MASK:
                 times.append(time - 1)
             packed >>= _BITS
         if times and times[-1] >= last_ms:
-            times.pop()  # the last one itself; otherwise its row is still open
+            times.pop()  # the last heartbeat itself; if it is missing, its row is not closed yet
         times.append(last_ms)
         return tuple(times[-HEARTBEATS_KEPT:])

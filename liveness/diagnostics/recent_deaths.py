@@ -1,7 +1,7 @@
-"""Who died lately on this node: a death among many has another cause than a single one.
+"""Remembers the recent deaths on this node, because a death among many has another cause than a single one.
 
 In memory only. Each worker counts once, with its last death. Nothing crosses namespaces: two tenants' workers on one
-host are strangers to each other.
+host do not count for each other.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class RecentDeaths:
         self._clock = clock
         self._deaths: OrderedDict[WorkerKey, RecentDeath] = OrderedDict()
         self._window: OrderedDict[WorkerKey, RecentDeath] = OrderedDict()
-        """Of the last minute, in step with the counters, so that a death costs the same among ten thousand."""
+        """The deaths of the last minute. The counters below follow it, so that a death among ten thousand costs no more
+        than a single one."""
         self._by_namespace: defaultdict[str, int] = defaultdict(int)
         self._by_host: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._by_build: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def record_death(self, key: WorkerKey, host_name: str, build_id: str) -> None:
-        """A worker dies. The same again changes nothing but the time."""
+        """Record a death. A second call for the same worker only moves the time."""
         now_ms = self._prune()
         if (earlier := self._window.pop(key, None)) is not None:
             self._uncount(key, earlier)
@@ -57,7 +58,7 @@ class RecentDeaths:
             self._uncount(*self._window.popitem(last=False))
 
     def deaths_with(self, key: WorkerKey) -> ConcurrentDeaths:
-        """Of one who was just entered: how many others died in the last minute."""
+        """Return how many others died in the last minute. `key`: a worker whose death was just recorded."""
         death = self._window.get(key)
         if death is None:
             return NO_OTHER_DEATHS
@@ -69,7 +70,7 @@ class RecentDeaths:
         )
 
     def deaths_around(self, key: WorkerKey, host_name: str, build_id: str, wall_ms: int) -> ConcurrentDeaths:
-        """How many others died within a minute before or after a worker did."""
+        """Return how many others died within a minute before or after a worker that died at `wall_ms`."""
         others = [
             death
             for other, death in self._deaths.items()
@@ -102,7 +103,7 @@ class RecentDeaths:
 
 
 def _decrement(counts: defaultdict[NameT, int], name: NameT) -> None:
-    """Names that count nothing are forgotten."""
+    """Decrement a count, and drop the name when the count reaches zero."""
     if counts[name] == 1:
         del counts[name]
     else:

@@ -1,4 +1,4 @@
-"""Times in which this process may not have heard what workers said: it stood still, or its commits hung."""
+"""Remembers when this process may have missed heartbeats because it stood still or its commits hung."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from liveness.domain.death_certificate import Stall
 
 STALL_MS = 500
-"""Shorter ones are not worth mentioning."""
+"""Shorter stalls are ignored."""
 STALLS_KEPT = 64
 
 
@@ -20,8 +20,8 @@ class Stalls:
         self._ends_ms = 0
 
     def add(self, end_wall_ms: int, duration_ms: int) -> None:
-        """One that ends now. What began in the one before, such as a commit that hung because the process stood still,
-        is one with it."""
+        """Record a stall that ends now. It is merged with the stall before if it began during that one, as a commit does
+        that hung because the process stood still."""
         start_ms = end_wall_ms - duration_ms
         if self.kept and start_ms <= self._ends_ms:
             start_ms = min(start_ms, self.kept.pop().wall_ms)
@@ -29,7 +29,7 @@ class Stalls:
         self.kept.append(Stall(start_ms, end_wall_ms - start_ms))
 
     def between(self, from_wall_ms: int, to_wall_ms: int) -> list[Stall]:
-        """Those that touch this time, oldest first."""
+        """Return the stalls that overlap this time, oldest first."""
         return [
             stall
             for stall in self.kept

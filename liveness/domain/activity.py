@@ -123,9 +123,9 @@ class Activity(NamedTuple):
 def activity_timer(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
     """What the activity's `due_ms` is for."""
     if activity.state is ActivityState.STARTED:
-        return VerifyDispatchTask(key, activity.worker, activity.attempt)
+        return VerifyDispatchTask(key)
     if activity.state is ActivityState.WAITING:
-        return ActivityDueTask(key, activity.attempt)
+        return ActivityDueTask(key)
     return None
 
 

@@ -16,30 +16,25 @@ from liveness.domain.worker import BoundActivity, InactiveReason, Worker, Worker
 
 
 class LeaseExpiryTask(NamedTuple):
-    """Look at the worker when its lease runs out. Stale if the epoch has moved on."""
+    """End the worker's lease, if it is over."""
 
     worker: WorkerKey
-    epoch: int
 
 
 class WorkerCleanupTask(NamedTuple):
     worker: WorkerKey
-    epoch: int
 
 
 class VerifyDispatchTask(NamedTuple):
     """Look whether the worker heard of an activity that it was handed: the answer may have been lost on its way."""
 
     activity: ActivityKey
-    worker: str
-    attempt: int
 
 
 class ActivityDueTask(NamedTuple):
     """A delayed or failed activity's time has come."""
 
     activity: ActivityKey
-    attempt: int
 
 
 TimerTask = LeaseExpiryTask | WorkerCleanupTask
@@ -86,7 +81,7 @@ def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> Reschedu
 def worker_timer(key: WorkerKey, worker: Worker) -> TimerTask | None:
     """What the worker's `deadline_ms` is for. Tombstones end by maintenance, not by the second."""
     if worker.state is WorkerState.ACTIVE:
-        return LeaseExpiryTask(key, worker.epoch)
+        return LeaseExpiryTask(key)
     if worker.state is WorkerState.INACTIVE:
-        return WorkerCleanupTask(key, worker.epoch)
+        return WorkerCleanupTask(key)
     return None

@@ -82,7 +82,7 @@ class Node:
         self.throttle = ExpiryThrottle(
             clock, self.policies.of, self.census, on_death_count=self._report_deaths
         )
-        self._evidence_sources = EvidenceSources(clock, shard_count, self.throttle)
+        self._evidence_sources = EvidenceSources(clock, shard_count)
         self.recent_deaths, self.stalls = self._evidence_sources.recent_deaths, self._evidence_sources.stalls
         self.committer = Committer(
             store,
@@ -347,6 +347,7 @@ class Node:
                 timers=self._timers(image.shard_id),
                 on_dirty=self._mark_dirty,
                 evidence_sources=self._evidence_sources,
+                throttle=self.throttle,
             )
             self._shards[image.shard_id] = shard
             shard.census.attach(self.census)

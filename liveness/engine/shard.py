@@ -1,7 +1,7 @@
-"""One shard: its state in memory, and the rules for changing it.
+"""One shard: its state in memory, and the operations that change it.
 
-Everything here is synchronous. A method decides on the state as it is, changes it, and leaves the facts in `Pending`;
-the committer makes them durable and only then lets replies go. If that fails, this object is thrown away.
+Everything here is synchronous. A method decides on the state as it is, changes it, and adds the events to `Pending`.
+The committer makes them durable, and only then do replies leave. If the commit fails, the node discards this object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from liveness.domain.plain_renewal import renew_if_plain
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityRescheduleTask, react
 from liveness.domain.verdicts import count_verdict, is_death
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.activity_book import ActivityBook
 from liveness.engine.census import Census
 from liveness.engine.changes import (
@@ -48,15 +48,14 @@ from liveness.engine.pending import Pending
 from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
-from liveness.expiry.lease_deadlines import LeaseDeadlines
+from liveness.expiry.lease_deadlines import LeaseDeadlines, LeaseEnd
+from liveness.expiry.throttle import ExpiryThrottle
 from liveness.store.api import FINISHED_TASK_STATES, NewTaskBatch, ShardCommit, ShardSnapshot, TaskUpdate
 
 PLAIN_COUNTS_MAX = 2**40
 
 
 class HeartbeatOutcome(IntEnum):
-    """What a heartbeat did."""
-
     REGISTERED = 1
     RENEWED = 2
     REPEATED = 3
@@ -72,24 +71,24 @@ _OUTCOMES: dict[type, HeartbeatOutcome] = {
 
 
 class PreparedCommit(NamedTuple):
-    """A shard's part of a group commit, with what becomes true when it is durable."""
+    """A shard's part of a group commit, and what listeners are told once it is durable."""
 
     shard: Shard
     commit: ShardCommit
     feed_seq: int
-    """Of its newest entry that is not plain renewals; 0 if there is none."""
+    """Sequence of the newest entry that is not a row of plain renewals; 0 if there is none."""
     listening_ms: int
     transitions: list[Transition]
     changed_orders: set[WorkerKey]
-    """Workers to whom a heartbeat's answer would now say something else than before."""
+    """Workers whose next heartbeat reply carries other orders than the last one."""
 
 
 AdmitWorker = Callable[["Shard", str, Policy], None]
-"""Refuses one more worker of a namespace in a shard, if there is no room."""
+"""Raises if a shard has no room for one more worker of a namespace."""
 
 
 class Shard:
-    # Heartbeats read a dozen of its attributes. With more than 30, Python keeps an instance's in a slower way.
+    # Keep it at 30 attributes or fewer: heartbeats read a dozen, and Python stores more than 30 in a slower way.
     def __init__(
         self,
         image: ShardSnapshot,
@@ -101,23 +100,24 @@ class Shard:
         timers: Timers,
         on_dirty: Callable[[Shard], None],
         evidence_sources: EvidenceSources,
+        throttle: ExpiryThrottle,
     ) -> None:
         self.id = image.shard_id
         self.epoch = image.epoch
         self.durable_seq = image.last_seq
-        """Of the newest entry known to be committed."""
+        """Sequence of the newest entry that is known to be committed."""
         self.durable_feed_seq = image.last_seq
-        """The same without plain renewals; what a feed may read up to."""
+        """The same without plain renewals; event feeds read up to here."""
         self.checkpoint_seq = image.checkpoint_seq
         self.transitions: list[Transition] = []
-        """Since the last commit was handed over, as are `changed_orders`."""
+        """Since the last commit was prepared, like `changed_orders`."""
         self.changed_orders: set[WorkerKey] = set()
         self.disconnected = DisconnectedWorkers()
-        """Workers whose stream broke, and when. In memory only: a break that a restart of ours forgets counts for
-        nothing."""
+        """Workers whose stream broke, and when. In memory only: a restart of the server may forget a break, which then
+        does not count."""
         self.needs_attention: set[tuple[str, str]] = set()
-        """Whose next heartbeat changes more than their lease: suspects, and those whom a storm holds. One set for both,
-        because every heartbeat asks whether there are any."""
+        """Workers whose next heartbeat changes more than their lease: disconnected workers, and those that a storm holds.
+        One set for both, because every heartbeat checks whether it is empty."""
         recovered = RecoveredWorkers(image)
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(image.activities), timers)
@@ -125,9 +125,9 @@ class Shard:
         self.population = self.census.population
         """ACTIVE and INACTIVE workers per namespace."""
         self.slots = Counter(image.slots)
-        """How many it may have, where several nodes share a namespace's quota."""
+        """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
         self.is_handed_over = False
-        """Handed over to another node: what it decided before is in its last commit, and nothing comes after that."""
+        """Whether the shard was handed over to another node. Its last commit contains every decision; none may follow."""
         self._clock = clock
         self._listening = listening
         self._shard_count = shard_count
@@ -137,7 +137,7 @@ class Shard:
         self.lease_deadlines = LeaseDeadlines(
             self.disconnected, image.takeovers, image.observed_ms + grace_ms
         )
-        self._throttle = evidence_sources.throttle
+        self._throttle = throttle
         self._fingerprints: dict[int, int] = {}
         self._stale_rows = recovered.stale_rows
         self._evidence_collector = EvidenceCollector(evidence_sources, image)
@@ -171,8 +171,8 @@ class Shard:
         errors: int,
         listening_ms: int,
     ) -> Worker | None:
-        """The short way for a heartbeat that, but for these numbers, equals the worker's last plain one; None if it
-        is not one. Equality is judged by a keyed 64-bit hash of all else the heartbeat said."""
+        """Renew the lease by the fast path if the heartbeat equals the worker's last plain one except for these numbers;
+        otherwise return None. The fingerprint is a keyed 64-bit hash of everything else in the heartbeat."""
         worker = self.workers.get(key)  # type: ignore[call-overload]
         if (
             worker is None
@@ -190,14 +190,15 @@ class Shard:
         return after
 
     def remember_fingerprint(self, worker: Worker, fingerprint: int | None) -> None:
-        """Called after every heartbeat that took the long way, so that a form is always of the current session."""
+        """Store the fingerprint of a heartbeat. Called after every heartbeat that took the slow path, so that a
+        fingerprint always belongs to the current session."""
         if fingerprint is None:
             self._fingerprints.pop(worker.number, None)
         else:
             self._fingerprints[worker.number] = fingerprint
 
     def clear_fingerprints(self) -> None:
-        """The policy changed: what a heartbeat asks for may be granted otherwise."""
+        """Send all heartbeats through the slow path once, because a changed policy may grant them other terms."""
         self._fingerprints.clear()
 
     def heartbeat(
@@ -215,11 +216,11 @@ class Shard:
         after = self._apply(key, worker, events, now_ms)
         assert after is not None
         if was_held:
-            self._arm(key, after)  # its timer was put off by the terms it had before
+            self._arm(key, after)  # the hold had set its timer by the previous terms
         return _OUTCOMES.get(type(events[0]), HeartbeatOutcome.RENEWED), after
 
     def deactivate(self, key: WorkerKey, command: Deactivate) -> tuple[Worker, int]:
-        """Returns the worker and how many activities were taken from it."""
+        """Return the worker and how many activities it lost."""
         worker = self.describe(key)
         now_ms = self.now_ms()
         events = decider.deactivate(key, worker, command, now_ms)
@@ -229,46 +230,42 @@ class Shard:
         assert after is not None
         return after, len(worker.bindings)
 
-    def expiring(self, key: WorkerKey) -> Worker | None:
-        """A worker whose lease is over because nothing was heard of it."""
+    def lease_ended_by(self, key: WorkerKey) -> LeaseEnd | None:
+        """Return why the worker's lease is over; None while it goes on, or if the worker has none."""
         worker = self.workers.get(key)
-        if worker is None or worker.state is not WorkerState.ACTIVE:
-            return None
-        return worker if self.now_ms() >= self.lease_deadlines.death_due_ms(key, worker) else None
+        return None if worker is None else self.lease_deadlines.ended_by(key, worker, self.now_ms())
 
     def record_upcoming_death(self, key: WorkerKey, worker: Worker) -> None:
-        """Told about all of them before any is ended, so that their certificates know of each other."""
+        """Record a death before the lease is ended. The timer runner does so for all deaths of a batch before it ends
+        the first lease, so that each certificate counts the others."""
         self._evidence_collector.record_death(key, worker)
 
-    def recheck(self, key: WorkerKey) -> None:
-        """Let its timer fire at the next opportunity."""
-        self._timers.arm(key, self.now_ms())
+    def recheck(self, key: WorkerKey, at_ms: int | None = None) -> None:
+        """Have the worker's timer fire at `at_ms`, or with the next tick."""
+        self._timers.arm(key, self.now_ms() if at_ms is None else at_ms)
 
-    def expire_lease(self, key: WorkerKey, policy: Policy) -> bool:
-        """End a lease that is over by any of its terms."""
-        worker, lease_deadlines, hold = self.workers[key], self.lease_deadlines, self._throttle.hold_of(key)
-        now_ms, due_ms = self.now_ms(), self.lease_deadlines.lease_end_ms(key, worker)
-        if now_ms < due_ms:
-            return False
-        events: tuple[WorkerEvent, ...] = ()
-        if now_ms >= lease_deadlines.death_due_ms(key, worker):
-            known = self._evidence_collector.collect(key, worker, now_ms, self.lease_deadlines.takeovers)
+    def end_lease(self, key: WorkerKey, end: LeaseEnd, policy: Policy) -> None:
+        """End a lease that is over. `end` is what `lease_ended_by` returned in this tick."""
+        worker, now_ms, hold = self.workers[key], self.now_ms(), self._throttle.hold_of(key)
+        events: tuple[WorkerEvent, ...]
+        if end.is_death:
+            evidence = self._evidence_collector.collect(key, worker, now_ms, self.lease_deadlines.takeovers)
             if hold is not None:
-                known = known._replace(held_ms=now_ms - hold.since_ms)
-            if now_ms >= lease_deadlines.expiry_ms(worker):
-                events = decider.expire_lease(worker, policy, now_ms, known)
-            if not events and key in self.disconnected:
-                events = decider.disconnect(worker, policy, now_ms, self.disconnected[key], known)
-        events = events or decider.end_drain(worker, policy, now_ms)
-        ended = self._apply_if_any(key, worker, events, now_ms)
-        if ended:
-            # On purpose is not late.
-            due_ms = due_ms if hold is None else min(now_ms, max(due_ms, hold.until_ms))
-            self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
-        return ended
+                evidence = evidence._replace(held_ms=now_ms - hold.since_ms)
+            if end.reason is InactiveReason.LEASE_EXPIRED:
+                events = decider.expire_lease(worker, policy, now_ms, evidence)
+            else:
+                events = decider.disconnect(worker, policy, now_ms, self.disconnected[key], evidence)
+        else:
+            events = decider.end_drain(worker, policy, now_ms)
+        assert events, f"the decider refuses to end a lease that is over: {end}"
+        self._apply(key, worker, events, now_ms)
+        # Time that a storm held the lease is no lateness.
+        due_ms = end.due_ms if hold is None else min(now_ms, max(end.due_ms, hold.until_ms))
+        self.transitions[-1] = self.transitions[-1]._replace(due_ms=due_ms)
 
     def mark_disconnected(self, key: WorkerKey) -> None:
-        """The worker's stream broke, and not because of us."""
+        """Record that the worker's stream broke on the worker's side, and arm the end of its disconnect grace."""
         worker = self.workers.get(key)
         if worker is not None and worker.state is WorkerState.ACTIVE and worker.standing.grace_ms:
             self.disconnected[key] = self.now_ms()
@@ -276,11 +273,10 @@ class Shard:
             self._arm(key, worker)
 
     def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
-        """Apply what was decided about a worker that there is."""
+        """Apply decided events to a known worker."""
         return self._apply_if_any(key, self.workers[key], events, self.now_ms())
 
     def change_activity(self, key: ActivityKey, events: ActivityEvents) -> Activity | None:
-        """Apply what was decided about an activity."""
         if events:
             self._mark_dirty()
         return self.activities.apply(key, events, self._pending, self._clock.wall_ms(), self.now_ms())
@@ -291,7 +287,7 @@ class Shard:
         return self._apply_if_any(key, worker, decider.clean_up(worker, policy, now_ms), now_ms)
 
     def forget_tombstones(self, limit: int) -> int:
-        """Let go of cleaned-up keys whose retention is over."""
+        """Delete up to `limit` CLEANED_UP workers whose tombstone retention is over."""
         now_ms = self.now_ms()
         forgotten = 0
         for key, worker in list(self.workers.items()):
@@ -302,7 +298,7 @@ class Shard:
     def reschedule(
         self, task: ActivityRescheduleTask, policy: Policy, *, to_other_engine: bool = False
     ) -> Activity:
-        """Take an activity from the worker that lost it; the same task again changes nothing."""
+        """Take an activity from the worker that lost it. Repeating the same task changes nothing."""
         key = ActivityKey(task.namespace, *task.activity.id)
         events = activity_decider.reschedule(
             self.activities.get(key), task, policy, self.now_ms(), to_other_engine=to_other_engine
@@ -314,7 +310,7 @@ class Shard:
     def update_task(self, update: TaskUpdate) -> None:
         known = self._pending.task_updates.get(update.task_id)
         if known is not None and known.state in FINISHED_TASK_STATES:
-            return  # as the store would have it, were they committed one after the other
+            return  # the store too would refuse to change a finished task in a later commit
         self._pending.task_updates[update.task_id] = update
         self._mark_dirty()
 
@@ -334,12 +330,12 @@ class Shard:
             raise WorkerNotFound(worker=key.instance_key, namespace=key.namespace)
         return worker
 
-    # -- the way to the store
+    # -- commits
 
     def prepare_commit(
         self, listening_ms: int, wall_ms: int, *, checkpoint: bool = False, is_hand_over: bool = False
     ) -> PreparedCommit:
-        """Everything decided so far, as one commit; without news it still carries the clock."""
+        """Return all pending decisions as one commit. A commit without any still carries the observed clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
         wall_times = self._evidence_collector.wall_times
@@ -360,7 +356,7 @@ class Shard:
         return PreparedCommit(self, commit, pending.feed_seq, listening_ms, transitions, changed_orders)
 
     def mark_durable(self, prepared: PreparedCommit) -> None:
-        """It is durable."""
+        """Advance to a commit that is now durable."""
         commit = prepared.commit
         self.durable_seq = commit.last_seq
         self.durable_feed_seq = prepared.feed_seq or self.durable_feed_seq
@@ -368,10 +364,10 @@ class Shard:
             self.checkpoint_seq = commit.checkpoint[0]
         self._observed.mark_durable(commit.observed_ms, prepared.listening_ms)
 
-    # -- inside
+    # -- internals
 
     def _mark_alive(self, key: tuple[str, str]) -> bool:
-        """Something was heard of it. Returns whether a storm had held it."""
+        """Clear the worker's disconnect and hold because a heartbeat came. Returns whether a storm had held its lease."""
         self.needs_attention.discard(key)
         self.disconnected.pop(key, None)
         return self._throttle.on_heartbeat(key)
@@ -382,7 +378,7 @@ class Shard:
         return after
 
     def _store_renewal(self, key: tuple[str, str], event: LeaseRenewed, after: Worker) -> None:
-        self.workers[key] = after  # type: ignore[index]  # the worker is there, and so is its key
+        self.workers[key] = after  # type: ignore[index]  # an equal key is present
         number, pending = after.number, self._pending
         if number in pending.renewals:
             pending.add_renewal(number, event, self._clock)
@@ -419,7 +415,7 @@ class Shard:
     def _update_derived(
         self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
     ) -> None:
-        """Keep everything derived from workers in step with one event."""
+        """Update everything that is derived from workers after one event."""
         if after is None:
             del self.workers[key]
             self._fingerprints.pop(before.number if before else 0, None)
@@ -461,7 +457,7 @@ class Shard:
         self.transitions.append(transition_of(key, before, event, after, taken))
 
     def _arm(self, key: WorkerKey, worker: Worker) -> None:
-        """For what `timer_of` says."""
+        """Arm the timer of the task that `worker_timer` derives from the state."""
         state = worker.state
         if state is WorkerState.ACTIVE:
             self._timers.arm(key, self.lease_deadlines.lease_end_ms(key, worker))

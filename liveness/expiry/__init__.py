@@ -1,1 +1,1 @@
-"""When a lease is over, and how many may end at once."""
+"""Decide when a lease is over, and how many leases may end at once."""

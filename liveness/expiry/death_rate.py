@@ -1,6 +1,6 @@
-"""How many workers of each namespace died lately, here and elsewhere: what a storm is told by.
+"""Counts the recent deaths of each namespace, on this node and on others, to detect storms.
 
-Apart from the obituaries, which remember each one and therefore not more than some thousands.
+These are counts only and have no limit. `diagnostics.recent_deaths` remembers each death and keeps some thousands.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from liveness.domain.storm import STORM_WINDOW_MS
 
 BUCKET_MS = 500
 REPORT_TTL_MS = 5_000
-"""What another node said counts for so long: it tells again while workers go on falling due."""
+"""How long another node's report counts. The node reports again while its workers keep dying."""
 NODES_MAX = 1_000
 NAMESPACES_MAX = 1_000
-"""Of which one other node is heard."""
+"""How many namespaces one other node may report."""
 
 
 class DeathCount(NamedTuple):
     dead: int
-    """Workers that fell due and did not come back, or died within the window."""
+    """Workers that died within the window, and those that a storm holds."""
     of: int
-    """These and all that are ACTIVE."""
+    """The dead and all ACTIVE workers."""
 
     def plus(self, other: DeathCount) -> DeathCount:
         return DeathCount(self.dead + other.dead, self.of + other.of)
@@ -38,9 +38,9 @@ class DeathRate:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._local: dict[str, deque[tuple[int, int]]] = {}
-        """When, on the monotonic clock, in slices, and how many; oldest first."""
+        """By namespace: the start of each time slice on the monotonic clock, and its deaths; oldest first."""
         self._reports: dict[str, dict[str, tuple[int, DeathCount]]] = {}
-        """By node and namespace: when it said so, and what."""
+        """By node and namespace: when the report came, and what it said."""
         self._pruned_ms = 0
 
     def add(self, namespace: str, count: int) -> None:
@@ -79,7 +79,7 @@ class DeathRate:
         return found
 
     def prune(self) -> bool:
-        """Namespaces and nodes come and go. Returns whether it was time to."""
+        """Forget counts that are too old, at most once per time slice. Returns whether it did."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._pruned_ms < BUCKET_MS:
             return False

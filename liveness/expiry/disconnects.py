@@ -1,4 +1,4 @@
-"""Workers whose stream broke, and when: a dictionary that also knows how many there are per namespace."""
+"""Workers whose stream broke, and when: a dictionary that also keeps the count of each namespace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from liveness.domain.keys import WorkerKey
 
 
 class DisconnectedWorkers(dict[WorkerKey, int]):
-    """Changed by assignment and `pop` only."""
+    """Supports changes by assignment and `pop` only; other methods would leave `counts` wrong."""
 
     __slots__ = ("counts",)
 

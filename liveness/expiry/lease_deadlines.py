@@ -1,15 +1,46 @@
-"""When an ACTIVE worker's lease ends, if nothing happens. Times are on the shard's observed clock."""
+"""Whether a worker's lease is over, why, and when it will be. `LeaseDeadlines.ended_by` is the only place that says so.
+
+A lease ends by the first of its terms. All times are on the shard's observed clock.
+
+| term | when | reason |
+|---|---|---|
+| silence | the lease's deadline, or the end of the grace that follows a take-over of the shard | LEASE_EXPIRED |
+| broken stream | the disconnect grace after the break, and not before the take-over grace ends | DISCONNECTED |
+| drain | the limit that an operator set | DRAINED |
+
+`Shard.end_lease` turns a `LeaseEnd` into events. Between the two, `ExpiryThrottle` may hold deaths back during a storm.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from liveness.domain.death_certificate import DEATH_REASONS
 from liveness.domain.keys import WorkerKey
-from liveness.domain.worker import Worker
+from liveness.domain.worker import NO_STANDING, InactiveReason, Worker, WorkerState
 from liveness.expiry.disconnects import DisconnectedWorkers
 
 TAKEOVER_GRACES_MAX = 3
-"""How many take-overs in a row may hold up a silent worker's expiry."""
+"""How many take-overs in a row may delay a silent worker's expiry."""
+
+
+class LeaseEnd(NamedTuple):
+    """A lease that is over."""
+
+    reason: InactiveReason
+    """If several terms are over: silence before a broken stream before a drain."""
+    due_ms: int
+    """When the first term was over."""
+    holdable_from_ms: int | None
+    """When the lease was over by its own terms, without take-over graces. The length of a storm's hold counts from
+    here, so that a restart does not lengthen it. None if no storm may hold the lease: an operator's limit is over."""
+    seen_ms: int
+    """When the lease was found to be over."""
+
+    @property
+    def is_death(self) -> bool:
+        return self.reason in DEATH_REASONS
 
 
 class LeaseDeadlines:
@@ -20,30 +51,45 @@ class LeaseDeadlines:
     ) -> None:
         self._disconnected = disconnected
         self.takeovers = takeovers
+        """When the shard was taken over, oldest first."""
         self._grace_until_ms = grace_until_ms
+        """The end of the grace that follows the last take-over."""
 
-    def expiry_ms(self, worker: Worker) -> int:
-        """When a silent worker's lease may be ended: its deadline, or after the grace that follows a take-over."""
-        if worker.deadline_ms >= self._grace_until_ms:
-            return worker.deadline_ms
-        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self.takeovers)
-        return worker.deadline_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else self._grace_until_ms
-
-    def death_due_ms(self, key: WorkerKey, worker: Worker) -> int:
-        """When the worker is declared dead."""
-        due_ms, grace_ms = self.expiry_ms(worker), worker.standing.grace_ms
-        if grace_ms and key in self._disconnected:
-            return min(due_ms, max(self._disconnected[key] + grace_ms, self._grace_until_ms))
-        return due_ms
-
-    def death_due_ignoring_takeovers_ms(self, key: WorkerKey, worker: Worker) -> int:
-        """The same by the lease's own terms, whoever may have taken the shard over since."""
-        grace_ms = worker.standing.grace_ms
-        if grace_ms and key in self._disconnected:
-            return min(worker.deadline_ms, self._disconnected[key] + grace_ms)
-        return worker.deadline_ms
+    def ended_by(self, key: WorkerKey, worker: Worker, now_ms: int) -> LeaseEnd | None:
+        """Return why and since when the lease is over; None while it goes on, or if the worker has none."""
+        if worker.state is not WorkerState.ACTIVE or now_ms < (end_ms := self.lease_end_ms(key, worker)):
+            return None
+        terms = self._terms(key, worker, self._grace_until_ms)
+        reasons = [reason for reason, due_ms in terms if due_ms <= now_ms]
+        holdable_from_ms = None
+        if InactiveReason.DRAINED not in reasons:
+            holdable_from_ms = _earliest_ms(self._terms(key, worker, grace_until_ms=0))
+        return LeaseEnd(reasons[0], end_ms, holdable_from_ms, now_ms)
 
     def lease_end_ms(self, key: WorkerKey, worker: Worker) -> int:
-        """By whichever of its terms comes first."""
-        due_ms, drain_ms = self.death_due_ms(key, worker), worker.standing.drain_deadline_ms
-        return min(due_ms, drain_ms) if drain_ms else due_ms
+        """Return when an ACTIVE worker's lease ends if nothing is heard of the worker."""
+        if worker.standing is NO_STANDING:
+            # The same, faster: only silence ends the leases of nearly all workers.
+            return self._silence_ends_ms(worker, self._grace_until_ms)
+        return _earliest_ms(self._terms(key, worker, self._grace_until_ms))
+
+    def _terms(self, key: WorkerKey, worker: Worker, grace_until_ms: int) -> list[tuple[InactiveReason, int]]:
+        """Return what may end the lease, and when, in the order in which reasons take precedence."""
+        terms = [(InactiveReason.LEASE_EXPIRED, self._silence_ends_ms(worker, grace_until_ms))]
+        standing = worker.standing
+        if standing.grace_ms and key in self._disconnected:
+            disconnect_ends_ms = self._disconnected[key] + standing.grace_ms
+            terms.append((InactiveReason.DISCONNECTED, max(disconnect_ends_ms, grace_until_ms)))
+        if standing.drain_deadline_ms:
+            terms.append((InactiveReason.DRAINED, standing.drain_deadline_ms))
+        return terms
+
+    def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
+        if worker.deadline_ms >= grace_until_ms:
+            return worker.deadline_ms
+        takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self.takeovers)
+        return worker.deadline_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else grace_until_ms
+
+
+def _earliest_ms(terms: list[tuple[InactiveReason, int]]) -> int:
+    return min([due_ms for _, due_ms in terms])

@@ -1,8 +1,10 @@
-"""The storm brake: when many workers of a namespace fall due together, their leases are not ended at once.
+"""Holds leases back when so many workers of a namespace are due to die together that it is a storm.
 
-It says when to look at a worker again, and nothing else: it ends no lease, and whoever is not asked about is not held.
-In memory only. What bounds a hold, when the lease was over by its own terms, is derived from durable state, so that a
-restart or a take-over forgets the storm but lengthens no hold. Each namespace is on its own.
+The throttle is a filter between leases that are due and leases that end. It ends no lease itself, and it can only delay
+the end of one that is over. Namespaces do not affect each other.
+
+Its state is in memory only. The limit of a hold counts from the moment when the lease was over by its own terms, which
+follows from durable state. So a restart or a take-over forgets the storm but lengthens no hold.
 """
 
 from __future__ import annotations
@@ -19,48 +21,44 @@ from liveness.domain.policy import Policy
 from liveness.domain.storm import ExpiryPacer, Storm, StormPhase, held_until_ms, is_storm
 from liveness.domain.worker import Worker, WorkerState
 from liveness.expiry.death_rate import DeathCount, DeathRate
-from liveness.expiry.lease_deadlines import LeaseDeadlines
+from liveness.expiry.lease_deadlines import LeaseEnd
 
 logger = structlog.get_logger("liveness.storm")
 
 
-class ExpiringShard(Protocol):
-    """What the throttle needs of a worker's shard."""
+class ThrottledShard(Protocol):
+    """The part of a shard that the throttle uses."""
 
-    id: int
-    epoch: int
     needs_attention: set[tuple[str, str]]
-    lease_deadlines: LeaseDeadlines
 
-    def now_ms(self) -> int: ...
-
-    def recheck(self, key: WorkerKey) -> None: ...
+    def recheck(self, key: WorkerKey, at_ms: int | None = None) -> None: ...
 
 
-ShardT = TypeVar("ShardT", bound=ExpiringShard)
+ShardT = TypeVar("ShardT", bound=ThrottledShard)
 
 
-class ExpiringWorker(NamedTuple, Generic[ShardT]):
-    """A worker whose lease is over because nothing was heard of it."""
+class DueLease(NamedTuple, Generic[ShardT]):
+    """The lease of a worker that is over because nothing was heard of the worker."""
 
     shard: ShardT
     key: WorkerKey
     worker: Worker
+    end: LeaseEnd
 
 
 class ExpiryHold(NamedTuple):
-    """On the clock of the worker's shard, unless a name says otherwise."""
+    """A lease that is over and that a storm keeps from ending. Times are on the observed clock of its shard."""
 
-    shard: ExpiringShard
+    shard: ThrottledShard
     since_ms: int
     until_ms: int
-    """When it is looked at again."""
+    """When the lease is checked again."""
     slot_ms: int | None = None
-    """Its place in the line, on the monotonic clock, once its hold is over."""
+    """When the pacer lets the lease end, on the monotonic clock; None while the storm holds all leases."""
 
 
 class StormState:
-    """The storm over one namespace."""
+    """The storm of one namespace, and the leases that it holds."""
 
     __slots__ = ("held", "pacer", "phase", "storm")
 
@@ -69,7 +67,7 @@ class StormState:
         self.phase = StormPhase.HOLDING
         self.pacer = ExpiryPacer()
         self.held: dict[WorkerKey, ExpiryHold] = {}
-        """By key; a heartbeat's key is an equal tuple."""
+        """By worker. Heartbeats look their worker up by a plain tuple, which equals the key."""
 
     def end_hold(self, key: tuple[str, str], *, returned: bool) -> ExpiryHold | None:
         hold = self.held.pop(key, None)  # type: ignore[call-overload]
@@ -78,7 +76,7 @@ class StormState:
         return hold  # type: ignore[no-any-return]
 
     def recheck_all(self) -> None:
-        """Judge everybody anew."""
+        """Have every held lease checked with the next tick."""
         for key, hold in self.held.items():
             hold.shard.recheck(key)
 
@@ -93,38 +91,36 @@ class ExpiryThrottle:
     ) -> None:
         """`on_death_count`: called when workers of a namespace fall due, for nodes that share the namespace."""
         self.active_storms: dict[str, StormState] = {}
-        """By namespace. Empty almost always: whoever is on the way of heartbeats asks that first."""
+        """By namespace. Almost always empty, which the heartbeat path checks first."""
         self.storm_counts: Counter[str] = Counter()
-        """How many there were, by namespace."""
+        """How many storms there were, by namespace."""
         self.death_rate = DeathRate(clock)
-        """Deaths that were not held."""
+        """Deaths outside storms."""
         self._on_death_count = on_death_count
         self._clock = clock
         self._policy_of = policy_of
         self._census = census
 
-    # -- judging
+    # -- the filter between due and ended
 
-    def decide_holds(
-        self, expiring: Iterable[ExpiringWorker[ShardT]]
-    ) -> Iterator[tuple[ExpiringWorker[ShardT], int | None]]:
-        """All that fall due now. With each: when to look at it again, or None if its lease ends now."""
-        by_namespace: defaultdict[str, list[ExpiringWorker[ShardT]]] = defaultdict(list)
-        for entry in expiring:
-            by_namespace[entry.key.namespace].append(entry)
+    def filter_due(self, due: Iterable[DueLease[ShardT]]) -> Iterator[DueLease[ShardT]]:
+        """Yield the leases that end now. The throttle holds the others and has their shards check them again later."""
+        by_namespace: defaultdict[str, list[DueLease[ShardT]]] = defaultdict(list)
+        for lease in due:
+            by_namespace[lease.key.namespace].append(lease)
         for namespace, group in by_namespace.items():
             policy, now_ms = self._policy_of(namespace), self._clock.monotonic_ms()
             storm_state = self.active_storms.get(namespace) or self._detect_storm(
                 namespace, group, policy, now_ms
             )
             if storm_state is not None:
-                yield from self._decide_holds(storm_state, group, policy, now_ms)
+                yield from self._filter_during_storm(storm_state, group, policy, now_ms)
             else:
-                yield from ((entry, None) for entry in group)
+                yield from group
             self._report_deaths(namespace)
 
     def _detect_storm(
-        self, namespace: str, group: list[ExpiringWorker[ShardT]], policy: Policy, now_ms: int
+        self, namespace: str, group: list[DueLease[ShardT]], policy: Policy, now_ms: int
     ) -> StormState | None:
         if not policy.storm_hold_ms:
             return None
@@ -132,7 +128,7 @@ class ExpiryThrottle:
         dead, total = self._death_count(namespace, due).plus(self.death_rate.on_other_nodes(namespace))
         if not is_storm(dead, total - dead, policy):
             return None
-        longest_ms = max(entry.worker.granted_ms for entry in group)
+        longest_ms = max(lease.worker.granted_ms for lease in group)
         storm_state = self.active_storms[namespace] = StormState(Storm(now_ms, longest_ms))
         self.storm_counts[namespace] += 1
         logger.warning(
@@ -153,47 +149,44 @@ class ExpiryThrottle:
                 self._death_count(namespace, len(storm_state.held) if storm_state is not None else 0),
             )
 
-    def _decide_holds(
-        self, storm_state: StormState, group: list[ExpiringWorker[ShardT]], policy: Policy, now_ms: int
-    ) -> Iterator[tuple[ExpiringWorker[ShardT], int | None]]:
+    def _filter_during_storm(
+        self, storm_state: StormState, group: list[DueLease[ShardT]], policy: Policy, now_ms: int
+    ) -> Iterator[DueLease[ShardT]]:
         if storm_state.storm.phase(now_ms, policy) is StormPhase.HOLDING:
-            newly_held = [entry for entry in group if entry.key not in storm_state.held]
-            longest_ms = max((entry.worker.granted_ms for entry in newly_held), default=0)
+            newly_held = [lease for lease in group if lease.key not in storm_state.held]
+            longest_ms = max((lease.worker.granted_ms for lease in newly_held), default=0)
             storm_state.storm = storm_state.storm._replace(
                 caught=storm_state.storm.caught + len(newly_held),
                 lease_ms=max(storm_state.storm.lease_ms, longest_ms),
             )
         phase = storm_state.storm.phase(now_ms, policy)
-        for entry in group:
-            hold = self._hold(storm_state, entry, phase, policy, now_ms)
-            if hold is not None:
-                storm_state.held[entry.key] = hold
-                entry.shard.needs_attention.add(entry.key)
-            yield entry, None if hold is None else hold.until_ms
+        for lease in group:
+            hold = self._hold(storm_state, lease, phase, policy, now_ms)
+            if hold is None:
+                yield lease
+            else:
+                storm_state.held[lease.key] = hold
+                lease.shard.needs_attention.add(lease.key)
+                lease.shard.recheck(lease.key, hold.until_ms)
 
     def _hold(
         self,
         storm_state: StormState,
-        entry: ExpiringWorker[ShardT],
+        lease: DueLease[ShardT],
         phase: StormPhase,
         policy: Policy,
         now_ms: int,
     ) -> ExpiryHold | None:
-        """None: it ends now."""
-        shard, worker, observed_ms = entry.shard, entry.worker, entry.shard.now_ms()
-        drain_ms = worker.standing.drain_deadline_ms
-        if phase is StormPhase.RELEASED or 0 < drain_ms <= observed_ms:
-            return None  # the limit of a drain is an operator's word
-        before = storm_state.held.get(entry.key)
+        """Return None if the lease ends now."""
+        shard, key, worker, end = lease
+        if phase is StormPhase.RELEASED or end.holdable_from_ms is None:
+            return None
+        before, observed_ms = storm_state.held.get(key), end.seen_ms
         slot_ms = None
         until_ms = observed_ms
         if phase is StormPhase.HOLDING:
             until_ms = min(
-                held_until_ms(
-                    shard.lease_deadlines.death_due_ignoring_takeovers_ms(entry.key, worker),
-                    worker.granted_ms,
-                    policy,
-                ),
+                held_until_ms(end.holdable_from_ms, worker.granted_ms, policy),
                 observed_ms + storm_state.storm.hold_ends_ms(policy) - now_ms,
             )
         if until_ms <= observed_ms:
@@ -203,26 +196,31 @@ class ExpiryThrottle:
             if slot_ms <= now_ms:
                 return None
             until_ms = observed_ms + slot_ms - now_ms
-        # Never beyond a lease from now: should it come back meanwhile, its timer must not come after its new deadline,
-        # because a renewal does not touch timers. The same holds for a new stream and what was left of its lease.
-        recheck_times_ms = (until_ms, observed_ms + worker.granted_ms, drain_ms, worker.deadline_ms)
+        # Not later than one lease from now: a renewal does not touch timers, so the timer of a worker that returns
+        # meanwhile must fire before the new deadline. A new stream likewise leaves the worker the rest of its lease.
+        recheck_times_ms = (
+            until_ms,
+            observed_ms + worker.granted_ms,
+            worker.standing.drain_deadline_ms,
+            worker.deadline_ms,
+        )
         until_ms = min(at_ms for at_ms in recheck_times_ms if at_ms > observed_ms)
         return ExpiryHold(shard, before.since_ms if before is not None else observed_ms, until_ms, slot_ms)
 
     def record_death(self, key: WorkerKey) -> None:
-        """Its lease ends now. Those whom a storm has let go of do not make the next one."""
+        """Count a death, unless a storm of its namespace released it: those deaths must not start the next storm."""
         if key.namespace not in self.active_storms:
             self.death_rate.add(key.namespace, 1)
 
-    # -- what becomes of those who are held
+    # -- held leases
 
     def on_heartbeat(self, key: tuple[str, str]) -> bool:
-        """A heartbeat came. Returns whether it was held."""
+        """End the worker's hold because the worker is alive. Returns whether there was one."""
         storm_state = self.active_storms.get(key[0])
         return storm_state is not None and storm_state.end_hold(key, returned=True) is not None
 
     def on_lease_ended(self, key: WorkerKey, *, died: bool) -> None:
-        """Its lease did."""
+        """End the worker's hold because the lease has ended."""
         storm_state = self.active_storms.get(key.namespace)
         if storm_state is not None:
             storm_state.end_hold(key, returned=not died)
@@ -231,8 +229,8 @@ class ExpiryThrottle:
         storm_state = self.active_storms.get(key.namespace)
         return storm_state.held.get(key) if storm_state is not None else None
 
-    def drop_shard(self, shard: ExpiringShard) -> None:
-        """It does not serve here any more: who serves it next judges for itself."""
+    def drop_shard(self, shard: ThrottledShard) -> None:
+        """Forget the holds of a shard that this node no longer serves. Its next owner decides anew."""
         for storm_state in self.active_storms.values():
             for key in [key for key, hold in storm_state.held.items() if hold.shard is shard]:
                 del storm_state.held[key]
@@ -240,7 +238,7 @@ class ExpiryThrottle:
     # -- the course of a storm
 
     def tick(self) -> None:
-        """With every pulse, before timers fire."""
+        """Advance storms and report deaths. Called with every tick, before timers fire."""
         if self.death_rate.prune():
             for namespace in {*self.active_storms, *self.death_rate.namespaces()}:
                 self._report_deaths(namespace)
@@ -253,7 +251,7 @@ class ExpiryThrottle:
                     "storm: expiries go on",
                     namespace=namespace, how=phase.name, held=len(storm_state.held), returned=storm.returned,
                 )  # fmt: skip
-                storm_state.recheck_all()  # most holds end by themselves just now, but not if it is over early
+                storm_state.recheck_all()  # a phase that changes early leaves holds with a later recheck time
             if storm.is_over(len(storm_state.held), now_ms):
                 del self.active_storms[namespace]
                 logger.info(
@@ -269,8 +267,8 @@ class ExpiryThrottle:
             storm_state.recheck_all()
 
     def release_storm(self, namespace: str, reason: str = "") -> int:
-        """Hold nobody of the namespace for a while. Returns how many were held. Also without a storm: one may be about to
-        begin, or have begun elsewhere."""
+        """Stop holding leases of the namespace for a while. Returns how many were held. Works without a storm too: one
+        may be about to begin, or have begun on another node."""
         now_ms = self._clock.monotonic_ms()
         storm_state = self.active_storms.setdefault(namespace, StormState(Storm(now_ms)))
         storm_state.storm = storm_state.storm._replace(released_ms=now_ms)
@@ -279,10 +277,10 @@ class ExpiryThrottle:
         logger.warning("storm: released", namespace=namespace, held=len(storm_state.held), reason=reason)
         return len(storm_state.held)
 
-    # -- for people
+    # -- reports
 
     def held_counts(self) -> Counter[str]:
-        """Workers per namespace."""
+        """Return how many leases are held in each namespace."""
         return Counter(
             {
                 namespace: len(storm_state.held)
@@ -292,7 +290,7 @@ class ExpiryThrottle:
         )
 
     def last_hold_ends_ms(self, namespace: str) -> int | None:
-        """On the monotonic clock: when the last of them is let go of, or has its turn."""
+        """Return when the last held lease may end, on the monotonic clock; None if none is held."""
         storm_state = self.active_storms.get(namespace)
         if storm_state is None or not storm_state.held:
             return None

@@ -48,12 +48,12 @@ def _trusted_too_long(term_ms: int) -> int:
     return term_ms + 200
 
 
-def _three_seconds_late(self: Any, worker: Any) -> int:
+def _three_seconds_late(self: Any, worker: Any, *_: object) -> int:
     return worker.deadline_ms + 3_000
 
 
 def _hold_for_ever(self: Any, storm_state: Any, one: Any, *_: object) -> ExpiryHold:
-    now_ms = one.shard.now_ms()
+    now_ms = one.end.seen_ms
     return ExpiryHold(one.shard, now_ms, now_ms + one.worker.granted_ms)
 
 
@@ -66,7 +66,7 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "workers trust their lease too long": (liveness.sdk.local_lease, "_trusted_ms", _trusted_too_long),
     "leases end three seconds late": (
         liveness.expiry.lease_deadlines.LeaseDeadlines,
-        "expiry_ms",
+        "_silence_ends_ms",
         _three_seconds_late,
     ),
     "a storm never lets go": (liveness.expiry.throttle.ExpiryThrottle, "_hold", _hold_for_ever),

@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from liveness.domain.storm import StormPhase
+from liveness.engine.shard import Shard
 from liveness.expiry.throttle import ExpiryHold, StormState
 from tests.simulation.audit import ACTIVE, WorkerRecord
 from tests.simulation.labels import Key, worker_label
@@ -116,12 +117,14 @@ class StormChecks:
 
     def _check(self, node_host: NodeHost, key: Key, hold: ExpiryHold) -> None:
         audit, plan = self._world.audit, self._world.plan
-        worker, shard = audit.workers.get(key), audit.shards[hold.shard.id]
-        if worker is None or worker.state != ACTIVE or shard.epoch != hold.shard.epoch:
+        holder = hold.shard
+        assert isinstance(holder, Shard)
+        worker, shard = audit.workers.get(key), audit.shards[holder.id]
+        if worker is None or worker.state != ACTIVE or shard.epoch != holder.epoch:
             return  # who holds it is no owner any more, and does not know yet
-        about = (worker_label(key), f"shard {hold.shard.id}", node_host.host)
+        about = (worker_label(key), f"shard {holder.id}", node_host.host)
         deadline_ms = worker.renewed_ms + worker.granted_ms
-        over_ms = hold.shard.now_ms() - deadline_ms
+        over_ms = holder.now_ms() - deadline_ms
         if over_ms < -PULSE_MS:
             self._world.report(
                 "storm",

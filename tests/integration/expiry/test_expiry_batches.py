@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from liveness.clock import ManualClock
+from liveness.domain import worker_control
 from liveness.domain.keys import WorkerKey
-from liveness.domain.worker import WorkerState
+from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.store.sql import SqlStore
 from liveness.tasks.queue_runner import YIELD_MS_MAX
 from liveness.tasks.timer_runner import EXPIRIES_PER_COMMIT_MAX
@@ -12,6 +13,7 @@ from tests.databases import SHARD_COUNT, StoreDatabase
 from tests.integration.engine.engine import Engine, activity
 
 LEASE_MS = 5_000
+DISCONNECT_GRACE_MS = 1_000
 HELD = 1_000
 WORKERS = [
     (f"namespace-{number % 2}", f"w-{number}") for number in range(EXPIRIES_PER_COMMIT_MAX // HELD + 2)
@@ -68,6 +70,32 @@ async def test_who_is_heard_of_before_its_turn_keeps_its_lease_for_as_long_as_it
     assert active(engine) == {back}
     await engine.advance(250)
     assert active(engine) == set()
+
+
+async def test_a_worker_whose_stream_returns_before_its_turn_keeps_the_rest_of_its_lease(
+    store: SqlStore,
+) -> None:
+    engine = await Engine(store, ManualClock(), grace_ms=0).start()
+    for namespace, worker in WORKERS:
+        held = [activity(f"{worker}-{number}") for number in range(HELD)]
+        await engine.beat(
+            worker, namespace=namespace, lease_ms=LEASE_MS, bound_activities=held, full_bindings=True
+        )
+        key, shard = WorkerKey(namespace, worker), engine.shard_of(worker, namespace)
+        shard.change_worker(key, worker_control.attach(key, shard.workers[key], "", DISCONNECT_GRACE_MS))
+        shard.mark_disconnected(key)
+    await engine.advance(DISCONNECT_GRACE_MS)
+    assert 0 < len(active(engine)) < len(WORKERS)
+    back, *_ = active(engine)
+    namespace, worker = back
+    engine.shard_of(worker, namespace).disconnected.pop(back)
+    await engine.step(50)
+    assert active(engine) == {back}
+    await engine.advance(LEASE_MS - DISCONNECT_GRACE_MS - 300)
+    assert active(engine) == {back}
+    await engine.advance(250)
+    assert active(engine) == set()
+    assert engine.worker(worker, namespace).inactive_reason is InactiveReason.LEASE_EXPIRED
 
 
 async def test_who_is_looked_at_again_while_it_waits_dies_once(store: SqlStore) -> None:

@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.rpc": "domain",
         "liveness.store": "domain",
         "liveness.expiry": "domain clock",
-        "liveness.diagnostics": "domain store expiry clock",
+        "liveness.diagnostics": "domain store clock",
         "liveness.engine": "domain store expiry diagnostics background clock",
         "liveness.dispatch": "domain engine background clock",
         "liveness.tasks": "domain store expiry engine dispatch background clock",

@@ -372,9 +372,9 @@ def test_timers_follow_from_the_state() -> None:
     scenario = scheduled()
     assert activity_timer(key, scenario.known) is None
     holder = scenario.start("worker-1")
-    assert activity_timer(key, scenario.known) == VerifyDispatchTask(key, "worker-1", 1)
+    assert activity_timer(key, scenario.known) == VerifyDispatchTask(key)
     scenario.fail(holder)
-    assert activity_timer(key, scenario.known) == ActivityDueTask(key, 2)
+    assert activity_timer(key, scenario.known) == ActivityDueTask(key)
     scenario.cancel()
     assert activity_timer(key, scenario.known) is None
 

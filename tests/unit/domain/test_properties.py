@@ -287,7 +287,7 @@ def check(worker: Worker) -> None:
         assert worker.deadline_ms == worker.renewed_ms + worker.granted_ms
         assert POLICY.min_lease_ms <= worker.granted_ms <= POLICY.max_lease_ms
         assert worker.inactive_reason is None
-        assert worker_timer(KEY, worker) == LeaseExpiryTask(KEY, worker.epoch)
+        assert worker_timer(KEY, worker) == LeaseExpiryTask(KEY)
     else:
         assert not worker.bindings
         assert not worker.resync
@@ -295,7 +295,7 @@ def check(worker: Worker) -> None:
         assert not worker.standing.handed
         assert (worker.standing.loop_lag_ms, worker.standing.drain_deadline_ms) == (0, 0)
     if worker.state is INACTIVE:
-        assert worker_timer(KEY, worker) == WorkerCleanupTask(KEY, worker.epoch)
+        assert worker_timer(KEY, worker) == WorkerCleanupTask(KEY)
     if worker.state is CLEANED_UP:
         assert not worker.lost
         assert worker.standing == NO_STANDING
