@@ -173,22 +173,19 @@ class Matching:
     ) -> list[Activity]:
         """For a worker that is at home at another node: up to so many of what waits here."""
         queue = self._queues.get((worker_key.namespace, task_queue))
-        wanted: list[ActivityKey] = []
-        for key in tuple(queue.available) if queue is not None else ():
-            assert queue is not None
+        if queue is None:
+            return []
+        wanted = self._first_available(queue, task_queue, limit)
+        for key in wanted:
             del queue.available[key]
-            activity = self._find_available(key)
-            if activity is not None and activity.task_queue == task_queue:
-                wanted.append(key)
-            if len(wanted) >= limit:
-                break
         handed: list[tuple[ActivityKey, Activity]] = []
         try:
             if wanted:
-                handed = await self._ownership.hand_out_to_remote_worker(wanted, worker_key, session_id)
+                handed = await self._ownership.hand_out_durably(wanted, worker_key, session_id)
         finally:
-            for key in set(wanted) - {key for key, _ in handed}:
-                if self._find_available(key) is not None:
+            handed_keys = {key for key, _ in handed}
+            for key in wanted:
+                if key not in handed_keys and self._find_available(key) is not None:
                     self._offer(key, task_queue)
         return [activity for _, activity in handed]
 
@@ -283,8 +280,7 @@ class Matching:
             if self._ownership.is_local(key.namespace, key.workflow_id)
         }
         shards.add(self._node.shard(*poll.worker))
-        for shard in shards:
-            await self._node.wait_durable(shard)
+        await self._node.wait_durable(*shards)
 
     def _return_assigned(self, poll: Poll) -> None:
         for key, activity in poll.assigned:
@@ -362,14 +358,12 @@ class Matching:
         if poll is None:
             return False
         share = min(poll.limit, ceil(len(queue.available) / len(queue.polls)))
-        for key in tuple(queue.available):
+        keys = self._first_available(queue, poll.queue[1], share)
+        if not keys:
+            return False
+        poll.assigned = self._ownership.hand_out(keys, poll.worker, poll.session_id)
+        for key, _ in poll.assigned:
             del queue.available[key]
-            activity = self._find_available(key)
-            if activity is None or activity.task_queue != poll.queue[1]:
-                continue
-            poll.assigned.append((key, self._ownership.hand_out(key, poll.worker)))
-            if len(poll.assigned) >= share or not self._can_take_work(poll):
-                break
         if poll.assigned:
             del queue.polls[poll]
             poll.completion.set_result(None)
@@ -424,6 +418,22 @@ class Matching:
         task = asyncio.get_running_loop().create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
+
+    def _first_available(self, queue: TaskQueue, task_queue: str, limit: int) -> list[ActivityKey]:
+        """Up to `limit` activities, in order of arrival. Entries that are out of date leave the queue."""
+        found: list[ActivityKey] = []
+        outdated: list[ActivityKey] = []
+        for key in queue.available:
+            activity = self._find_available(key)
+            if activity is None or activity.task_queue != task_queue:
+                outdated.append(key)
+                continue
+            found.append(key)
+            if len(found) >= limit:
+                break
+        for key in outdated:
+            del queue.available[key]
+        return found
 
     def _find_available(self, key: ActivityKey) -> Activity | None:
         """The activity, if it waits for a worker."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from liveness.dispatch.ownership import ActivityOwnership
-from liveness.dispatch.remote import HeldAttempt, HolderView, RemoteOwnership, holder_view, is_held
+from liveness.dispatch.remote import HeldAttempt, RemoteOwnership, is_held
+from liveness.dispatch.worker_bindings import HolderView, holder_view
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import AttemptHolder, current_holder
 from liveness.domain.errors import Unavailable
@@ -108,8 +109,8 @@ class BindingReconciler:
                 continue
 
     def _unbind(self, held: HeldAttempt) -> None:
-        self._ownership.unbind(
-            ActivityKey(held.worker.namespace, *held.id), held.worker.instance_key, held.attempt, taken=True
+        self._ownership.unbind_soon(
+            ActivityKey(held.worker.namespace, *held.id), held.worker.instance_key, held.attempt
         )
 
     # -- asking other nodes
