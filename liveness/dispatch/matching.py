@@ -1,11 +1,11 @@
-"""Brings available activities and waiting workers together, the moment both are there.
+"""Matches available activities with waiting polls as soon as both exist.
 
-Everything here is derived: what is available is in the activities table and in the shards' memory, and this index of it
-is filled from there whenever a shard is opened and kept by each commit. What waits is open polls. A match is made in
-turns, one task queue after the other, so that a queue with a hundred thousand activities holds up none with one.
+All state here is derived. The activities table and the shards' memory hold the available activities; this index is
+filled when a shard opens and updated by each commit. Matches are made in turns, one task queue after the other, so that
+a queue with a hundred thousand activities does not delay a queue with one.
 
-Polls wait at the node that serves their worker. Where an activity waits at another node, that node says so, and a poll
-that finds nothing here fetches it from there.
+A poll waits at the node that serves its worker. A node with available activities announces their task queues to the
+other nodes, and a poll that finds nothing on its own node fetches activities from those nodes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ logger = structlog.get_logger("liveness.matching")
 POLLS_PER_WORKER_MAX = 1_000
 ANNOUNCED_QUEUES_MAX = 1_000
 FETCHES_MAX = 8
-"""So many polls of a queue ask other nodes at a time."""
+"""How many polls of one queue may ask other nodes at the same time."""
 MATCHES_PER_TURN = 100
-"""After so many, calls that came in meanwhile get their turn."""
+"""After this many, the event loop serves other calls first."""
 
 QueueName = tuple[str, str]
 
@@ -54,7 +54,7 @@ class Poll:
         self.assigned: list[tuple[ActivityKey, Activity]] = []
         self.completion: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_fetching = False
-        """It asks another node."""
+        """The poll is asking another node."""
 
     def fail(self, error: LivenessError) -> None:
         if not self.completion.done():
@@ -62,7 +62,7 @@ class Poll:
 
 
 class TaskQueue:
-    """Of one namespace: what is available, and who waits for it, each in order of arrival."""
+    """The available activities and the waiting polls of one task queue, each in order of arrival."""
 
     __slots__ = ("active_fetches", "available", "polls", "remote_addresses")
 
@@ -70,9 +70,9 @@ class TaskQueue:
         self.available: dict[ActivityKey, None] = {}
         self.polls: dict[Poll, None] = {}
         self.remote_addresses: dict[str, None] = {}
-        """Addresses of nodes that said that they have some."""
+        """Addresses of nodes that announced activities."""
         self.active_fetches = 0
-        """Polls that are asking one of them."""
+        """How many polls are asking one of those nodes."""
 
     @property
     def is_idle(self) -> bool:
@@ -87,7 +87,7 @@ class Matching:
         remote: RemoteOwnership | None = None,
         announce: Callable[[Collection[QueueName]], None] = lambda queues: None,
     ) -> None:
-        """`announce`: tells other nodes in which queues activities wait here."""
+        """`announce` tells the other nodes which task queues have activities on this node."""
         self._node = node
         self._ownership = ownership
         self._remote = remote
@@ -104,7 +104,7 @@ class Matching:
         node.on_committed.append(self._on_committed)
         node.on_policy.append(self.recheck_all)
 
-    # -- what is available
+    # -- available activities
 
     def _on_opened(self, shard: Shard) -> None:
         waiting = [
@@ -116,7 +116,7 @@ class Matching:
             self._offer(key, task_queue)
 
     def _on_closed(self, shard: Shard) -> None:
-        """What waits there waits at another node; and so do, from now on, those whose worker lived there."""
+        """Forget the shard's activities, and end the polls of its workers: another node serves both from now on."""
         for name, queue in tuple(self._queues.items()):
             for key in [key for key in queue.available if self._shard_id(key) == shard.id]:
                 del queue.available[key]
@@ -138,9 +138,8 @@ class Matching:
                 self._recheck_worker(worker)
             for entry in part.commit.entries:
                 if entry.worker is not None and isinstance(entry.event, BindingsEnded | BindingsChanged):
-                    self._recheck_worker(
-                        WorkerKey(entry.namespace or "", entry.worker)
-                    )  # it may have room again
+                    # The worker may be below its quota again.
+                    self._recheck_worker(WorkerKey(entry.namespace or "", entry.worker))
 
     def _offer(self, key: ActivityKey, task_queue: str) -> None:
         name = key.namespace, task_queue
@@ -151,17 +150,17 @@ class Matching:
         self._mark_ready(name)
 
     def announce_all(self) -> None:
-        """Again: what was said before may not have been heard, or may have been forgotten since."""
+        """Repeat all announcements: other nodes may have missed or forgotten the first."""
         if waiting := [name for name, queue in self._queues.items() if queue.available]:
             self._announce(waiting[:ANNOUNCED_QUEUES_MAX])
 
     def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None:
-        """Another node says that activities wait there."""
+        """Remember that another node has available activities."""
         self._queue((namespace, task_queue)).remote_addresses[address] = None
         self._mark_ready((namespace, task_queue))
 
     def forget_remote_offers_except(self, addresses: Collection[str]) -> None:
-        """Other nodes than these are gone."""
+        """Forget the announcements of nodes that are gone."""
         for name, queue in tuple(self._queues.items()):
             for address in queue.remote_addresses.keys() - set(addresses):
                 del queue.remote_addresses[address]
@@ -171,7 +170,7 @@ class Matching:
     async def hand_out_to_remote(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
     ) -> list[Activity]:
-        """For a worker that is at home at another node: up to so many of what waits here."""
+        """Give up to `limit` activities of this node to a worker whose shard another node serves."""
         queue = self._queues.get((worker_key.namespace, task_queue))
         if queue is None:
             return []
@@ -190,12 +189,12 @@ class Matching:
         return [activity for _, activity in handed]
 
     def available_activities(self, namespace: str, task_queue: str) -> list[Activity]:
-        """Activities that no worker has taken yet, in the order in which they came."""
+        """Returns activities that no worker has taken yet, in order of arrival."""
         queue = self._queues.get((namespace, task_queue))
         found = [self._find_available(key) for key in queue.available] if queue else []
         return [activity for activity in found if activity is not None]
 
-    # -- who waits
+    # -- waiting polls
 
     def waiting_poll_count(self) -> int:
         return sum(map(len, self._polls.values()))
@@ -203,7 +202,7 @@ class Matching:
     async def poll(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
     ) -> list[Activity]:
-        """Activities that the worker holds from now on, durably; none if none came in time."""
+        """Returns activities that the worker now holds durably; an empty list if none came in time."""
         if self._is_closed:
             raise ShuttingDown
         worker = self._node.shard(*worker_key).describe(worker_key)
@@ -218,7 +217,7 @@ class Matching:
             await self._wait_for_match(poll, wait_ms)
             await self._wait_durable(poll)
         except BaseException:
-            # The caller has gone, or the answer cannot be given: nobody knows that these were handed out.
+            # The caller is gone, or cannot be answered: the worker will not learn of these activities.
             poll.completion.cancel()
             self._return_assigned(poll)
             raise
@@ -240,14 +239,14 @@ class Matching:
         self._finish_poll(poll)
 
     def _finish_poll(self, poll: Poll) -> None:
-        """Raise what it was refused with; what is fetched for it from now on comes too late."""
+        """Raise the error that ended the poll, if any. Activities that a fetch brings later are returned."""
         if poll.completion.done():
             poll.completion.result()
         else:
             poll.completion.cancel()
 
     async def _match_without_waiting(self, poll: Poll) -> None:
-        """For whoever does not want to wait; those who came before are served before."""
+        """Serve a poll that does not wait. Polls that came earlier are served first."""
         queue = self._queues[poll.queue]
         try:
             while not poll.completion.done() and queue.available and self._match_one(queue):
@@ -259,7 +258,7 @@ class Matching:
         self._finish_poll(poll)
 
     def _remove_poll(self, poll: Poll) -> None:
-        queue = self._queues.get(poll.queue)  # gone with the last one who waited there
+        queue = self._queues.get(poll.queue)  # None if it became idle meanwhile
         if queue is not None:
             queue.polls.pop(poll, None)
             if queue.is_idle:
@@ -292,34 +291,34 @@ class Matching:
                     key, current_holder(activity), "the poll that it was handed to had ended"
                 )
             except Unavailable:
-                continue  # what was not durable is gone with the shard; what was is verified later
+                continue  # a hand-out that was not durable is lost with the shard; the reconciler finds the others
 
     async def _return_to_remote(self, key: ActivityKey, activity: Activity) -> None:
         assert self._remote is not None
         try:
             await self._remote.take_back(key, current_holder(activity))
         except LivenessError:
-            pass  # verified later
+            pass  # the reconciler finds it
 
     def _recheck_worker(self, worker_key: WorkerKey) -> None:
-        """What the worker may take has changed, or whether it may take anything."""
+        """Match the worker's polls again, or end them if its lease is over."""
         for poll in tuple(self._polls.get(worker_key, ())):
             self._live_worker(poll)
             self._mark_ready(poll.queue)
 
     def recheck_all(self) -> None:
-        """A namespace may have been resumed."""
+        """Match all queues again: a policy changed, for example a namespace was resumed."""
         for queue in self._queues:
             self._mark_ready(queue)
 
     def close(self) -> None:
-        """Those who wait are told to go elsewhere."""
+        """End all polls; their callers are told to ask another node."""
         self._is_closed = True
         for polls in tuple(self._polls.values()):
             for poll in tuple(polls):
                 poll.fail(ShuttingDown())
 
-    # -- bringing them together
+    # -- matching
 
     def _queue(self, key: QueueName) -> TaskQueue:
         queue = self._queues.get(key)
@@ -351,7 +350,7 @@ class Matching:
             self._scheduled_turn = asyncio.get_running_loop().call_soon(self._run_turn)
 
     def _match_one(self, queue: TaskQueue | None) -> bool:
-        """Give one poll its share of what is there. False if there is no match to be made."""
+        """Give one poll its share of the available activities. Returns False if there is no match."""
         if queue is None or not queue.available:
             return False
         poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
@@ -370,13 +369,13 @@ class Matching:
         return bool(poll.assigned)
 
     def _start_fetch(self, queue: TaskQueue) -> bool:
-        """Let the first who waits ask another node. False if there is none, or if enough are asking."""
+        """Let the first waiting poll ask another node. Returns False if no poll may, or if enough polls are asking."""
         if queue.active_fetches >= FETCHES_MAX:
             return False
         poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
         if poll is None:
             return False
-        poll.is_fetching = True  # from now on, so that nobody else begins for it
+        poll.is_fetching = True  # at once, so that no second fetch starts for the same poll
         self._spawn(self._fetch_then_match(poll, queue))
         return True
 
@@ -385,7 +384,7 @@ class Matching:
         self._mark_ready(poll.queue)
 
     async def _fetch(self, poll: Poll, queue: TaskQueue) -> None:
-        """Ask those who said that they have something, one after the other, until one gives."""
+        """Ask the nodes that announced activities, one after the other, until one gives some."""
         assert self._remote is not None
         poll.is_fetching = True
         queue.active_fetches += 1
@@ -406,7 +405,7 @@ class Matching:
                         (ActivityKey(poll.queue[0], *activity.id), activity) for activity in found
                     ]
                     if poll.completion.done():
-                        self._return_assigned(poll)  # who asked is gone
+                        self._return_assigned(poll)  # the caller is gone
                     else:
                         queue.polls.pop(poll, None)
                         poll.completion.set_result(None)
@@ -436,15 +435,15 @@ class Matching:
         return found
 
     def _find_available(self, key: ActivityKey) -> Activity | None:
-        """The activity, if it waits for a worker."""
+        """Returns the activity if it is available on this node."""
         try:
             activity = self._ownership.shard(key).activities.get(key)
         except Unavailable:
-            return None  # offered again when the shard is opened
+            return None  # it is offered again when the shard opens
         return activity if activity and activity.state is ActivityState.AVAILABLE else None
 
     def _live_worker(self, poll: Poll) -> Worker | None:
-        """The poll's worker if its lease is live; otherwise the poll ends."""
+        """Returns the poll's worker. If its lease is over, the poll ends."""
         try:
             worker = self._node.shard(*poll.worker).describe(poll.worker)
             worker_control.check_lease_is_live(poll.worker, worker, poll.session_id)
@@ -464,5 +463,5 @@ class Matching:
                 poll.worker, worker, self._node.policies.of(poll.worker.namespace)
             )
         except LivenessError:
-            return False  # it waits on: paused, draining, or with its hands full
+            return False  # the poll goes on waiting: its worker is paused, drains, or is at its quota
         return True

@@ -1,10 +1,12 @@
-"""Who holds which activity: whatever touches an activity's shard and its worker's.
+"""Decides which worker holds which attempt of an activity: every operation on both an activity and its worker.
 
-The activity's shard says who holds it; the worker's shard says whether that worker's lease is live and what it is bound
-to. Where one node serves both, both sides are decided in one turn and, as a rule, committed together. Where the worker
-is at home elsewhere (`ownership_responder.py`), its side comes first, and the activity's shard has the last word. Where only one side
-becomes durable, `vigil.py` finds it: an activity whose worker is not bound to it is made available again, and a binding
-whose attempt has ended does no harm, because its reschedule is found stale.
+The activity's shard records which worker holds it. The worker's shard records whether the worker's lease is live and
+which attempts the worker is bound to (`worker_bindings.py`). Where one node serves both shards, both sides are decided
+in one turn of the event loop and normally committed together. Where another node serves the worker's shard
+(`remote.py`), that node binds the worker first, and the activity's shard decides last.
+
+If only one side becomes durable, `reconciler.py` repairs it: an activity whose worker is not bound to it becomes
+available again. A binding to an attempt that has ended does no harm: its reschedule is found stale.
 """
 
 from __future__ import annotations
@@ -52,25 +54,26 @@ Decision = Callable[[Shard, Activity], ActivityEvents]
 
 class ActivityOwnership:
     def __init__(self, node: Node, remote: RemoteOwnership | None = None) -> None:
-        """`remote`: other nodes, if there may be any."""
+        """`remote`: the other nodes; None if this node serves all shards."""
         self._node = node
         self._remote = remote
         self._background_tasks: set[asyncio.Task[None]] = set()
 
-    # -- finding
+    # -- reading
 
     def shard(self, key: ActivityKey) -> Shard:
         return self._node.shard(key.namespace, key.workflow_id)
 
     async def load(self, keys: Collection[ActivityKey]) -> None:
-        """Bring what the store knows of these into memory. What follows must not wait before it decides."""
+        """Bring activities that only the store holds into memory. The caller must decide before it waits again, because
+        activities may leave memory meanwhile."""
         while missing := [key for key in keys if key not in self.shard(key).activities]:
             before = [(shard := self.shard(key), shard.activities.eviction_count) for key in missing]
             found = await self._node.store.find_activities(missing)
             is_complete = True
             for key, (shard, eviction_count) in zip(missing, before, strict=True):
                 if self.shard(key) is not shard or shard.activities.eviction_count != eviction_count:
-                    is_complete = False  # what was read may be older than what left memory since
+                    is_complete = False  # the row that was read may be older than the entry that was evicted
                 elif key in found and key not in shard.activities:
                     shard.activities.load(key, found[key])
             if is_complete:
@@ -93,7 +96,7 @@ class ActivityOwnership:
     # -- starting attempts
 
     async def schedule(self, key: ActivityKey, spec: ActivitySpec, delay_ms: int) -> tuple[bool, Activity]:
-        """Returns whether it was not known before."""
+        """Returns whether the activity is new, and the activity."""
         await self.load([key])
         shard = self.shard(key)
         events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), delay_ms)
@@ -269,7 +272,7 @@ class ActivityOwnership:
         return await self._end_attempt(key, holder, decision)
 
     async def cancel(self, key: ActivityKey, reason: str) -> bool:
-        """Returns whether a worker held it and is told to stop."""
+        """Returns whether a worker held the activity and is told to stop."""
         shard, activity = await self._load_activity(key)
         shard.change_activity(key, decide.cancel(activity, reason, shard.now_ms()))
         if activity.worker:
@@ -325,22 +328,23 @@ class ActivityOwnership:
             self._run_in_background(self._unbind_remotely(worker_key, key.id, attempt))
 
     async def _unbind_remotely(self, worker_key: WorkerKey, id: ActivityId, attempt: int) -> None:
-        await self._bindings_of(worker_key).unbind(id, attempt, taken=True)
+        assert self._remote is not None
+        await RemoteWorkerBindings(self._node, self._remote, worker_key).unbind(id, attempt, taken=True)
 
-    # -- lost answers
+    # -- withdrawing attempts
 
     def withdraw(self, key: ActivityKey, holder: AttemptHolder, reason: str) -> None:
-        """The worker does not know that it was handed this: make it available to others."""
+        """Make an attempt available to others whose holder does not know, or does not agree, that it holds it."""
         shard = self.shard(key)
         current = shard.activities.get(key)
         if current is not None:
             try:
                 shard.change_activity(key, decide.give_back(current, holder, reason, shard.now_ms()))
             except FencedOff:
-                pass  # it moved on by itself
+                pass  # this holder does not hold it any more
         self.unbind_soon(key, holder.worker, holder.attempt)
 
-    # -- inside
+    # -- internals
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,9 +1,9 @@
-"""Where workers are at home: what their shards say about attempts, for activities whose shards are other nodes'.
+"""Ownership across nodes: an activity on one node, its worker on another.
 
-An activity and its worker may be served by two nodes. The worker's side is written first and the activity's side
-second, each durable before the next step, so that what is half done is harmless: a worker bound to an attempt that it
-was never given is found by `ActivityOwnership.reconcile_worker`, and should it die before, the reschedule of that attempt changes nothing
-that was promised.
+An attempt starts on the worker's side first and on the activity's side second, each durable before the next step. An
+interruption in between is harmless: `BindingReconciler.reconcile_worker` finds a worker that is bound to an attempt
+that it was never given. If the worker dies before that, the reschedule of the attempt is found stale, or makes the
+activity available once more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_UP_TRIES_MAX = 3
 
 
 class HeldAttempt(NamedTuple):
-    """An attempt, and who is said to hold it."""
+    """An attempt, and the worker that is bound to it."""
 
     worker: WorkerKey
     id: ActivityId
@@ -33,7 +33,7 @@ class HeldAttempt(NamedTuple):
 
 
 class RemoteOwnership(Protocol):
-    """Other nodes. Each call raises `Unavailable` if they cannot be asked, and otherwise what they refuse."""
+    """The other nodes. A call raises `Unavailable` if the owner does not answer, and the owner's error if it refuses."""
 
     async def look_up(self, worker_key: WorkerKey, id: ActivityId) -> HolderView | None:
         """None if there is no such worker."""
@@ -41,7 +41,7 @@ class RemoteOwnership(Protocol):
     async def look_up_many(
         self, questions: Sequence[tuple[WorkerKey, ActivityId]]
     ) -> list[tuple[bool, HolderView | None]]:
-        """Of each, whether there was an answer, and the answer."""
+        """For each question: whether its owner answered, and the answer."""
 
     async def bind(
         self, worker_key: WorkerKey, session_id: str, activities: Sequence[BoundActivity]
@@ -52,12 +52,12 @@ class RemoteOwnership(Protocol):
     async def unbind(self, worker_key: WorkerKey, id: ActivityId, attempt: int, *, taken: bool) -> bool: ...
 
     async def find_not_held(self, attempts: Sequence[HeldAttempt]) -> list[HeldAttempt]:
-        """Those that their activities' shards say are not held so; where nobody answers, none."""
+        """Returns the attempts that their activities' shards deny. An owner that does not answer denies none."""
 
     async def hand_out(
         self, address: str, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
     ) -> list[Activity]:
-        """What that node has for the worker, held by it, durably, from now on."""
+        """Fetch activities that wait at the node with this address; the worker holds them durably on return."""
 
     async def take_back(self, key: ActivityKey, holder: AttemptHolder) -> None: ...
 
@@ -106,7 +106,7 @@ class RemoteWorkerBindings:
 
 
 class RemoteOwnershipResponder:
-    """What this node answers others about workers, and activities, of its own."""
+    """Answers other nodes about the workers and activities of this node; each answer is durable."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -140,7 +140,7 @@ class RemoteOwnershipResponder:
 
 
 def is_held(node: Node, held: HeldAttempt) -> bool:
-    """Whether the activity's shard, which must be this node's, says so too."""
+    """Whether the activity's shard, which this node must serve, agrees that the worker holds the attempt."""
     namespace, instance_key = held.worker
     activity = node.shard(namespace, held.id.workflow_id).activities.get(ActivityKey(namespace, *held.id))
     return (
