@@ -1,1 +1,1 @@
-"""Bringing activities to workers, and who holds which attempt: here and on other nodes."""
+"""Gives activities to workers, and decides which worker holds which attempt, across nodes."""

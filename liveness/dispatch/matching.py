@@ -1,11 +1,11 @@
-"""Brings available activities and waiting workers together, the moment both are there.
+"""Matches available activities with waiting polls as soon as both exist.
 
-Everything here is derived: what is available is in the activities table and in the shards' memory, and this index of it
-is filled from there whenever a shard is opened and kept by each commit. What waits is open polls. A match is made in
-turns, one task queue after the other, so that a queue with a hundred thousand activities holds up none with one.
+All state here is derived. The activities table and the shards' memory hold the available activities; this index is
+filled when a shard opens and updated by each commit. Matches are made in turns, one task queue after the other, so that
+a queue with a hundred thousand activities does not delay a queue with one.
 
-Polls wait at the node that serves their worker. Where an activity waits at another node, that node says so, and a poll
-that finds nothing here fetches it from there.
+A poll waits at the node that serves its worker. A node with available activities announces their task queues to the
+other nodes, and a poll that finds nothing on its own node fetches activities from those nodes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ logger = structlog.get_logger("liveness.matching")
 POLLS_PER_WORKER_MAX = 1_000
 ANNOUNCED_QUEUES_MAX = 1_000
 FETCHES_MAX = 8
-"""So many polls of a queue ask other nodes at a time."""
+"""How many polls of one queue may ask other nodes at the same time."""
 MATCHES_PER_TURN = 100
-"""After so many, calls that came in meanwhile get their turn."""
+"""After this many, the event loop serves other calls first."""
 
 QueueName = tuple[str, str]
 
@@ -56,7 +56,7 @@ class Poll:
         self.assigned: list[tuple[ActivityKey, Activity]] = []
         self.completion: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_fetching = False
-        """It asks another node."""
+        """The poll is asking another node."""
 
     def fail(self, error: LivenessError) -> None:
         if not self.completion.done():
@@ -64,7 +64,7 @@ class Poll:
 
 
 class TaskQueue:
-    """Of one namespace: what is available, and who waits for it, each in order of arrival."""
+    """The available activities and the waiting polls of one task queue, each in order of arrival."""
 
     __slots__ = ("active_fetches", "available", "polls", "remote_addresses")
 
@@ -72,9 +72,9 @@ class TaskQueue:
         self.available: dict[ActivityKey, None] = {}
         self.polls: dict[Poll, None] = {}
         self.remote_addresses: dict[str, None] = {}
-        """Addresses of nodes that said that they have some."""
+        """Addresses of nodes that announced activities."""
         self.active_fetches = 0
-        """Polls that are asking one of them."""
+        """How many polls are asking one of those nodes."""
 
     @property
     def is_idle(self) -> bool:
@@ -89,7 +89,7 @@ class Matching(NodeListener):
         remote: RemoteOwnership | None = None,
         announce: Callable[[Collection[QueueName]], None] = lambda queues: None,
     ) -> None:
-        """`announce`: tells other nodes in which queues activities wait here."""
+        """`announce` tells the other nodes which task queues have activities on this node."""
         self._node = node
         self._ownership = ownership
         self._remote = remote
@@ -102,7 +102,7 @@ class Matching(NodeListener):
         self._scheduled_turn: asyncio.Handle | None = None
         self._is_closed = False
 
-    # -- what is available
+    # -- available activities
 
     def shard_opened(self, shard: Shard) -> None:
         waiting = [
@@ -114,7 +114,7 @@ class Matching(NodeListener):
             self._offer(key, task_queue)
 
     def shard_closed(self, shard: Shard) -> None:
-        """What waits there waits at another node; and so do, from now on, those whose worker lived there."""
+        """Forget the shard's activities, and end the polls of its workers: another node serves both from now on."""
         for name, queue in tuple(self._queues.items()):
             for key in [key for key in queue.available if self._shard_id(key) == shard.id]:
                 del queue.available[key]
@@ -136,9 +136,8 @@ class Matching(NodeListener):
                 self._recheck_worker(worker)
             for entry in part.commit.entries:
                 if entry.worker is not None and isinstance(entry.event, BindingsEnded | BindingsChanged):
-                    self._recheck_worker(
-                        WorkerKey(entry.namespace or "", entry.worker)
-                    )  # it may have room again
+                    # The worker may be below its quota again.
+                    self._recheck_worker(WorkerKey(entry.namespace or "", entry.worker))
 
     def _offer(self, key: ActivityKey, task_queue: str) -> None:
         name = key.namespace, task_queue
@@ -149,17 +148,17 @@ class Matching(NodeListener):
         self._mark_ready(name)
 
     def announce_all(self) -> None:
-        """Again: what was said before may not have been heard, or may have been forgotten since."""
+        """Repeat all announcements: other nodes may have missed or forgotten the first."""
         if waiting := [name for name, queue in self._queues.items() if queue.available]:
             self._announce(waiting[:ANNOUNCED_QUEUES_MAX])
 
     def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None:
-        """Another node says that activities wait there."""
+        """Remember that another node has available activities."""
         self._queue((namespace, task_queue)).remote_addresses[address] = None
         self._mark_ready((namespace, task_queue))
 
     def forget_remote_offers_except(self, addresses: Collection[str]) -> None:
-        """Other nodes than these are gone."""
+        """Forget the announcements of nodes that are gone."""
         for name, queue in tuple(self._queues.items()):
             for address in queue.remote_addresses.keys() - set(addresses):
                 del queue.remote_addresses[address]
@@ -169,34 +168,31 @@ class Matching(NodeListener):
     async def hand_out_to_remote(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
     ) -> list[Activity]:
-        """For a worker that is at home at another node: up to so many of what waits here."""
+        """Give up to `limit` activities of this node to a worker whose shard another node serves."""
         queue = self._queues.get((worker_key.namespace, task_queue))
-        wanted: list[ActivityKey] = []
-        for key in tuple(queue.available) if queue is not None else ():
-            assert queue is not None
+        if queue is None:
+            return []
+        wanted = self._first_available(queue, task_queue, limit)
+        for key in wanted:
             del queue.available[key]
-            activity = self._find_available(key)
-            if activity is not None and activity.task_queue == task_queue:
-                wanted.append(key)
-            if len(wanted) >= limit:
-                break
         handed: list[tuple[ActivityKey, Activity]] = []
         try:
             if wanted:
-                handed = await self._ownership.hand_out_to_remote_worker(wanted, worker_key, session_id)
+                handed = await self._ownership.hand_out_durably(wanted, worker_key, session_id)
         finally:
-            for key in set(wanted) - {key for key, _ in handed}:
-                if self._find_available(key) is not None:
+            handed_keys = {key for key, _ in handed}
+            for key in wanted:
+                if key not in handed_keys and self._find_available(key) is not None:
                     self._offer(key, task_queue)
         return [activity for _, activity in handed]
 
     def available_activities(self, namespace: str, task_queue: str) -> list[Activity]:
-        """Activities that no worker has taken yet, in the order in which they came."""
+        """Returns activities that no worker has taken yet, in order of arrival."""
         queue = self._queues.get((namespace, task_queue))
         found = [self._find_available(key) for key in queue.available] if queue else []
         return [activity for activity in found if activity is not None]
 
-    # -- who waits
+    # -- waiting polls
 
     def waiting_poll_count(self) -> int:
         return sum(map(len, self._polls.values()))
@@ -204,7 +200,7 @@ class Matching(NodeListener):
     async def poll(
         self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
     ) -> list[Activity]:
-        """Activities that the worker holds from now on, durably; none if none came in time."""
+        """Returns activities that the worker now holds durably; an empty list if none came in time."""
         if self._is_closed:
             raise ShuttingDown
         worker = self._node.shard(*worker_key).describe(worker_key)
@@ -219,7 +215,7 @@ class Matching(NodeListener):
             await self._wait_for_match(poll, wait_ms)
             await self._wait_durable(poll)
         except BaseException:
-            # The caller has gone, or the answer cannot be given: nobody knows that these were handed out.
+            # The caller is gone, or cannot be answered: the worker will not learn of these activities.
             poll.completion.cancel()
             self._return_assigned(poll)
             raise
@@ -239,14 +235,14 @@ class Matching(NodeListener):
         self._finish_poll(poll)
 
     def _finish_poll(self, poll: Poll) -> None:
-        """Raise what it was refused with; what is fetched for it from now on comes too late."""
+        """Raise the error that ended the poll, if any. Activities that a fetch brings later are returned."""
         if poll.completion.done():
             poll.completion.result()
         else:
             poll.completion.cancel()
 
     async def _match_without_waiting(self, poll: Poll) -> None:
-        """For whoever does not want to wait; those who came before are served before."""
+        """Serve a poll that does not wait. Polls that came earlier are served first."""
         queue = self._queues[poll.queue]
         try:
             while not poll.completion.done() and queue.available and self._match_one(queue):
@@ -258,7 +254,7 @@ class Matching(NodeListener):
         self._finish_poll(poll)
 
     def _remove_poll(self, poll: Poll) -> None:
-        queue = self._queues.get(poll.queue)  # gone with the last one who waited there
+        queue = self._queues.get(poll.queue)  # None if it became idle meanwhile
         if queue is not None:
             queue.polls.pop(poll, None)
             if queue.is_idle:
@@ -279,8 +275,7 @@ class Matching(NodeListener):
             if self._ownership.is_local(key.namespace, key.workflow_id)
         }
         shards.add(self._node.shard(*poll.worker))
-        for shard in shards:
-            await self._node.wait_durable(shard)
+        await self._node.wait_durable(*shards)
 
     def _return_assigned(self, poll: Poll) -> None:
         for key, activity in poll.assigned:
@@ -292,38 +287,38 @@ class Matching(NodeListener):
                     key, current_holder(activity), "the poll that it was handed to had ended"
                 )
             except Unavailable:
-                continue  # what was not durable is gone with the shard; what was is verified later
+                continue  # a hand-out that was not durable is lost with the shard; the reconciler finds the others
 
     async def _return_to_remote(self, key: ActivityKey, activity: Activity) -> None:
         assert self._remote is not None
         try:
             await self._remote.take_back(key, current_holder(activity))
         except LivenessError:
-            pass  # verified later
+            pass  # the reconciler finds it
 
     def _recheck_worker(self, worker_key: WorkerKey) -> None:
-        """What the worker may take has changed, or whether it may take anything."""
+        """Match the worker's polls again, or end them if its lease is over."""
         for poll in tuple(self._polls.get(worker_key, ())):
             self._live_worker(poll)
             self._mark_ready(poll.queue)
 
     def policy_changed(self) -> None:
-        """A namespace may have been resumed."""
+        """Match all queues again: a namespace may have been resumed."""
         for queue in self._queues:
             self._mark_ready(queue)
 
     def end_polls(self) -> None:
-        """Tell waiting polls, and those that still come, that this node shuts down."""
+        """End all polls, and those that still come; their callers are told to ask another node."""
         self._is_closed = True
         for polls in tuple(self._polls.values()):
             for poll in tuple(polls):
                 poll.fail(ShuttingDown())
 
     async def close(self) -> None:
-        """End what still runs in the background: fetches from other nodes, and returns of what came too late."""
+        """End what still runs in the background: fetches from other nodes, and returns of activities that came too late."""
         await self._tasks.close()
 
-    # -- bringing them together
+    # -- matching
 
     def _queue(self, key: QueueName) -> TaskQueue:
         queue = self._queues.get(key)
@@ -355,34 +350,32 @@ class Matching(NodeListener):
             self._scheduled_turn = asyncio.get_running_loop().call_soon(self._run_turn)
 
     def _match_one(self, queue: TaskQueue | None) -> bool:
-        """Give one poll its share of what is there. False if there is no match to be made."""
+        """Give one poll its share of the available activities. Returns False if there is no match."""
         if queue is None or not queue.available:
             return False
         poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
         if poll is None:
             return False
         share = min(poll.limit, ceil(len(queue.available) / len(queue.polls)))
-        for key in tuple(queue.available):
+        keys = self._first_available(queue, poll.queue[1], share)
+        if not keys:
+            return False
+        poll.assigned = self._ownership.hand_out(keys, poll.worker, poll.session_id)
+        for key, _ in poll.assigned:
             del queue.available[key]
-            activity = self._find_available(key)
-            if activity is None or activity.task_queue != poll.queue[1]:
-                continue
-            poll.assigned.append((key, self._ownership.hand_out(key, poll.worker)))
-            if len(poll.assigned) >= share or not self._can_take_work(poll):
-                break
         if poll.assigned:
             del queue.polls[poll]
             poll.completion.set_result(None)
         return bool(poll.assigned)
 
     def _start_fetch(self, queue: TaskQueue) -> bool:
-        """Let the first who waits ask another node. False if there is none, or if enough are asking."""
+        """Let the first waiting poll ask another node. Returns False if no poll may, or if enough polls are asking."""
         if queue.active_fetches >= FETCHES_MAX:
             return False
         poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
         if poll is None:
             return False
-        poll.is_fetching = True  # from now on, so that nobody else begins for it
+        poll.is_fetching = True  # at once, so that no second fetch starts for the same poll
         self._tasks.start(self._fetch_then_match(poll, queue))
         return True
 
@@ -391,7 +384,7 @@ class Matching(NodeListener):
         self._mark_ready(poll.queue)
 
     async def _fetch(self, poll: Poll, queue: TaskQueue) -> None:
-        """Ask those who said that they have something, one after the other, until one gives."""
+        """Ask the nodes that announced activities, one after the other, until one gives some."""
         assert self._remote is not None
         poll.is_fetching = True
         queue.active_fetches += 1
@@ -412,7 +405,7 @@ class Matching(NodeListener):
                         (ActivityKey(poll.queue[0], *activity.id), activity) for activity in found
                     ]
                     if poll.completion.done():
-                        self._return_assigned(poll)  # who asked is gone
+                        self._return_assigned(poll)  # the caller is gone
                     else:
                         queue.polls.pop(poll, None)
                         poll.completion.set_result(None)
@@ -420,16 +413,32 @@ class Matching(NodeListener):
             poll.is_fetching = False
             queue.active_fetches -= 1
 
+    def _first_available(self, queue: TaskQueue, task_queue: str, limit: int) -> list[ActivityKey]:
+        """Up to `limit` activities, in order of arrival. Entries that are out of date leave the queue."""
+        found: list[ActivityKey] = []
+        outdated: list[ActivityKey] = []
+        for key in queue.available:
+            activity = self._find_available(key)
+            if activity is None or activity.task_queue != task_queue:
+                outdated.append(key)
+                continue
+            found.append(key)
+            if len(found) >= limit:
+                break
+        for key in outdated:
+            del queue.available[key]
+        return found
+
     def _find_available(self, key: ActivityKey) -> Activity | None:
-        """The activity, if it waits for a worker."""
+        """Returns the activity if it is available on this node."""
         try:
             activity = self._ownership.shard(key).activities.get(key)
         except Unavailable:
-            return None  # offered again when the shard is opened
+            return None  # it is offered again when the shard opens
         return activity if activity and activity.state is ActivityState.AVAILABLE else None
 
     def _live_worker(self, poll: Poll) -> Worker | None:
-        """The poll's worker if its lease is live; otherwise the poll ends."""
+        """Returns the poll's worker. If its lease is over, the poll ends."""
         try:
             worker = self._node.shard(*poll.worker).describe(poll.worker)
             worker_control.check_lease_is_live(poll.worker, worker, poll.session_id)
@@ -449,5 +458,5 @@ class Matching(NodeListener):
                 poll.worker, worker, self._node.policies.of(poll.worker.namespace)
             )
         except LivenessError:
-            return False  # it waits on: paused, draining, or with its hands full
+            return False  # the poll goes on waiting: its worker is paused, drains, or is at its quota
         return True

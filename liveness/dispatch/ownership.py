@@ -1,20 +1,30 @@
-"""Who holds which activity: whatever touches an activity's shard and its worker's.
+"""Decides which worker holds which attempt of an activity: every operation on both an activity and its worker.
 
-The activity's shard says who holds it; the worker's shard says whether that worker's lease is live and what it is bound
-to. Where one node serves both, both sides are decided in one turn and, as a rule, committed together. Where the worker
-is at home elsewhere (`ownership_responder.py`), its side comes first, and the activity's shard has the last word. Where only one side
-becomes durable, `vigil.py` finds it: an activity whose worker is not bound to it is made available again, and a binding
-whose attempt has ended does no harm, because its reschedule is found stale.
+The activity's shard records which worker holds it. The worker's shard records whether the worker's lease is live and
+which attempts the worker is bound to (`worker_bindings.py`). Where one node serves both shards, both sides are decided
+in one turn of the event loop and normally committed together. Where another node serves the worker's shard
+(`remote.py`), that node binds the worker first, and the activity's shard decides last.
+
+If only one side becomes durable, `reconciler.py` repairs it: an activity whose worker is not bound to it becomes
+available again. A binding to an attempt that has ended does no harm: its reschedule is found stale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 from liveness.background import BackgroundTasks
-from liveness.dispatch.remote import HolderView, RemoteOwnership, holder_view
+from liveness.dispatch.remote import HeldAttempt, RemoteOwnership, RemoteWorkerBindings, is_held
+from liveness.dispatch.worker_bindings import (
+    Binding,
+    HolderView,
+    LocalWorkerBindings,
+    WorkerBindings,
+    bind_attempts,
+    unbind_attempt,
+)
 from liveness.domain import activity_decider as decide
-from liveness.domain import worker_control
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import (
     ActivityEvents,
@@ -43,25 +53,26 @@ Decision = Callable[[Shard, Activity], ActivityEvents]
 
 class ActivityOwnership:
     def __init__(self, node: Node, remote: RemoteOwnership | None = None) -> None:
-        """`remote`: other nodes, if there may be any."""
+        """`remote`: the other nodes; None if this node serves all shards."""
         self._node = node
         self._remote = remote
         self._unbinding = BackgroundTasks("activity ownership")
 
-    # -- finding
+    # -- reading
 
     def shard(self, key: ActivityKey) -> Shard:
         return self._node.shard(key.namespace, key.workflow_id)
 
     async def load(self, keys: Collection[ActivityKey]) -> None:
-        """Bring what the store knows of these into memory. What follows must not wait before it decides."""
+        """Bring activities that only the store holds into memory. The caller must decide before it waits again, because
+        activities may leave memory meanwhile."""
         while missing := [key for key in keys if key not in self.shard(key).activities]:
             before = [(shard := self.shard(key), shard.activities.eviction_count) for key in missing]
             found = await self._node.store.find_activities(missing)
             is_complete = True
             for key, (shard, eviction_count) in zip(missing, before, strict=True):
                 if self.shard(key) is not shard or shard.activities.eviction_count != eviction_count:
-                    is_complete = False  # what was read may be older than what left memory since
+                    is_complete = False  # the row that was read may be older than the entry that was evicted
                 elif key in found and key not in shard.activities:
                     shard.activities.load(key, found[key])
             if is_complete:
@@ -75,20 +86,16 @@ class ActivityOwnership:
         return shard, activity
 
     async def task_queue_of(self, worker_key: WorkerKey, id: ActivityId) -> str:
-        """A worker's own one, wherever the worker is at home."""
-        worker_shard = self.local_worker_shard(worker_key)
-        if worker_shard is not None:
-            return worker_shard.describe(worker_key).profile.task_queue
-        assert self._remote is not None
-        view = await self._remote.look_up(worker_key, id)
+        """The task queue that the worker itself named in its heartbeats."""
+        view = await self._bindings_of(worker_key).look_up(id)
         if view is None:
             raise WorkerNotFound(worker=worker_key.instance_key, namespace=worker_key.namespace)
         return view.task_queue
 
-    # -- beginnings
+    # -- starting attempts
 
     async def schedule(self, key: ActivityKey, spec: ActivitySpec, delay_ms: int) -> tuple[bool, Activity]:
-        """Returns whether it was not known before."""
+        """Returns whether the activity is new, and the activity."""
         await self.load([key])
         shard = self.shard(key)
         events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), delay_ms)
@@ -97,141 +104,150 @@ class ActivityOwnership:
         await self._node.wait_durable(shard)
         return bool(events), activity
 
-    def hand_out(self, key: ActivityKey, worker_key: WorkerKey) -> Activity:
-        """Give an available activity to a worker, who is known to be live and to take work. Durable with the next
-        commit of both shards; the answer must wait for it."""
-        shard, worker_shard = self.shard(key), self._node.shard(*worker_key)
-        now_ms = shard.now_ms()
-        policy = self._node.policies.of(key.namespace)
-        worker = worker_shard.workers[worker_key]
-        events = decide.start(
-            shard.activities[key], worker_key.instance_key, worker.epoch, now_ms,
-            now_ms + policy.dispatch_timeout_ms, floor=policy.token_floor,
-        )  # fmt: skip
-        activity = shard.change_activity(key, events)
-        assert activity is not None
-        worker_shard.change_worker(worker_key, worker_control.bind(activity.bound()))
-        return activity
+    def hand_out(
+        self, keys: Sequence[ActivityKey], worker_key: WorkerKey, session_id: str
+    ) -> list[tuple[ActivityKey, Activity]]:
+        """Give available activities to a worker whose shard this node serves, in this turn of the event loop. Returns
+        those that the worker's quota allowed, from the first on. They are durable with the next commit of both shards;
+        the answer must wait for it."""
+        offers = self._offers(keys)
+        policy = self._node.policies.of(worker_key.namespace)
+        worker_shard = self._node.shard(*worker_key)
+        binding = bind_attempts(worker_shard, worker_key, session_id, list(offers.values()), policy)
+        return self._start_offered(offers, worker_key, binding)
+
+    async def hand_out_durably(
+        self, keys: Sequence[ActivityKey], worker_key: WorkerKey, session_id: str
+    ) -> list[tuple[ActivityKey, Activity]]:
+        """Give available activities of this node to a worker whose shard may be on another node."""
+        offers = self._offers(keys)
+        worker = self._bindings_of(worker_key)
+        binding = await worker.bind(session_id, list(offers.values()))
+        handed = self._start_offered(offers, worker_key, binding)
+        # In the turn of the decision: this wait reports only shards that are lost from now on.
+        await self._node.wait_all_durable()
+        handed_keys = {key for key, _ in handed}
+        for key, offered in islice(offers.items(), binding.bound_count):
+            if key not in handed_keys:
+                await self._undo_binding(worker, key, worker_key, offered)
+        return handed
+
+    def _offers(self, keys: Iterable[ActivityKey]) -> dict[ActivityKey, BoundActivity]:
+        return {key: self._offer(key, self.shard(key).activities[key]) for key in keys}
+
+    def _offer(self, key: ActivityKey, activity: Activity) -> BoundActivity:
+        """The attempt that a hand-out of this available activity starts."""
+        floor = self._node.policies.of(key.namespace).token_floor
+        return activity.bound()._replace(attempt=decide.attempt_to_start(activity, floor))
+
+    def _start_offered(
+        self, offers: Mapping[ActivityKey, BoundActivity], worker_key: WorkerKey, binding: Binding
+    ) -> list[tuple[ActivityKey, Activity]]:
+        """Start the attempts that the worker was bound to, except those whose activity has changed since the offer."""
+        handed: list[tuple[ActivityKey, Activity]] = []
+        for key, offered in islice(offers.items(), binding.bound_count):
+            try:
+                shard = self.shard(key)
+            except Unavailable:
+                continue
+            known = shard.activities.get(key)
+            if (
+                known is None
+                or known.state is not ActivityState.AVAILABLE
+                or self._offer(key, known) != offered
+            ):
+                continue
+            policy = self._node.policies.of(key.namespace)
+            now_ms = shard.now_ms()
+            events = decide.start(
+                known, worker_key.instance_key, binding.epoch, now_ms, now_ms + policy.dispatch_timeout_ms,
+                floor=policy.token_floor,
+            )  # fmt: skip
+            activity = shard.change_activity(key, events)
+            assert activity is not None
+            handed.append((key, activity))
+        return handed
 
     async def claim(
         self, key: ActivityKey, spec: ActivitySpec, worker_key: WorkerKey, session_id: str
     ) -> Activity:
+        """Start an attempt for a worker that found the activity by itself. A repeated claim returns the attempt that
+        the worker holds."""
         await self.load([key])
-        worker_shard = self.local_worker_shard(worker_key)
-        if worker_shard is None:
-            return await self._claim_for_remote_worker(key, spec, worker_key, session_id)
-        shard = self.shard(key)
-        policy = self._node.policies.of(key.namespace)
-        worker = worker_shard.describe(worker_key)
-        worker_control.check_lease_is_live(worker_key, worker, session_id)
-        self._withdraw_if_unbound(key, worker_key, holder_view(worker_shard, worker_key, key.id))
-        now_ms = shard.now_ms()
-        events = decide.claim(
-            key.id, shard.activities.get(key), spec, worker_key.instance_key, worker.epoch, now_ms,
-            now_ms + policy.dispatch_timeout_ms, floor=policy.token_floor,
-        )  # fmt: skip
-        if events:
-            worker_control.check_accepts_work(worker_key, worker, policy)
-        activity = shard.change_activity(key, events)
-        assert activity is not None
-        if events:
-            worker_shard.change_worker(worker_key, worker_control.bind(activity.bound()))
-        await self._wait_durable(shard, worker_shard)
-        return activity
+        for _ in range(CLAIM_TRIES_MAX):
+            worker = self._bindings_of(worker_key)
+            view = await worker.look_up_live(session_id, key.id)
+            await self._load_again(key, worker)
+            self._withdraw_if_unbound(key, worker_key, view)
+            events, wanted = self._decide_claim(key, spec, worker_key, view.epoch)
+            if not events:
+                return await self._commit_claim(key, (), worker)
+            binding = await worker.bind(session_id, [wanted])
+            await self._load_again(key, worker)
+            try:
+                events, decided = self._decide_claim(key, spec, worker_key, binding.epoch)
+            except LivenessError:
+                await self._undo_binding(worker, key, worker_key, wanted)
+                raise
+            if decided == wanted:
+                return await self._commit_claim(key, events, worker)
+            # The activity changed while the worker's node was asked.
+            await self._undo_binding(worker, key, worker_key, wanted)
+        raise ActivityNotAvailable(activity=decide.format_activity_id(key.id), state="changing hands")
 
-    def _withdraw_if_unbound(self, key: ActivityKey, worker_key: WorkerKey, view: HolderView | None) -> None:
-        """It let go of it, or only one side became durable: that attempt's token would be refused."""
+    async def _load_again(self, key: ActivityKey, worker: WorkerBindings) -> None:
+        """Loading may wait, and a decision that includes a local worker must be made in one turn."""
+        if not worker.is_local:
+            await self.load([key])
+
+    def _withdraw_if_unbound(self, key: ActivityKey, worker_key: WorkerKey, view: HolderView) -> None:
+        """Withdraw an attempt that the worker holds by the activity's side alone: the worker let go of it, or only one
+        side became durable. Its token would be refused."""
         known = self.shard(key).activities.get(key)
-        if (
-            known is None
-            or view is None
-            or (known.worker, known.epoch) != (worker_key.instance_key, view.epoch)
-        ):
+        if known is None or (known.worker, known.epoch) != (worker_key.instance_key, view.epoch):
             return
         if view.bound_attempt != known.attempt:
             self.withdraw(key, current_holder(known), "its worker is not bound to it")
 
-    async def _claim_for_remote_worker(
-        self, key: ActivityKey, spec: ActivitySpec, worker_key: WorkerKey, session_id: str
+    def _decide_claim(
+        self, key: ActivityKey, spec: ActivitySpec, worker_key: WorkerKey, epoch: int
+    ) -> tuple[ActivityEvents, BoundActivity]:
+        """Returns the events, and the attempt that the worker must be bound to."""
+        shard = self.shard(key)
+        policy = self._node.policies.of(key.namespace)
+        known = shard.activities.get(key)
+        now_ms = shard.now_ms()
+        events = decide.claim(
+            key.id, known, spec, worker_key.instance_key, epoch, now_ms, now_ms + policy.dispatch_timeout_ms,
+            floor=policy.token_floor,
+        )  # fmt: skip
+        bound = known.bound() if known is not None else BoundActivity(*key.id, 0, spec.task_queue, b"")
+        for event in events:
+            if isinstance(event, ActivityStarted):
+                bound = bound._replace(attempt=event.attempt)
+        return events, bound
+
+    async def _commit_claim(
+        self, key: ActivityKey, events: ActivityEvents, worker: WorkerBindings
     ) -> Activity:
-        """The worker's shard is another node's."""
-        assert self._remote is not None
+        shard = self.shard(key)
+        activity = shard.change_activity(key, events)
+        assert activity is not None
+        await self._node.wait_durable(shard, *worker.shards_to_commit)
+        return activity
 
-        def decide_claim(epoch: int) -> tuple[Shard, ActivityEvents]:
-            shard = self.shard(key)
-            now_ms = shard.now_ms()
-            verify_ms = now_ms + self._node.policies.of(key.namespace).dispatch_timeout_ms
-            known = shard.activities.get(key)
-            return shard, decide.claim(key.id, known, spec, worker_key.instance_key, epoch, now_ms, verify_ms)
-
-        for _ in range(CLAIM_TRIES_MAX):
-            view = await self._remote.look_up(worker_key, key.id)
-            if view is None:
-                raise WorkerNotFound(worker=worker_key.instance_key, namespace=key.namespace)
-            await self.load([key])
-            self._withdraw_if_unbound(key, worker_key, view)
-            shard, events = decide_claim(view.epoch)
-            if not events:
-                await self._node.wait_durable(shard)
-                return shard.activities[key]
-            known = shard.activities.get(key)
-            attempt = _started_attempt(events)
-            token, queue = (known.token, known.task_queue) if known else (b"", spec.task_queue)
-            wanted = BoundActivity(*key.id, attempt, queue, token)
-            epoch, _ = await self._remote.bind(worker_key, session_id, [wanted])
-            await self.load([key])
-            try:
-                shard, events = decide_claim(epoch)
-            except LivenessError:
-                await self._undo_binding(worker_key, wanted)
-                raise
-            if _started_attempt(events) == attempt:
-                activity = shard.change_activity(key, events)
-                assert activity is not None
-                await self._node.wait_durable(shard)
-                return activity
-            await self._undo_binding(worker_key, wanted)  # it moved on meanwhile
-        raise ActivityNotAvailable(activity=decide.format_activity_id(key.id), state="changing hands")
-
-    async def hand_out_to_remote_worker(
-        self, keys: Sequence[ActivityKey], worker_key: WorkerKey, session_id: str
-    ) -> list[tuple[ActivityKey, Activity]]:
-        """Give available activities of this node's shards to a worker that is at home elsewhere, durably."""
-        assert self._remote is not None
-        offered = {key: self.shard(key).activities[key].bound() for key in keys}
-        epoch, bound = await self._remote.bind(worker_key, session_id, list(offered.values()))
-        handed: list[tuple[ActivityKey, Activity]] = []
-        for index, (key, wanted) in enumerate(offered.items()):
-            try:
-                shard = self.shard(key)
-                known = shard.activities.get(key)
-                if index >= bound or known is None or known.bound() != wanted:
-                    continue
-                if known.state is ActivityState.AVAILABLE:
-                    now_ms = shard.now_ms()
-                    verify_ms = now_ms + self._node.policies.of(key.namespace).dispatch_timeout_ms
-                    events = decide.start(known, worker_key.instance_key, epoch, now_ms, verify_ms)
-                    activity = shard.change_activity(key, events)
-                    assert activity is not None
-                    handed.append((key, activity))
-            except Unavailable:
-                continue  # its shard is gone; what it was bound to is let go of below
-        await self._node.wait_all_durable()
-        held = {key for key, _ in handed}
-        for index, (key, wanted) in enumerate(offered.items()):
-            if index < bound and key not in held:
-                await self._undo_binding(worker_key, wanted)
-        return handed
-
-    async def _undo_binding(self, worker_key: WorkerKey, activity: BoundActivity) -> None:
-        """Undo a binding that nobody was told of."""
-        assert self._remote is not None
+    async def _undo_binding(
+        self, worker: WorkerBindings, key: ActivityKey, worker_key: WorkerKey, bound: BoundActivity
+    ) -> None:
+        """End a binding to an attempt that was not started for it."""
         try:
-            await self._remote.unbind(worker_key, activity.id, activity.attempt, taken=False)
-        except LivenessError:
-            pass  # found by its worker's scrub
+            if is_held(self._node, HeldAttempt(worker_key, key.id, bound.attempt)):
+                return  # another call started this very attempt for this worker
+        except Unavailable:
+            return  # the next owner of the activity's shard knows; the reconciler asks it
+        await worker.unbind(key.id, bound.attempt, taken=False)
 
-    # -- ends
+    # -- ending attempts
 
     async def complete(self, key: ActivityKey, holder: AttemptHolder, result: bytes) -> Activity:
         return await self._end_attempt(
@@ -255,18 +271,18 @@ class ActivityOwnership:
         return await self._end_attempt(key, holder, decision)
 
     async def cancel(self, key: ActivityKey, reason: str) -> bool:
-        """Returns whether a worker held it and is told to stop."""
+        """Returns whether a worker held the activity and is told to stop."""
         shard, activity = await self._load_activity(key)
         shard.change_activity(key, decide.cancel(activity, reason, shard.now_ms()))
-        worker_key = WorkerKey(key.namespace, activity.worker)
-        if activity.worker and self.local_worker_shard(worker_key) is None:
-            await self._node.wait_durable(shard)
-            return await self._unbind_remote(worker_key, key, activity.attempt, taken=True)
-        worker_shard = (
-            self.unbind(key, activity.worker, activity.attempt, taken=True) if activity.worker else None
-        )
-        await self._wait_durable(shard, *([worker_shard] if worker_shard else []))
-        return worker_shard is not None
+        if activity.worker:
+            try:
+                worker = self._bindings_of(WorkerKey(key.namespace, activity.worker))
+            except Unavailable:
+                pass  # the reconciler ends the binding when the worker's shard serves again
+            else:
+                return await worker.end_attempt(shard, key.id, activity.attempt, taken=True)
+        await self._node.wait_durable(shard)
+        return False
 
     async def retry(self, key: ActivityKey) -> Activity:
         shard, activity = await self._load_activity(key)
@@ -281,77 +297,53 @@ class ActivityOwnership:
         return shard, shard.activities[key]
 
     async def _end_attempt(self, key: ActivityKey, holder: AttemptHolder, decision: Decision) -> Activity:
-        """The holder ends its attempt. A token whose lease is over is refused, whatever has been done about it so far."""
+        """End an attempt for its holder. A token whose lease is over is refused, even before the reschedule of the
+        attempt took effect."""
         shard, known = await self._load_activity(key)
         events = decision(shard, known)
-        worker_key = WorkerKey(key.namespace, holder.worker)
-        worker_shard = self.local_worker_shard(worker_key)
+        worker = self._bindings_of(WorkerKey(key.namespace, holder.worker))
         if events:
-            if worker_shard is not None:
-                view = holder_view(worker_shard, worker_key, key.id)
-            else:
-                assert self._remote is not None
-                view = await self._remote.look_up(worker_key, key.id)
+            view = await worker.look_up(key.id)
+            if not worker.is_local:
                 shard, known = await self._load_activity(key)
-                events = decision(shard, known)  # what it rests on may have changed meanwhile
+                events = decision(shard, known)  # the activity may have changed meanwhile
             if reason := _fencing_reason(holder, view):
                 raise fenced_off_error(key.id, holder, reason)
         activity = shard.change_activity(key, events)
         assert activity is not None
-        if worker_shard is not None:
-            self.unbind(key, holder.worker, holder.attempt, taken=False)
-            await self._wait_durable(shard, worker_shard)
-        else:
-            await self._node.wait_durable(shard)
-            await self._unbind_remote(worker_key, key, holder.attempt, taken=False)
+        await worker.end_attempt(shard, key.id, holder.attempt, taken=False)
         return activity
 
-    async def _unbind_remote(
-        self, worker_key: WorkerKey, key: ActivityKey, attempt: int, *, taken: bool
-    ) -> bool:
-        assert self._remote is not None
-        try:
-            return await self._remote.unbind(worker_key, key.id, attempt, taken=taken)
-        except LivenessError:
-            return False  # found by its worker's scrub, if the worker does not say so itself
-
-    def unbind(self, key: ActivityKey, worker: str, attempt: int, *, taken: bool) -> Shard | None:
-        """Returns the worker's shard if the worker was bound to it, and is at home here."""
+    def unbind_soon(self, key: ActivityKey, worker: str, attempt: int) -> None:
+        """Take an attempt from a worker: in this turn if this node serves its shard, otherwise in the background."""
         worker_key = WorkerKey(key.namespace, worker)
         try:
             worker_shard = self.local_worker_shard(worker_key)
         except Unavailable:
-            if not taken:
-                raise
-            return None  # it hears of it when it ends the attempt
-        if worker_shard is None:
-            self._unbinding.start(self._unbind_remote_later(worker_key, key, attempt, taken=taken))
-            return None
-        known = worker_shard.workers.get(worker_key)
-        if known is None:
-            return None
-        events = worker_control.end_binding(known, key.id, attempt, taken=taken)
-        return worker_shard if worker_shard.change_worker(worker_key, events) else None
+            return  # the reconciler ends the binding when the worker's shard serves again
+        if worker_shard is not None:
+            unbind_attempt(worker_shard, worker_key, key.id, attempt, taken=True)
+        else:
+            self._unbinding.start(self._unbind_remotely(worker_key, key.id, attempt))
 
-    async def _unbind_remote_later(
-        self, worker_key: WorkerKey, key: ActivityKey, attempt: int, *, taken: bool
-    ) -> None:
-        await self._unbind_remote(worker_key, key, attempt, taken=taken)
+    async def _unbind_remotely(self, worker_key: WorkerKey, id: ActivityId, attempt: int) -> None:
+        assert self._remote is not None
+        await RemoteWorkerBindings(self._node, self._remote, worker_key).unbind(id, attempt, taken=True)
 
-    # -- lost answers
+    # -- withdrawing attempts
 
     def withdraw(self, key: ActivityKey, holder: AttemptHolder, reason: str) -> None:
-        """The worker does not know that it was handed this: make it available to others."""
+        """Make an attempt available to others whose holder does not know, or does not agree, that it holds it."""
         shard = self.shard(key)
         current = shard.activities.get(key)
         if current is not None:
             try:
                 shard.change_activity(key, decide.give_back(current, holder, reason, shard.now_ms()))
             except FencedOff:
-                pass  # it moved on by itself
-        self.unbind(key, holder.worker, holder.attempt, taken=True)
+                pass  # this holder does not hold it any more
+        self.unbind_soon(key, holder.worker, holder.attempt)
 
-    # -- inside
+    # -- internals
 
     async def close(self) -> None:
         await self._unbinding.close()
@@ -365,14 +357,12 @@ class ActivityOwnership:
             return None
         return self._node.shard(*worker_key)
 
-    async def _wait_durable(self, *shards: Shard) -> None:
-        for shard in dict.fromkeys(shards):
-            await self._node.wait_durable(shard)
-
-
-def _started_attempt(events: ActivityEvents) -> int:
-    """That is begun with them; 0 if none is."""
-    return next((event.attempt for event in events if isinstance(event, ActivityStarted)), 0)
+    def _bindings_of(self, worker_key: WorkerKey) -> WorkerBindings:
+        worker_shard = self.local_worker_shard(worker_key)
+        if worker_shard is not None:
+            return LocalWorkerBindings(self._node, worker_key, worker_shard)
+        assert self._remote is not None
+        return RemoteWorkerBindings(self._node, self._remote, worker_key)
 
 
 def _fencing_reason(holder: AttemptHolder, view: HolderView | None) -> str:

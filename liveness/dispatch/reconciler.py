@@ -1,14 +1,16 @@
-"""Looking after what workers hold: does each hold what its activity says, and nothing else?
+"""Repairs attempts that the activity's shard and the worker's shard record differently.
 
-Both sides of a hand-out are durable as a rule. Where only one is, because a commit failed or a node died in between, it
-is found here: by a timer of the held activity, and by the lease timer of the worker.
+Both sides of a hand-out normally become durable. If only one does, because a commit failed or a node died in between,
+the reconciler finds it: a timer of each held activity starts `verify`, and the lease timer of each worker starts
+`reconcile_worker`.
 """
 
 from __future__ import annotations
 
 from liveness.background import BackgroundTasks
 from liveness.dispatch.ownership import ActivityOwnership
-from liveness.dispatch.remote import HeldAttempt, HolderView, RemoteOwnership, holder_view, is_held
+from liveness.dispatch.remote import HeldAttempt, RemoteOwnership, is_held
+from liveness.dispatch.worker_bindings import HolderView, holder_view
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import AttemptHolder, current_holder
 from liveness.domain.errors import Unavailable
@@ -17,7 +19,7 @@ from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 
 UNBOUND_GRACE_MS = 30_000
-"""How long a reschedule may be on its way before an activity that its worker is not bound to is made available."""
+"""Time for a reschedule to arrive before an activity whose worker is not bound to it becomes available."""
 REMEMBERED_MAX = 100_000
 RECHECK_MS = 1_000
 RECONCILE_INTERVAL_MS = 60_000
@@ -33,15 +35,15 @@ class BindingReconciler:
         self._ownership = ownership
         self._remote = remote
         self._unbound: dict[ActivityKey, int] = {}
-        """Held activities that their worker was not bound to, with the attempt, when they were looked at last."""
+        """Held activities, with the attempt, whose worker was not bound to them at the last check."""
         self._next_check_ms: dict[ActivityKey, int] = {}
-        """Held activities whose worker's shard, elsewhere, was asked: when to look again."""
+        """When to check held activities again whose worker's shard is on another node."""
         self._to_verify: dict[ActivityKey, AttemptHolder] = {}
         self._to_reconcile: dict[HeldAttempt, None] = {}
         self._queries = BackgroundTasks("binding reconciler")
 
     def verify(self, key: ActivityKey, shard: Shard) -> int | None:
-        """Look whether a held activity is where it should be. Returns when to look again."""
+        """Check that the holder of an activity is bound to it. Returns when to check again."""
         activity = shard.activities.get(key)
         if activity is None or activity.state is not ActivityState.STARTED:
             return None
@@ -66,29 +68,29 @@ class BindingReconciler:
     def _reconcile_activity(
         self, key: ActivityKey, shard: Shard, activity: Activity, view: HolderView | None
     ) -> int | None:
-        """What becomes of a held activity, given what its worker's shard says."""
+        """Compare a held activity with its worker's shard. Returns when to check again; None if it was withdrawn."""
         now_ms = shard.now_ms()
         if view is not None and view.bound_attempt == activity.attempt:
             self._unbound.pop(key, None)
             if not view.unconfirmed:
                 return now_ms + RECONCILE_INTERVAL_MS
             if view.silent_ms >= now_ms - activity.since_ms:
-                # Not heard of since the hand-out: it may have died of it, and then its lease must tell, or the death
-                # would not be counted.
+                # The worker has sent nothing since the hand-out. It may have died of this activity: then its lease
+                # must expire first, because only that counts the death.
                 return now_ms + RECHECK_MS
             self._ownership.withdraw(key, current_holder(activity), "its worker never confirmed that it came")
             return None
         if self._unbound.pop(key, None) != activity.attempt:
             if len(self._unbound) >= REMEMBERED_MAX:
-                self._unbound.clear()  # what is still in doubt is found again
+                self._unbound.clear()  # the next check of each finds it again
             self._unbound[key] = activity.attempt
             return now_ms + UNBOUND_GRACE_MS
         self._ownership.withdraw(key, current_holder(activity), "its worker is not bound to it")
         return None
 
     def reconcile_worker(self, worker_key: WorkerKey, worker_shard: Shard) -> None:
-        """Take from a worker what it was handed and does not hold, should only its own side have become durable: it
-        would count against the worker's quota for as long as the worker lives."""
+        """Unbind a worker from attempts that it was handed and whose activity's shard does not name it as the holder:
+        only the worker's side became durable. Such a binding would count against the worker's quota for ever."""
         worker = worker_shard.workers.get(worker_key)
         if worker is None or not worker.standing.handed:
             return
@@ -107,8 +109,8 @@ class BindingReconciler:
                 continue
 
     def _unbind(self, held: HeldAttempt) -> None:
-        self._ownership.unbind(
-            ActivityKey(held.worker.namespace, *held.id), held.worker.instance_key, held.attempt, taken=True
+        self._ownership.unbind_soon(
+            ActivityKey(held.worker.namespace, *held.id), held.worker.instance_key, held.attempt
         )
 
     # -- asking other nodes
@@ -118,7 +120,7 @@ class BindingReconciler:
             self._queries.start(self._query_remote())
 
     async def _query_remote(self) -> None:
-        """Everything that came up in one turn, in as few calls as possible."""
+        """Send all questions of one turn in as few calls as possible."""
         assert self._remote is not None
         while self._to_verify:
             batch = [self._to_verify.popitem() for _ in range(min(len(self._to_verify), QUERY_BATCH_MAX))]
@@ -147,7 +149,7 @@ class BindingReconciler:
         next_check_ms = self._reconcile_activity(key, shard, activity, view)
         if next_check_ms is not None:
             if len(self._next_check_ms) >= REMEMBERED_MAX:
-                self._next_check_ms.clear()  # asked again, once too often
+                self._next_check_ms.clear()  # costs one extra question for each
             self._next_check_ms[key] = next_check_ms
 
     async def close(self) -> None:

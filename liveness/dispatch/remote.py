@@ -1,43 +1,31 @@
-"""Where workers are at home: what their shards say about attempts, for activities whose shards are other nodes'.
+"""Ownership across nodes: an activity on one node, its worker on another.
 
-An activity and its worker may be served by two nodes. The worker's side is written first and the activity's side
-second, each durable before the next step, so that what is half done is harmless: a worker bound to an attempt that it
-was never given is found by `ActivityOwnership.reconcile_worker`, and should it die before, the reschedule of that attempt changes nothing
-that was promised.
+An attempt starts on the worker's side first and on the activity's side second, each durable before the next step. An
+interruption in between is harmless: `BindingReconciler.reconcile_worker` finds a worker that is bound to an attempt
+that it was never given. If the worker dies before that, the reschedule of the attempt is found stale, or makes the
+activity available once more.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from liveness.domain import worker_control
+from liveness.dispatch.worker_bindings import Binding, HolderView, LocalWorkerBindings, holder_view
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import AttemptHolder
-from liveness.domain.errors import BindingQuotaExceeded
+from liveness.domain.errors import LivenessError, Unavailable
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 
-
-class HolderView(NamedTuple):
-    """A worker as the holder of an attempt."""
-
-    state: WorkerState
-    epoch: int
-    inactive_detail: str
-    bound_attempt: int
-    """Of the activity in question; 0 if it is not bound to it."""
-    unconfirmed: bool
-    """It was handed that attempt and has not said that it came."""
-    silent_ms: int
-    """How long nothing was heard of it."""
-    task_queue: str = ""
+LOOK_UP_TRIES_MAX = 3
 
 
 class HeldAttempt(NamedTuple):
-    """An attempt, and who is said to hold it."""
+    """An attempt, and the worker that is bound to it."""
 
     worker: WorkerKey
     id: ActivityId
@@ -45,7 +33,7 @@ class HeldAttempt(NamedTuple):
 
 
 class RemoteOwnership(Protocol):
-    """Other nodes. Each call raises `Unavailable` if they cannot be asked, and otherwise what they refuse."""
+    """The other nodes. A call raises `Unavailable` if the owner does not answer, and the owner's error if it refuses."""
 
     async def look_up(self, worker_key: WorkerKey, id: ActivityId) -> HolderView | None:
         """None if there is no such worker."""
@@ -53,44 +41,72 @@ class RemoteOwnership(Protocol):
     async def look_up_many(
         self, questions: Sequence[tuple[WorkerKey, ActivityId]]
     ) -> list[tuple[bool, HolderView | None]]:
-        """Of each, whether there was an answer, and the answer."""
+        """For each question: whether its owner answered, and the answer."""
 
     async def bind(
         self, worker_key: WorkerKey, session_id: str, activities: Sequence[BoundActivity]
-    ) -> tuple[int, int]:
-        """Returns the lease epoch, and to how many of them, from the first on, the worker is bound now."""
+    ) -> Binding:
+        """Without activities, the node checks the session and the lease only."""
+        ...
 
     async def unbind(self, worker_key: WorkerKey, id: ActivityId, attempt: int, *, taken: bool) -> bool: ...
 
     async def find_not_held(self, attempts: Sequence[HeldAttempt]) -> list[HeldAttempt]:
-        """Those that their activities' shards say are not held so; where nobody answers, none."""
+        """Returns the attempts that their activities' shards deny. An owner that does not answer denies none."""
 
     async def hand_out(
         self, address: str, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
     ) -> list[Activity]:
-        """What that node has for the worker, held by it, durably, from now on."""
+        """Fetch activities that wait at the node with this address; the worker holds them durably on return."""
 
     async def take_back(self, key: ActivityKey, holder: AttemptHolder) -> None: ...
 
 
-def holder_view(worker_shard: Shard, worker_key: WorkerKey, id: ActivityId) -> HolderView | None:
-    worker = worker_shard.workers.get(worker_key)
-    if worker is None:
-        return None
-    bound = worker.bindings.get(id) if worker.state is WorkerState.ACTIVE else None
-    return HolderView(
-        worker.state,
-        worker.epoch,
-        worker.inactive_detail,
-        bound.attempt if bound is not None else 0,
-        unconfirmed=worker.standing.handed.get(id) is False,
-        silent_ms=worker_shard.now_ms() - worker.renewed_ms,
-        task_queue=worker.profile.task_queue,
-    )
+class RemoteWorkerBindings:
+    """The bindings of a worker whose shard another node serves."""
+
+    is_local = False
+    shards_to_commit: Sequence[Shard] = ()
+
+    def __init__(self, node: Node, remote: RemoteOwnership, worker_key: WorkerKey) -> None:
+        self._node = node
+        self._remote = remote
+        self._worker_key = worker_key
+
+    async def look_up(self, id: ActivityId) -> HolderView | None:
+        return await self._remote.look_up(self._worker_key, id)
+
+    async def look_up_live(self, session_id: str, id: ActivityId) -> HolderView:
+        for _ in range(LOOK_UP_TRIES_MAX):
+            # A request to bind nothing makes the worker's node check the session and the lease.
+            binding, view = await asyncio.gather(
+                self._remote.bind(self._worker_key, session_id, ()),
+                self._remote.look_up(self._worker_key, id),
+            )
+            # A new session raises the epoch, so equal epochs show the same lease.
+            if view is not None and view.epoch == binding.epoch and view.state is WorkerState.ACTIVE:
+                return view
+        raise Unavailable
+
+    async def bind(self, session_id: str, activities: Sequence[BoundActivity]) -> Binding:
+        return await self._remote.bind(self._worker_key, session_id, activities)
+
+    async def unbind(self, id: ActivityId, attempt: int, *, taken: bool) -> bool:
+        """A failure is no error: the reconciler ends the binding later, if the worker does not do so itself."""
+        try:
+            return await self._remote.unbind(self._worker_key, id, attempt, taken=taken)
+        except LivenessError:
+            return False
+
+    async def end_attempt(self, activity_shard: Shard, id: ActivityId, attempt: int, *, taken: bool) -> bool:
+        # The activity's side first: if its commit is lost, the worker must still be bound, or nothing would reschedule
+        # the attempt when the worker dies.
+        await self._node.wait_durable(activity_shard)
+        return await self.unbind(id, attempt, taken=taken)
 
 
 class RemoteOwnershipResponder:
-    """What this node answers others about workers, and activities, of its own."""
+    """Answers other nodes about the workers and activities of this node; each answer is durable."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -102,31 +118,20 @@ class RemoteOwnershipResponder:
 
     async def bind(
         self, worker_key: WorkerKey, session_id: str, activities: Sequence[BoundActivity]
-    ) -> tuple[int, int]:
-        worker_shard = self._node.shard(*worker_key)
-        policy = self._node.policies.of(worker_key.namespace)
-        worker = worker_shard.describe(worker_key)
-        worker_control.check_lease_is_live(worker_key, worker, session_id)
-        bound = 0
-        for activity in activities:
-            try:
-                worker_control.check_accepts_work(worker_key, worker_shard.workers[worker_key], policy)
-            except BindingQuotaExceeded:
-                if not bound:
-                    raise
-                break
-            worker_shard.change_worker(worker_key, worker_control.bind(activity))
-            bound += 1
-        await self._node.wait_durable(worker_shard)
-        return worker.epoch, bound
+    ) -> Binding:
+        worker = self._bindings_of(worker_key)
+        binding = await worker.bind(session_id, activities)
+        await self._node.wait_durable(*worker.shards_to_commit)
+        return binding
 
     async def unbind(self, worker_key: WorkerKey, id: ActivityId, attempt: int, *, taken: bool) -> bool:
-        worker_shard = self._node.shard(*worker_key)
-        worker = worker_shard.workers.get(worker_key)
-        events = worker_control.end_binding(worker, id, attempt, taken=taken) if worker is not None else ()
-        changed = worker_shard.change_worker(worker_key, events) if events else False
-        await self._node.wait_durable(worker_shard)
-        return changed
+        worker = self._bindings_of(worker_key)
+        was_bound = await worker.unbind(id, attempt, taken=taken)
+        await self._node.wait_durable(*worker.shards_to_commit)
+        return was_bound
+
+    def _bindings_of(self, worker_key: WorkerKey) -> LocalWorkerBindings:
+        return LocalWorkerBindings(self._node, worker_key, self._node.shard(*worker_key))
 
     async def find_not_held(self, attempts: Sequence[HeldAttempt]) -> list[HeldAttempt]:
         found = [held for held in attempts if not is_held(self._node, held)]
@@ -135,7 +140,7 @@ class RemoteOwnershipResponder:
 
 
 def is_held(node: Node, held: HeldAttempt) -> bool:
-    """Whether the activity's shard, which must be this node's, says so too."""
+    """Whether the activity's shard, which this node must serve, agrees that the worker holds the attempt."""
     namespace, instance_key = held.worker
     activity = node.shard(namespace, held.id.workflow_id).activities.get(ActivityKey(namespace, *held.id))
     return (

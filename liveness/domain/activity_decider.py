@@ -93,11 +93,16 @@ def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> A
 
 
 def start(
-    activity: Activity, worker: str, epoch: int, at_ms: int, verify_ms: int, *, floor: int = 1
+    activity: Activity, worker: str, epoch: int, at_ms: int, verify_ms: int, *, floor: int
 ) -> ActivityEvents:
     """Hand an available activity to a worker. `floor`: no attempt below it is given out."""
     assert activity.state is ActivityState.AVAILABLE, "only what is available is handed out"
-    return (_started(activity.id, worker, epoch, max(activity.attempt, floor), at_ms, verify_ms),)
+    attempt = attempt_to_start(activity, floor)
+    return (_started(activity.id, worker, epoch, attempt, at_ms, verify_ms),)
+
+
+def attempt_to_start(activity: Activity, floor: int) -> int:
+    return max(activity.attempt, floor)
 
 
 def _started(
@@ -117,7 +122,7 @@ def claim(
     at_ms: int,
     verify_ms: int,
     *,
-    floor: int = 1,
+    floor: int,
 ) -> ActivityEvents:
     """A worker takes what it found by itself. Nothing to do if it holds it in this very lease."""
     if activity is None:

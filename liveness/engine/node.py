@@ -231,12 +231,13 @@ class Node:
                 self.committer.mark_dirty(shard)
         return self.committer.barrier()
 
-    async def wait_durable(self, shard: Shard) -> None:
-        """Return when everything `shard` shows now is committed, or raise."""
+    async def wait_durable(self, *shards: Shard) -> None:
+        """Return when everything that these shards show now is committed, or raise."""
         group = self.barrier()
         await group.wait()
-        if group.failed(shard) or not self.is_intact(shard):
-            raise self.unavailable_reason(shard.id)
+        for shard in shards:
+            if group.failed(shard) or not self.is_intact(shard):
+                raise self.unavailable_reason(shard.id)
 
     def is_intact(self, shard: Shard) -> bool:
         """Whether nothing that this very object decided was lost: it still serves, or was handed over completely."""

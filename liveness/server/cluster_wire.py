@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from liveness.dispatch.remote import HeldAttempt, HolderView
+from liveness.dispatch.remote import HeldAttempt
+from liveness.dispatch.worker_bindings import HolderView
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.domain.worker import BoundActivity, WorkerState

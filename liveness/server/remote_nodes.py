@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import grpc
 
 from liveness.cluster.peers import Peers, was_cancelled_by_channel
-from liveness.dispatch.remote import HeldAttempt, HolderView, RemoteOwnershipResponder
+from liveness.dispatch.remote import HeldAttempt, RemoteOwnershipResponder
+from liveness.dispatch.worker_bindings import Binding, HolderView
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import AttemptHolder
 from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
@@ -97,7 +98,7 @@ class RemoteNodes:
 
     async def bind(
         self, worker_key: WorkerKey, session_id: str, activities: Sequence[BoundActivity]
-    ) -> tuple[int, int]:
+    ) -> Binding:
         request = cluster_pb2.BindAttemptsRequest(
             namespace=worker_key.namespace,
             worker_instance_key=worker_key.instance_key,
@@ -105,11 +106,11 @@ class RemoteNodes:
             activities=[activity_ref(activity) for activity in activities],
         )
 
-        async def call_remote(address: str) -> tuple[int, int]:
+        async def call_remote(address: str) -> Binding:
             response = await _await_reply(
                 self._peers.stub(address).BindAttempts(request, timeout=CALL_TIMEOUT_S)
             )
-            return response.lease_epoch, response.bound
+            return Binding(response.lease_epoch, response.bound)
 
         return await self._call_owner(
             *worker_key,

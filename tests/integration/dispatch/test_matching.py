@@ -165,7 +165,9 @@ async def test_a_worker_that_is_bound_to_nothing_of_it_gives_it_up_in_the_end(en
     await engine.beat("w", lease_ms=3_600_000)
     await schedule(engine, "a")
     shard = engine.ownership.shard(key("a"))
-    shard.change_activity(key("a"), activity_decider.start(held(engine, "a"), "w", 1, shard.now_ms(), 1))
+    shard.change_activity(
+        key("a"), activity_decider.start(held(engine, "a"), "w", 1, shard.now_ms(), 1, floor=1)
+    )
     await engine.advance(100_000)
     assert held(engine, "a").state is ActivityState.AVAILABLE
     assert held(engine, "a").attempt == 2

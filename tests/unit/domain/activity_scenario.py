@@ -51,12 +51,14 @@ class ActivityScenario:
     def start(self, worker: str = "worker-1", epoch: int = 1) -> AttemptHolder:
         """Returns the token that the worker is given."""
         verify_ms = self.now_ms + VERIFY_AFTER_MS
-        self._apply(decide.start(self.known, worker, epoch, self.now_ms, verify_ms))
+        self._apply(decide.start(self.known, worker, epoch, self.now_ms, verify_ms, floor=1))
         return AttemptHolder(worker, epoch, self.known.attempt)
 
     def claim(self, worker: str = "worker-1", epoch: int = 1) -> decide.ActivityEvents:
         verify_ms = self.now_ms + VERIFY_AFTER_MS
-        return self._apply(decide.claim(ID, self.activity, self.spec, worker, epoch, self.now_ms, verify_ms))
+        return self._apply(
+            decide.claim(ID, self.activity, self.spec, worker, epoch, self.now_ms, verify_ms, floor=1)
+        )
 
     def complete(self, holder: AttemptHolder, result: bytes = b"") -> decide.ActivityEvents:
         return self._apply(decide.complete(self.known, holder, result, self.now_ms))
