@@ -49,6 +49,7 @@ from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.wire import event_json
 from liveness.store.errors import (
+    CannotOpenStore,
     CommitRejected,
     CommitUnknown,
     ReadFailed,
@@ -76,11 +77,15 @@ POLL_INTERVAL_MS = 1_000
 
 
 class ListenFailed(StoreUnusable):
-    """Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."""
+    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."
+
+    listen: str
 
 
 class RelayUnusable(StoreUnusable):
-    """The server cannot relay: {detail}."""
+    template = "The server cannot relay: {detail}."
+
+    detail: str
 
 
 class Server:
@@ -139,7 +144,7 @@ class Server:
                 raise
         except (StoreBroken, CommitRejected, CommitUnknown, ReadFailed) as error:
             # Nothing was promised yet: it is not the disk that broke its word, the file is not what it should be.
-            raise StoreUnusable(detail=f"{settings.db_without_password}: {error.fields['detail']}") from error
+            raise CannotOpenStore(detail=f"{settings.db_without_password}: {error.detail}") from error
 
     async def _start(self, settings: Settings) -> None:
         timers = TimerRunner()
@@ -426,7 +431,7 @@ def make_relay(settings: Settings, clock: Clock, random: Random) -> Relay | None
     try:
         broker = Broker(config, clock, random)
     except NatsClientMissing as error:
-        raise RelayUnusable(detail=error) from error
+        raise RelayUnusable(detail=str(error)) from error
     return Relay(broker, settings.relay_queues, settings.shards, events=settings.relay_events)
 
 

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from liveness.store.errors import NotABackup, RestoreInterrupted, StoreError, StoreUnusable
+from liveness.store.errors import CannotOpenStore, NotABackup, RestoreInterrupted, StoreError
 from liveness.store.integrity import DatabaseSummary, Progress, check_database
 from liveness.store.sqlite import RESTORING_SUFFIX, SHARED_MEMORY, WAL, connect_read_only, sibling_path
 
@@ -28,7 +28,9 @@ COPY_ATTEMPTS_MAX = 3
 
 
 class BackupFailed(StoreError):
-    """The backup was not made: {detail}."""
+    template = "The backup was not made: {detail}."
+
+    detail: str
 
 
 def create_backup(
@@ -36,7 +38,7 @@ def create_backup(
 ) -> DatabaseSummary:
     """`target` appears whole and checked, or not at all."""
     if not source.exists():
-        raise StoreUnusable(detail=f"{source} does not exist; choose another with --db")
+        raise CannotOpenStore(detail=f"{source} does not exist; choose another with --db")
     if sibling_path(source, RESTORING_SUFFIX).exists():
         raise RestoreInterrupted(path=source)
     if target.exists() and target.samefile(source):
@@ -53,7 +55,7 @@ def create_backup(
         try:
             summary = check_database(copy, progress)
         except NotABackup as error:
-            raise BackupFailed(detail=f"{source} itself is damaged: {error.fields['detail']}") from error
+            raise BackupFailed(detail=f"{source} itself is damaged: {error.detail}") from error
         replace_durably(copy, target)
     return summary
 

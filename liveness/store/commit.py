@@ -106,7 +106,7 @@ def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> No
         kept = {
             shard_id for shard_id, epoch, last_seq in rows if expected_heads[shard_id] == (epoch, last_seq)
         }
-        raise ShardsLost(expected_heads.keys() - kept)
+        raise ShardsLost(shard_ids=frozenset(expected_heads.keys() - kept))
 
 
 def check_epochs(connection: Connection, owned: Mapping[int, int]) -> None:
@@ -118,7 +118,7 @@ def check_epochs(connection: Connection, owned: Mapping[int, int]) -> None:
     )
     lost = {shard_id for shard_id, epoch in connection.execute(query) if owned[shard_id] != epoch}
     if lost:
-        raise ShardsLost(lost)
+        raise ShardsLost(shard_ids=frozenset(lost))
 
 
 def _delete_workers(connection: Connection, keys: Iterable[WorkerKey]) -> None:

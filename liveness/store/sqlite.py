@@ -21,13 +21,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from liveness.store.errors import (
+    CannotOpenStore,
     CommitRejected,
     ReadFailed,
     RestoreInterrupted,
     StoreBroken,
     StoreError,
     StoreInUse,
-    StoreUnusable,
     WalDamaged,
 )
 from liveness.store.sqlite_wal import has_lost_commits
@@ -60,7 +60,7 @@ def acquire_lock(path: Path) -> IO[str]:
     try:
         lock = lock_path.open("a+")
     except OSError as error:
-        raise StoreUnusable(detail=f"cannot open {lock_path}: {error.strerror}") from error
+        raise CannotOpenStore(detail=f"cannot open {lock_path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -108,9 +108,9 @@ class SqliteDatabase:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise StoreUnusable(detail=f"cannot read {self.path}: {error.strerror}") from error
+            raise CannotOpenStore(detail=f"cannot read {self.path}: {error.strerror}") from error
         if start not in (b"", _SQLITE_HEADER):
-            raise StoreUnusable(detail=f"{self.path} is not a SQLite file; choose another with --db")
+            raise CannotOpenStore(detail=f"{self.path} is not a SQLite file; choose another with --db")
 
     def write_lock_holder(self, holder: str) -> None:
         """Say who holds the lock, for the message of whoever is refused."""
@@ -121,7 +121,7 @@ class SqliteDatabase:
             self._lock_file.write(holder)
             self._lock_file.flush()
         except OSError as error:
-            raise StoreUnusable(detail=f"cannot write beside {self.path}: {error.strerror}") from error
+            raise CannotOpenStore(detail=f"cannot write beside {self.path}: {error.strerror}") from error
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         if self._broken is not None:
