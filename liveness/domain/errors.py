@@ -6,7 +6,7 @@ LivenessError
 │   ├── MalformedRequest
 │   ├── PageTokenInvalid
 │   └── ResumeTokenInvalid
-├── Refused                 the request is fine, the state is against it
+├── Refused                 the request is valid, the state does not allow it
 │   ├── StaleHeartbeat
 │   ├── SessionSuperseded
 │   ├── SessionNotCurrent
@@ -22,7 +22,7 @@ LivenessError
 │   ├── TaskFinished
 │   ├── RelayNotConfigured
 │   └── EventsNotRelayed
-├── Exists
+├── Exists                  it exists already, and differs
 │   └── ActivityDiffers
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
