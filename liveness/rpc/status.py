@@ -1,4 +1,4 @@
-"""Which status each refusal becomes. One table; details in the standard google.rpc messages."""
+"""The gRPC status of each error: one table, with details in the standard google.rpc messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def code_of(error: LivenessError) -> grpc.StatusCode:
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
-    raise AssertionError(f"{type(error).__name__} has no place in the table")
+    raise AssertionError(f"{type(error).__name__} has no status code")
 
 
 def status_of(error: LivenessError) -> Status:

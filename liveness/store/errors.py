@@ -1,10 +1,10 @@
-"""How a store can fail. The shard's answer to each is fixed: see `liveness.engine.committer`.
+"""All failures of a store. `liveness.engine.committer` lists how a shard reacts to each.
 
 StoreError
 ├── ShardsLost            another owner raised their epoch; nothing was committed
-├── CommitRejected        nothing was committed, and it is known
+├── CommitRejected        certainly nothing was committed
 ├── CommitUnknown         it may or may not have been committed
-├── ReadFailed            the answer is not known; nothing was to change
+├── ReadFailed            a read failed; it would have changed nothing
 ├── StoreBroken           durability can no longer be promised: stop acknowledging and exit
 └── StoreUnusable         the store cannot be opened
     ├── CannotOpenStore
