@@ -141,7 +141,7 @@ def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
 
 def decode_entry(row: LogRow) -> LogEntry:
     if row.checksum != _checksum(*row[:-1]):
-        raise CorruptRow(table="log", place=f"shard {row.shard_id}, sequence {row.seq}")
+        raise CorruptRow(table="log", row=f"shard {row.shard_id}, sequence {row.seq}")
     if row.version > VERSION or row.kind not in EVENT_KINDS:
         raise WrittenByNewerVersion(what=f"an event {row.kind} of version {row.version}")
     event: Event | RenewalBatch
@@ -193,11 +193,11 @@ def add_checksum(payload: str, *columns: str | int) -> str:
     return payload + _whitespace_checksum(payload, columns)
 
 
-def verify_checksum(payload: str, table: str, *place: str | int) -> None:
+def verify_checksum(payload: str, table: str, *columns: str | int) -> None:
     if payload.endswith(_ENDS_WITHOUT_CHECKSUM):
         return
-    if payload[-_CHECKSUM_CHARS:] != _whitespace_checksum(payload[:-_CHECKSUM_CHARS], place):
-        raise CorruptRow(table=table, place=", ".join(map(str, place)))
+    if payload[-_CHECKSUM_CHARS:] != _whitespace_checksum(payload[:-_CHECKSUM_CHARS], columns):
+        raise CorruptRow(table=table, row=", ".join(map(str, columns)))
 
 
 class ChecksumWriter:

@@ -111,10 +111,10 @@ class NotABackup(StoreUnusable):
 
 class CorruptRow(StoreUnusable):
     template = (
-        "The row at {place} of table {table} does not match its checksum; restore the database from a backup."
+        "The row at {row} of table {table} does not match its checksum; restore the database from a backup."
     )
 
-    place: str
+    row: str
     table: str
 
 
