@@ -50,6 +50,7 @@ from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.wire import event_json
 from liveness.store.errors import (
+    CannotOpenStore,
     CommitRejected,
     CommitUnknown,
     ReadFailed,
@@ -84,11 +85,15 @@ SERVICES = (
 
 
 class ListenFailed(StoreUnusable):
-    """Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."""
+    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."
+
+    listen: str
 
 
 class RelayUnusable(StoreUnusable):
-    """The server cannot relay: {detail}."""
+    template = "The server cannot relay: {detail}."
+
+    detail: str
 
 
 class Server:
@@ -139,9 +144,7 @@ class Server:
                 self._running = stack.pop_all()
         except (StoreBroken, CommitRejected, CommitUnknown, ReadFailed) as error:
             # Nothing was promised yet: the disk did not lose anything, the database is not what it should be.
-            raise StoreUnusable(
-                detail=f"{self._settings.db_without_password}: {error.fields['detail']}"
-            ) from error
+            raise CannotOpenStore(detail=f"{self._settings.db_without_password}: {error.detail}") from error
 
     async def stop(self) -> None:
         """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
@@ -517,7 +520,7 @@ def make_broker(settings: Settings, clock: Clock, random: Random) -> Broker | No
     try:
         return Broker(config, clock, random)
     except NatsClientMissing as error:
-        raise RelayUnusable(detail=error) from error
+        raise RelayUnusable(detail=str(error)) from error
 
 
 async def open_store(settings: Settings, owner: str = "", platform: Platform = THIS_PLATFORM) -> SqlStore:

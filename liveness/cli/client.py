@@ -12,13 +12,12 @@ from typing import Any, TypeVar, cast
 import click
 import grpc
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status import rpc_status
 
 from liveness.cli import durations
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_note
 from liveness.config.settings import SettingsError, load_client_settings
+from liveness.rpc_details import details_from_trailer
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.service_pb2 import GetServerInfoRequest
@@ -29,7 +28,6 @@ Response = TypeVar("Response", bound=Message)
 Item = TypeVar("Item", bound=Message)
 
 PAGE_MAX = 1_000
-ERROR_DOMAIN = "liveness"
 
 CHANNEL_OPTIONS = (
     # A thousand workers with all they say about themselves are more than the usual 4 MB.
@@ -122,15 +120,7 @@ class Client:
 
 def _reason(error: grpc.Call) -> str:
     """The machine-readable reason, empty if it is not the liveness server that speaks."""
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:  # the details contradict the status they came with
-        return ""
-    for detail in status.details if status is not None else ():
-        info = ErrorInfo()
-        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-            return info.reason
-    return ""
+    return details_from_trailer(error.code(), error.trailing_metadata()).reason
 
 
 def no_server_message(*addresses: str) -> str:

@@ -117,7 +117,7 @@ async def _finish_external_restore(
     try:
         store = await open_store(settings)
     except WrongShardCount as error:
-        settings = msgspec.structs.replace(settings, shards=int(str(error.fields["stored"])))
+        settings = msgspec.structs.replace(settings, shards=error.stored)
         store = await open_store(settings)
     try:
         return await begin_new_history(store, settings.shards, clock, 0, report_progress)

@@ -30,7 +30,11 @@ FULL_NAMESPACE_TTL_MS = 200
 
 
 class RoomNeeded(Unavailable):
-    """Shard {shard_id} has no room for another worker of namespace {namespace} just now; try again."""
+    reason = "ROOM_NEEDED"
+    template = "Shard {shard_id} has no room for another worker of namespace {namespace} just now; try again."
+
+    shard_id: int
+    namespace: str
 
 
 class Quotas:

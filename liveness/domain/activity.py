@@ -8,8 +8,8 @@
             └─────────────────── STARTED ──► COMPLETED · FAILED · CANCELLED
                                     └─ its workers died too often ──► QUARANTINED
 
-An activity that a worker bound by its heartbeats alone is known here only once that worker was lost: taken from it, it
-is AVAILABLE, or RELEASED and then HANDED_ON if another engine receives the reschedules of its task queue.
+An activity that a worker bound by heartbeat alone becomes known here only when that worker is lost. It is then AVAILABLE,
+or RELEASED and then HANDED_ON if another engine receives the reschedules of its task queue.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ FINISHED_ACTIVITY_STATES = (
     ActivityState.CANCELLED,
     ActivityState.HANDED_ON,
 )
-"""Nothing happens to these by itself any more: they need not be in memory and are let go of in time."""
+"""No timer changes these any more: they need not be in memory, and retention deletes them."""
 
 
 class ReleasedAttempt(NamedTuple):
-    """From whom an attempt was taken. Each has at most one effect, however often its task is delivered."""
+    """An attempt that was taken from a worker. It has at most one effect, however often its task is delivered."""
 
     worker: str
     epoch: int
@@ -73,7 +73,7 @@ class ReleasedAttempt(NamedTuple):
 
 
 class EndedAttempt(NamedTuple):
-    """How the last attempt that its worker ended was ended, so that the same call again is answered alike."""
+    """The end of the last attempt that its worker ended, so that a repeated call gets the same answer."""
 
     worker: str
     epoch: int
@@ -85,7 +85,7 @@ class Activity(NamedTuple):
     id: ActivityId
     state: ActivityState
     attempt: int
-    """The attempt that is held while STARTED, else the one that runs next. Rises with each hand-out."""
+    """While STARTED, the attempt that is held; otherwise the next one. It rises with each hand-out."""
     task_queue: str
     token: bytes
     """From the heartbeat that bound it."""
@@ -94,34 +94,33 @@ class Activity(NamedTuple):
     type: str = ""
     input: bytes = b""
     retry: Retry | None = None
-    """None for one that was never scheduled, claimed or handed out here."""
+    """None for an activity that this service never scheduled or handed out."""
     worker: str = ""
-    """While STARTED: who holds it."""
+    """The holder while STARTED."""
     epoch: int = 0
     since_ms: int = 0
-    """When it came into its state."""
+    """When the activity entered its state."""
     due_ms: int = 0
-    """WAITING: when it becomes available. STARTED: when to look whether the worker heard of it."""
+    """WAITING: when it becomes available. STARTED: when to verify that the worker received it."""
     failures: int = 0
     """Attempts that failed or were lost with their worker."""
     deaths: int = 0
-    """How many of the last attempts died with their worker in a row."""
+    """How many attempts in a row, up to the last, died with their worker."""
     last_failure: str = ""
     result: bytes = b""
     end: EndedAttempt | None = None
 
     @property
     def is_managed(self) -> bool:
-        """Whether who holds it is decided here."""
+        """Whether this service, not another engine, decides which worker holds the activity."""
         return self.retry is not None
 
     def bound(self) -> BoundActivity:
-        """As its worker holds it."""
         return BoundActivity(*self.id, self.attempt, self.task_queue, self.token)
 
 
 def activity_timer(key: ActivityKey, activity: Activity) -> VerifyDispatchTask | ActivityDueTask | None:
-    """What the activity's `due_ms` is for."""
+    """The timer that fires at the activity's `due_ms`."""
     if activity.state is ActivityState.STARTED:
         return VerifyDispatchTask(key)
     if activity.state is ActivityState.WAITING:
@@ -130,7 +129,7 @@ def activity_timer(key: ActivityKey, activity: Activity) -> VerifyDispatchTask |
 
 
 class ImpossibleActivityEvent(Exception):
-    """The log holds an event about an activity that cannot follow the one before it."""
+    """The log holds an event that cannot follow the activity's previous one: the log or this program is broken."""
 
 
 def evolve(activity: Activity | None, event: ActivityEvent, workflow_id: str) -> Activity:
@@ -243,7 +242,7 @@ def _(event: ActivityAttemptFailed, activity: Activity) -> Activity:
 
 @_evolve.register
 def _(event: ActivityFailed, activity: Activity) -> Activity:
-    # A worker that was lost with the last attempt allowed has been taken account of already.
+    # ActivityCancelRequested already counted the failure of an attempt that was lost with its worker.
     lost = activity.state is ActivityState.RELEASED
     started = activity._replace(state=ActivityState.STARTED) if lost else activity
     return _ended(event, started, ActivityState.FAILED)._replace(
@@ -275,8 +274,8 @@ def _(event: ActivityMadeAvailable, activity: Activity) -> Activity:
 
 @_evolve.register
 def _(event: ActivityQuarantined, activity: Activity) -> Activity:
-    whose = "its worker" if event.deaths == 1 else f"{event.deaths} workers in a row"
-    reason = f"quarantined: {whose} died with it"
+    dead_workers = "its worker" if event.deaths == 1 else f"{event.deaths} workers in a row"
+    reason = f"quarantined: {dead_workers} died with it"
     return activity._replace(state=ActivityState.QUARANTINED, since_ms=event.at_ms, last_failure=reason)
 
 

@@ -1,6 +1,6 @@
 """decide, for activities: (activity, command, time) → events, or a refusal that changes nothing.
 
-Whether a worker's lease is live is known to the worker's shard and checked by the caller; here it counts who holds what.
+Only the worker's shard knows whether its lease is live, so the caller checks that. These functions check the holder.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ STARTED = ActivityState.STARTED
 
 
 class ActivitySpec(NamedTuple):
-    """What is to be done."""
-
     type: str
     task_queue: str
     input: bytes
@@ -51,7 +49,7 @@ class ActivitySpec(NamedTuple):
 
 
 class AttemptHolder(NamedTuple):
-    """The fencing token: who was given which attempt in which lease."""
+    """The fencing token: the worker, its lease epoch, and the attempt that it was given."""
 
     worker: str
     epoch: int
@@ -59,12 +57,10 @@ class AttemptHolder(NamedTuple):
 
 
 def current_holder(activity: Activity) -> AttemptHolder:
-    """Who holds it now."""
     return AttemptHolder(activity.worker, activity.epoch, activity.attempt)
 
 
 def format_activity_id(id: ActivityId) -> str:
-    """For people."""
     return "/".join(id)
 
 
@@ -75,7 +71,7 @@ def _id_fields(id: ActivityId) -> dict[str, Any]:
 def schedule(
     id: ActivityId, activity: Activity | None, spec: ActivitySpec, at_ms: int, delay_ms: int
 ) -> ActivityEvents:
-    """Nothing to do for one that is known with the same spec."""
+    """Schedule a new activity. Scheduling it again with the same spec changes nothing."""
     if activity is None:
         return (_scheduled(id, spec, at_ms, at_ms + delay_ms),)
     known = (activity.type, activity.task_queue, activity.input, activity.retry)
@@ -95,8 +91,8 @@ def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> A
 def start(
     activity: Activity, worker: str, epoch: int, at_ms: int, verify_ms: int, *, floor: int
 ) -> ActivityEvents:
-    """Hand an available activity to a worker. `floor`: no attempt below it is given out."""
-    assert activity.state is ActivityState.AVAILABLE, "only what is available is handed out"
+    """Hand an available activity to a worker. `floor`: the lowest attempt that may be given out."""
+    assert activity.state is ActivityState.AVAILABLE, "only an available activity is handed out"
     attempt = attempt_to_start(activity, floor)
     return (_started(activity.id, worker, epoch, attempt, at_ms, verify_ms),)
 
@@ -124,7 +120,7 @@ def claim(
     *,
     floor: int,
 ) -> ActivityEvents:
-    """A worker takes what it found by itself. Nothing to do if it holds it in this very lease."""
+    """Give a worker an activity that it found by itself. Repeating the claim in the same lease changes nothing."""
     if activity is None:
         return (
             _scheduled(id, spec, at_ms, at_ms),
@@ -171,7 +167,7 @@ def fail(
 
 
 def give_back(activity: Activity, holder: AttemptHolder, reason: str, at_ms: int) -> ActivityEvents:
-    """Without an outcome; it does not count as a failure."""
+    """End the attempt without an outcome. It does not count as a failure."""
     if _is_repeated_end(activity, holder, ActivityGivenBack):
         return ()
     _check_held(activity, holder)
@@ -217,7 +213,7 @@ def fenced_off_error(id: ActivityId, holder: AttemptHolder, why: str) -> FencedO
 
 
 def backoff_ms(retry: Retry, failures: int) -> int:
-    """Before the attempt after so many failures."""
+    """The delay before the attempt that follows `failures` failures."""
     try:
         wait_ms = retry.initial_ms * retry.coefficient ** (failures - 1)
     except OverflowError:
@@ -248,26 +244,26 @@ def restart(activity: Activity, at_ms: int) -> ActivityEvents:
 
 
 def make_available_if_due(activity: Activity, at_ms: int) -> ActivityEvents:
-    """A delayed or failed activity's time has come, unless it has not."""
+    """Make a WAITING activity available once its due time has passed."""
     if activity.state is not ActivityState.WAITING or at_ms < activity.due_ms:
         return ()
     return (ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms),)
 
 
 def hand_on(activity: Activity, at_ms: int) -> ActivityEvents:
-    """Another engine has taken it."""
+    """Record that another engine took the activity."""
     if activity.state is not ActivityState.RELEASED:
         return ()
     return (ActivityHandedOn(**_id_fields(activity.id), at_ms=at_ms),)
 
 
 def cancel_hand_on(activity: Activity, at_ms: int) -> ActivityEvents:
-    """There is no other engine any more for an activity that was on its way to one."""
+    """Make a RELEASED activity available here, because no engine receives its task queue any more."""
     return (ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms),)
 
 
 def is_stale_reschedule(activity: Activity | None, task: ActivityRescheduleTask) -> bool:
-    """Whether the loss that a task reports changes nothing (any more)."""
+    """Whether the loss that a task reports was handled already, or no longer matters."""
     if activity is None:
         return False
     if activity.state in FINISHED_ACTIVITY_STATES and activity.state is not ActivityState.HANDED_ON:
@@ -279,7 +275,7 @@ def is_stale_reschedule(activity: Activity | None, task: ActivityRescheduleTask)
     if activity.state is STARTED:
         held = (activity.worker, activity.attempt) == (task.worker, task.activity.attempt)
         return not held or task.epoch < activity.epoch
-    # One that is handed out here has no attempt that is held now, and the one that was is not the next.
+    # No worker holds a managed activity in this state, and its next attempt is above every attempt that was lost.
     return activity.is_managed and task.activity.attempt < activity.attempt
 
 
@@ -291,8 +287,10 @@ def reschedule(
     *,
     to_other_engine: bool = False,
 ) -> ActivityEvents:
-    """Take an attempt from a worker that lost it. `to_other_engine`: another engine receives it. A delivery seen before
-    changes nothing."""
+    """Take an attempt from the worker that lost it. A repeated delivery of the task changes nothing.
+
+    `to_other_engine`: another engine receives the reschedules of this task queue.
+    """
     if is_stale_reschedule(activity, task):
         return ()
     lost = task.activity
@@ -300,10 +298,10 @@ def reschedule(
     retry = Retry()
     if activity is not None:
         failures, retry = activity.failures, activity.retry or retry
-        # In a row, if the attempt that died is the one that was to run next.
+        # Deaths are in a row only if the attempt that died is the latest one.
         deaths = activity.deaths if lost.attempt == activity.attempt else 0
         if activity.is_managed:
-            # Where it belongs is known here; the worker that held it may have named it without saying so.
+            # The worker may have reported the binding without its task queue; the activity's own is authoritative.
             lost = lost._replace(task_queue=activity.task_queue, token=activity.token)
     deaths = deaths + 1 if task.died else 0
     failures += task.died

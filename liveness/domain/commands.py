@@ -1,4 +1,4 @@
-"""What is asked of a worker. A command carries all that deciding needs: time and policy included."""
+"""Commands about a worker. A command carries everything that the decision needs, the policy included."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Heartbeat(NamedTuple):
     unbound: tuple[BoundActivity, ...]
     full_bindings: bool
     profile: Profile
-    """`NO_PROFILE` keeps what is known."""
+    """`NO_PROFILE` keeps the known profile."""
     status: WorkerStatus
     last_error: str
     successes: int
@@ -27,15 +27,15 @@ class Heartbeat(NamedTuple):
 
     @property
     def is_plain_renewal(self) -> bool:
-        """Would the same again, from the same session, be nothing but a renewal?"""
+        """Whether the next heartbeat with the same content would only renew the lease."""
         return not self.bound and not self.unbound and not self.full_bindings and not self.last_error
 
 
 class Deactivate(NamedTuple):
-    """Leave ACTIVE now, by goodbye or by force."""
+    """End the lease now: the worker shuts down, or an operator forces it."""
 
     reason: InactiveReason
     detail: str
     policy: Policy
     session_id: str = ""
-    """When given, only this session may."""
+    """If set, the command is refused unless this is the current session."""

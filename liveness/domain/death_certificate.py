@@ -1,7 +1,7 @@
-"""The death certificate: what was known when a lease ended because nothing was heard of its worker.
+"""The death certificate: the evidence at the moment when a lease ended because its worker was silent.
 
-It is a part of the event that ended the lease. State never depends on it. What is known only later, whether the worker
-had been alive and where its activities went, is derived when somebody asks (`liveness.domain.verdicts`).
+It is part of the event that ended the lease; state never depends on it. Facts that become known later (whether the worker
+was alive after all, where its activities went) are derived from the log on request (`liveness.domain.verdicts`).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from liveness.domain.worker import NO_PROFILE, InactiveReason, Profile, Worker, 
 HEARTBEATS_MAX = 8
 STALLS_MAX = 8
 CONCURRENT_DEATHS_WINDOW_MS = 60_000
-"""Deaths that are not further apart may have one cause."""
+"""Deaths within this time of each other may have a common cause."""
 
 DEATH_REASONS = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
-"""Reasons that are a verdict on the worker, and may be a false one. The others are somebody's decision."""
+"""The server concluded that the worker is dead, and may be wrong. All other reasons are a decision of a person or a worker."""
 
 
 class Stall(NamedTuple):
-    """A time in which the server may not have heard what workers said."""
+    """A period in which the server may have missed heartbeats."""
 
     wall_ms: int
     duration_ms: int | None = None
-    """None for a take-over: how long nobody had served the shard is not known."""
+    """None for a take-over: the time for which no node served the shard is unknown."""
 
 
 class ConcurrentDeaths(NamedTuple):
-    """How many other workers of the namespace died in the same minute."""
+    """How many other workers of the namespace died within `CONCURRENT_DEATHS_WINDOW_MS`."""
 
     same_host: int = 0
     same_build: int = 0
     same_namespace: int = 0
 
     def max_with(self, other: ConcurrentDeaths) -> ConcurrentDeaths:
-        """Both are counts of which some may be missing."""
+        """Each count is a lower bound, so the larger one is closer to the truth."""
         return ConcurrentDeaths(*map(max, self, other))
 
     def plus(self, other: ConcurrentDeaths) -> ConcurrentDeaths:
@@ -48,15 +48,15 @@ NO_OTHER_DEATHS = ConcurrentDeaths()
 
 
 class DeathEvidence(NamedTuple):
-    """What the server knows besides the worker itself, oldest first."""
+    """What the server knows about a death besides the worker's state. Lists are oldest first."""
 
     heartbeats: tuple[int, ...] = ()
-    """When they came, by the wall clock, as are all times for people. Of this lease, the last one included."""
+    """Wall-clock times of the heartbeats of this lease, the last one included."""
     stalls: tuple[Stall, ...] = ()
-    """Since the last heartbeat."""
+    """Stalls since the last heartbeat."""
     company: ConcurrentDeaths = NO_OTHER_DEATHS
     held_ms: int = 0
-    """For how long a storm put off the end of the lease, as far as this server knows."""
+    """How long a storm delayed the end of the lease, as far as this server knows."""
 
 
 NO_EVIDENCE = DeathEvidence()
@@ -64,15 +64,15 @@ NO_EVIDENCE = DeathEvidence()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathCertificate:
-    """Of bounded size: a few short lists, and names that were bounded when they came in."""
+    """Bounded in size: the lists are short, and the names were bounded on input."""
 
     epoch: int
     session_id: str
     silence_ms: int | None
-    """Since the last heartbeat, as far as the server was listening; None if that is not known."""
+    """Time since the last heartbeat, without times in which the server was not listening; None if unknown."""
     granted_ms: int
     activities: int | None
-    """How many it held; None if that is not known."""
+    """How many activities the worker held; None if unknown."""
     heartbeats: tuple[int, ...] = ()
     stalls: tuple[Stall, ...] = ()
     company: ConcurrentDeaths = NO_OTHER_DEATHS
@@ -80,11 +80,10 @@ class DeathCertificate:
     build_id: str = ""
     task_queue: str = ""
     held_ms: int = 0
-    """Beyond its terms, because many fell due together."""
+    """How long a storm delayed the end of the lease."""
 
 
 def issue_certificate(worker: Worker, at_ms: int, evidence: DeathEvidence) -> DeathCertificate:
-    """For a worker whose lease ends now."""
     profile = worker.profile
     return DeathCertificate(
         epoch=worker.epoch,
@@ -115,8 +114,10 @@ def reconstruct_certificate(
     granted_ms: int,
     profile: Profile,
 ) -> DeathCertificate:
-    """For an event from before there were certificates: what can still be told. `worker`: as it is now, if its lease
-    was not followed by another; the rest as the lease began."""
+    """Build a certificate for an event that was stored before certificates existed.
+
+    `worker`: its current state, if no later lease followed. The other arguments describe the start of the lease.
+    """
     matched = _EXPIRY_DETAIL.fullmatch(detail)
     silence_ms = int(matched[1]) if matched else None
     if matched:

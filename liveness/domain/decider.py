@@ -82,7 +82,7 @@ def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
 
 
 def renewal_event(worker: Worker, sequence: int, successes: int, errors: int, at_ms: int) -> LeaseRenewed:
-    """What every heartbeat of an ACTIVE worker's current session does, whatever else it does."""
+    """The event that every heartbeat of the current session of an ACTIVE worker causes."""
     return tuple.__new__(
         LeaseRenewed,
         (
@@ -112,7 +112,7 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
     if beat.bound or beat.unbound or beat.full_bindings:
         change = _binding_changes(key, worker, beat)
         if change is not None and beat.full_bindings:
-            # The whole set is known now, whatever gap this very heartbeat's sequence shows.
+            # The change comes last: this heartbeat carries the whole set, so a gap in its sequence numbers does not matter.
             return (*events, renewed, change)
         if change is not None:
             events.append(change)
@@ -120,12 +120,12 @@ def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple
 
 
 def _sequence_in_session(worker: Worker, beat: Heartbeat) -> int:
-    """The heartbeat's sequence number, or 0: one sent without a session does not count in a session with a name."""
+    """The heartbeat's sequence number; 0 if it names no session but the worker has one, whose numbers it cannot continue."""
     return beat.sequence if beat.session_id or not worker.session_id else 0
 
 
 def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> BindingsChanged | None:
-    """The effect of a heartbeat's binding changes, or None if there is none."""
+    """The changes to the worker's bindings that a heartbeat causes, or None."""
     held, lost = worker.bindings, worker.lost
     resync = worker.resync
     task_queue = beat.profile.task_queue or worker.profile.task_queue
@@ -134,7 +134,7 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
     declared = {
         id: activity
         for id, activity in all_declared.items()
-        # Which attempt a worker was handed is not for the worker to say.
+        # The service decided which attempt it handed to the worker; the worker cannot change that.
         if not handed or id not in handed or held[id].attempt == activity.attempt
     }
     confirmed = tuple([id for id in declared if handed.get(id) is False]) if handed else ()
@@ -146,15 +146,15 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
         if lost and id in lost:
             cancelled[id] = None
         if claimed is not None and claimed.attempt == activity.attempt:
-            del declared[id]  # taken up and finished between two heartbeats
+            del declared[id]  # started and finished between two heartbeats
             if known is not None:
                 removed[id] = None
         elif known is not None and known.attempt == activity.attempt:
             removed[id] = None
         elif not (known or claimed or id in lost) and beat.sequence and beat.session_id:
-            resync = True  # it says it held what was never heard of here
+            resync = True  # the worker held an activity that it never reported here
     if beat.full_bindings:
-        # What it was handed a moment ago it may not have heard of when it wrote this.
+        # The worker may have written this heartbeat before it received the newest hand-outs.
         removed.update((id, None) for id in held if id not in declared and handed.get(id) is not False)
         cancelled.update((id, None) for id in lost if id not in all_declared)
     bound = {id: activity for id, activity in declared.items() if held.get(id) != activity}
@@ -166,7 +166,7 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
         if kept is not None:
             bound[id] = kept
     added = sum([id not in held for id in bound])
-    if len(held) + added > beat.policy.max_bindings_per_worker:  # else there is room, whatever is let go of
+    if len(held) + added > beat.policy.max_bindings_per_worker:  # otherwise the count need not be exact
         count = len(held) + added - sum(id in held and id not in bound for id in unbound)
         _check_binding_quota(key, beat.policy, count, len(held))
     was_resync = worker.resync
@@ -183,7 +183,7 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
 def _activate(
     kind: type[ActivationT], key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
 ) -> ActivationT:
-    """A new lease whose bindings are exactly those in the heartbeat."""
+    """Start a new lease whose bindings are exactly those in the heartbeat."""
     known_profile = full_profile(worker.profile) if worker else NO_PROFILE
     profile = known_profile if beat.profile == NO_PROFILE else beat.profile
     bindings = _declared_bindings(beat.bound, profile.task_queue)
@@ -212,7 +212,7 @@ def _activate(
 
 
 def _declared_bindings(bound: Iterable[BoundActivity], task_queue: str) -> dict[ActivityId, BoundActivity]:
-    """What a heartbeat says is held; an activity without a task queue of its own is on the worker's."""
+    """The bindings that a heartbeat reports. An activity without a task queue gets the worker's."""
     declared = {}
     for activity in bound:
         if not activity.task_queue:
@@ -228,7 +228,7 @@ def _declared_bindings(bound: Iterable[BoundActivity], task_queue: str) -> dict[
 
 
 def _check_binding_quota(key: WorkerKey, policy: Policy, count: int, held: int) -> None:
-    # A worker above a quota that was lowered may still shrink.
+    # After the quota was lowered, a worker above it may still reduce its bindings.
     if count > policy.max_bindings_per_worker and count > held:
         raise BindingQuotaExceeded(worker=key.instance_key, count=count, limit=policy.max_bindings_per_worker)
 
@@ -236,7 +236,7 @@ def _check_binding_quota(key: WorkerKey, policy: Policy, count: int, held: int) 
 def deactivate(
     key: WorkerKey, worker: Worker, command: Deactivate, at_ms: int
 ) -> tuple[WorkerDeactivated, ...]:
-    """Goodbye or force. Nothing to do for a worker that has left ACTIVE already."""
+    """End the lease on a shutdown or by force. A shutdown of a worker that is not ACTIVE changes nothing."""
     if worker.state is WorkerState.CLEANED_UP:
         raise WorkerCleanedUpError(worker=key.instance_key)
     if command.session_id and command.session_id != worker.session_id:
@@ -253,7 +253,7 @@ def deactivate(
 def expire_lease(
     worker: Worker, policy: Policy, at_ms: int, evidence: DeathEvidence = NO_EVIDENCE
 ) -> tuple[WorkerDeactivated, ...]:
-    """The lease ran out, unless it did not: the only place that ends a lease for silence."""
+    """End the lease if its deadline has passed. No other function ends a lease for silence."""
     if worker.state is not ACTIVE or at_ms < worker.deadline_ms:
         return ()
     detail = f"no heartbeat for {at_ms - worker.renewed_ms} ms of a {worker.granted_ms} ms lease"
@@ -264,7 +264,7 @@ def expire_lease(
 def disconnect(
     worker: Worker, policy: Policy, at_ms: int, broken_ms: int, evidence: DeathEvidence = NO_EVIDENCE
 ) -> tuple[WorkerDeactivated, ...]:
-    """The worker's stream broke at `broken_ms` and the grace it had asked for is over."""
+    """End the lease if the worker's stream broke at `broken_ms` and its disconnect grace has passed."""
     grace_ms = worker.standing.grace_ms
     if worker.state is not ACTIVE or not grace_ms or at_ms < broken_ms + grace_ms:
         return ()
@@ -276,7 +276,7 @@ def disconnect(
 
 
 def end_drain(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerDeactivated, ...]:
-    """The limit of a drain is over."""
+    """End the lease if the deadline of the drain has passed."""
     deadline_ms = worker.standing.drain_deadline_ms
     if worker.state is not ACTIVE or not deadline_ms or at_ms < deadline_ms:
         return ()
@@ -325,8 +325,8 @@ def lost_with(worker: Worker, event: WorkerEvent) -> Mapping[ActivityId, BoundAc
             if id not in kept or (id in handed and kept[id] != activity.attempt)
         }
     if isinstance(event, BindingsChanged) and worker.standing.handed:
-        # What the worker was handed and lets go of without an outcome must run elsewhere. What it bound by itself is
-        # its own engine's business.
+        # An activity that the service handed out and the worker unbinds without an outcome must run on another worker.
+        # The engine that owns a self-bound activity takes care of it.
         bound = {activity.id for activity in event.bound}
         return {
             id: worker.bindings[id]

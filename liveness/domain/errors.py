@@ -1,4 +1,4 @@
-"""Every way a request can be refused. Each class's docstring is its message; fields fill the braces.
+"""All reasons for which a request is refused.
 
 LivenessError
 ├── InvalidRequest          the client must change the request
@@ -6,7 +6,7 @@ LivenessError
 │   ├── MalformedRequest
 │   ├── PageTokenInvalid
 │   └── ResumeTokenInvalid
-├── Refused                 the request is fine, the state is against it
+├── Refused                 the request is valid, the state does not allow it
 │   ├── StaleHeartbeat
 │   ├── SessionSuperseded
 │   ├── SessionNotCurrent
@@ -22,7 +22,7 @@ LivenessError
 │   ├── TaskFinished
 │   ├── RelayNotConfigured
 │   └── EventsNotRelayed
-├── Exists
+├── Exists                  it exists already, and differs
 │   └── ActivityDiffers
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
@@ -47,211 +47,344 @@ LivenessError
 
 from __future__ import annotations
 
-from functools import cache
-from inspect import cleandoc
-from re import sub
+from collections.abc import Callable, Mapping
+from typing import ClassVar, get_type_hints
+
+from liveness.templated_error import TemplatedError
 
 
-class LivenessError(Exception):
-    """Something was refused."""
+class LivenessError(TemplatedError):
+    reason: ClassVar[str] = "LIVENESS_ERROR"
+    """Machine-readable, part of the API: a class may be renamed, its reason never."""
+    template = "Something was refused."
 
-    def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        super().__init__(cleandoc(type(self).__doc__ or "").format(**fields))
-
-    @property
-    def reason(self) -> str:
-        """Machine-readable: StaleHeartbeat → STALE_HEARTBEAT."""
-        return _reason_of(type(self))
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "reason" not in vars(cls):
+            raise TypeError(f"{cls.__name__} needs a reason of its own")
+        _CLASSES_BY_REASON[cls.reason] = cls
 
 
-def _reason_of(kind: type[LivenessError]) -> str:
-    return sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
+_CLASSES_BY_REASON: dict[str, type[LivenessError]] = {}
 
 
 class InvalidRequest(LivenessError):
-    """The request is not valid."""
+    reason = "INVALID_REQUEST"
+    template = "The request is not valid."
 
 
 class InvalidField(InvalidRequest):
-    """{field} {rule}."""
+    reason = "INVALID_FIELD"
+    template = "{field} {rule}."
+
+    field: str
+    rule: str
 
 
 class MalformedRequest(InvalidRequest):
-    """The request is not a valid protobuf message: {detail}."""
+    reason = "MALFORMED_REQUEST"
+    template = "The request is not a valid protobuf message: {detail}."
+
+    detail: str
 
 
 class PageTokenInvalid(InvalidRequest):
-    """page_token does not belong to this request; use the one from the previous page, with the same filter."""
+    reason = "PAGE_TOKEN_INVALID"
+    template = "page_token does not belong to this request; use the one from the previous page, with the same filter."
 
 
 class ResumeTokenInvalid(InvalidRequest):
-    """resume_token does not belong to this request; use one from the same selection of events."""
+    reason = "RESUME_TOKEN_INVALID"
+    template = "resume_token does not belong to this request; use one from the same selection of events."
 
 
 class Refused(LivenessError):
-    """The state does not allow this."""
+    reason = "REFUSED"
+    template = "The state does not allow this."
 
 
 class StaleHeartbeat(Refused):
-    """Heartbeat {sequence} came after heartbeat {last_sequence} of the same session was applied."""
+    reason = "STALE_HEARTBEAT"
+    template = "Heartbeat {sequence} came after heartbeat {last_sequence} of the same session was applied."
+
+    sequence: int
+    last_sequence: int
 
 
 class SessionSuperseded(Refused):
-    """Session {session_id} of worker {worker} was replaced by a newer one; this process must stop its work."""
+    reason = "SESSION_SUPERSEDED"
+    template = "Session {session_id} of worker {worker} was replaced by a newer one; this process must stop its work."
+
+    session_id: str
+    worker: str
 
 
 class SessionNotCurrent(Refused):
-    """Session {session_id} is not the current one of worker {worker}."""
+    reason = "SESSION_NOT_CURRENT"
+    template = "Session {session_id} is not the current one of worker {worker}."
+
+    session_id: str
+    worker: str
 
 
 class WorkerCleanedUp(Refused):
-    """Worker {worker} was cleaned up; register under a new instance key."""
+    reason = "WORKER_CLEANED_UP"
+    template = "Worker {worker} was cleaned up; register under a new instance key."
+
+    worker: str
 
 
 class WorkerNotActive(Refused):
-    """Worker {worker} is {state}, not ACTIVE."""
+    reason = "WORKER_NOT_ACTIVE"
+    template = "Worker {worker} is {state}, not ACTIVE."
+
+    worker: str
+    state: str
 
 
 class WorkerPaused(Refused):
-    """Worker {worker} is paused and takes no new work; resume it first."""
+    reason = "WORKER_PAUSED"
+    template = "Worker {worker} is paused and takes no new work; resume it first."
+
+    worker: str
 
 
 class WorkerDraining(Refused):
-    """Worker {worker} is being drained and takes no new work."""
+    reason = "WORKER_DRAINING"
+    template = "Worker {worker} is being drained and takes no new work."
+
+    worker: str
 
 
 class FencedOff(Refused):
-    """Worker {worker} no longer holds attempt {attempt} of activity {activity} under lease epoch {epoch}: {why}."""
+    reason = "FENCED_OFF"
+    template = "Worker {worker} no longer holds attempt {attempt} of activity {activity} under lease epoch {epoch}: {why}."
+
+    worker: str
+    attempt: int
+    activity: str
+    epoch: int
+    why: str
 
 
 class ActivityHeld(Refused):
-    """Activity {activity} is held by worker {holder}."""
+    reason = "ACTIVITY_HELD"
+    template = "Activity {activity} is held by worker {holder}."
+
+    activity: str
+    holder: str
 
 
 class ActivityNotAvailable(Refused):
-    """Activity {activity} is {state}; it cannot be claimed now."""
+    reason = "ACTIVITY_NOT_AVAILABLE"
+    template = "Activity {activity} is {state}; it cannot be claimed now."
+
+    activity: str
+    state: str
 
 
 class ActivityFinished(Refused):
-    """Activity {activity} is {state} already."""
+    reason = "ACTIVITY_FINISHED"
+    template = "Activity {activity} is {state} already."
+
+    activity: str
+    state: str
 
 
 class ActivityNotRetryable(Refused):
-    """Activity {activity} is {state}; only a QUARANTINED or FAILED one can be given a fresh start."""
+    reason = "ACTIVITY_NOT_RETRYABLE"
+    template = "Activity {activity} is {state}; only a QUARANTINED or FAILED one can be given a fresh start."
+
+    activity: str
+    state: str
 
 
 class TaskFinished(Refused):
-    """Task {task_id} is {state} already."""
+    reason = "TASK_FINISHED"
+    template = "Task {task_id} is {state} already."
+
+    task_id: int
+    state: str
 
 
 class RelayNotConfigured(Refused):
-    """This server relays nothing; start it with --relay."""
+    reason = "RELAY_NOT_CONFIGURED"
+    template = "This server relays nothing; start it with --relay."
 
 
 class EventsNotRelayed(Refused):
-    """This server relays reschedules, but no events; start it with --relay-events."""
+    reason = "EVENTS_NOT_RELAYED"
+    template = "This server relays reschedules, but no events; start it with --relay-events."
 
 
 class Exists(LivenessError):
-    """There is one already."""
+    reason = "EXISTS"
+    template = "There is one already."
 
 
 class ActivityDiffers(Exists):
-    """Activity {activity} is known already, with another {what}; schedule it under another id."""
+    reason = "ACTIVITY_DIFFERS"
+    template = "Activity {activity} is known already, with another {what}; schedule it under another id."
+
+    activity: str
+    what: str
 
 
 class Exhausted(LivenessError):
-    """A limit is reached."""
+    reason = "EXHAUSTED"
+    template = "A limit is reached."
 
 
 class WorkerQuotaExceeded(Exhausted):
-    """Namespace {namespace} has its {limit} workers; remove some or raise max_workers."""
+    reason = "WORKER_QUOTA_EXCEEDED"
+    template = "Namespace {namespace} has its {limit} workers; remove some or raise max_workers."
+
+    namespace: str
+    limit: int
 
 
 class BindingQuotaExceeded(Exhausted):
-    """Worker {worker} would hold {count} activities; the limit is {limit} (max_bindings_per_worker)."""
+    reason = "BINDING_QUOTA_EXCEEDED"
+    template = (
+        "Worker {worker} would hold {count} activities; the limit is {limit} (max_bindings_per_worker)."
+    )
+
+    worker: str
+    count: int
+    limit: int
 
 
 class TooManyPolls(Exhausted):
-    """Worker {worker} has {limit} polls waiting; let it wait for several activities with one."""
+    reason = "TOO_MANY_POLLS"
+    template = "Worker {worker} has {limit} polls waiting; let it wait for several activities with one."
+
+    worker: str
+    limit: int
 
 
 class RateLimited(Exhausted):
-    """Too many heartbeats of {whose}; try again in {retry_after_ms} ms."""
+    reason = "RATE_LIMITED"
+    template = "Too many heartbeats of {whose}; try again in {retry_after_ms} ms."
+
+    whose: str
+    retry_after_ms: int
 
 
 class NotFound(LivenessError):
-    """There is no such thing."""
+    reason = "NOT_FOUND"
+    template = "There is no such thing."
 
 
 class WorkerNotFound(NotFound):
-    """There is no worker {worker} in namespace {namespace}."""
+    reason = "WORKER_NOT_FOUND"
+    template = "There is no worker {worker} in namespace {namespace}."
+
+    worker: str
+    namespace: str
 
 
 class DeathNotFound(NotFound):
-    """Worker {worker} has not died{when}, as far as its history is kept; it is {state}."""
+    reason = "DEATH_NOT_FOUND"
+    template = "Worker {worker} has not died{when}, as far as its history is kept; it is {state}."
+
+    worker: str
+    when: str
+    state: str
 
 
 class ActivityNotFound(NotFound):
-    """There is no activity {activity} in namespace {namespace}."""
+    reason = "ACTIVITY_NOT_FOUND"
+    template = "There is no activity {activity} in namespace {namespace}."
+
+    activity: str
+    namespace: str
 
 
 class NamespaceNotFound(NotFound):
-    """This server does not serve namespace {namespace}; it serves: {known}."""
+    reason = "NAMESPACE_NOT_FOUND"
+    template = "This server does not serve namespace {namespace}; it serves: {known}."
+
+    namespace: str
+    known: str
 
 
 class TaskNotFound(NotFound):
-    """There is no task {task_id}."""
+    reason = "TASK_NOT_FOUND"
+    template = "There is no task {task_id}."
+
+    task_id: int
 
 
 class Unavailable(LivenessError):
-    """Not now; try again."""
+    reason = "UNAVAILABLE"
+    template = "Not now; try again."
 
 
 class ShardUnavailable(Unavailable):
-    """Shard {shard_id} is being re-read; try again."""
+    reason = "SHARD_UNAVAILABLE"
+    template = "Shard {shard_id} is being re-read; try again."
+
+    shard_id: int
 
 
 class ShardMoved(Unavailable):
-    """Shard {shard_id} is served by node {node_id} at {address} now."""
+    reason = "SHARD_MOVED"
+    template = "Shard {shard_id} is served by node {node_id} at {address} now."
+
+    shard_id: int
+    node_id: str
+    address: str
+    epoch: int
 
 
 class WrongNode(Unavailable):
-    """This is node {node_id}, not {wanted}: another node gives out this one's address; set its --advertise."""
+    reason = "WRONG_NODE"
+    template = "This is node {node_id}, not {wanted}: another node gives out this one's address; set its --advertise."
+
+    node_id: str
+    wanted: str
 
 
 class NoNodeReachable(Unavailable):
-    """No liveness node can be reached from here; try again, and if that goes on, look whether they run."""
+    reason = "NO_NODE_REACHABLE"
+    template = (
+        "No liveness node can be reached from here; try again, and if that goes on, look whether they run."
+    )
 
 
 class NodeLost(Unavailable):
-    """Node {node_id} at {address} went away before it answered, and what became of the call is not known; try again."""
+    reason = "NODE_LOST"
+    template = "Node {node_id} at {address} went away before it answered, and what became of the call is not known; try again."
+
+    node_id: str
+    address: str
 
 
 class BrokerUnavailable(Unavailable):
-    """The broker takes no messages now, after {published} were published: {why}; try again."""
+    reason = "BROKER_UNAVAILABLE"
+    template = "The broker takes no messages now, after {published} were published: {why}; try again."
+
+    published: int
+    why: str
 
 
 class ShuttingDown(Unavailable):
-    """The server is shutting down; try again elsewhere or later."""
+    reason = "SHUTTING_DOWN"
+    template = "The server is shutting down; try again elsewhere or later."
 
 
-def error_from_reason(reason: str, fields: dict[str, str]) -> LivenessError | None:
-    """The refusal that another node gave; None if this version does not know it."""
-    kind = _classes_by_reason().get(reason)
+def error_from_reason(reason: str, fields: Mapping[str, str]) -> LivenessError | None:
+    """Rebuild an error that another node reported.
+
+    None if this version does not know the reason, or if the other version reports it without a field that is needed here.
+    Fields that only the other version knows are dropped.
+    """
+    kind = _CLASSES_BY_REASON.get(reason)
+    if kind is None:
+        return None
+    types = get_type_hints(kind)
+    build: Callable[..., LivenessError] = kind
     try:
-        return kind(**fields) if kind is not None else None
-    except KeyError:
-        return None  # it says more, or less, than the same refusal does here
-
-
-@cache
-def _classes_by_reason() -> dict[str, type[LivenessError]]:
-    found: dict[str, type[LivenessError]] = {}
-    waiting = LivenessError.__subclasses__()
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        found[_reason_of(kind)] = kind
-    return found
+        return build(**{name: types[name](fields[name]) for name in kind.field_names})
+    except (KeyError, ValueError):
+        return None

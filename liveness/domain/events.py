@@ -1,7 +1,7 @@
-"""Facts. Past tense; each carries what shaped the decision, so that replay needs no settings.
+"""Events: facts in the past tense. Each carries the values that shaped the decision, so replay needs no settings.
 
-The stored form of every class and version here is frozen by `tests/store/golden`: add fields with defaults, or a
-new class; never rename or reinterpret.
+The golden rows in `tests/unit/store` freeze the stored form of every class and version: add fields with defaults, or a
+new class; never rename or reinterpret a field.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class LeaseRenewed(NamedTuple):
     sequence: int
     at_ms: int
     successes: int
-    """Total since registration, as are `errors`: replaying the last renewal alone gives the same state."""
+    """Total since registration, like `errors`: replaying only the last renewal gives the same state."""
     errors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """What registering, replacing a session and resurrecting have in common: a new lease on a given set of bindings."""
+    """The common part of registration, session replacement and resurrection: a new lease with a given set of bindings."""
 
     session_id: str
     sequence: int
@@ -50,12 +50,12 @@ class WorkerRegistered(Activation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReplaced(Activation):
-    """The old session's process is gone: what it held and `bindings` does not name is rescheduled."""
+    """The process of the old session is gone: activities that it held and `bindings` does not name are rescheduled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResurrected(Activation):
-    """A clean slate: what was lost stays lost."""
+    """Activities that the worker lost before stay lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +65,27 @@ class LeaseTermsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingsChanged:
-    """What is unbound goes first, then what is bound comes: both may name the same activity."""
+    """`unbound` is applied before `bound`: both may name the same activity."""
 
     bound: tuple[BoundActivity, ...]
     unbound: tuple[ActivityId, ...]
-    """Also what the worker let go of after it was told to cancel it."""
+    """Includes activities that the worker was told to cancel and has now stopped."""
     resync: bool
-    """Whether the worker's whole set is in doubt afterwards."""
+    """Whether the server may not know the worker's whole set of bindings after this event."""
     confirmed: tuple[ActivityId, ...] = ()
-    """What it was handed and is now known to have heard of."""
+    """Hand-outs that the worker is now known to have received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityHanded:
-    """Bound by the service itself: an attempt that a poll or a claim gave to the worker."""
+    """The service bound an attempt that a poll or a claim gave to the worker."""
 
     activity: BoundActivity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingsEnded:
-    """The service ended bindings: an attempt is over, or was taken back and the worker is to stop it."""
+    """The service ended bindings. `taken`: the attempts were taken back, and the worker is told to stop them."""
 
     ids: tuple[ActivityId, ...]
     taken: bool
@@ -109,7 +109,7 @@ class DrainBegun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisconnectGraceGranted:
-    """A term of the lease from now on."""
+    """The lease has a disconnect grace from now on."""
 
     grace_ms: int
 
@@ -124,14 +124,14 @@ class WorkerDescribed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDeactivated:
-    """Left ACTIVE; everything it held is rescheduled."""
+    """The worker left ACTIVE; every activity that it held is rescheduled."""
 
     reason: InactiveReason
     detail: str
     at_ms: int
     cleanup_delay_ms: int
     certificate: DeathCertificate | None = None
-    """Where it is a verdict on the worker; events from before there were any have none."""
+    """Present if the server declared the worker dead; events of early versions have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,20 +166,20 @@ WorkerEvent = (
 
 
 class Retry(NamedTuple):
-    """How an activity is tried again."""
+    """The retry policy of an activity."""
 
     initial_ms: int = 1_000
     coefficient: float = 2.0
     max_ms: int = 100_000
     max_attempts: int = 0
-    """How many may fail or be lost with their worker; 0 for any number."""
+    """How many attempts may fail or be lost with their worker; 0 for any number."""
     max_deaths: int | None = None
-    """How many workers in a row may die with it; None for what the namespace says, 0 for any number."""
+    """How many workers in a row may die with it; None for the limit of the namespace, 0 for any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityFact:
-    """Of which activity of the workflow; the workflow is named beside the event."""
+    """The activity within its workflow; the log row names the workflow."""
 
     run_id: str
     activity_id: str
@@ -193,19 +193,19 @@ class ActivityScheduled(ActivityFact):
     retry: Retry
     at_ms: int
     due_ms: int
-    """When it becomes available; not after `at_ms` for at once."""
+    """When it becomes available; at once if not after `at_ms`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityStarted(ActivityFact):
-    """Handed to a worker, who holds it from now on."""
+    """A worker was handed the activity and holds it from now on."""
 
     worker: str
     epoch: int
     attempt: int
     at_ms: int
     verify_ms: int
-    """When it is looked whether the worker heard of it."""
+    """When the service verifies that the worker received it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ class ActivityCompleted(AttemptEnded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityAttemptFailed(AttemptEnded):
-    """To be tried again at `due_ms`."""
+    """The attempt failed; the next one is due at `due_ms`."""
 
     message: str
     due_ms: int
@@ -231,14 +231,14 @@ class ActivityAttemptFailed(AttemptEnded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityFailed(AttemptEnded):
-    """For good."""
+    """The activity failed for good."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityGivenBack(AttemptEnded):
-    """Without an outcome: by its worker, or because the worker never heard of it."""
+    """The attempt ended without an outcome: its worker returned it, or never received it."""
 
     reason: str
 
@@ -251,7 +251,7 @@ class ActivityCancelled(ActivityFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityCancelRequested(ActivityFact):
-    """The worker that held it must stop: its lease is over."""
+    """The worker that held the attempt lost it and must stop."""
 
     attempt: int
     task_queue: str
@@ -259,16 +259,16 @@ class ActivityCancelRequested(ActivityFact):
     worker: str
     epoch: int
     failures: int = 0
-    """Attempts that failed or were lost with their worker so far, this one included."""
+    """Attempts so far that failed or were lost with their worker, this one included."""
     deaths: int = 0
-    """How many of the last ones died with it in a row."""
+    """How many attempts in a row, this one included, died with their worker."""
     at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityReleased(ActivityFact):
     attempt: int = 0
-    """The one that another engine is to run; 0 while that is not settled."""
+    """The attempt that another engine will run; 0 if none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,12 +276,12 @@ class ActivityMadeAvailable(ActivityFact):
     attempt: int
     at_ms: int = 0
     fresh: bool = False
-    """An operator gave it a fresh start: earlier failures no longer count."""
+    """An operator restarted the activity: earlier failures no longer count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityQuarantined(ActivityFact):
-    """Its workers died too often in a row."""
+    """Too many workers in a row died with the activity."""
 
     deaths: int
     at_ms: int
@@ -289,7 +289,7 @@ class ActivityQuarantined(ActivityFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityHandedOn(ActivityFact):
-    """Another engine has it."""
+    """Another engine took the activity."""
 
     at_ms: int
 
@@ -312,7 +312,7 @@ ActivityEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigChanged:
-    """Settings of a namespace, or of the default all inherit from."""
+    """The settings of one namespace changed, or the defaults that all namespaces inherit."""
 
     set: dict[str, float]
     unset: tuple[str, ...]
@@ -321,7 +321,7 @@ class ConfigChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTaken:
-    """A node took the shard under a new epoch; its clock goes on where the last commit left it."""
+    """A node took the shard under a new epoch; the observed clock continues from the last commit."""
 
     epoch: int
     owner: str

@@ -52,7 +52,7 @@ class ImpossibleEvent(Exception):
 
 
 def evolve(worker: Worker | None, event: WorkerEvent, sequence: int) -> Worker | None:
-    """The next state. `sequence` is the event's place in the shard's log; it numbers a new worker."""
+    """Return the next state. `sequence`: the event's position in the shard's log, which becomes the number of a new worker."""
     if worker is None:
         if not isinstance(event, WorkerRegistered):
             raise ImpossibleEvent(f"{type(event).__name__} about a worker that was never registered")
@@ -63,7 +63,7 @@ def evolve(worker: Worker | None, event: WorkerEvent, sequence: int) -> Worker |
 
 
 def apply_renewal(worker: Worker, event: LeaseRenewed) -> Worker:
-    """`evolve` for the event that is nearly all of them: spelled out in field order, past the generated constructor."""
+    """`evolve` for LeaseRenewed, by far the most frequent event: a plain tuple in field order avoids the slow constructor."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
      last_error, _, _, resync, reason, detail, standing) = worker  # fmt: skip
     if state is not ACTIVE:
@@ -105,7 +105,7 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
         renewed_ms=event.at_ms,
         deadline_ms=event.at_ms + event.granted_ms,
         bindings=_add_bindings({}, event.bindings),
-        # A replaced session's process is gone and has nothing left to cancel.
+        # The process of a replaced session is gone, so there is nothing left to cancel.
         lost=worker.lost if worker and worker.state is WorkerState.INACTIVE else NO_BINDINGS,
         superseded=superseded,
         profile=compact_profile(event.profile),
@@ -121,9 +121,9 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
 
 
 def _standing_after_activation(worker: Worker | None, event: Activation) -> Standing:
-    """A pause is an order to whoever runs under the key; a drain and a stream's grace belong to a session."""
+    """A pause applies to every process that uses the key; a drain and a disconnect grace belong to one session."""
     before = worker.standing if worker else NO_STANDING
-    # Without a session, who comes back cannot be told from who is new.
+    # Without a session id, a returning process cannot be told from a new one.
     if worker and worker.session_id and worker.session_id == event.session_id:
         standing = before._replace(loop_lag_ms=event.loop_lag_ms, handed=NO_HANDED)
     else:
@@ -227,7 +227,7 @@ def _(event: WorkerDeactivated, worker: Worker) -> Worker:
     if worker.state is not WorkerState.ACTIVE:
         raise ImpossibleEvent(f"WorkerDeactivated about a worker that is {worker.state.name}")
     if worker.standing is not NO_STANDING:
-        # The grace stays: the same session may come back while its stream is still open.
+        # The grace stays: the same session may return while its stream is still open.
         worker = _replace_standing(worker, drain_deadline_ms=0, loop_lag_ms=0, handed=NO_HANDED)
     return worker._replace(
         state=WorkerState.INACTIVE,
@@ -255,7 +255,7 @@ def _merge_lost(
 def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
     if worker.state is not WorkerState.INACTIVE:
         raise ImpossibleEvent(f"WorkerCleanedUp about a worker that is {worker.state.name}")
-    # The tombstone keeps what refusing needs and what people ask about; the rest is let go.
+    # The tombstone keeps only what is needed to refuse the key and to answer queries.
     return worker._replace(
         state=WorkerState.CLEANED_UP,
         deadline_ms=event.at_ms + event.tombstone_retention_ms if event.tombstone_retention_ms else 0,
@@ -285,7 +285,7 @@ def _add_bindings(
 
 
 def freeze_bindings(bindings: Mapping[ActivityId, BoundActivity]) -> Mapping[ActivityId, BoundActivity]:
-    """Read-only, and one shared value for the many workers that hold nothing."""
+    """Make bindings read-only. The many workers without bindings share one value."""
     if not bindings:
         return NO_BINDINGS
     return bindings if isinstance(bindings, MappingProxyType) else MappingProxyType(bindings)

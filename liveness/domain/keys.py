@@ -1,4 +1,4 @@
-"""Names of things. Key parts stay apart in tuples; joining them with a separator would let two keys collide."""
+"""Keys of workers and activities, and their shard. Keys are tuples: parts joined by a separator could collide."""
 
 from __future__ import annotations
 

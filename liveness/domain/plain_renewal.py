@@ -1,7 +1,7 @@
-"""Decide and evolve in one step, for the heartbeat that is nearly all of them.
+"""Decide and evolve in one step, for the heartbeat that only renews the lease: nearly all traffic.
 
-It says what `decider.heartbeat` and `fold.evolve` say one after the other, and `tests/unit/domain/test_plain_renewal.py` holds it to
-that; it only takes the worker apart once.
+The result equals `decider.heartbeat` followed by `fold.evolve` (`tests/unit/domain/test_plain_renewal.py` checks that), but the
+worker is unpacked only once.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from liveness.domain.decider import COUNTER_MAX
 from liveness.domain.events import LeaseRenewed
 from liveness.domain.worker import Worker, WorkerState
 
-ACTIVE = (
-    WorkerState.ACTIVE
-)  # looked up once: on Python 3.11, asking the enum each time costs as much as a dict
+# Looked up once: on Python 3.11, each access to an enum member costs as much as a dict lookup.
+ACTIVE = WorkerState.ACTIVE
 _new = tuple.__new__
 
 
 def renew_if_plain(
     worker: Worker, sequence: int, successes: int, errors: int, at_ms: int
 ) -> tuple[LeaseRenewed, Worker] | None:
-    """The renewal by a plain heartbeat of the worker's current session, or None if it is anything else than that."""
+    """Renew the lease for a plain heartbeat of the current session; None if the general path must decide."""
     (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
      last_error, all_successes, all_errors, resync, reason, detail, standing) = worker  # fmt: skip
     if state is not ACTIVE:

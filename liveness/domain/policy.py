@@ -1,4 +1,4 @@
-"""What a namespace allows. Read when deciding; what shaped a decision is recorded in its events."""
+"""The settings of a namespace. Deciders read them; events record the values that shaped a decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 DURATION_MS_MAX = 100 * 365 * DAY_MS
 COUNT_MAX = 2**53
-"""Up to here a number is the same whether it is kept as an integer or as a float."""
+"""Up to this value, integers and floats are equally exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,36 +23,36 @@ class Policy:
     min_lease_ms: int = SECOND_MS
     max_lease_ms: int = HOUR_MS
     cleanup_delay_ms: int = 60 * MINUTE_MS
-    """How long an INACTIVE worker may still come back."""
+    """How long an INACTIVE worker may return before it is cleaned up."""
     tombstone_retention_ms: int = 30 * DAY_MS
-    """How long a cleaned-up key stays refused; 0 for ever."""
+    """How long the key of a cleaned-up worker is refused; 0 for ever."""
     event_retention_ms: int = 30 * DAY_MS
     """How long events are kept; 0 for ever."""
     max_workers: int = 1_000_000
-    """ACTIVE and INACTIVE workers of the namespace."""
+    """Limit on ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: int = 1_000
     namespace_heartbeat_rate: float = 0.0
-    """Heartbeats per second over the namespace; 0 for no limit."""
+    """Heartbeats per second of the whole namespace; 0 for no limit."""
     worker_heartbeat_rate: float = 0.0
     """Heartbeats per second of one worker; 0 for no limit."""
     max_worker_deaths: int = 3
-    """After so many attempts in a row whose worker died, an activity is quarantined; 0 for never."""
+    """After this many workers in a row died with it, an activity is quarantined; 0 for never."""
     activity_retention_ms: int = 7 * DAY_MS
-    """How long finished activities are kept, and with them the memory that they were scheduled; 0 for ever."""
+    """How long finished activities are kept, and protect against scheduling them again; 0 for ever."""
     dispatch_timeout_ms: int = 10 * SECOND_MS
     """How long a worker may take to confirm an activity that it was handed."""
     paused: int = 0
-    """1: every worker of the namespace is handed nothing new."""
+    """1: no worker of the namespace is handed new work."""
     storm_min_workers: int = 20
-    """Fewer that fall due together are no storm, whatever part of the namespace they are."""
+    """Fewer concurrent expiries are no storm, whatever their share of the namespace."""
     storm_share: float = 0.3
-    """Nor are those that are not more than this part of it."""
+    """Concurrent expiries of at most this share of the namespace are no storm."""
     storm_hold_ms: int = HOUR_MS
-    """How long a storm may put off the end of a lease, and never longer than that lease; 0 for not at all."""
+    """How long a storm may delay the end of a lease, at most the length of that lease; 0 for not at all."""
     storm_pace: int = 1_000
     """Expiries per second and server after that; 0 for no limit."""
     token_floor: int = 1
-    """No lease epoch and no attempt is given out below. Not a setting: a restored database brings it along."""
+    """The lowest lease epoch and attempt that may be given out. Not a setting: a restored database carries it."""
 
     @property
     def has_rate_limits(self) -> bool:
@@ -80,7 +80,7 @@ DEFAULT_POLICY = Policy()
 
 
 def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
-    """`base` with some fields set, or `InvalidField` if that makes no sense as a whole."""
+    """Return `base` with some fields replaced; raise `InvalidField` if the result is not consistent."""
     values: dict[str, Any] = {}
     for name, value in overrides.items():
         shown = name.removesuffix("_ms")
@@ -101,7 +101,7 @@ def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Polic
             raise InvalidField(field=shown, rule="must be at most 1")
         if value > COUNT_MAX and not name.endswith("_rate"):
             raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
-        # Settings come back from the store as floats; one in an event would not be read back as the integer it is.
+        # The store returns settings as floats; an event must contain integers, or it would not decode to an equal value.
         values[name] = int(value) if name in _WHOLE_NUMBERS else float(value)
     policy = replace(base, **values)
     if not policy.min_lease_ms <= policy.default_lease_ms <= policy.max_lease_ms:

@@ -1,7 +1,7 @@
 """react: (state, event) → what must happen later.
 
-Timers are derived from a worker's state and never stored; a timer is a promise to look again, and what it finds
-then is decided anew. Reschedules are stored, in the transaction that took the activity from its worker.
+Timers are derived from state and never stored: when a timer fires, the decider examines the current state again.
+Reschedules are stored, in the transaction that took the activity from its worker.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class WorkerCleanupTask(NamedTuple):
 
 
 class VerifyDispatchTask(NamedTuple):
-    """Look whether the worker heard of an activity that it was handed: the answer may have been lost on its way."""
+    """Verify that the worker received an activity that it was handed: the response may have been lost."""
 
     activity: ActivityKey
 
 
 class ActivityDueTask(NamedTuple):
-    """A delayed or failed activity's time has come."""
+    """Make a WAITING activity available."""
 
     activity: ActivityKey
 
@@ -48,15 +48,15 @@ class ActivityRescheduleTask(NamedTuple):
     worker: str
     epoch: int
     died: bool = True
-    """Whether the worker was lost with it, rather than let go of it or left in order."""
+    """Whether the worker died with it. False if the worker unbound it or shut down in order."""
 
 
 _ORDERLY_REASONS = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINED)
 
 
 class RescheduleBatch(NamedTuple):
-    """An `ActivityRescheduleTask` for each activity that one event took from a worker. They stay together until they
-    are stored: ten thousand leases may end at once, with ten activities each."""
+    """All `ActivityRescheduleTask`s of one event, kept as one value until they are stored: ten thousand leases with ten
+    activities each may end at once."""
 
     namespace: str
     worker: str
@@ -79,7 +79,7 @@ def react(key: WorkerKey, before: Worker | None, event: WorkerEvent) -> Reschedu
 
 
 def worker_timer(key: WorkerKey, worker: Worker) -> TimerTask | None:
-    """What the worker's `deadline_ms` is for. Tombstones end by maintenance, not by the second."""
+    """The timer that fires at the worker's `deadline_ms`. Maintenance, not a timer, deletes tombstones."""
     if worker.state is WorkerState.ACTIVE:
         return LeaseExpiryTask(key)
     if worker.state is WorkerState.INACTIVE:

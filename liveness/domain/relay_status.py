@@ -1,4 +1,4 @@
-"""What is known about a relay: values for those who ask how it is doing."""
+"""The status of the relay to a broker, as operators query it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ class ShardRelayStatus:
     postponed_tasks: int
     """Reschedules that wait for the broker to come back."""
     acknowledged_seq: int
-    """Everything in the log up to here was acknowledged; 0 where events are not relayed, as are the next two."""
+    """The broker acknowledged every event up to this one. 0 if events are not relayed, like the next two fields."""
     last_seq: int
     """The newest event of the log."""
     backlog: int
-    """Events that are not acknowledged yet."""
+    """Events that the broker has not acknowledged yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """Of one server."""
-
     servers: tuple[str, ...]
-    """Without what is secret."""
+    """URLs without credentials."""
     stream: str
     relays_events: bool
     connected: bool
     last_error: str
-    """Empty: there was none since the start."""
+    """Empty if there was none since the start."""
     last_error_wall_ms: int
     shards: tuple[ShardRelayStatus, ...]
 
@@ -37,19 +35,19 @@ class RelayStatus:
 class ReplaySelection:
     since_wall_ms: int
     namespace: str = ""
-    """Empty: all."""
+    """Empty for all."""
     task_queue: str = ""
-    """Of reschedules. Empty: all."""
+    """Applies to reschedules only. Empty for all."""
     events: bool = False
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """How much was published again."""
+    """Counts of republished messages."""
 
     reschedules: int = 0
     events: int = 0
     duplicates: int = 0
-    """Those of both that the broker still had."""
+    """Messages of both kinds that the broker already had."""
     refused: int = 0
-    """Those of both that it did not take."""
+    """Messages of both kinds that the broker refused."""

@@ -1,8 +1,7 @@
-"""When so many workers of a namespace fall silent at once that the cause is hardly with the workers, and what then
-becomes of their leases.
+"""Storms: so many workers of a namespace fall silent at once that the cause is probably not in the workers.
 
-A storm only ever puts off the end of a lease that is over by its own terms: whatever this file says, no lease ends
-early. Why it is so: docs/decisions/0016-storm-brake.md.
+A storm only delays the end of leases whose deadline has passed. Nothing in this file can end a lease early.
+Rationale: docs/decisions/0016-storm-brake.md.
 """
 
 from __future__ import annotations
@@ -14,39 +13,38 @@ from liveness.domain.death_certificate import CONCURRENT_DEATHS_WINDOW_MS
 from liveness.domain.policy import DEFAULT_POLICY, Policy
 
 STORM_WINDOW_MS = CONCURRENT_DEATHS_WINDOW_MS
-"""As with those of whom a death certificate says that they died with the worker."""
+"""The window in which a death certificate counts concurrent deaths."""
 RECOVERED_SHARE = 0.9
-"""When so many of those whom a storm caught have come back, it is over, and the others are likely to be gone."""
+"""A storm stops holding leases when this share of the held workers has returned: the rest are probably dead."""
 
 
 def is_storm(dead: int, alive: int, policy: Policy = DEFAULT_POLICY) -> bool:
-    """`dead`: workers whose lease ended within the window for silence or a broken stream, or is over now. `alive`:
-    the others that are ACTIVE."""
+    """`dead`: workers whose lease ended within the window for silence or a broken stream, or whose deadline has passed.
+    `alive`: all other ACTIVE workers."""
     return dead >= policy.storm_min_workers and dead > policy.storm_share * (alive + dead)
 
 
 class StormPhase(Enum):
-    HOLDING = "nobody's lease is ended"
-    DRAINING = "leases that are over are ended, one after the other at the set pace"
-    RELEASED = "leases that are over are ended, as if there were no storm"
+    HOLDING = "no expired lease is ended"
+    DRAINING = "expired leases are ended at the configured pace"
+    RELEASED = "expired leases are ended at once, as without a storm"
 
 
 class Storm(NamedTuple):
-    """How it stands. Times are on the clock of whoever judges it."""
+    """The state of a storm. Times are on the clock of the node that throttles expiry."""
 
     began_ms: int
     lease_ms: int = 0
-    """The longest of those that were caught while it held expiries."""
+    """The longest lease among the workers held in phase HOLDING."""
     caught: int = 0
-    """Workers that were held while it held expiries."""
+    """Workers held in phase HOLDING."""
     returned: int = 0
-    """Of all who were held: those that came back, said goodbye, or were forced out."""
+    """Held workers that returned, shut down, or were forced out."""
     released_ms: int | None = None
-    """When an operator let expiries go on."""
+    """When an operator released the storm."""
 
     def hold_ends_ms(self, policy: Policy) -> int:
-        """When it lets go of the last of them, whenever that one fell due: a storm holds for one lease at most, however
-        many go on falling due."""
+        """When the storm stops holding all workers, whenever their leases expired: it holds for at most one lease."""
         return self.began_ms + min(policy.storm_hold_ms, self.lease_ms)
 
     def phase(self, now_ms: int, policy: Policy) -> StormPhase:
@@ -60,25 +58,26 @@ class Storm(NamedTuple):
         )
 
     def is_over(self, held: int, now_ms: int) -> bool:
-        """Nobody is held any more. What an operator has released stays so until the deaths that follow are no news:
-        the next one would be called a storm at once."""
+        """Whether no worker is held any more. A released storm stays for one more window: otherwise the deaths that follow
+        the release would count as a new storm at once."""
         return not held and (self.released_ms is None or now_ms >= self.released_ms + STORM_WINDOW_MS)
 
 
 def held_until_ms(due_ms: int, granted_ms: int, policy: Policy) -> int:
-    """Until when a worker is held at most, on the clock of its lease. `due_ms`: when its lease was over by its own
-    terms; whoever judges the same worker later, after a restart or elsewhere, comes to the same end."""
+    """The latest time until which a worker is held, on the clock of its lease. `due_ms`: the deadline of its lease.
+
+    Depends on nothing else, so a node that judges the same worker later, or after a restart, gets the same time.
+    """
     return due_ms + min(policy.storm_hold_ms, granted_ms)
 
 
 class ExpiryPacer(NamedTuple):
-    """Those whose hold is over, one behind the other."""
+    """Spreads the expiries that follow a hold evenly over time."""
 
     next_slot_ms: float = 0.0
-    """When the next place is."""
 
     def reserve(self, now_ms: int, pace: int) -> tuple[int, ExpiryPacer]:
-        """When it is one's turn, and the line behind."""
+        """Return the time of the next expiry, and the pacer with that slot taken."""
         if not pace:
             return now_ms, self
         slot_ms = max(self.next_slot_ms, float(now_ms))

@@ -1,7 +1,7 @@
-"""Whether those who were declared dead were dead, as far as the log can tell.
+"""Whether workers that were declared dead really were, as far as the log can tell.
 
-A worker that comes back with the session it had when its lease ended had been alive: the verdict was false. Nothing of
-this is recorded as an event, because the events say it already.
+A worker that returns with the session that it had when its lease ended was alive: the verdict was false. This needs no event
+of its own, because it follows from the others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from liveness.domain.worker import Worker
 
 
 class VerdictCounts(NamedTuple):
-    """Counts of a namespace."""
-
     deaths: int = 0
     refuted: int = 0
 
@@ -34,13 +32,15 @@ def is_death(event: object) -> bool:
 
 
 def refutes_death(event: object, session_id: str) -> bool:
-    """Whether the first activation after a death shows that it was none: who died with this session came back. Without
-    a session, who comes back cannot be told from who is new."""
+    """Whether the first activation after a death shows that the worker was alive: the same session returned.
+
+    Without a session id, a returning process cannot be told from a new one.
+    """
     return isinstance(event, WorkerResurrected) and session_id != "" and event.session_id == session_id
 
 
 def count_verdict(before: Worker | None, event: Event) -> VerdictCounts:
-    """What an event adds to the counts. `before`: the worker as the event found it."""
+    """What an event adds to the counts. `before`: the worker before the event."""
     if is_death(event):
         return _DEATH
     if (

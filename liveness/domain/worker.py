@@ -14,11 +14,10 @@ from typing import NamedTuple
 from liveness.domain.keys import ActivityId
 
 SUPERSEDED_SESSIONS_MAX = 100
-"""How many replaced sessions a worker remembers. A zombie older than that many restarts is taken for a new session."""
+"""How many replaced sessions a worker remembers. A process that is more restarts behind counts as a new session."""
 
 LOST_MAX = 1_000
-"""How many activities a worker that unbinds none of them is asked to cancel: the newest, and those of its last lease
-in any case."""
+"""How many lost activities a worker is asked to cancel: the newest ones, and always all of its last lease."""
 
 
 class WorkerState(IntEnum):
@@ -28,7 +27,7 @@ class WorkerState(IntEnum):
 
 
 class WorkerStatus(IntEnum):
-    """What the worker says of itself; for people."""
+    """Reported by the worker for people; decides nothing."""
 
     UNSPECIFIED = 0
     STARTING = 1
@@ -57,12 +56,12 @@ class BoundActivity(NamedTuple):
 
     @property
     def id(self) -> ActivityId:
-        # Past the generated constructor: every binding of every heartbeat is asked for it.
+        # Avoids the slow constructor: this runs for every binding of every heartbeat.
         return tuple.__new__(ActivityId, self[:3])
 
 
 class Profile(NamedTuple):
-    """What a worker tells about itself. Decides nothing."""
+    """How a worker describes itself; decides nothing."""
 
     worker_identity: str = ""
     task_queue: str = ""
@@ -81,7 +80,7 @@ NO_PROFILE = Profile()
 
 
 class _SharedFields(NamedTuple):
-    """What a worker tells about itself that many others tell, too."""
+    """The part of a profile that many workers have in common."""
 
     task_queue: str
     build_id: str
@@ -97,19 +96,21 @@ SHARED_FIELDS_MAX = 16_384
 
 @lru_cache(maxsize=SHARED_FIELDS_MAX)
 def _intern_fields(common: _SharedFields) -> _SharedFields:
-    """One copy in memory of what is equal."""
+    """Keep one copy of equal values in memory."""
     return common
 
 
 @lru_cache(maxsize=1_024)
 def intern_ms(value: int) -> int:
-    """The same for a duration, of which a fleet has few."""
+    """Keep one copy of equal durations; a fleet uses only a few different ones."""
     return value
 
 
 class CompactProfile:
-    """A profile as a worker in memory has it, at half the size: what others have in common with it is there once, and
-    what is its own is one string. Equal to the profile it was made of."""
+    """A profile in half the memory: the common fields are shared, the worker's own are packed into one string.
+
+    Equal to the profile that it was made from.
+    """
 
     __slots__ = ("_common", "_own")
 
@@ -180,18 +181,18 @@ NO_HANDED: Mapping[ActivityId, bool] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
-    """What few workers have besides their lease. In a field of its own, so that the others share one value of it."""
+    """State that few workers have besides their lease. The others share one value, `NO_STANDING`."""
 
     paused: bool = False
     draining: bool = False
-    """Until a new session comes."""
+    """Ends with the session."""
     drain_deadline_ms: int = 0
-    """When what is left is taken from it; 0 once that is over, or without a limit."""
+    """When the remaining activities are taken from the worker; 0 without a limit or after it has passed."""
     grace_ms: int = 0
-    """Part of the lease's terms: how long the lease goes on after the worker's stream broke; 0 for as if it had not."""
+    """How long the lease lasts after the worker's stream broke; 0 if a broken stream has no effect."""
     loop_lag_ms: int = 0
     handed: Mapping[ActivityId, bool] = NO_HANDED
-    """Bindings that were made here, not by a heartbeat, and whether the worker is known to have heard of each."""
+    """Bindings made by the service, not by a heartbeat, and whether the worker is known to have received each."""
 
 
 NO_STANDING = Standing()
@@ -199,12 +200,12 @@ NO_STANDING = Standing()
 
 class Worker(NamedTuple):
     number: int
-    """Sequence of the log row that registered it: short, unique in its shard, never used again."""
+    """The sequence of the log row that registered it: short, unique in its shard, never reused."""
     state: WorkerState
     session_id: str
     """Empty for a client that sends none."""
     sequence: int
-    """Of the last applied heartbeat; 0 if it had none."""
+    """Sequence number of the last applied heartbeat; 0 if it had none."""
     epoch: int
     """The fencing token."""
     granted_ms: int
@@ -214,7 +215,7 @@ class Worker(NamedTuple):
     """ACTIVE: end of the lease. INACTIVE: cleanup. CLEANED_UP: end of the tombstone, 0 for never."""
     bindings: Mapping[ActivityId, BoundActivity]
     lost: Mapping[ActivityId, BoundActivity]
-    """Taken from this worker and not yet unbound by it: its replies ask it to cancel these."""
+    """Activities taken from this worker that it has not unbound yet: replies ask it to cancel them."""
     superseded: tuple[str, ...]
     """Replaced sessions, oldest first."""
     profile: Profile | CompactProfile
@@ -223,7 +224,7 @@ class Worker(NamedTuple):
     successes: int
     errors: int
     resync: bool
-    """The client's whole set of bindings may not be known here."""
+    """The server may not know the whole set of the worker's bindings; replies ask for it."""
     inactive_reason: InactiveReason | None
     inactive_detail: str
     standing: Standing = NO_STANDING

@@ -1,4 +1,4 @@
-"""decide, for what operators order of a worker and what the service arranges with it: pause, drain, streams, hand-outs."""
+"""decide, for operators' commands (pause, resume, drain), streams and hand-outs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def pause(worker: Worker, reason: str) -> tuple[WorkerPaused, ...]:
 
 
 def resume(worker: Worker) -> tuple[WorkerResumed, ...]:
-    """From a pause, or from a drain that somebody thought better of."""
+    """End a pause, or revoke a drain."""
     return (WorkerResumed(),) if worker.standing.paused or worker.standing.draining else ()
 
 
 def drain(key: WorkerKey, worker: Worker, reason: str, deadline_ms: int) -> tuple[DrainBegun, ...]:
-    """Draining again sets the limit anew."""
+    """Start a drain. Draining again replaces the deadline."""
     check_lease_is_live(key, worker)
     return (DrainBegun(reason=reason, deadline_ms=deadline_ms),)
 
@@ -50,7 +50,7 @@ def attach(
 
 
 def check_lease_is_live(key: WorkerKey, worker: Worker, session_id: str = "") -> None:
-    """Refuse whoever is not the current session of a worker with a live lease."""
+    """Refuse every session but the current one of a worker with a live lease."""
     if worker.state is WorkerState.CLEANED_UP:
         raise WorkerCleanedUpError(worker=key.instance_key)
     if session_id and session_id != worker.session_id:
@@ -62,7 +62,7 @@ def check_lease_is_live(key: WorkerKey, worker: Worker, session_id: str = "") ->
 
 
 def check_accepts_work(key: WorkerKey, worker: Worker, policy: Policy) -> None:
-    """Refuse to give a worker more work than it may have."""
+    """Refuse new work for a worker that is draining, paused or at its quota."""
     if worker.standing.draining:
         raise WorkerDraining(worker=key.instance_key)
     if worker.standing.paused or policy.paused:
@@ -78,7 +78,7 @@ def bind(activity: BoundActivity) -> tuple[ActivityHanded, ...]:
 
 
 def end_binding(worker: Worker, id: ActivityId, attempt: int, *, taken: bool) -> tuple[BindingsEnded, ...]:
-    """An attempt that the worker was handed is over; with `taken` it did not end it itself and is told to stop."""
+    """End the binding of an attempt. `taken`: the worker did not end the attempt itself and is told to stop."""
     bound = worker.bindings.get(id)
     if bound is None or bound.attempt != attempt or worker.state is not WorkerState.ACTIVE:
         return ()

@@ -42,7 +42,9 @@ DEACTIVATION_DETAIL = "the database was restored from a backup"
 
 
 class RestoreFailed(StoreError):
-    """Nothing was restored: {detail}."""
+    template = "Nothing was restored: {detail}."
+
+    detail: str
 
 
 class RestoreSummary(NamedTuple):
@@ -82,7 +84,7 @@ def restore(
                 sync(target.absolute().parent)
                 replace_durably(mark, target)
         except BackupFailed as error:
-            raise RestoreFailed(detail=error.fields["detail"]) from error
+            raise RestoreFailed(detail=error.detail) from error
     return contents, restored
 
 

@@ -45,7 +45,9 @@ SERVICES = (
 
 
 class ListenFailed(StoreUnusable):
-    """Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."""
+    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."
+
+    listen: str
 
 
 class DatabaseRouteSource:

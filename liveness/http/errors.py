@@ -12,7 +12,8 @@ from google.rpc.status_pb2 import Status
 
 from liveness.domain.errors import LivenessError
 from liveness.http.json_output import to_json_value
-from liveness.rpc.status import DETAILS_KEY, DOMAIN, status_of
+from liveness.rpc.status import status_of
+from liveness.rpc_details import DOMAIN, parse_details, status_code, status_from_trailer
 
 HTTP_CODES: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.CANCELLED: 499,
@@ -32,7 +33,6 @@ HTTP_CODES: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.DATA_LOSS: 500,
     grpc.StatusCode.UNAUTHENTICATED: 401,
 }
-_CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class HttpError(Exception):
@@ -43,7 +43,7 @@ class HttpError(Exception):
     ) -> None:
         """`code`: of HTTP, where it says more than the canonical one."""
         super().__init__(status.message)
-        self._grpc_code = _CODES_BY_NUMBER.get(status.code, grpc.StatusCode.UNKNOWN)
+        self._grpc_code = status_code(status)
         self._status = status
         self.code = code or HTTP_CODES[self._grpc_code]
         self.headers = {**_retry_after(status), **(headers or {})}
@@ -55,7 +55,7 @@ class HttpError(Exception):
                 "code": self.code,
                 "status": self._grpc_code.name,
                 "message": self._status.message,
-                "reason": next((detail["reason"] for detail in details if "reason" in detail), ""),
+                "reason": parse_details(self._status).reason,
                 "details": details,
             }
         }
@@ -67,10 +67,8 @@ def from_error(error: LivenessError) -> HttpError:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> HttpError:
     """As the server refused it."""
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAILS_KEY and isinstance(value, bytes):
-            return HttpError(Status.FromString(value))
-    return HttpError(Status(code=error.code().value[0], message=error.details() or ""))
+    status = status_from_trailer(error.code(), error.trailing_metadata())
+    return HttpError(status or Status(code=error.code().value[0], message=error.details() or ""))
 
 
 def http_error(
@@ -92,8 +90,5 @@ def http_error(
 
 
 def _retry_after(status: Status) -> dict[str, str]:
-    for detail in status.details:
-        hint = RetryInfo()
-        if detail.Unpack(hint):
-            return {"Retry-After": str(max(1, -(-hint.retry_delay.ToMilliseconds() // 1_000)))}
-    return {}
+    retry_after_ms = parse_details(status).retry_after_ms
+    return {"Retry-After": str(-(-retry_after_ms // 1_000))} if retry_after_ms else {}

@@ -26,19 +26,35 @@ MESSAGE_CHARS_MAX = 200
 
 
 class MalformedJson(InvalidRequest):
-    """The body is not valid JSON: {detail}."""
+    reason = "MALFORMED_JSON"
+    template = "The body is not valid JSON: {detail}."
+
+    detail: str
 
 
 class UnfitBody(InvalidRequest):
-    """The body does not fit {type}: {detail}."""
+    reason = "UNFIT_BODY"
+    template = "The body does not fit {type}: {detail}."
+
+    type: str
+    detail: str
 
 
 class UnknownField(InvalidRequest):
-    """There is no field {field} in the body; {type} has: {known}."""
+    reason = "UNKNOWN_FIELD"
+    template = "There is no field {field} in the body; {type} has: {known}."
+
+    field: str
+    type: str
+    known: str
 
 
 class UnknownParameter(InvalidRequest):
-    """There is no query parameter {parameter} for {method}."""
+    reason = "UNKNOWN_PARAMETER"
+    template = "There is no query parameter {parameter} for {method}."
+
+    parameter: str
+    method: str
 
 
 def build_request(match: Match, query: str, body: bytes) -> Message:

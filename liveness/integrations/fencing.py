@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from inspect import cleandoc
 from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import (
@@ -47,6 +46,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import CreateTable
+
+from liveness.templated_error import TemplatedError
 
 AnySession: TypeAlias = Session | scoped_session[Any] | Connection
 AnyAsyncSession: TypeAlias = AsyncSession | AsyncConnection
@@ -86,32 +87,25 @@ class SeenToken:
         return f"attempt {self.attempt}, lease epoch {self.lease_epoch}{who}"
 
 
-class FencingError(Exception):
-    """The write to {resource} was not allowed."""
+class FencingError(TemplatedError, kw_only=False):
+    template = "The write to {resource} was not allowed."
 
-    def __init__(self, resource: str, *more: object) -> None:
-        super().__init__(resource, *more)
-        self.resource = resource
-
-    def __str__(self) -> str:
-        return cleandoc(type(self).__doc__ or "").format(**vars(self))
+    resource: str
 
 
-class StaleToken(FencingError):
-    """{resource} was written with {newest}, so {given} comes too late: its holder was replaced and must stop."""
+class StaleToken(FencingError, kw_only=False):
+    template = "{resource} was written with {newest}, so {given} comes too late: its holder was replaced and must stop."
 
-    def __init__(self, resource: str, given: SeenToken, newest: SeenToken) -> None:
-        super().__init__(resource, given, newest)
-        self.given = given
-        self.newest = newest
+    given: SeenToken
+    newest: SeenToken
 
 
 class SnapshotTooOld(FencingError):
-    """This transaction cannot see the token that another recorded for {resource}; roll back and run it again."""
+    template = "This transaction cannot see the token that another recorded for {resource}; roll back and run it again."
 
 
 class NotInTransaction(FencingError):
-    """The check of {resource} was committed by itself and protects no write; use a connection without AUTOCOMMIT."""
+    template = "The check of {resource} was committed by itself and protects no write; use a connection without AUTOCOMMIT."
 
 
 def guarded_update(table: Table, token: Token) -> Update:

@@ -17,8 +17,8 @@ from liveness.routing.retry_budget import RetryBudget
 from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Owner, RoutingTable
 from liveness.routing.rpc_failures import Metadata, RpcFailure
-from liveness.rpc.status import DETAILS_KEY
 from liveness.rpc.tracing import CallTracer
+from liveness.rpc_details import DETAILS_KEY
 
 logger = structlog.get_logger("liveness.frontend")
 

@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from liveness.domain.errors import LivenessError, NodeLost
 from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Owner
-from liveness.rpc.status import DETAILS_KEY, DOMAIN, code_of, status_of
+from liveness.rpc.status import code_of, status_of
+from liveness.rpc_details import (
+    DETAILS_KEY,
+    RpcDetails,
+    details_from_trailer,
+    has_details,
+    parse_details,
+    status_code,
+    status_from_trailer,
+)
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -30,7 +37,6 @@ _RETRYABLE_REASONS: Mapping[RetrySafety, frozenset[str]] = {
     # A shard that is being re-read may have taken the call up before.
     RetrySafety.IF_NOT_STARTED: frozenset({SHARD_MOVED, SHUTTING_DOWN}),
 }
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONNECTION_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -62,24 +68,26 @@ class RpcFailure(NamedTuple):
 def from_rpc_error(error: grpc.aio.AioRpcError, owner: Owner) -> RpcFailure:
     trailing_metadata = tuple(error.trailing_metadata() or ())
     code = error.code()
-    reason: str = ""
-    fields: Mapping[str, str] = {}
+    details = RpcDetails()
     if code in _CONNECTION_CODES:
-        details = next((value for name, value in trailing_metadata if name == DETAILS_KEY), b"")
-        if not details:
+        if not has_details(trailing_metadata):
             return node_lost(owner)
-        reason, fields = _parse_reason(details if isinstance(details, bytes) else b"")
+        details = details_from_trailer(code, trailing_metadata)
     return RpcFailure(
-        code, error.details() or "", trailing_metadata, reason, fields, tuple(error.initial_metadata() or ())
+        code,
+        error.details() or "",
+        trailing_metadata,
+        details.reason,
+        details.fields,
+        tuple(error.initial_metadata() or ()),
     )
 
 
 def from_status(status: Status) -> RpcFailure:
-    """Of one item of a batch: what the caller would have been told had it come alone."""
-    details = status.SerializeToString()
-    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
-    reason, fields = _parse_reason(details)
-    return RpcFailure(code, status.message, ((DETAILS_KEY, details),), reason, fields)
+    """The failure of one item of a batch, as the caller would have seen it in a call of its own."""
+    details = parse_details(status)
+    trailer = ((DETAILS_KEY, status.SerializeToString()),)
+    return RpcFailure(status_code(status), status.message, trailer, details.reason, details.fields)
 
 
 def from_error(error: LivenessError) -> RpcFailure:
@@ -93,23 +101,6 @@ def node_lost(owner: Owner) -> RpcFailure:
 
 
 def to_status(failure: RpcFailure) -> Status:
-    """For one item of a batch."""
-    for name, value in failure.trailing_metadata:
-        if name == DETAILS_KEY and isinstance(value, bytes):
-            try:
-                return Status.FromString(value)
-            except DecodeError:
-                break
-    return Status(code=failure.code.value[0], message=failure.message)
-
-
-def _parse_reason(details: bytes) -> tuple[str, Mapping[str, str]]:
-    try:
-        status = Status.FromString(details)
-    except DecodeError:
-        return "", {}
-    info = ErrorInfo()
-    for detail in status.details:
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            return info.reason, dict(info.metadata)
-    return "", {}
+    """The status of one item of a batch."""
+    status = status_from_trailer(failure.code, failure.trailing_metadata)
+    return status or Status(code=failure.code.value[0], message=failure.message)

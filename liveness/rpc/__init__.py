@@ -1,1 +1,1 @@
-"""What all gRPC code shares: how errors look on the wire, and traces of calls."""
+"""Shared by all gRPC code of the server: the mapping of errors to statuses, and tracing."""

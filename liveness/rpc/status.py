@@ -1,4 +1,4 @@
-"""Which status each refusal becomes. One table; details in the standard google.rpc messages."""
+"""The gRPC status of each error: one table, with details in the standard google.rpc messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from liveness.domain.errors import (
     Unavailable,
     error_from_reason,
 )
+from liveness.rpc_details import DOMAIN, details_from_trailer
 
-DOMAIN = "liveness"
-DETAILS_KEY = "grpc-status-details-bin"
-"""The trailer in which a status travels whole."""
 RETRY_AFTER_MS = {Unavailable: 200, Exhausted: 1_000}
 
 _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
@@ -40,7 +38,7 @@ def code_of(error: LivenessError) -> grpc.StatusCode:
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
-    raise AssertionError(f"{type(error).__name__} has no place in the table")
+    raise AssertionError(f"{type(error).__name__} has no status code")
 
 
 def status_of(error: LivenessError) -> Status:
@@ -49,28 +47,19 @@ def status_of(error: LivenessError) -> Status:
     fields = {name: str(value) for name, value in error.fields.items()}
     status.details.add().Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=fields))
     if isinstance(error, InvalidField):
-        violation = BadRequest.FieldViolation(field=fields["field"], description=fields["rule"])
+        violation = BadRequest.FieldViolation(field=error.field, description=error.rule)
         status.details.add().Pack(BadRequest(field_violations=[violation]))
     for kind, default_ms in RETRY_AFTER_MS.items():
         if isinstance(error, kind):
-            after_ms = (
-                int(str(error.fields["retry_after_ms"])) if isinstance(error, RateLimited) else default_ms
-            )
+            after_ms = error.retry_after_ms if isinstance(error, RateLimited) else default_ms
             status.details.append(_retry_after(after_ms))
     return status
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> LivenessError:
-    """What another node refused with, as if it had been refused here."""
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAILS_KEY and isinstance(value, bytes):
-            for detail in Status.FromString(value).details:
-                info = ErrorInfo()
-                if detail.Unpack(info) and info.domain == DOMAIN:
-                    known = error_from_reason(info.reason, dict(info.metadata))
-                    if known is not None:
-                        return known
-    return Unavailable()
+    """Rebuild the error that another node reported; Unavailable if this version does not know it."""
+    details = details_from_trailer(error.code(), error.trailing_metadata())
+    return error_from_reason(details.reason, details.fields) or Unavailable()
 
 
 def _retry_after(ms: int) -> Any:

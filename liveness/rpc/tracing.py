@@ -1,8 +1,7 @@
-"""Following single calls from process to process, as OpenTelemetry does: W3C `traceparent` in, spans out over OTLP.
+"""Distributed tracing with OpenTelemetry: W3C `traceparent` in, spans out over OTLP.
 
-A server begins no trace by itself. It follows calls that say they are followed already (a sampled `traceparent`), so that
-what nobody follows costs nothing, and how much is followed is decided in one place: at the beginning. Nothing of
-OpenTelemetry is imported before there is a URL to send to.
+A server never starts a trace by itself. It continues traces that the caller sampled, so untraced calls cost nothing, and the
+sampling rate is decided in one place, at the start of the trace. OpenTelemetry is imported only if a collector is configured.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 EXPORT_TIMEOUT_S = 5
-"""How long a collector may take."""
+"""How long one export to the collector may take."""
 FLUSH_TIMEOUT_S = 2.0
-"""How long an end may wait for it."""
+"""How long a shutdown waits for the last export."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 _SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf](-.*)?")
-# They say something about the server. What it refuses is the caller's mistake.
+# Codes that indicate a fault of the server; with all others, the caller made the mistake.
 _SERVER_ERRORS = frozenset(
     {
         grpc.StatusCode.UNKNOWN,
@@ -52,35 +51,35 @@ logger = structlog.get_logger("liveness.traces")
 
 
 class _LogHandler(logging.Handler):
-    """What OpenTelemetry has to say, said as everything else is."""
+    """Forwards OpenTelemetry's log records to the server's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        logger.warning("trouble with traces", why=record.getMessage())
+        logger.warning("tracing problem", why=record.getMessage())
 
 
 class TracingNotInstalled(Exception):
     def __init__(self) -> None:
         super().__init__(
-            "traces are to be sent, but OpenTelemetry is not installed; install liveness[traces]"
+            "a traces URL is configured, but OpenTelemetry is not installed; install liveness[traces]"
         )
 
 
 def is_sampled(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Whether whoever called wants to see what becomes of this call."""
+    """Whether the caller sampled this call."""
     for name, value in metadata or ():
         if name == TRACEPARENT:
             return isinstance(value, str) and _SAMPLED.fullmatch(value) is not None
     return False
 
 
-_current_span: ContextVar[CallSpan | None] = ContextVar("followed", default=None)
+_current_span: ContextVar[CallSpan | None] = ContextVar("current_span", default=None)
 
 
 class CallSpan:
-    """A span, and what happens inside it is a part of it."""
+    """The span of a call; as a context manager, it is the current span."""
 
     def __init__(self, span: Span, context: Context, errors: Container[grpc.StatusCode]) -> None:
-        """`errors`: which answers are failures to whom the span belongs."""
+        """`errors`: the status codes that mark this span as failed."""
         self.context = context
         self._errors = errors
         self.is_over = False
@@ -96,7 +95,7 @@ class CallSpan:
     ) -> None:
         assert self._token is not None
         _current_span.reset(self._token)
-        # What the call has left behind goes on without being followed.
+        # Background work that the call started is not traced after its end.
         self.is_over = True
         self._span.end()
 
@@ -112,7 +111,7 @@ class CallSpan:
             self._span.set_status(StatusCode.ERROR, code.name)
 
     def inject_into(self, metadata: Metadata) -> Metadata:
-        """The same, so that whoever receives it goes on from this span."""
+        """Return the metadata with this span as the parent of the receiver's span."""
         own = self._span.get_span_context()
         parent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
         carried = [(name, value) for name, value in metadata if name not in (TRACEPARENT, TRACESTATE)]
@@ -123,8 +122,8 @@ class CallSpan:
 
 
 class CommitSpan:
-    """The commit that one call waits for. Others wait for the same one, each with a span in its own trace; the number
-    is the same in all of them."""
+    """The commit that one call waits for. Other calls may wait for the same commit, each with a span in its own trace; the
+    commit number is the same in all of them."""
 
     def __init__(self, tracer: Tracer, context: Context) -> None:
         self._tracer = tracer
@@ -146,7 +145,7 @@ class CommitSpan:
 
 class CallTracer:
     def __init__(self, url: str, *, service: str, instance: str, version: str) -> None:
-        """`url`: of a collector that takes OTLP over gRPC, http:// or https://."""
+        """`url`: a collector that accepts OTLP over gRPC, http:// or https://."""
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -171,12 +170,12 @@ class CallTracer:
         self._kinds = SpanKind
 
     def start_server_span(self, path: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> CallSpan:
-        """A call that came in, `is_sampled`."""
+        """Start the span of an incoming call that `is_sampled`."""
         carrier = {name: value for name, value in metadata or () if name in (TRACEPARENT, TRACESTATE)}
         return self._start_span(path, self._kinds.SERVER, self._extract(carrier), _SERVER_ERRORS)
 
     def start_client_span(self, path: str, to: str) -> CallSpan | None:
-        """A call that goes out on behalf of one that is followed; None if none is."""
+        """Start the span of an outgoing call on behalf of the current one; None if that is not traced."""
         current = _current_span.get()
         if current is None or current.is_over:
             return None
@@ -185,7 +184,7 @@ class CallTracer:
         return span
 
     def start_commit_span(self) -> CommitSpan | None:
-        """The commit that the call at hand is about to wait for; None if it is not followed."""
+        """The span of the commit that the current call will wait for; None if the call is not traced."""
         current = _current_span.get()
         if current is None or current.is_over:
             return None
@@ -193,7 +192,6 @@ class CallTracer:
 
     @property
     def has_current_span(self) -> bool:
-        """Whether the call at hand is followed."""
         return _current_span.get() is not None
 
     def _start_span(
@@ -205,7 +203,7 @@ class CallTracer:
         return CallSpan(span, self._in_context(span), errors)
 
     async def close(self) -> None:
-        """Send what is left, if the collector takes it soon."""
+        """Export the remaining spans, for at most `FLUSH_TIMEOUT_S`."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
@@ -214,12 +212,12 @@ class CallTracer:
             try:
                 loop.call_soon_threadsafe(done.cancel)
             except RuntimeError:
-                pass  # nobody waits any more
+                pass  # the loop is closed, so nothing waits for the future
 
         Thread(target=shut_down, name="last-spans", daemon=True).start()
         await asyncio.wait([done], timeout=FLUSH_TIMEOUT_S)
 
 
 def create_tracer(url: str, *, service: str, instance: str) -> CallTracer | None:
-    """None without a URL."""
+    """Return None without a URL."""
     return CallTracer(url, service=service, instance=instance, version=version("liveness")) if url else None

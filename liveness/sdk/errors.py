@@ -1,18 +1,18 @@
-"""What can go wrong for a program that uses the SDK. Each class's docstring is its message; fields fill the braces.
+"""All errors that the SDK raises to a program.
 
 LivenessSdkError
-├── CannotStart             the worker never came to be
+├── CannotStart             the worker did not start
 │   ├── ServerAway
 │   ├── NamespaceUnknown
 │   ├── VersionMismatch
 │   └── QuotaReached
-├── WorkerEnded             it was, and cannot go on
+├── WorkerEnded             the worker ran and cannot go on
 │   ├── WorkerGone
 │   ├── SessionReplaced
 │   └── WorkerStopped
-├── ActivityLost            what was held is held no more
+├── ActivityLost            this worker no longer holds the activity
 │   └── LeaseLost
-├── ActivityRefused         it was never held
+├── ActivityRefused         this worker never held the activity
 │   ├── ActivityHeld
 │   ├── ActivityFinished
 │   ├── ActivityUnknown
@@ -20,128 +20,165 @@ LivenessSdkError
 │   ├── AlreadyBound
 │   ├── BindingRefused
 │   └── NoNewWork
-├── InvalidArgument         the program must change
-├── CallFailed              the server's answer was none of the above
-└── Outcome                 raised by handlers, to say how an attempt ends
+├── InvalidArgument         the program must be changed
+├── CallFailed              any other failure of a call
+└── Outcome                 raised by handlers to end an attempt
     ├── GiveUp
     └── RetryLater
 """
 
 from __future__ import annotations
 
-from inspect import cleandoc
+from typing import TYPE_CHECKING
+
+from liveness.templated_error import TemplatedError
+
+if TYPE_CHECKING:
+    from liveness.sdk.values import ActivityRef
 
 
-class LivenessSdkError(Exception):
-    """Something went wrong between this program and the liveness server."""
-
-    def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        super().__init__(cleandoc(type(self).__doc__ or "").format(**fields))
+class LivenessSdkError(TemplatedError):
+    template = "Something went wrong between this program and the liveness server."
 
 
 class CannotStart(LivenessSdkError):
-    """The worker could not be started."""
+    template = "The worker could not be started."
 
 
 class ServerAway(CannotStart):
-    """No liveness server answers at {address}. Is it running? `liveness serve` starts one. (What was seen: {detail})"""
+    template = "No liveness server answers at {address}. Is it running? `liveness serve` starts one. (What was seen: {detail})"
+
+    address: str
+    detail: str
 
 
 class NamespaceUnknown(CannotStart):
-    """The server at {address} does not serve the namespace {namespace!r}: {detail}"""
+    template = "The server at {address} does not serve the namespace {namespace!r}: {detail}"
+
+    address: str
+    namespace: str
+    detail: str
 
 
 class VersionMismatch(CannotStart):
-    """This SDK (API level {level}) and the server at {address} do not understand each other: {detail}"""
+    template = (
+        "This SDK (API level {level}) and the server at {address} do not understand each other: {detail}"
+    )
+
+    level: int
+    address: str
+    detail: str
 
 
 class QuotaReached(CannotStart):
-    """The server takes no more workers: {detail}"""
+    template = "The server takes no more workers: {detail}"
+
+    detail: str
 
 
 class WorkerEnded(LivenessSdkError):
-    """The worker cannot go on."""
+    template = "The worker cannot go on."
 
 
 class WorkerGone(WorkerEnded):
-    """Worker {worker} was silent for so long that it was cleaned up, and its instance key is refused from now on.
-    Start under another key, or leave the key to the SDK."""
+    template = (
+        "Worker {worker} was silent for so long that it was cleaned up, and its instance key is refused from now on.\n"
+        "Start under another key, or leave the key to the SDK."
+    )
+
+    worker: str
 
 
 class SessionReplaced(WorkerEnded):
-    """Another process runs as worker {worker} now, so this one has stopped its work.
-    Each process needs an instance key of its own."""
+    template = (
+        "Another process runs as worker {worker} now, so this one has stopped its work.\n"
+        "Each process needs an instance key of its own."
+    )
+
+    worker: str
 
 
 class WorkerStopped(WorkerEnded):
-    """Worker {worker} does not run: it was stopped, or never started."""
+    template = "Worker {worker} does not run: it was stopped, or never started."
+
+    worker: str
 
 
 class ActivityLost(LivenessSdkError):
-    """{activity} is no longer held by this worker: {reason}"""
+    template = "{activity} is no longer held by this worker: {reason}"
+
+    activity: ActivityRef
+    reason: str
 
 
 class LeaseLost(ActivityLost):
-    """{activity} is no longer held by this worker, because its lease is over: {reason}"""
+    template = "{activity} is no longer held by this worker, because its lease is over: {reason}"
 
 
 class ActivityRefused(LivenessSdkError):
-    """{activity} cannot be had: {detail}"""
+    template = "{activity} cannot be had: {detail}"
+
+    activity: ActivityRef
+    detail: str
 
 
 class ActivityHeld(ActivityRefused):
-    """{activity} is held by another worker: {detail}"""
+    template = "{activity} is held by another worker: {detail}"
 
 
 class ActivityFinished(ActivityRefused):
-    """{activity} is finished already: {detail}"""
+    template = "{activity} is finished already: {detail}"
 
 
 class ActivityUnknown(ActivityRefused):
-    """{activity} is not known: {detail}"""
+    template = "{activity} is not known: {detail}"
 
 
 class ActivityDiffers(ActivityRefused):
-    """{activity} was scheduled before, and not like this: {detail}"""
+    template = "{activity} was scheduled before, and not like this: {detail}"
 
 
 class AlreadyBound(ActivityRefused):
-    """{activity} is held by this very worker already."""
+    template = "{activity} is held by this very worker already."
+
+    detail: str = ""
 
 
 class BindingRefused(ActivityRefused):
-    """The server takes no more bindings of this worker, so {activity} is not bound: {detail}"""
+    template = "The server takes no more bindings of this worker, so {activity} is not bound: {detail}"
 
 
 class NoNewWork(ActivityRefused):
-    """{activity} cannot be had while this worker is paused or drained: {detail}"""
+    template = "{activity} cannot be had while this worker is paused or drained: {detail}"
 
 
 class InvalidArgument(LivenessSdkError):
-    """The server refused what it was sent: {detail}"""
+    template = "The server refused what it was sent: {detail}"
+
+    detail: str
 
 
 class CallFailed(LivenessSdkError):
-    """{call} failed: {detail} ({code})"""
+    template = "{call} failed: {detail} ({code})"
+
+    call: str
+    detail: str
+    code: str
 
 
-class Outcome(LivenessSdkError):
+class Outcome(LivenessSdkError, kw_only=False):
     """How an attempt ends."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        self.fields = {"why": why}
-        Exception.__init__(self, why)
+    template = "{why}"
+
+    why: str
 
 
 class GiveUp(Outcome):
     """The activity is not to be tried again."""
 
 
-class RetryLater(Outcome):
-    """The activity is to be tried again after so many seconds, whatever its retry policy says."""
+class RetryLater(Outcome, kw_only=False):
+    """The activity is to be tried again after `after` seconds, whatever its retry policy says."""
 
-    def __init__(self, why: str, after: float) -> None:
-        super().__init__(why)
-        self.after = after
+    after: float

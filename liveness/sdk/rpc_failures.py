@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from liveness.rpc_details import parse_details, status_code, status_from_trailer
 from liveness.sdk.errors import (
     ActivityDiffers,
     ActivityFinished,
@@ -29,14 +28,11 @@ from liveness.sdk.errors import (
     VersionMismatch,
     WorkerGone,
 )
-from liveness.sdk.values import ActivityRef, duration_to_ms
+from liveness.sdk.values import ActivityRef
 
 API_LEVEL = 2
 """What this SDK was written for."""
-DOMAIN = "liveness"
 SHUTTING_DOWN = "SHUTTING_DOWN"
-_STATUS_KEY = "grpc-status-details-bin"
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 # After these nobody knows whether the call took effect, or it certainly did not and may later.
 _RETRYABLE_CODES = frozenset(
@@ -89,29 +85,18 @@ class RpcFailed(Exception):
 
 def failure_of_status(status: Status) -> RpcFailure:
     """From an item of a batch, or from the details of a failed call."""
-    reason, metadata, retry_after_ms = "", {}, 0
-    for detail in status.details:
-        info, retry = ErrorInfo(), RetryInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            reason, metadata = info.reason, dict(info.metadata)
-        elif detail.Unpack(retry):
-            retry_after_ms = duration_to_ms(retry.retry_delay)
-    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
-    return RpcFailure(code, reason, status.message, metadata, retry_after_ms)
+    details = parse_details(status)
+    return RpcFailure(
+        status_code(status), details.reason, status.message, details.fields, details.retry_after_ms
+    )
 
 
 def failure_of_call(call: grpc.Call) -> RpcFailure:
     """From a call that has ended otherwise than with OK."""
-    code, message = call.code(), call.details() or ""
-    for key, value in call.trailing_metadata() or ():
-        if key == _STATUS_KEY and isinstance(value, bytes):
-            try:
-                status = Status.FromString(value)
-            except DecodeError:
-                break
-            if status.code == code.value[0]:
-                return failure_of_status(status)
-    return RpcFailure(code, message=message)
+    status = status_from_trailer(call.code(), call.trailing_metadata())
+    if status is not None:
+        return failure_of_status(status)
+    return RpcFailure(call.code(), message=call.details() or "")
 
 
 def worker_error(
@@ -124,13 +109,13 @@ def worker_error(
         case "SESSION_SUPERSEDED":
             return SessionReplaced(worker=worker)
         case "NAMESPACE_NOT_FOUND":
-            return NamespaceUnknown(address=address, namespace=namespace, detail=rpc_failure)
+            return NamespaceUnknown(address=address, namespace=namespace, detail=str(rpc_failure))
         case "WORKER_QUOTA_EXCEEDED":
-            return QuotaReached(detail=rpc_failure)
+            return QuotaReached(detail=str(rpc_failure))
         case "UNIMPLEMENTED":
             return VersionMismatch(level=API_LEVEL, address=address, detail=f"it does not know {call}.")
         case "INVALID_ARGUMENT" | "INVALID_FIELD" | "MALFORMED_REQUEST":
-            return InvalidArgument(detail=rpc_failure)
+            return InvalidArgument(detail=str(rpc_failure))
     return CallFailed(
         call=call, detail=rpc_failure.message.rstrip("."), code=rpc_failure.reason or rpc_failure.code.name
     )
@@ -155,9 +140,9 @@ def activity_error(
     """Why something could not be done with an activity."""
     kind = _ACTIVITY_ERRORS.get(rpc_failure.reason)
     if kind is not None:
-        return kind(activity=ref, detail=rpc_failure)
+        return kind(activity=ref, detail=str(rpc_failure))
     if rpc_failure.reason == "FENCED_OFF":
-        return ActivityLost(activity=ref, reason=rpc_failure)
+        return ActivityLost(activity=ref, reason=str(rpc_failure))
     if not rpc_failure.reason and rpc_failure.code in _NO_ANSWER_CODES:
-        return ServerAway(address=address, detail=rpc_failure)
+        return ServerAway(address=address, detail=str(rpc_failure))
     return worker_error(rpc_failure, call, address=address, namespace=namespace, worker=worker)

@@ -306,7 +306,7 @@ class Worker:
         if isinstance(error, RpcFailed):
             rpc_failure = error.rpc_failure
             if rpc_failure.is_retryable:
-                raise ServerAway(address=self._address, detail=rpc_failure)
+                raise ServerAway(address=self._address, detail=str(rpc_failure))
             raise worker_error(
                 rpc_failure, "GetServerInfo", address=self._address, namespace=self._namespace, worker=""
             )

@@ -15,8 +15,9 @@ from google.protobuf.message_factory import GetMessageClass
 from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, ShardMoved, Unavailable
 from liveness.routing.gateway import Gateway, MethodRouter
 from liveness.routing.routing_rules import RoutingKind
-from liveness.rpc.status import DETAILS_KEY, code_of, status_of
+from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
+from liveness.rpc_details import DETAILS_KEY
 from liveness.server.all_nodes import is_local_only
 from liveness.store.errors import StoreError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -235,13 +235,12 @@ class RemoteNodes:
                 return await remote(owner.address)
             except grpc.aio.AioRpcError as error:
                 refusal = error_from_rpc(error)
-                if not isinstance(refusal, ShardMoved) or not self._learn_owner(refusal.fields):
+                if not isinstance(refusal, ShardMoved) or not self._learn_owner(refusal):
                     raise refusal from error
         raise Unavailable
 
-    def _learn_owner(self, fields: dict[str, Any]) -> bool:
-        owner = Owner(str(fields["node_id"]), str(fields["address"]), int(fields.get("epoch", 0)))
-        return self._routes.update_owner(int(fields["shard_id"]), owner)
+    def _learn_owner(self, moved: ShardMoved) -> bool:
+        return self._routes.update_owner(moved.shard_id, Owner(moved.node_id, moved.address, moved.epoch))
 
 
 async def _await_reply(call: Awaitable[T]) -> T:

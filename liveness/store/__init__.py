@@ -1,1 +1,1 @@
-"""Where facts are kept. `Store` is the seam; SQLite and PostgreSQL stand behind it with one body of SQL."""
+"""Persistence. `Store` is the interface; SQLite and PostgreSQL implement it with shared SQL."""

@@ -1,4 +1,4 @@
-"""The seam between shards and what keeps their facts: values that cross it, and `Store` itself."""
+"""The interface between the engine and the database: `Store`, and the values that it exchanges."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FINISHED_TASK_STATES = (TaskState.DONE, TaskState.DISCARDED)
 
 
 PARKED_MS = 2**62
-"""The due time of a task that waits for something else than time."""
+"""The due time of a parked task: it waits for something other than time, such as a broker."""
 
 
 class NewTaskBatch(NamedTuple):
     shard_ids: Sequence[int]
-    """Of the activities, in step with them; not the worker's."""
+    """The shard of each activity, in the order of the activities; not the worker's shard."""
     batch: RescheduleBatch
 
     @classmethod
@@ -83,31 +83,31 @@ class QueueCount(NamedTuple):
 
 @dataclass(slots=True)
 class ShardCommit:
-    """Everything one shard adds in one transaction. All of it becomes durable, or none."""
+    """Everything that one shard adds in one transaction. All of it becomes durable, or none."""
 
     shard_id: int
     epoch: int
     after_seq: int
-    """The head this builds on: the commit fails if it, or the epoch, is another."""
+    """The head that this commit builds on. The commit fails if the stored head or epoch differs."""
     last_seq: int
     observed_ms: int
     wall_ms: int
     entries: list[LogEntry] = field(default_factory=list)
     workers: dict[WorkerKey, tuple[Worker, int] | None] = field(default_factory=dict)
-    """Rows to write with the sequence they contain, or None to delete."""
+    """Rows to write, each with the sequence of the last event in it; None to delete."""
     activities: dict[ActivityKey, Activity] = field(default_factory=dict)
     new_tasks: list[NewTaskBatch] = field(default_factory=list)
     task_updates: dict[int, TaskUpdate] = field(default_factory=dict)
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
-    """What is to be added to each namespace's counts."""
+    """Increments of the counts of each namespace."""
     checkpoint: tuple[int, list[RenewalState]] | None = None
     is_hand_over: bool = False
-    """The owner lets go of the shard with this commit: it is its last."""
+    """The owner releases the shard with this commit, its last one."""
 
 
 class ShardSnapshot(NamedTuple):
-    """A shard as read back: the checkpoint, and what came after it."""
+    """A shard as read back by a take-over: the checkpoint, and the log after it."""
 
     shard_id: int
     epoch: int
@@ -119,11 +119,11 @@ class ShardSnapshot(NamedTuple):
     renewal_states: list[RenewalState]
     workers: dict[WorkerKey, tuple[Worker, int]]
     tail: list[LogEntry]
-    """Without what is contained in the row of its worker."""
+    """Log entries after the checkpoint that are not yet contained in the row of their worker."""
     activities: dict[ActivityKey, Activity]
-    """Those that are not finished."""
+    """Unfinished activities only."""
     slots: Mapping[str, int] = MappingProxyType({})
-    """How many workers of each namespace the shard may have; see `Store.grant_slots`."""
+    """How many workers of each namespace the shard may hold; see `Store.grant_slots`."""
 
 
 class WorkerRow(NamedTuple):
@@ -159,19 +159,19 @@ class ActivityFilter:
 
 
 class UnpublishedRetention(NamedTuple):
-    """Events that wait for a relay outlast their retention."""
+    """Keeps events that a relay has not published yet beyond their retention."""
 
     relay: str
     keep_since_wall_ms: int
-    """Those from before are let go of all the same."""
+    """Older events are deleted even if they were not published."""
 
 
 class RelayBacklog(NamedTuple):
     parked_tasks: int
     cursor: int
-    """0 where the relay knows nothing of the shard."""
+    """0 if the relay has no cursor for the shard."""
     events: int
-    """After the cursor."""
+    """Events after the cursor."""
 
 
 TAKEOVERS_KEPT = 4
@@ -179,13 +179,13 @@ TAKEOVERS_KEPT = 4
 
 class Store(Protocol):
     timeline: Timeline
-    """Known once the store is open."""
+    """Valid once the store is open."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
-        """Create or migrate the tables; refuse a store that does not fit."""
+        """Create or migrate the tables; refuse a database that this version must not use."""
 
     async def begin_timeline(self, timeline: Timeline) -> None:
-        """The database was restored: nothing of what came after the backup was made is known here."""
+        """Start a new timeline: the database was restored and lacks everything after the backup."""
 
     async def close(self) -> None: ...
 
@@ -196,32 +196,38 @@ class Store(Protocol):
         wall_ms: int,
         expected_epochs: Mapping[int, int] | None = None,
     ) -> list[ShardSnapshot]:
-        """Raise the shards' epochs, which fences every earlier owner, and read them back. `expected_epochs`: only those whose
-        epoch is still this one, so that of several who want a shard one gets it and the others leave it alone."""
+        """Raise the shards' epochs, which fences every earlier owner, and read them back.
+
+        `expected_epochs`: take only shards that still have this epoch, so that exactly one of several candidates wins.
+        """
 
     async def disown_shards(self, owner: str, expected_epochs: Mapping[int, int]) -> None:
-        """Let go of shards that this owner took, at the epochs that were seen, and does not serve."""
+        """Release shards that this owner took at these epochs but does not serve."""
 
     async def end_sessions_of(self, owners: Collection[str]) -> int:
-        """End the database sessions of owners that are lost, which may hold rows that others need. Returns how many there
-        were."""
+        """End the database sessions of lost owners, which may hold row locks that others need. Return their number."""
 
     async def renew_node(self, own_row: NodeRow) -> ClusterView:
-        """Keep this node's place in the registry, and see who else is there and who owns what."""
+        """Renew this node's row in the registry; return all nodes and the owners of all shards."""
 
     async def read_cluster(self) -> ClusterView: ...
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None: ...
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
-        """One durable transaction over several shards. Raises `ShardsLost`, `CommitRejected`, `CommitUnknown`, `StoreBroken`."""
+        """Commit for several shards in one durable transaction.
+
+        Raises `ShardsLost`, `CommitRejected`, `CommitUnknown` or `StoreBroken`.
+        """
 
     async def grant_slots(self, shard_id: int, epoch: int, namespace: str, want: int, limit: int) -> int:
-        """Let a shard have more workers of a namespace, as far as all shards together stay within `limit`. Returns how
-        many it may have now."""
+        """Grant a shard more worker slots of a namespace, as long as all shards together stay within `limit`.
+
+        Returns how many slots the shard has now.
+        """
 
     async def return_slots(self, owned: Mapping[int, int], namespace: str, kept: Mapping[int, int]) -> None:
-        """Shards need no more than this; the rest is for others."""
+        """Reduce the slots of the shards to `kept`; the others become free for other shards."""
 
     async def load_config(self) -> dict[str, dict[str, float]]: ...
 
@@ -241,10 +247,10 @@ class Store(Protocol):
         limit: int,
         kinds: Collection[str] = (),
     ) -> list[LogEntry]:
-        """`kinds`: only events of these; empty for all."""
+        """`kinds`: only events of these kinds; empty for all."""
 
     async def verdicts(self) -> dict[str, VerdictCounts]:
-        """How many were declared dead in each namespace that had any, and how many of them proved to be alive."""
+        """Per namespace: how many workers were declared dead, and how many of them proved to be alive."""
 
     async def read_log(
         self,
@@ -256,26 +262,26 @@ class Store(Protocol):
         namespace: str | None = None,
         worker: str | None = None,
     ) -> list[LogEntry]:
-        """Notable events (all but plain renewals) in order."""
+        """Read events other than plain renewals, in order."""
 
     async def due_tasks(
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
     ) -> list[StoredTask]:
-        """`parked`: with those that wait for something else than time, after the others."""
+        """Return due tasks. `include_parked`: followed by parked ones."""
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
-        """Those in whose queues there are tasks that nobody has tried yet."""
+        """The shards whose queues contain tasks that were never attempted."""
 
     async def next_due_ms(self, shard_id: int, after_ms: int = -1) -> int | None:
-        """Of the open tasks due after that; parked ones are due at no time."""
+        """The earliest due time after `after_ms` among open tasks that are not parked."""
 
     async def count_tasks(self, shard_ids: Collection[int]) -> list[QueueCount]:
-        """Those that are not finished, dead letters included."""
+        """Count unfinished tasks, dead letters included."""
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
     ) -> list[StoredTask]:
-        """DONE since then."""
+        """Tasks that became DONE since then."""
 
     async def list_tasks(
         self, namespace: str | None, states: Collection[TaskState], after_id: int, limit: int
@@ -284,7 +290,7 @@ class Store(Protocol):
     async def get_task(self, task_id: int) -> StoredTask | None: ...
 
     async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
-        """Those of the keys that there are."""
+        """Return the activities that exist."""
 
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
@@ -296,7 +302,7 @@ class Store(Protocol):
         """Delete activities that finished before their namespace's cutoff (wall ms; 0 keeps all)."""
 
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
-        """Delete renewals that a checkpoint of every owned shard has made superfluous. `owned`: shard → epoch."""
+        """Delete renewals that checkpoints of the owned shards contain. `owned`: shard → epoch."""
 
     async def prune_events(
         self,
@@ -305,21 +311,25 @@ class Store(Protocol):
         default_cutoff: int,
         unpublished: UnpublishedRetention | None = None,
     ) -> int:
-        """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all), but not those that
-        are not published yet, for as long as they are kept for that."""
+        """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all).
+
+        `unpublished` may keep events that are not published yet.
+        """
 
     async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int: ...
 
     async def relay_cursors(self, relay: str, shard_ids: Collection[int]) -> dict[int, int]:
-        """How far each shard's log was published; nothing for a shard of which the relay knows nothing."""
+        """How far each shard's log was published, for the shards that the relay has a cursor for."""
 
     async def advance_relay_cursors(
         self, relay: str, owned: Mapping[int, int], cursors: Mapping[int, int]
     ) -> None:
-        """Everything up to these sequences was acknowledged. A cursor never moves back. `owned`: shard → epoch, of the
-        shards in `cursors` at least. Raises `ShardsLost`."""
+        """Record that the broker acknowledged everything up to these sequences. A cursor never moves back.
+
+        `owned`: shard → epoch, at least for the shards in `cursors`. Raises `ShardsLost`.
+        """
 
     async def relay_backlogs(self, relay: str, shard_ids: Collection[int]) -> dict[int, RelayBacklog]: ...
 
     async def first_seq_since(self, shard_id: int, wall_ms: int) -> int | None:
-        """The sequence of the first event that is not plain renewals and not older."""
+        """The sequence of the first event since then, plain renewals excepted."""

@@ -1,9 +1,9 @@
-"""Copying a SQLite database while a server may be writing to it.
+"""Copy a SQLite database while a server may be writing to it.
 
-The copy is made inside one read transaction, so that it is the database as of one commit, whatever is committed
-meanwhile. Readers and the writer of a WAL do not wait for each other: all that a backup costs a running server is a
-share of the disk, and a WAL that cannot begin anew, and so grows, until the copy is done. The connection only reads.
-Nothing here ever checkpoints, because before 3.51.3 SQLite can lose commits if anybody but the writer does.
+One read transaction makes the whole copy, so the copy is the database as of one commit. Readers and the writer of a WAL do
+not block each other: a backup costs a running server some disk bandwidth, and the WAL cannot restart, and so grows, until
+the copy is done. The connection only reads. This module never checkpoints, because before 3.51.3 SQLite can lose commits
+if a connection other than the writer does.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from liveness.store.errors import NotABackup, RestoreInterrupted, StoreError, StoreUnusable
+from liveness.store.errors import CannotOpenStore, NotABackup, RestoreInterrupted, StoreError
 from liveness.store.integrity import DatabaseSummary, Progress, check_database
 from liveness.store.sqlite import RESTORING_SUFFIX, SHARED_MEMORY, WAL, connect_read_only, sibling_path
 
 PARTIAL_SUFFIX = ".unfinished"
 PAGES_PER_STEP = 64
-"""256 KB, synced before the next: what piles up in the page cache is waited for by the server's next commit. A copy of
-300 MB made the slowest heartbeat take 22 ms; with 4 MB at a time it took 43 ms, and without syncing in between 91 ms."""
+"""256 KB, synced before the next step: the server's next commit has to wait for dirty pages in the page cache. During a copy
+of 300 MB the slowest heartbeat took 22 ms; with steps of 4 MB it took 43 ms, and without syncing in between 91 ms."""
 COPY_ATTEMPTS_MAX = 3
 
 
 class BackupFailed(StoreError):
-    """The backup was not made: {detail}."""
+    template = "The backup was not made: {detail}."
+
+    detail: str
 
 
 def create_backup(
     source: Path, target: Path, progress: Progress, *, replace: bool = False
 ) -> DatabaseSummary:
-    """`target` appears whole and checked, or not at all."""
+    """Create `target` complete and verified, or not at all."""
     if not source.exists():
-        raise StoreUnusable(detail=f"{source} does not exist; choose another with --db")
+        raise CannotOpenStore(detail=f"{source} does not exist; choose another with --db")
     if sibling_path(source, RESTORING_SUFFIX).exists():
         raise RestoreInterrupted(path=source)
     if target.exists() and target.samefile(source):
@@ -53,15 +55,17 @@ def create_backup(
         try:
             summary = check_database(copy, progress)
         except NotABackup as error:
-            raise BackupFailed(detail=f"{source} itself is damaged: {error.fields['detail']}") from error
+            raise BackupFailed(detail=f"{source} itself is damaged: {error.detail}") from error
         replace_durably(copy, target)
     return summary
 
 
 @contextmanager
 def partial_file(target: Path) -> Iterator[Path]:
-    """An empty file beside `target` to work on. What an interrupted run left there is cleared away, and so is this
-    if it is still there at the end."""
+    """Provide an empty file beside `target` to work on, and remove it at the end unless it was renamed.
+
+    Leftovers of an interrupted run are removed first.
+    """
     path = sibling_path(target, PARTIAL_SUFFIX)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -80,7 +84,7 @@ def partial_file(target: Path) -> Iterator[Path]:
         raise BackupFailed(detail=f"{path} could not be written ({error.strerror})") from error
     finally:
         _remove_side_files(path)
-        # Only while it is ours: once renamed, the name may be somebody else's.
+        # After the rename, a file of this name may belong to another process.
         if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
             path.unlink()
         os.close(file)
@@ -92,7 +96,7 @@ def _remove_side_files(path: Path) -> None:
 
 
 def replace_durably(prepared: Path, target: Path) -> None:
-    """Durable under its new name, in one step."""
+    """Rename atomically and durably."""
     sync(prepared)
     prepared.replace(target)
     sync(target.absolute().parent)
@@ -107,7 +111,7 @@ def sync(path: Path) -> None:
 
 
 class _FileState(NamedTuple):
-    """A database file as it lies when nobody has it open."""
+    """Identifies the content of a database file that no process has open."""
 
     device: int
     inode: int
@@ -127,7 +131,7 @@ def _copy_unless_changed(source: Path, copy: Path, progress: Progress) -> None:
     for _ in range(COPY_ATTEMPTS_MAX):
         before = _read_file_state(source)
         _copy(source, copy, progress)
-        # A file without a WAL is read as it lies. If a server was started meanwhile, that was wrong.
+        # A file without a WAL is read without locks. If a server started meanwhile, the copy may be inconsistent.
         if before.wal or _read_file_state(source) == before:
             return
         os.truncate(copy, 0)
@@ -136,10 +140,10 @@ def _copy_unless_changed(source: Path, copy: Path, progress: Progress) -> None:
 
 def _copy(source: Path, copy: Path, progress: Progress) -> None:
     with closing(connect_read_only(source)) as reading, closing(sqlite3.connect(copy)) as writing:
-        # Nobody needs what a power failure leaves of it: it has its real name only once it is synced.
+        # The copy need not survive a power failure: it gets its real name only after a sync.
         writing.execute("PRAGMA journal_mode=OFF")
         writing.execute("PRAGMA synchronous=OFF")
-        # Without a transaction, each commit of the server between two steps would begin the copy anew.
+        # Without a transaction, each commit of the server between two steps would restart the copy.
         reading.isolation_level = None
         reading.execute("BEGIN")
         reading.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()

@@ -1,7 +1,7 @@
-"""Many rows in one statement.
+"""Write and read many rows per statement.
 
-The writer thread gives up the interpreter lock once per statement and waits to get it back; row-by-row execution
-would pay that wait per row while the event loop is busy. Statement texts repeat, so that drivers keep them prepared.
+The writer thread releases the interpreter lock once per statement and waits to get it back; row-by-row execution would pay
+that wait per row while the event loop is busy. Statement texts repeat, so that drivers keep them prepared.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ def insert_rows(
     add: bool = False,
     constant_columns: tuple[tuple[str, str], ...] = (),
 ) -> None:
-    """INSERT rows given in column order; with `replace_on`, a row that exists is replaced, but for the columns that it is
-    to `keep_columns`, or, with `add`, added to. `constant_columns`: columns that are the same in all rows, and the SQL for it.
+    """INSERT rows given in column order.
 
-    Rows are taken as they are needed: memory for a hundred thousand at once costs more than to fill it."""
+    `replace_on`: the key columns by which an existing row is replaced, except in its `keep_columns`; with `add`, the values
+    are added to the existing ones instead. `constant_columns`: columns with the same value in all rows, as SQL.
+    Rows are consumed lazily: allocating memory for a hundred thousand at once costs more than filling it.
+    """
     names = columns or tuple(column.name for column in table.columns)
     style = _param_style(connection)
     for chunk in _chunks(rows):
@@ -60,7 +62,7 @@ def update_rows(
 
 
 def read_rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
-    """Thousands at a time: a million, asked for one by one, take seconds longer."""
+    """Fetch thousands of rows at a time: a million, fetched one by one, take seconds longer."""
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
         cursor = driver.execute(str(query.compile(connection, compile_kwargs={"literal_binds": True})))
@@ -74,7 +76,7 @@ def read_rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
 def _execute(connection: Connection, statement: str, values: tuple[Any, ...]) -> int:
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
-        # Straight to the driver: SQLAlchemy's own work per statement would be most of a small commit's.
+        # Straight to the driver: SQLAlchemy's overhead per statement would be most of the cost of a small commit.
         return driver.execute(statement, values).rowcount
     return connection.exec_driver_sql(statement, values).rowcount
 

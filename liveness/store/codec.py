@@ -1,7 +1,7 @@
 """The only mapping between domain values and stored rows.
 
 Payloads are JSON: small enough, and readable with any database shell. Each log row carries a checksum over all its
-columns, so that a flipped bit is found and never served. Rows of projections and queues are sealed: see `add_checksum`.
+columns, so that a flipped bit is detected and never served. For projections and queues, see `add_checksum`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from liveness.store.errors import CorruptRow, WrittenByNewerVersion
 from liveness.store.schema import RENEWALS_KIND
 
 VERSION = 1
-"""Of all event payloads so far. A change that old readers would misread takes a new number and a reader for the old."""
+"""The version of all event payloads so far. A change that old readers would misread needs a new number, and a reader for
+the old one."""
 
 _EVENT_TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -83,14 +84,14 @@ _event_decoders: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 class RenewalBatch(NamedTuple):
-    """All plain renewals of one shard in one commit: worker numbers and, in step with them, the events."""
+    """All plain renewals of one shard in one commit: worker numbers, and the events in the same order."""
 
     worker_numbers: list[int]
     renewals: list[LeaseRenewed]
 
 
 class LogEntry(NamedTuple):
-    """A row of the log, decoded."""
+    """A decoded row of the log."""
 
     seq: int
     namespace: str | None
@@ -140,7 +141,7 @@ def encode_entry(shard_id: int, entry: LogEntry) -> LogRow:
 
 def decode_entry(row: LogRow) -> LogEntry:
     if row.checksum != _checksum(*row[:-1]):
-        raise CorruptRow(table="log", place=f"shard {row.shard_id}, sequence {row.seq}")
+        raise CorruptRow(table="log", row=f"shard {row.shard_id}, sequence {row.seq}")
     if row.version > VERSION or row.kind not in EVENT_KINDS:
         raise WrittenByNewerVersion(what=f"an event {row.kind} of version {row.version}")
     event: Event | RenewalBatch
@@ -165,7 +166,7 @@ def _checksum(
     observed_ms: int,
     payload: str,
 ) -> int:
-    """Over all columns but itself, spelled out here because no library's next version may change it."""
+    """Checksum over all other columns, written by hand so that no new version of a library can change it."""
     names = "\0\0"
     if namespace is not None or workflow_id is not None:
         names = "\0".join("" if part is None else f"={part}" for part in (namespace, worker_key, workflow_id))
@@ -173,33 +174,34 @@ def _checksum(
     return crc32(payload.encode(), crc32(header.encode()))
 
 
-# -- seals
+# -- checksums of projections and queues
 
 _WHITESPACE_OF_BYTE = tuple(
     "".join(" \t\n\r"[byte >> shift & 3] for shift in (6, 4, 2, 0)) for byte in range(256)
 )
 _CHECKSUM_CHARS = 16
 _ENDS_WITHOUT_CHECKSUM = ("]", "}")
-"""Payloads are arrays and objects. No flipped bit makes one of these out of a seal."""
+"""Payloads are arrays and objects. No single flipped bit turns white space into one of these characters."""
 
 
 def add_checksum(payload: str, *columns: str | int) -> str:
-    """The JSON with a checksum over it and over what the row says in other columns.
+    """Append a checksum over the JSON and over other columns of the row.
 
-    It is written in white space after the JSON, which every reader of JSON skips: a version that knows nothing of it reads
-    the row, and rows that such a version writes carry none and are taken as they are."""
+    The checksum is encoded as white space after the JSON, which every JSON parser skips. A version that does not know
+    checksums can still read the row, and the rows that it writes, without one, are accepted unchecked.
+    """
     return payload + _whitespace_checksum(payload, columns)
 
 
-def verify_checksum(payload: str, table: str, *place: str | int) -> None:
+def verify_checksum(payload: str, table: str, *columns: str | int) -> None:
     if payload.endswith(_ENDS_WITHOUT_CHECKSUM):
         return
-    if payload[-_CHECKSUM_CHARS:] != _whitespace_checksum(payload[:-_CHECKSUM_CHARS], place):
-        raise CorruptRow(table=table, place=", ".join(map(str, place)))
+    if payload[-_CHECKSUM_CHARS:] != _whitespace_checksum(payload[:-_CHECKSUM_CHARS], columns):
+        raise CorruptRow(table=table, row=", ".join(map(str, columns)))
 
 
 class ChecksumWriter:
-    """`add_checksum` for many rows that agree in all of their place but its first part, and in at least two more."""
+    """`add_checksum` for many rows that differ only in the first column; needs at least two other columns."""
 
     __slots__ = ("_others",)
 
@@ -211,7 +213,7 @@ class ChecksumWriter:
 
 
 def _whitespace_checksum(payload: str, columns: tuple[str | int, ...]) -> str:
-    """What is printable changes between versions of Python, so that `repr` of a name would; `ascii` does not."""
+    """Uses `ascii`: the result of `repr` depends on what a version of Python considers printable."""
     return _to_whitespace(crc32(payload.encode(), crc32(ascii(columns).encode())))
 
 
@@ -330,7 +332,7 @@ def _decode_standing(stored: _StoredStanding) -> Standing:
 
 
 def decode_worker(number: int, state: int, payload: str) -> Worker:
-    # A million of them are read back at a start: by position, which takes half the time.
+    # A start may decode a million workers: by position, which takes half the time.
     (
         session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
         last_error, successes, errors, resync, inactive_reason, inactive_detail, standing,
@@ -371,7 +373,7 @@ _PAYLOAD_FIELDS = _StoredActivity.__struct_fields__
 
 
 def encode_activity(activity: Activity) -> str:
-    """All but what has a column of its own."""
+    """Encode the fields that have no column of their own."""
     return _encode(_StoredActivity(*(getattr(activity, name) for name in _PAYLOAD_FIELDS))).decode()
 
 
@@ -416,8 +418,7 @@ def decode_takeovers(payload: str) -> tuple[int, ...]:
 
 
 def replace_unstorable(text: str) -> str:
-    """Text from anywhere, in a column of its own: NUL and halves of surrogate pairs, which databases refuse, are
-    replaced."""
+    """Replace NUL and lone surrogates, which databases refuse, in text from any source."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
@@ -426,7 +427,7 @@ def event_kind(event: Event | RenewalBatch) -> str:
 
 
 def event_to_json(event: Event | RenewalBatch) -> str:
-    """The event as JSON with every part named, for people and API clients."""
+    """Encode the event as JSON with all field names, for people and API clients."""
     return _encode(_with_field_names(event)).decode()
 
 

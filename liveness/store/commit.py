@@ -1,4 +1,4 @@
-"""One group commit: what several shards add, checked against their epochs and heads in the same transaction."""
+"""One group commit of several shards, checked against their epochs and heads in the same transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from liveness.store.schema import activities, checkpoints, config, log, shards, 
 _NEW_TASK_CONSTANTS = (
     ("kind", f"'{ActivityRescheduleTask.__name__}'"),
     ("state", str(int(TaskState.PENDING))),
-    ("due_ms", "0"),  # at once, whatever the activity's shard thinks the time is
+    ("due_ms", "0"),  # at once, whatever the observed time of the activity's shard
     ("attempts", "0"),
     ("last_error", "''"),
 )
@@ -47,7 +47,7 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         workers,
         _worker_rows(commits),
         replace_on=("namespace", "worker_key"),
-        keep_columns=("shard_id",),  # it never changes, and to write its index anew costs
+        keep_columns=("shard_id",),  # it never changes, and updating its index is expensive
     )
     insert_rows(
         connection,
@@ -85,7 +85,7 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
 
 
 def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> None:
-    """Fencing: each head must be the one this commit builds on, under the epoch this owner holds."""
+    """Fencing: each stored head must be the one that this commit builds on, at the epoch that this owner holds."""
     heads = [(c.shard_id, c.epoch, c.after_seq, c.last_seq, c.observed_ms) for c in commits]
     matched = update_rows(
         connection,
@@ -96,7 +96,7 @@ def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> No
         _HEAD_TYPES,
     )
     if matched != len(heads):
-        # Those that did match carry their new head already; a head that is neither is another owner's.
+        # Shards that matched have their new head already; any other head was written by another owner.
         expected_heads = {c.shard_id: (c.epoch, c.last_seq) for c in commits}
         rows = connection.execute(
             select(shards.c.shard_id, shards.c.epoch, shards.c.last_seq).where(
@@ -106,11 +106,11 @@ def _advance_heads(connection: Connection, commits: Sequence[ShardCommit]) -> No
         kept = {
             shard_id for shard_id, epoch, last_seq in rows if expected_heads[shard_id] == (epoch, last_seq)
         }
-        raise ShardsLost(expected_heads.keys() - kept)
+        raise ShardsLost(shard_ids=frozenset(expected_heads.keys() - kept))
 
 
 def check_epochs(connection: Connection, owned: Mapping[int, int]) -> None:
-    """For transactions that only delete: the epochs must be ours, and stay so until the commit."""
+    """Fencing for transactions without a new head: verify and lock the epochs until the commit."""
     query = (
         select(shards.c.shard_id, shards.c.epoch)
         .where(shards.c.shard_id.in_(owned))
@@ -118,7 +118,7 @@ def check_epochs(connection: Connection, owned: Mapping[int, int]) -> None:
     )
     lost = {shard_id for shard_id, epoch in connection.execute(query) if owned[shard_id] != epoch}
     if lost:
-        raise ShardsLost(lost)
+        raise ShardsLost(shard_ids=frozenset(lost))
 
 
 def _delete_workers(connection: Connection, keys: Iterable[WorkerKey]) -> None:
@@ -131,7 +131,7 @@ def _delete_workers(connection: Connection, keys: Iterable[WorkerKey]) -> None:
 
 
 def _worker_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
-    """In the order in which the table keeps them: when many change at once, that takes half the time."""
+    """Sorted like the table: writing many rows in this order takes half the time."""
     changed = [
         (key, commit.shard_id, row)
         for commit in commits
@@ -173,7 +173,7 @@ def _new_task_rows(commits: Sequence[ShardCommit]) -> Iterator[tuple[Any, ...]]:
     for commit in commits:
         wall_ms = commit.wall_ms
         for shard_ids, (namespace, worker, epoch, died, taken) in commit.new_tasks:
-            # What never changes; the rest does each time it is tried.
+            # The checksum covers only columns that never change; the others change with each attempt.
             columns = (ActivityRescheduleTask.__name__, namespace, worker, epoch, int(died), wall_ms)
             add_checksum = codec.ChecksumWriter(*columns).add_checksum
             for shard_id, activity in zip(shard_ids, taken, strict=True):
@@ -206,7 +206,7 @@ def _write_checkpoints(connection: Connection, commits: Sequence[ShardCommit]) -
         (commit.shard_id, *commit.checkpoint) for commit in commits if commit.checkpoint is not None
     ]
     if new_checkpoints:
-        # Every row of these shards up to their checkpoint is in the log by now, at or before this place.
+        # All log rows that the checkpoints contain exist by now, with ids up to this position.
         position = connection.execute(select(func.coalesce(func.max(log.c.id), 0))).scalar_one()
         rows = [
             (

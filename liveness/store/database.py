@@ -1,4 +1,4 @@
-"""A database as the store's SQL sees it: run this with a connection, in a transaction, somewhere else than here."""
+"""The interface to a database: it runs a function with a connection, in a transaction, off the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ T = TypeVar("T")
 
 class Database(Protocol):
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run in a durable transaction. Raises `CommitRejected`, `CommitUnknown` or `StoreBroken`; a `StoreError`
-        raised by `work` rolls back and passes through."""
+        """Run `work` in a durable transaction. Raises `CommitRejected`, `CommitUnknown` or `StoreBroken`.
+
+        A `StoreError` raised by `work` rolls back and propagates.
+        """
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run in a read transaction over what is committed."""
+        """Run `work` in a read transaction."""
 
     async def end_sessions(self, owners: Collection[str]) -> int:
-        """Whatever these owners have begun is undone, unless it is committed just now. Returns how many sessions they
-        had."""
+        """End the sessions of these owners, which rolls back their open transactions. Return the number of sessions."""
 
     async def close(self) -> None: ...

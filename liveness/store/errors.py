@@ -1,12 +1,13 @@
-"""How a store can fail. The shard's answer to each is fixed: see `liveness.engine.committer`.
+"""All failures of a store. `liveness.engine.committer` lists how a shard reacts to each.
 
 StoreError
 ├── ShardsLost            another owner raised their epoch; nothing was committed
-├── CommitRejected        nothing was committed, and it is known
+├── CommitRejected        certainly nothing was committed
 ├── CommitUnknown         it may or may not have been committed
-├── ReadFailed            the answer is not known; nothing was to change
+├── ReadFailed            a read failed; it would have changed nothing
 ├── StoreBroken           durability can no longer be promised: stop acknowledging and exit
 └── StoreUnusable         the store cannot be opened
+    ├── CannotOpenStore
     ├── WrittenByNewerVersion
     ├── WrongShardCount
     ├── StoreInUse
@@ -14,78 +15,118 @@ StoreError
     ├── NotABackup
     ├── CorruptRow
     ├── LogIncomplete
-    └── LogDamaged
+    └── WalDamaged
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from inspect import cleandoc
+from pathlib import Path
+
+from liveness.templated_error import TemplatedError
 
 
-class StoreError(Exception):
-    """The store failed: {detail}."""
-
-    def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        super().__init__(cleandoc(type(self).__doc__ or "").format(**fields))
+class StoreError(TemplatedError):
+    template = "The store failed."
 
 
 class ShardsLost(StoreError):
-    """Another owner took over shards {shard_ids}."""
+    template = "Another owner took over shards {shard_ids}."
 
-    def __init__(self, shard_ids: Iterable[int]) -> None:
-        self.shard_ids = frozenset(shard_ids)
-        super().__init__(shard_ids=sorted(self.shard_ids))
+    shard_ids: frozenset[int]
+
+    def __str__(self) -> str:
+        return self.template.format(shard_ids=sorted(self.shard_ids))
 
 
 class CommitRejected(StoreError):
-    """Nothing was committed: {detail}."""
+    template = "Nothing was committed: {detail}."
+
+    detail: str
 
 
 class CommitUnknown(StoreError):
-    """It is not known whether the commit took place: {detail}."""
+    template = "It is not known whether the commit took place: {detail}."
+
+    detail: str
 
 
 class ReadFailed(StoreError):
-    """The database could not be read: {detail}."""
+    template = "The database could not be read: {detail}."
+
+    detail: str
 
 
 class StoreBroken(StoreError):
-    """The disk no longer keeps what it is given: {detail}."""
+    template = "The disk no longer keeps what it is given: {detail}."
+
+    detail: str
 
 
 class StoreUnusable(StoreError):
-    """The database cannot be used: {detail}."""
+    template = "The database cannot be used."
+
+
+class CannotOpenStore(StoreUnusable):
+    template = "The database cannot be used: {detail}."
+
+    detail: str
 
 
 class WrittenByNewerVersion(StoreUnusable):
-    """The database holds {what}, which this version does not know; start the version that wrote it, or a newer one."""
+    template = "The database holds {what}, which this version does not know; start the version that wrote it, or a newer one."
+
+    what: str
 
 
 class WrongShardCount(StoreUnusable):
-    """The database was created with {stored} shards, not {requested}; start with --shards {stored}."""
+    template = "The database was created with {stored} shards, not {requested}; start with --shards {stored}."
+
+    stored: int
+    requested: int
 
 
 class StoreInUse(StoreUnusable):
-    """{path} is in use by another liveness server{holder}; stop it first or choose another file with --db."""
+    template = (
+        "{path} is in use by another liveness server{holder}; stop it first or choose another file with --db."
+    )
+
+    path: Path
+    holder: str
 
 
 class RestoreInterrupted(StoreUnusable):
-    """A backup was being restored to {path} and that was interrupted; run `liveness restore` again."""
+    template = "A backup was being restored to {path} and that was interrupted; run `liveness restore` again."
+
+    path: Path
 
 
 class NotABackup(StoreUnusable):
-    """{path} is not a whole backup: {detail}; use another one, or make a new one with `liveness backup`."""
+    template = (
+        "{path} is not a whole backup: {detail}; use another one, or make a new one with `liveness backup`."
+    )
+
+    path: Path
+    detail: str
 
 
 class CorruptRow(StoreUnusable):
-    """The row at {place} of table {table} does not match its checksum; restore the database from a backup."""
+    template = (
+        "The row at {row} of table {table} does not match its checksum; restore the database from a backup."
+    )
+
+    row: str
+    table: str
 
 
 class LogIncomplete(StoreUnusable):
-    """Of the log of shard {shard_id}, entries between {after} and {head} are missing or out of order; restore the database from a backup."""
+    template = "Of the log of shard {shard_id}, entries between {after} and {head} are missing or out of order; restore the database from a backup."
+
+    shard_id: int
+    after: int
+    head: int
 
 
 class WalDamaged(StoreUnusable):
-    """{path} is damaged, and commits that were acknowledged would be lost; restore the database from a backup."""
+    template = "{path} is damaged, and commits that were acknowledged would be lost; restore the database from a backup."
+
+    path: Path

@@ -1,4 +1,4 @@
-"""Is a SQLite file, which nobody has open, a whole database of ours? Everything is read; nothing is changed."""
+"""Verify that a SQLite file, which no process has open, is a complete liveness database. Reads everything, changes nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from liveness.store.migrate import Revisions
 from liveness.store.sqlite import WAL, connect_read_only, sibling_path
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, and out of how much."""
+"""Called with the current step, the amount done, and the total."""
 
 PROGRESS_EVERY_ROWS = 10_000
 PROBLEMS_SHOWN = 3
 
 
 class DatabaseSummary(NamedTuple):
-    """What a database holds, counted while it was checked."""
+    """Counts of a database's content, taken during the check."""
 
     bytes: int
     revision: str
@@ -44,7 +44,7 @@ class _Damaged(Exception):
 def check_database(path: Path, progress: Progress) -> DatabaseSummary:
     """Raises `NotABackup` or `WrittenByNewerVersion`."""
     if sibling_path(path, WAL).exists():
-        # Part of what belongs to it lies in there, or it belongs to another file and would destroy this one.
+        # The WAL either holds a part of this database, or belongs to another file and would destroy this one.
         raise NotABackup(path=path, detail=f"there is a {sibling_path(path, WAL).name} beside it")
     try:
         with closing(connect_read_only(path)) as connection:
@@ -56,7 +56,7 @@ def check_database(path: Path, progress: Progress) -> DatabaseSummary:
 
 
 def read_token_floor(path: Path) -> int:
-    """The floor of its tokens, if a file can still tell: a database may be restored because it is damaged."""
+    """Read the token floor of a database that may be damaged; 0 if it cannot be read."""
     if not path.exists():
         return 0
     try:
@@ -95,7 +95,7 @@ def _check_tables(connection: sqlite3.Connection, path: Path, progress: Progress
 
 
 def _check_log(connection: sqlite3.Connection, heads: dict[int, int], progress: Progress) -> int:
-    """Each row matches its checksum, each shard's rows are in order, and none is missing behind its checkpoint."""
+    """Check that each row matches its checksum, rows are in order, and none is missing after a checkpoint."""
     checkpoint_seqs = {}
     for shard_id, seq, position, renewal_states in connection.execute(
         "SELECT shard_id, seq, position, payload FROM checkpoints"

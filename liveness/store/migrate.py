@@ -1,14 +1,14 @@
-"""Bring a database's tables to this version's shape, or refuse one that is too far ahead of it.
+"""Migrate the tables to this version's schema, or refuse a database that is too far ahead of it.
 
-During a rolling upgrade, nodes of two versions share a database, and the newer has migrated it. A migration says in its
-module how old the code may be that still writes to the tables after it:
+During a rolling upgrade, nodes of two versions share a database that the newer one has migrated. A migration states in its
+module the oldest revision whose code may still write to the tables:
 
-    oldest_writer = "0003"      # may be left out: then only code that knows this migration may
+    oldest_writer = "0003"      # optional; by default only code that knows this migration may write
 
-It is stored in `meta`. A version that does not know the tables' revision, but whose own is not older than that, serves
-all the same and migrates nothing.
+The value is stored in `meta`. A version that does not know the tables' revision, but is itself at least that new, serves
+without migrating.
 
-A migration that leaves older code behind raises every shard's epoch in its own transaction: nodes that still run lose
+A migration that excludes older code raises every shard's epoch in its own transaction: running nodes of the old version lose
 their shards at once, and are refused when they try to take them again.
 """
 
@@ -30,13 +30,13 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x6C6976656E657373  # "liveness": no other program's advisory lock in the same database
 _OLDEST_WRITER = "oldest_writer"
 
-# Whoever waits for a table makes everybody wait who comes after it, and heartbeats with them. A migration that cannot
-# have its tables at once fails instead, and is tried again with the next start.
+# A migration that waits for a table lock blocks all later statements on that table, heartbeats included. So it fails if it
+# cannot lock its tables soon, and the next start tries again.
 LOCK_TIMEOUT_MS = 3_000
 
 
 class Revisions:
-    """Those that a version's code knows, and which tables it may write to."""
+    """The revisions that this version knows, and the tables that it may write to."""
 
     def __init__(self, folder: Path = MIGRATIONS) -> None:
         # Imported here: only a starting server needs it, and it is slow to load.
@@ -53,18 +53,18 @@ class Revisions:
             raise WrittenByNewerVersion(what=f"tables of revision {current}")
 
     def check_tables(self, connection: Connection) -> None:
-        """The same for the tables as they are now: somebody may have migrated them since they were opened."""
+        """Check the current tables: another node may have migrated them since they were opened."""
         current = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
         self.check(current, _read_oldest_writer(connection))
 
     def oldest_writer(self) -> str | None:
-        """What the newest migration says."""
+        """The oldest writer that the newest migration states."""
         assert self.head is not None
         stated: str | None = getattr(self.scripts.get_revision(self.head).module, _OLDEST_WRITER, None)
         return stated
 
     def excludes_writer(self, revision: str) -> bool:
-        """Whether code of this revision must not write to tables of the newest."""
+        """Whether code of this revision must not write to tables of the newest revision."""
         oldest = self.oldest_writer() or self.head
         return oldest not in {script.revision for script in self.scripts.iterate_revisions(revision, "base")}
 
@@ -75,7 +75,7 @@ def migrate(connection: Connection, revisions: Revisions) -> None:
     from alembic.runtime.migration import MigrationContext
 
     if connection.dialect.name == "postgresql":
-        # Nodes that start side by side take turns, until their transaction ends. SQLite's writers always do.
+        # Serialises nodes that start at the same time, until the transaction ends. SQLite serialises writers anyway.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
     current = MigrationContext.configure(connection).get_current_revision()
     if current == revisions.head:

@@ -1,7 +1,7 @@
-"""The registry of servers: each renews its own row, and sees in the same transaction who else does and who owns what.
+"""The registry of nodes: each node renews its own row and reads all nodes and shard owners in the same transaction.
 
-A node's lease is no point in time: it is the promise to raise `beat` often enough. Whoever looks on decides by its own
-clock how long it has seen no beat, so that clocks of different machines are never compared.
+A node's lease is not a point in time but a promise to raise `beat` often enough. Every other node measures on its own
+clock how long the beat has not changed, so clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ShardHead(NamedTuple):
     shard_id: int
     epoch: int
     owner: str
-    """A node's id; empty while nobody owns it."""
+    """The id of the owning node; empty if there is none."""
     last_seq: int
     observed_ms: int
 

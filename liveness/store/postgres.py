@@ -1,4 +1,4 @@
-"""PostgreSQL through asyncpg. Commits are synchronous whatever the server's default says."""
+"""PostgreSQL through asyncpg. Commits are synchronous, whatever the default of the database server."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from liveness.store.postgres_hosts import PrimaryConnector
 T = TypeVar("T")
 
 CONNECTIONS_MAX = 8
-"""Unless set otherwise. The group commit needs one; reads, the registry and maintenance share the others."""
+"""The default. The group commit needs one connection; reads, the registry and maintenance share the others."""
 CONNECT_TIMEOUT_S = 5.0
 STATEMENT_TIMEOUT_S = 10.0
-"""A statement that takes longer has not failed, but nobody waits for it any more: whether a commit took place is then
-unknown, and its shards are read again."""
+"""After this time the store stops waiting, though the statement has not failed: whether a commit took place is then unknown,
+and its shards are re-read."""
 IDLE_IN_TRANSACTION_MS_MAX = 10_000
-"""Unless set otherwise. So long a process may leave the server without a word in the middle of a transaction."""
+"""The default. How long a client may be silent in the middle of a transaction."""
 
 _SESSION_SETTINGS = {
     "synchronous_commit": "on",
-    # The server gives up by itself what nobody waits for any more, also when it cannot be told so.
+    # The database server aborts statements that no client waits for, even if the client cannot cancel them.
     "statement_timeout": f"{STATEMENT_TIMEOUT_S + 2:.0f}s",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
@@ -48,8 +48,11 @@ class PostgresDatabase:
         idle_ms_max: int = IDLE_IN_TRANSACTION_MS_MAX,
         owner: str = "",
     ) -> None:
-        """`owner`: whose sessions they are, which others may end. `idle_ms_max`: a transaction whose process says nothing for so long is undone. It would hold on to its rows,
-        and a process that stands still, or that the network has cut off, would keep others from taking its shards."""
+        """`owner`: the node that these sessions belong to; other nodes may end them by this name.
+
+        `idle_ms_max`: a transaction is rolled back after so long without a statement. Otherwise a process that hangs, or is
+        cut off by the network, would keep its row locks and so keep others from taking its shards.
+        """
         pool_size = max(1, connections_max // 2)
         self._engine = create_async_engine(
             make_url(url).set(drivername="postgresql+asyncpg"),
@@ -69,10 +72,10 @@ class PostgresDatabase:
                 "prepared_statement_cache_size": 512,
             },
         )
-        # However many reads there are, commits find a connection.
+        # Reads never use all connections, so commits always find one.
         self._read_limit = asyncio.Semaphore(max(1, connections_max - 2))
         self._generation = 0
-        """Rises when a connection went silent: the others of its time are likely to be as dead."""
+        """Rises when a connection timed out: other connections of the same age are probably dead as well."""
         event.listen(self._engine.sync_engine, "connect", self._on_connect)
         event.listen(self._engine.sync_engine, "checkout", self._on_checkout)
 
@@ -105,10 +108,10 @@ class PostgresDatabase:
         try:
             result = await connection.run_sync(work)
         except StoreError:
-            # Closing rolls back, and drops a connection that cannot do even that.
+            # Closing the connection rolls back, or drops the connection if that fails.
             raise
         except _CONNECTION_ERRORS as error:
-            # Without a COMMIT sent, the server forgets it all.
+            # No COMMIT was sent, so the database server rolls back.
             await self._discard(connection, error)
             raise CommitRejected(detail=_describe_error(error)) from error
         try:
@@ -117,7 +120,7 @@ class PostgresDatabase:
             await self._discard(connection, error)
             raise CommitUnknown(detail=_describe_error(error)) from error
         if (await connection.get_raw_connection()).info[_UNREPLICATED]:
-            # Somebody cancelled the wait. PostgreSQL then answers as if all were well, with a warning beside it.
+            # The wait for the standby was cancelled. PostgreSQL then reports success, with a warning.
             await connection.invalidate()
             raise CommitUnknown(detail="the synchronous standby has not confirmed it")
         return result
@@ -126,7 +129,7 @@ class PostgresDatabase:
         if isinstance(error, TimeoutError):
             self._generation += 1
             if not connection.invalidated:
-                # Not in good order, which would take as long again.
+                # An orderly close would wait for the same time-out again.
                 raw = await connection.get_raw_connection()
                 driver = raw.driver_connection
                 assert driver is not None
@@ -156,7 +159,7 @@ _pg_sessions = table("pg_stat_activity", column("pid"), column("application_name
 
 
 def _session_name(owner: str) -> str:
-    """PostgreSQL cuts off names that are longer. Of an owner, the end is what is its own."""
+    """PostgreSQL truncates longer names. The end of an owner's id is its unique part."""
     return f"liveness {owner}".rstrip() if len(owner) <= 54 else f"liveness {owner[-54:]}"
 
 

@@ -1,7 +1,7 @@
-"""A connection to PostgreSQL at whichever of several hosts takes writes.
+"""Connect to the one of several PostgreSQL hosts that accepts writes.
 
-asyncpg could be given all hosts at once, but has one time-out for all of them: a first host that is switched off, and so
-does not even refuse, would use it up on every attempt, and the one that was promoted would never be asked.
+asyncpg accepts several hosts, but with one time-out for all of them: a first host that is switched off, and does not even
+refuse connections, would use up the time-out on every attempt, and the promoted host would never be tried.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ PRIMARY = "primary"
 
 
 class NoPrimaryReachable(ConnectionError):
-    """None of several hosts can be used; says why, for each."""
+    """None of the hosts can be used; the message lists the reason for each."""
 
 
 class PrimaryConnector:
-    """The host that served last is asked first."""
+    """Tries the host of the last successful connection first."""
 
     def __init__(self) -> None:
         self._last_address: tuple[str, int] | None = None
 
     async def connect(self, **options: Any) -> Any:
-        """`options` are those of `asyncpg.connect`; the time-out holds for each host."""
+        """`options`: those of `asyncpg.connect`. The time-out applies to each host separately."""
         hosts, ports = options.pop("host", None), options.pop("port", None)
         if not isinstance(hosts, list):
             return await asyncpg.connect(host=hosts, port=ports, **options)
-        # A standby answers, too, but takes no writes.
+        # A standby accepts connections, but no writes.
         options.setdefault("target_session_attrs", PRIMARY)
         addresses = list(zip(hosts, ports, strict=True))
         reasons = []

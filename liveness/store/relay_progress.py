@@ -1,4 +1,4 @@
-"""How far each shard's log was published to a broker, and what waits for it."""
+"""How far each shard's log was published to a broker, and the backlog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_cursors(connection: Connection, relay: str, shard_ids: Collection[int])
 
 
 def advance_cursors(connection: Connection, relay: str, positions: Mapping[int, int]) -> None:
-    """The caller has checked that the shards are its own, so nobody else moves these cursors meanwhile."""
+    """The caller has locked the epochs of the shards, so no other node moves these cursors meanwhile."""
     known = read_cursors(connection, relay, positions)
     rows = [(relay, shard_id, seq) for shard_id, seq in positions.items() if seq > known.get(shard_id, -1)]
     insert_rows(connection, relays, rows, replace_on=("relay", "shard_id"))
@@ -50,7 +50,7 @@ def read_backlogs(connection: Connection, relay: str, shard_ids: Collection[int]
 
 
 def is_published(unpublished: UnpublishedRetention) -> ColumnElement[bool]:
-    """Of a row of the log: nobody waits for it any more. A relay that knows nothing of a shard will begin at its end."""
+    """Condition for log rows that the relay no longer needs. A relay without a cursor for a shard starts at the end of its log."""
     cursor = (
         select(relays.c.seq)
         .where(relays.c.relay == unpublished.relay, relays.c.shard_id == log.c.shard_id)

@@ -1,6 +1,7 @@
-"""Letting go of what is no longer needed: renewals behind checkpoints, and what is older than its retention.
+"""Delete renewals that a checkpoint contains, and rows older than their retention.
 
-Each function deletes a batch in the caller's transaction, of shards that are the caller's and stay so until it commits.
+Each function deletes one batch in the caller's transaction. The caller owns the shards, and their epochs stay locked until
+the commit.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def compact_renewals(connection: Connection, owned: Mapping[int, int], after: in
 
 
 def checkpointed_through(connection: Connection, shard_ids: Collection[int]) -> int:
-    """The log's id up to which every one of the shards has folded its renewals into a checkpoint. A shard without
-    entries after its checkpoint holds nobody back."""
+    """The log id up to which the checkpoints of all these shards contain their renewals.
+
+    A shard without entries after its checkpoint does not lower it.
+    """
     rows = connection.execute(
         select(shards.c.last_seq, checkpoints.c.seq, checkpoints.c.position)
         .join_from(shards, checkpoints, shards.c.shard_id == checkpoints.c.shard_id, isouter=True)

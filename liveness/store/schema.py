@@ -1,17 +1,17 @@
-"""The tables. Statements that must differ between databases say so here, nowhere else.
+"""The tables. All differences between the databases' schemas are declared here.
 
-log         the truth: one ordered log per shard
-shards      head of each shard: who may write (epoch), how far it is (last_seq), how late it is (observed_ms)
-checkpoints the renewals of a shard folded to one per worker
+log         the source of truth: one ordered log per shard
+shards      head of each shard: fencing epoch, last sequence, observed time, owner
+checkpoints the renewals of a shard, folded to one per worker
 workers     projection: current row per worker; renewals and binding changes since the checkpoint are in the log
 activities  projection: current row per activity
 tasks       the stored queues, keyed by the activity's shard
 config      projection: settings per namespace
-nodes       who serves: each server with its own short lease
-slots       how many workers of a namespace each shard may have; together never more than the namespace's quota
+nodes       registry of nodes, each with a short lease
+slots       how many workers of a namespace each shard may hold; the sum never exceeds the namespace's quota
 relays      how far each shard's log was published to a broker
-verdicts    projection: how many were declared dead in each namespace, and how many of them proved to be alive
-meta        what the store was created with
+verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
+meta        properties of the database, set when it was created, migrated or restored
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ checkpoints = Table(
     metadata,
     Column("shard_id", Integer, primary_key=True, autoincrement=False),
     Column("seq", Int64, nullable=False),
-    Column("position", Int64, nullable=False),  # log.id up to which recovery need not look
+    Column("position", Int64, nullable=False),  # recovery starts after this log.id
     Column("payload", JsonText, nullable=False),
     CheckConstraint("seq >= 0 AND position >= 0", name="checkpoints_place"),
     sqlite_strict=True,
@@ -96,8 +96,8 @@ log = Table(
     Column("checksum", Int64, nullable=False),
     CheckConstraint("seq > 0 AND version > 0", name="log_place"),
     CheckConstraint("(worker_key IS NULL) OR (namespace IS NOT NULL)", name="log_worker_has_namespace"),
-    # Renewals are most rows and are only ever read in order from a checkpoint. On SQLite an index over them would
-    # touch a page per shard in each commit and triple its cost; the shard's head row keeps the sequence unique.
+    # Most rows are renewals, which are only read in order from a checkpoint. On SQLite an index over them would touch a page
+    # per shard in each commit and triple its cost; the shard's head row keeps the sequence unique.
     Index("log_by_shard", "shard_id", "seq", unique=True, sqlite_where=_NOT_RENEWALS),
     Index(
         "log_by_worker",
@@ -108,7 +108,7 @@ log = Table(
         postgresql_where=text("worker_key IS NOT NULL"),
     ),
     sqlite_strict=True,
-    sqlite_autoincrement=True,  # an id is never used twice, or a row could hide behind a checkpoint's position
+    sqlite_autoincrement=True,  # a reused id could be below a checkpoint's position, and recovery would skip the row
 )
 
 workers = Table(
@@ -145,7 +145,7 @@ activities = Table(
     Column("shard_id", Integer, nullable=False),
     Column("state", Int16, nullable=False),
     Column("task_queue", KeyText, nullable=False),
-    Column("worker_key", KeyText, nullable=False),  # who holds it; empty for nobody
+    Column("worker_key", KeyText, nullable=False),  # the holder; empty if there is none
     Column("finished_wall_ms", Int64),
     Column("payload", JsonText, nullable=False),
     CheckConstraint("state BETWEEN 1 AND 10", name="activities_state"),
@@ -177,7 +177,7 @@ tasks = Table(
     Column("worker_key", KeyText, nullable=False),
     Column("lease_epoch", Int64, nullable=False),
     Column("activity", JsonText, nullable=False),
-    Column("died", Int16, nullable=False),  # whether the worker was lost with it, or let go of it
+    Column("died", Int16, nullable=False),  # whether the worker died with it
     Column("created_wall_ms", Int64, nullable=False),
     Column("finished_wall_ms", Int64),
     CheckConstraint("state IN (1, 2, 3, 4, 5)", name="tasks_state"),
@@ -201,7 +201,7 @@ config = Table(
 nodes = Table(
     "nodes",
     metadata,
-    Column("node_id", KeyText, primary_key=True),  # of one run of a process
+    Column("node_id", KeyText, primary_key=True),  # one per run of a process
     Column("kind", KeyText, nullable=False),
     Column("address", Text, nullable=False),  # where other nodes reach it
     Column("host", Text, nullable=False),
@@ -209,7 +209,9 @@ nodes = Table(
     Column("version", Text, nullable=False),
     Column("state", Int16, nullable=False),
     Column("lease_ms", Int64, nullable=False),
-    Column("beat", Int64, nullable=False),  # rises with each renewal; no clock of another machine is trusted
+    Column(
+        "beat", Int64, nullable=False
+    ),  # rises with each renewal; clocks of other machines are not trusted
     Column("started_wall_ms", Int64, nullable=False),
     Column("renewed_wall_ms", Int64, nullable=False),  # for people
     CheckConstraint("state IN (1, 2)", name="nodes_state"),
@@ -246,7 +248,7 @@ verdicts = Table(
     Column("namespace", KeyText, primary_key=True),
     Column("shard_id", Integer, primary_key=True),
     Column("deaths", Int64, nullable=False),
-    # May be more: a node of the version before this table does not count deaths.
+    # May exceed deaths: nodes of the version before this table do not count deaths.
     Column("refuted", Int64, nullable=False),
     CheckConstraint("deaths >= 0 AND refuted >= 0", name="verdicts_counts"),
     sqlite_strict=True,

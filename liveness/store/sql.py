@@ -1,4 +1,4 @@
-"""The store over any `Database`: one body of SQL for SQLite and PostgreSQL."""
+"""The `Store` over any `Database`: shared SQL for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SqlStore:
         self._revisions: Revisions | None = None
         self.timeline = Timeline()
         self._compacted_through: tuple[dict[int, int], int] = ({}, 0)
-        """Of these owned shards no renewals are left up to this id of the log."""
+        """The owned shards, and the log id up to which they have no renewals left."""
 
     async def open(self, shard_count: int, created_by: str) -> None:
         def prepare(connection: Connection) -> tuple[Revisions, Timeline]:
@@ -98,7 +98,7 @@ class SqlStore:
     ) -> list[ShardSnapshot]:
         def take(connection: Connection) -> list[ShardSnapshot]:
             snapshots = take_over(connection, sorted(shard_ids), owner, wall_ms, expected_epochs)
-            # Afterwards: if a migration that leaves us behind was under way, the epochs that it raises were waited for.
+            # Checked last: `take_over` has waited for the row locks of a migration in progress that excludes this version.
             if self._revisions is not None:
                 self._revisions.check_tables(connection)
             return snapshots
@@ -337,7 +337,7 @@ class SqlStore:
         )
 
     async def compact_renewals(self, owned: Mapping[int, int]) -> int:
-        # A shard that came since may bring renewals from before.
+        # A shard that was taken since may have older renewals.
         after = self._compacted_through[1] if self._compacted_through[0] == owned else 0
         through = await self._database.read(
             lambda connection: retention.checkpointed_through(connection, owned)
@@ -391,7 +391,7 @@ class SqlStore:
         return seq  # type: ignore[no-any-return]
 
     async def _delete_in_batches(self, delete_batch: Callable[[Connection], int]) -> int:
-        """Short transactions, so that heartbeats commit in between."""
+        """Delete in short transactions, so that heartbeats can commit in between."""
         total = 0
         while deleted := await self._database.write(delete_batch):
             total += deleted
@@ -412,7 +412,7 @@ def _create_or_check_shards(connection: Connection, shard_count: int, created_by
         )
         insert_rows(connection, shards, ([shard_id, 0, 0, 0, "[]", ""] for shard_id in range(shard_count)))
     elif int(stored) != shard_count:
-        raise WrongShardCount(stored=stored, requested=shard_count)
+        raise WrongShardCount(stored=int(stored), requested=shard_count)
 
 
 def _worker_conditions(namespace: str, where: WorkerFilter) -> ColumnElement[bool]:
@@ -429,7 +429,7 @@ def _worker_conditions(namespace: str, where: WorkerFilter) -> ColumnElement[boo
 
 
 def prefix_upper_bound(prefix: str) -> str | None:
-    """The least string that sorts after everything starting with `prefix`; UTF-8 sorts as its code points do."""
+    """The least string that sorts after all strings that start with `prefix`. UTF-8 sorts like its code points."""
     for index in range(len(prefix) - 1, -1, -1):
         point = ord(prefix[index])
         if point < 0x10FFFF:

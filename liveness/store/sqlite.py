@@ -21,13 +21,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from liveness.store.errors import (
+    CannotOpenStore,
     CommitRejected,
     ReadFailed,
     RestoreInterrupted,
     StoreBroken,
     StoreError,
     StoreInUse,
-    StoreUnusable,
     WalDamaged,
 )
 from liveness.store.sqlite_wal import has_lost_commits
@@ -40,14 +40,14 @@ READER_CACHE_KB = 8_192
 STATEMENT_CACHE = 512
 _SQLITE_HEADER = b"SQLite format 3\0"
 
-# After these, what the file holds is not known to be what was written to it.
+# After these errors, the file may not hold what was written to it.
 _BROKEN_CODES = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
-# What may lie beside a database under its name and one of these.
+# Suffixes of files beside a database.
 WAL, SHARED_MEMORY, LOCK = "-wal", "-shm", ".lock"
 RESTORING_SUFFIX = ".restoring"
-"""A backup, ready to take the place of a database that may lack its WAL by now."""
+"""A prepared backup that is about to replace the database, whose WAL may be deleted already."""
 
 
 def sibling_path(path: Path, suffix: str) -> Path:
@@ -55,12 +55,12 @@ def sibling_path(path: Path, suffix: str) -> Path:
 
 
 def acquire_lock(path: Path) -> IO[str]:
-    """The lock of whoever may write to the file, until what is returned is closed or the process ends."""
+    """Acquire the exclusive right to write to the file, until the returned lock is closed or the process ends."""
     lock_path = sibling_path(path, LOCK)
     try:
         lock = lock_path.open("a+")
     except OSError as error:
-        raise StoreUnusable(detail=f"cannot open {lock_path}: {error.strerror}") from error
+        raise CannotOpenStore(detail=f"cannot open {lock_path}: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -72,9 +72,9 @@ def acquire_lock(path: Path) -> IO[str]:
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that never writes: neither to the file nor to its WAL, and no checkpoint."""
-    # Without a WAL nobody has the file open and it can be read as it lies. Otherwise SQLite would create a WAL
-    # to read a file in WAL mode, and leave it behind.
+    """Open a connection that writes neither to the file nor to its WAL, and never checkpoints."""
+    # Without a WAL no process has the file open, so it is immutable. In any other mode SQLite would create a WAL in order
+    # to read the file, and leave it behind.
     mode = "mode=ro" if sibling_path(path, WAL).exists() else "mode=ro&immutable=1"
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=10)
 
@@ -87,12 +87,12 @@ class SqliteDatabase:
         self._reader = _JobThread("liveness-sqlite-reader")
         self._write_engine = _create_engine(path, writer=True)
         self._write_connection: Connection | None = None
-        """Opened on the writer's thread and kept."""
+        """Opened once, on the writer's thread."""
         self._read_engine = _create_engine(path, writer=False)
         self._broken: StoreBroken | None = None
 
     def lock(self) -> None:
-        """Refuse a second server on the same file. The kernel lets go of the lock when the process ends."""
+        """Refuse a second server on the same file. The kernel releases the lock when the process ends."""
         self._check_is_sqlite()
         lock = acquire_lock(self.path)
         if sibling_path(self.path, RESTORING_SUFFIX).exists():
@@ -101,27 +101,27 @@ class SqliteDatabase:
         self._lock_file = lock
 
     def _check_is_sqlite(self) -> None:
-        """Touch nothing, and put nothing beside it, that is not ours."""
+        """Refuse a file that is not SQLite before anything is written to it or beside it."""
         try:
             with self.path.open("rb") as file:
                 start = file.read(len(_SQLITE_HEADER))
         except FileNotFoundError:
             return
         except OSError as error:
-            raise StoreUnusable(detail=f"cannot read {self.path}: {error.strerror}") from error
+            raise CannotOpenStore(detail=f"cannot read {self.path}: {error.strerror}") from error
         if start not in (b"", _SQLITE_HEADER):
-            raise StoreUnusable(detail=f"{self.path} is not a SQLite file; choose another with --db")
+            raise CannotOpenStore(detail=f"{self.path} is not a SQLite file; choose another with --db")
 
     def write_lock_holder(self, holder: str) -> None:
-        """Say who holds the lock, for the message of whoever is refused."""
-        assert self._lock_file is not None, "only who has locked it holds it"
+        """Record the holder of the lock, for the error message of other processes."""
+        assert self._lock_file is not None, "the lock was not acquired"
         try:
             self._lock_file.seek(0)
             self._lock_file.truncate()
             self._lock_file.write(holder)
             self._lock_file.flush()
         except OSError as error:
-            raise StoreUnusable(detail=f"cannot write beside {self.path}: {error.strerror}") from error
+            raise CannotOpenStore(detail=f"cannot write beside {self.path}: {error.strerror}") from error
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         if self._broken is not None:
@@ -140,14 +140,14 @@ class SqliteDatabase:
             cause = error.orig if isinstance(error, DBAPIError) else error
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
             if code in _BROKEN_CODES:
-                # A failed fsync may have dropped the pages it was to write: trying again would lie.
+                # A failed fsync may have dropped the dirty pages: a retry would report success without them.
                 self._broken = StoreBroken(detail=str(cause))
                 raise self._broken from error
             raise CommitRejected(detail=str(cause)) from error
 
     def _open_writer(self) -> Connection:
         connection = self._write_engine.connect()
-        # Opening it has read the log back. Nothing has been written yet.
+        # Connecting has recovered the WAL. Nothing has been written yet.
         if has_lost_commits(sibling_path(self.path, WAL), sibling_path(self.path, SHARED_MEMORY)):
             connection.close()
             raise WalDamaged(path=sibling_path(self.path, WAL))
@@ -181,11 +181,11 @@ class SqliteDatabase:
 
 
 class _JobThread:
-    """One thread; what is run there runs in order."""
+    """One thread that runs jobs in order."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        # A daemon: a sync that hangs for ever must not keep the process from ending.
+        # A daemon thread: an fsync that hangs must not keep the process from exiting.
         Thread(target=self._run_jobs, name=name, daemon=True).start()
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
@@ -195,14 +195,14 @@ class _JobThread:
         return await done
 
     def stop(self) -> None:
-        """After what was given to it before."""
+        """End the thread after the jobs in the queue."""
         self._jobs.put(None)
 
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 report = partial(_set_result, job.done, job.work(*job.args))
-            except BaseException as error:  # noqa: BLE001  # whatever it is, it belongs to who asked
+            except BaseException as error:  # noqa: BLE001  # passed on to the caller
                 report = partial(_set_exception, job.done, error)
             if not job.loop.is_closed():
                 job.loop.call_soon_threadsafe(report)
@@ -216,7 +216,7 @@ class _Job(NamedTuple):
 
 
 def _set_result(done: asyncio.Future[Any], result: object) -> None:
-    if not done.done():  # who asked may be gone
+    if not done.done():  # the caller may have been cancelled
         done.set_result(result)
 
 
@@ -234,7 +234,7 @@ def _create_engine(path: Path, *, writer: bool) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _: object) -> None:
-        # Transactions begin where `on_begin` says, not where the driver guesses.
+        # `on_begin` starts transactions; the driver must not start them implicitly.
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")

@@ -1,11 +1,10 @@
-"""Has SQLite left out commits of a write-ahead log that were durable?
+"""Detect durable commits that SQLite skipped when it recovered a damaged write-ahead log.
 
-SQLite ends its recovery at the first frame whose checksum is wrong and takes the rest for a commit that was torn off. That is
-right for the last commit and for no other: with `synchronous=FULL` nobody writes a frame of the next commit before this
-one is synced. So a commit behind the end of the recovery that is followed by yet another frame was durable, and is lost
-because of damage.
+SQLite stops its recovery at the first frame with a wrong checksum and treats the rest as a torn commit. That is correct only
+for the last commit: with `synchronous=FULL`, no frame of the next commit is written before this one is synced. So a commit
+after the end of the recovery that is followed by another frame was durable, and is lost because of damage.
 
-Damage within the last commit itself cannot be told from a commit that was torn off.
+Damage within the last commit itself cannot be told from a torn commit.
 The format: https://www.sqlite.org/walformat.html
 """
 
@@ -20,7 +19,7 @@ _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">4I")
 _FRAME_HEADER_BYTES = 24
 _MAGIC = 0x377F0682
-"""The lowest bit says in which byte order the checksums are made."""
+"""The lowest bit is the byte order of the checksums."""
 _LAST_VALID_FRAME_AT = 16  # in the index's header
 
 
@@ -30,12 +29,12 @@ class _Frame(NamedTuple):
 
 
 def has_lost_commits(log: Path, index: Path) -> bool:
-    """To be asked when the database was opened for the first time, and by nobody else."""
+    """Call right after the first connection of the only process has recovered the WAL."""
     try:
         with log.open("rb") as file:
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size or not any(header):
-                return False  # it was being made, and nothing was committed to it
+                return False  # it was being created, and nothing was committed to it
             if not _is_header_valid(header):
                 return True
             frames = _frames(file.fileno(), header)
@@ -63,7 +62,7 @@ def _is_header_valid(header: bytes) -> bool:
 
 
 def _frames(file: int, header: bytes) -> list[_Frame]:
-    """Those of this generation of the log: others have other salts and lie there from before."""
+    """The frames of the current generation of the log; frames of earlier generations have other salts."""
     _, _, page_bytes, _, *salts, _, _ = _HEADER.unpack(header)
     frame_bytes = _FRAME_HEADER_BYTES + page_bytes
     count = (os.fstat(file).st_size - _HEADER.size) // frame_bytes

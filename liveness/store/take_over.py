@@ -1,4 +1,4 @@
-"""Taking shards: raise their epochs, which fences every earlier owner, and read back what they hold."""
+"""Take over shards: raise their epochs, which fences every earlier owner, and read back their state."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ def take_over(
     expected_epochs: Mapping[int, int] | None = None,
 ) -> list[ShardSnapshot]:
     if connection.dialect.name == "postgresql":
-        # Between the statements below, everything that was read is unpacked.
+        # Decoding a million rows between the statements below takes longer than the usual limit allows.
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{DECODE_SECONDS_MAX}s'")
     if expected_epochs is not None:
         shard_ids = _lock_unchanged(connection, shard_ids, expected_epochs)
         if not shard_ids:
             return []
-    # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below
-    # must see.
+    # The update comes first: on PostgreSQL it waits for the old owner's commit in flight, which the reads below must see.
     is_wanted = shards.c.shard_id.in_(shard_ids)
     connection.execute(
         update(shards)
@@ -99,7 +98,7 @@ def _read_renewal_states(row: Row[Any]) -> list[RenewalState]:
 def _lock_unchanged(
     connection: Connection, shard_ids: Sequence[int], expected_epochs: Mapping[int, int]
 ) -> list[int]:
-    """Those whose epoch is still the one that was seen; they stay so until the transaction ends."""
+    """Lock the shards that still have the expected epoch until the transaction ends, and return them."""
     query = (
         select(shards.c.shard_id, shards.c.epoch)
         .where(shards.c.shard_id.in_(shard_ids))
@@ -130,7 +129,7 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
     found: defaultdict[int, dict[WorkerKey, Any]] = defaultdict(dict)
     for shard_id, namespace, key, number, as_of_seq, state, payload in read_rows(connection, query):
         codec.verify_checksum(payload, "workers", namespace, key, number, as_of_seq, state)
-        worker_key = WorkerKey(intern(namespace), key)  # one copy of a name that so many have in common
+        worker_key = WorkerKey(intern(namespace), key)  # one copy of a name that many keys share
         found[shard_id][worker_key] = (codec.decode_worker(number, state, payload), as_of_seq)
     return found
 
@@ -138,8 +137,8 @@ def _read_workers(connection: Connection, shard_ids: Sequence[int]) -> Mapping[i
 def _shard_condition(
     connection: Connection, column: Column[int], shard_ids: Sequence[int]
 ) -> ColumnElement[bool]:
-    """SQLite would follow an index of the shards to one row after the other. If most rows are wanted, to read them as
-    they lie takes a third of the time; an expression hides the index from it."""
+    """If most rows are wanted, a table scan takes SQLite a third of the time that the index on shards would take. An
+    expression instead of the column hides the index from it."""
     if connection.dialect.name == "sqlite":
         (count,) = connection.execute(select(func.count()).select_from(shards)).one()
         if 2 * len(shard_ids) > count:
@@ -173,9 +172,10 @@ def _read_tails(
     checkpoint_positions: Mapping[int, tuple[int, int]],
     worker_rows: Mapping[int, Mapping[WorkerKey, tuple[Worker, int]]],
 ) -> Mapping[int, list[LogEntry]]:
-    """Each shard's entries after its checkpoint, up to its head, without those that the row of their worker contains:
-    nobody reads these, registrations above all, before somebody asks for them. One scan in log order serves all
-    shards."""
+    """Each shard's entries after its checkpoint, up to its head, in one scan for all shards.
+
+    Entries that the row of their worker contains already, most of them registrations, are not decoded.
+    """
     found: defaultdict[int, list[LogEntry]] = defaultdict(list)
     read_seqs: defaultdict[int, list[int]] = defaultdict(list)
     after = {shard_id: checkpoint_positions.get(shard_id, (0, 0))[0] for shard_id in heads}
@@ -194,6 +194,6 @@ def _read_tails(
             found[shard_id].append(codec.decode_entry(LogRow._make(values)))
     for shard_id in behind:
         if read_seqs[shard_id] != list(range(after[shard_id] + 1, heads[shard_id] + 1)):
-            # A checksum says nothing of a row that is not there.
+            # Checksums cannot detect a missing row.
             raise LogIncomplete(shard_id=shard_id, after=after[shard_id], head=heads[shard_id])
     return found

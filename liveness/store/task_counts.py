@@ -1,4 +1,4 @@
-"""How many there are, for people."""
+"""Counts of unfinished tasks, for metrics and operators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from liveness.store.schema import DEAD_TASKS_SQL, OPEN_TASKS_SQL, tasks
 
 
 def count_queries(shard_ids: Collection[int]) -> list[Select[Any]]:
-    """One by each index, which holds the few tasks that are not finished and not the many that are. The conditions are
-    literal, because SQLite uses an index of some rows only for a condition that it can see."""
+    """One query per partial index: the indexes hold the few unfinished tasks, not the many finished ones.
+
+    The conditions are literal, because SQLite uses a partial index only if the condition contains no parameters.
+    """
     groups = (tasks.c.shard_id, tasks.c.namespace, tasks.c.state)
     counts = select(*groups, func.count(), func.min(tasks.c.created_wall_ms)).group_by(*groups)
     return [

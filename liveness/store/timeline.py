@@ -1,12 +1,12 @@
-"""Which history a database tells. Restoring a backup begins another: time went back, but the world did not.
+"""The timeline of a database. Restoring a backup starts a new one, because the database goes back in time and its clients do not.
 
-Between the backup and its restoring, leases were granted and attempts were handed out that the restored database knows
-nothing of. It would grant and hand out the same numbers again, and two holders with equal fencing tokens could both
-write. So a new history has
+Between the backup and its restoration, leases were granted and attempts were handed out that the restored database does not
+know. It would give out the same numbers again, and two holders with equal fencing tokens could both write. So a new
+timeline has
 
-- a **floor**, below which no lease epoch and no attempt is given out any more: above everything that the forgotten
-  time can have seen, so that whoever still holds a token of that time is older than everybody after it;
-- an **id**, which is part of every watcher's resume token: a place in the old log is no place in this one.
+- a **token floor**, the lowest lease epoch and attempt that is given out: above every number that was given out after the
+  backup, so that all tokens from before the restoration are older than all tokens after it;
+- an **id**, which is part of every watcher's resume token: a position in the old log is invalid in the new one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sqlalchemy import Connection, delete, insert, select
 from liveness.store.schema import meta, nodes
 
 TOKENS_SINCE_BACKUP_MAX = 1_000_000
-"""So many attempts of one activity, and so many leases of one worker, may the forgotten time have seen."""
+"""Upper bound on the attempts of one activity, and the leases of one worker, between backup and restoration."""
 ATTEMPT_MAX = 2**31 - 1
-"""As the contract has it."""
+"""The maximum in the API: an int32."""
 TOKEN_FLOOR_MAX = 2**30
 _CLOCK_FLOOR_EPOCH_S = 1_577_836_800
 """The first second of 2020: counted from there, seconds stay below `TOKEN_FLOOR_MAX` until 2054."""
@@ -34,11 +34,11 @@ class Timeline(NamedTuple):
 
 
 def next_timeline(highest_token: int, wall_ms: int) -> Timeline:
-    """The history after one in which tokens up to `highest_token` are on record.
+    """The timeline that follows a database whose highest recorded token is `highest_token`.
 
-    The seconds of the wall clock keep two restorings of the same backup apart, whose records are the same: the floor of
-    the later one is higher by the seconds between them, and what is handed out once in a second on average does not
-    reach it.
+    Two restorations of the same backup record the same highest token; the seconds of the wall clock tell them apart. The
+    floor of the later one is higher by the seconds between them, which tokens given out once per second on average do not
+    reach.
     """
     from_record = min(highest_token, TOKEN_FLOOR_MAX) + TOKENS_SINCE_BACKUP_MAX
     from_clock = min(wall_ms // 1_000 - _CLOCK_FLOOR_EPOCH_S, TOKEN_FLOOR_MAX)
@@ -51,7 +51,7 @@ def read_timeline(connection: Connection) -> Timeline:
 
 
 def write_timeline(connection: Connection, timeline: Timeline) -> None:
-    # Whoever served when the backup was made does not serve this.
+    # Nodes that were registered when the backup was made do not serve this database.
     connection.execute(delete(nodes))
     values = {"history": timeline.id, "token_floor": str(timeline.token_floor)}
     connection.execute(delete(meta).where(meta.c.name.in_(values)))

@@ -1,7 +1,7 @@
-"""A namespace's quota of workers, divided among shards, so that each node decides alone and all together never exceed it.
+"""A namespace's worker quota, divided among shards: each node decides alone, and together they never exceed the quota.
 
-A shard admits workers up to what it was granted. More is granted while the sum over all shards stays within the quota,
-under a lock per namespace. What a shard does not need it gives back.
+A shard admits as many workers as it was granted slots. Under a lock per namespace, it is granted more while the sum over all
+shards stays within the quota. It returns slots that it does not need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def grant_slots(
     shard_granted = select(slots.c.granted).where(
         slots.c.namespace == namespace, slots.c.shard_id == shard_id
     )
-    # Some more than asked for while there is plenty, so that a fleet that starts does not ask for each worker.
+    # While there is plenty of room, grant more than requested, so that a starting fleet does not need a grant per worker.
     extra = min(room // ROOM_DIVISOR, EXTRA_GRANT_MAX)
     granted = (connection.execute(shard_granted).scalar() or 0) + min(max(want, extra), room)
     if granted:
@@ -51,7 +51,7 @@ def return_slots(
 
 
 def _lock_namespace(connection: Connection, namespace: str) -> None:
-    """One at a time per namespace, until the transaction ends. SQLite's writers always take turns."""
+    """Serialise transactions on this namespace until the end of this one. SQLite serialises writers anyway."""
     if connection.dialect.name == "postgresql":
         lock = int.from_bytes(blake2b(namespace.encode(), digest_size=8).digest(), signed=True)
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({lock})")

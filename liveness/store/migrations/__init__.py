@@ -1,1 +1,1 @@
-"""Frozen steps from one shape of the tables to the next. Each step's SQL lies beside it, one file per database."""
+"""Frozen migrations of the tables. Each has one SQL file per database."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: run the migrations on the connection that `migrate` hands over, in its transaction."""
+"""Alembic's entry point: run the migrations on the connection that `migrate` passes, in its transaction."""
 
 from alembic import context
 

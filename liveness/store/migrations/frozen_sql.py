@@ -1,4 +1,4 @@
-"""Each step of the migrations is SQL that was frozen when it was released, one file per database."""
+"""Run the SQL of a migration, which never changes after its release."""
 
 from __future__ import annotations
 

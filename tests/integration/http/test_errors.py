@@ -15,7 +15,8 @@ from liveness.domain.errors import LivenessError
 from liveness.http.errors import HTTP_CODES
 from liveness.http.listen_address import bind_address
 from liveness.http.server import HttpServer
-from liveness.rpc.status import DETAILS_KEY, code_of, status_of
+from liveness.rpc.status import code_of, status_of
+from liveness.rpc_details import DETAILS_KEY
 from tests.integration.http.http_client import JSON, Client
 from tests.integration.http.http_harness import HttpHarness
 

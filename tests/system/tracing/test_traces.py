@@ -201,7 +201,7 @@ def test_without_the_extra_it_is_told_what_is_missing(tmp_path: Path, command: t
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: traces are to be sent, but OpenTelemetry is not installed; install liveness[traces]\n"
+        "error: a traces URL is configured, but OpenTelemetry is not installed; install liveness[traces]\n"
     )
 
 

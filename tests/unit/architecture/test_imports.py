@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 # What each part may import of the others: `domain ← store ← {expiry, diagnostics} ← engine ← dispatch ← tasks ← integrations`,
-# all of it below `app`; `sdk → v1, clock`. A new part has to be given its place here.
+# all of it below `app`; `sdk → v1, clock, templated_error, rpc_details`. A new part has to be given its place here.
 BELOW: dict[str, set[str]] = {
     part: {f"liveness.{name}" for name in below.split()}
     for part, below in {
@@ -23,27 +23,29 @@ BELOW: dict[str, set[str]] = {
         "liveness.background": "clock",
         "liveness.clock": "",
         "liveness.config": "",
-        "liveness.domain": "",
-        "liveness.rpc": "domain",
-        "liveness.store": "domain",
+        "liveness.templated_error": "",
+        "liveness.rpc_details": "",
+        "liveness.domain": "templated_error",
+        "liveness.rpc": "domain rpc_details",
+        "liveness.store": "domain templated_error",
         "liveness.expiry": "domain clock",
         "liveness.diagnostics": "domain store clock",
         "liveness.engine": "domain store expiry diagnostics background clock",
         "liveness.dispatch": "domain engine background clock",
         "liveness.tasks": "domain store expiry engine dispatch background clock",
         "liveness.telemetry": "domain store engine clock",
-        "liveness.integrations": "domain store engine tasks background clock",
-        "liveness.routing": "domain rpc v1 background clock",
+        "liveness.integrations": "domain store engine tasks background clock templated_error",
+        "liveness.routing": "domain rpc rpc_details v1 background clock",
         "liveness.cluster": "domain store expiry engine routing v1 background clock",
-        "liveness.server": "domain store expiry engine dispatch cluster routing rpc telemetry config v1 background clock",
+        "liveness.server": "domain store expiry engine dispatch cluster routing rpc rpc_details telemetry config v1 background clock",
         "liveness.app": "background clock cluster config dispatch engine integrations routing server store tasks telemetry rpc v1",
         "liveness.frontend": "background clock cluster config routing rpc server store telemetry v1",
-        "liveness.http": "domain rpc v1 background clock",
+        "liveness.http": "domain rpc rpc_details v1 background clock",
         "liveness.dashboard": "",
-        "liveness.sdk": "v1 clock",
+        "liveness.sdk": "v1 clock templated_error rpc_details",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",
-        "liveness.cli": "app clock config demo domain engine frontend http rpc store telemetry v1",
+        "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1",
         "liveness.__main__": "cli",
         # Public names of what lies in `integrations`.
         "liveness.fencing": "integrations",

@@ -1,4 +1,4 @@
-"""Activities in every state, who holds them, and whether a lost one died with its worker."""
+"""Activities in every state, their holders, and whether a lost activity died with its worker."""
 
 from liveness.store.migrations import frozen_sql
 

@@ -1,4 +1,4 @@
-"""Many nodes: who serves, quotas divided among shards, and how far logs were published."""
+"""Several nodes: the registry, worker slots per shard, and relay cursors."""
 
 from liveness.store.migrations import frozen_sql
 

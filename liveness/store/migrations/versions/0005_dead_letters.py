@@ -1,10 +1,10 @@
-"""Dead letters are counted every few seconds, among all the tasks that are done."""
+"""An index on dead letters, which are counted every few seconds."""
 
 from liveness.store.migrations import frozen_sql
 
 revision = "0005"
 down_revision = "0004"
-oldest_writer = "0003"  # to which an index is nothing new
+oldest_writer = "0003"  # an index changes nothing for it
 
 
 def upgrade() -> None:

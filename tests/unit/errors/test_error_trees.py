@@ -1,0 +1,96 @@
+"""Every error class renders its template, and survives pickling and copying."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import string
+
+import pytest
+
+from liveness.domain.errors import WorkerNotFound
+from liveness.sdk import GiveUp, RetryLater
+from liveness.store.errors import ShardsLost
+from liveness.templated_error import TemplatedError
+from tests.unit.errors.error_trees import all_errors, qualified_name, sample
+
+each_error = pytest.mark.parametrize("kind", all_errors(), ids=qualified_name)
+
+
+@each_error
+def test_the_template_uses_only_fields_of_the_error(kind: type[TemplatedError]) -> None:
+    used = {name for _, name, _, _ in string.Formatter().parse(kind.template) if name}
+    assert used <= set(kind.field_names)
+    assert "{" not in str(sample(kind))
+
+
+@each_error
+def test_every_class_has_a_template_of_its_own(kind: type[TemplatedError]) -> None:
+    inherits = kind.__name__ in ("GiveUp", "RetryLater")  # the handler supplies the text
+    assert ("template" in vars(kind)) is not inherits
+
+
+@each_error
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_survives_pickling(kind: type[TemplatedError], protocol: int) -> None:
+    error = sample(kind)
+    error.add_note("seen by the test")
+    check_copy(error, pickle.loads(pickle.dumps(error, protocol)))
+
+
+@each_error
+def test_an_error_can_be_copied(kind: type[TemplatedError]) -> None:
+    error = sample(kind)
+    error.add_note("seen by the test")
+    check_copy(error, copy.copy(error))
+    check_copy(error, copy.deepcopy(error))
+
+
+def check_copy(error: TemplatedError, other: TemplatedError) -> None:
+    assert other is not error
+    assert type(other) is type(error)
+    assert (str(other), other.fields, other.args) == (str(error), error.fields, error.args)
+    assert other.__notes__ == error.__notes__
+
+
+def test_fields_are_attributes_and_keyword_arguments() -> None:
+    error = WorkerNotFound(worker="w-1", namespace="orders")
+    assert (error.worker, error.namespace) == ("w-1", "orders")
+    assert error.fields == {"worker": "w-1", "namespace": "orders"}
+    assert str(error) == "There is no worker w-1 in namespace orders."
+    assert repr(error) == "WorkerNotFound(worker='w-1', namespace='orders')"
+
+
+def test_a_missing_or_misspelt_field_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        WorkerNotFound(worker="w-1")  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        WorkerNotFound(worker="w-1", namspace="orders")  # type: ignore[call-arg]
+
+
+def test_braces_in_a_field_are_not_expanded() -> None:
+    assert (
+        str(WorkerNotFound(worker="{namespace}", namespace="n"))
+        == "There is no worker {namespace} in namespace n."
+    )
+
+
+def test_errors_are_compared_by_identity() -> None:
+    assert GiveUp("why") != GiveUp("why")
+    assert len({GiveUp("why"), GiveUp("why")}) == 2
+
+
+def test_lost_shards_are_listed_in_order() -> None:
+    assert str(ShardsLost(shard_ids=frozenset({9, 3, 12}))) == "Another owner took over shards [3, 9, 12]."
+
+
+def test_a_users_subclass_with_its_own_constructor_survives_pickling() -> None:
+    error = DiskFull(free_bytes=12)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.after, again.free_bytes) == ("12 bytes are free", 30, 12)
+
+
+class DiskFull(RetryLater):
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__(f"{free_bytes} bytes are free", after=30)
+        self.free_bytes = free_bytes
