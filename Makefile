@@ -117,7 +117,7 @@ endef
 $(VENV)/.ready-run: pyproject.toml constraints.txt
 	$(call begin_environment,$(VENV),running)
 	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt setuptools
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e .
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[server]'
 	$(call end_environment,$(VENV))
 
 $(VENV)/.ready-dev: pyproject.toml constraints.txt

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import click
 
+from liveness.cli.shared_options import SharedOptionsGroup
+
 
 class CommandEntry(NamedTuple):
     module: str
@@ -35,7 +37,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SharedOptionsGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -66,5 +68,6 @@ def main() -> None:
       liveness workers list --state active  who is alive
       liveness doctor                       is everything in order here?
 
-    Client commands find the server through --address or LIVENESS_ADDRESS.
+    Client commands find the server through --address or LIVENESS_ADDRESS. The options --address, --namespace and --json
+    are accepted before and after a client command; the last one wins. Other commands refuse those that they do not use.
     """

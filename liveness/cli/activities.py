@@ -13,6 +13,7 @@ from liveness.cli.client import Client, Milliseconds, client_command, confirm, c
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_fields, print_json, print_json_array, print_note, print_table, to_json
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
     ActivityFilter,
     ActivityId,
@@ -38,7 +39,7 @@ INT32_MAX = 2**31 - 1
 Response = TypeVar("Response", bound=Message)
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def activities() -> None:
     """See, schedule, cancel and retry activities.
 

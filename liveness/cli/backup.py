@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from liveness.cli.client import json_option
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_fields, print_json
 from liveness.cli.progress import progress_bar
 from liveness.cli.serve import settings_from_flags
+from liveness.cli.server_parts import needs_server_parts
+from liveness.cli.shared_options import json_option
 
 
 @click.command()
@@ -19,6 +20,7 @@ from liveness.cli.serve import settings_from_flags
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @json_option
+@needs_server_parts
 def backup(*, target: Path, db: str | None, config: str | None, force: bool, as_json: bool) -> None:
     """Copy a SQLite node's database to TARGET, while the server runs or not.
 

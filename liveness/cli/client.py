@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from liveness.cli import durations
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_note
+from liveness.cli.shared_options import address_option, json_option, namespace_option
 from liveness.config.settings import SettingsError, load_client_settings
 from liveness.rpc_details import details_from_trailer
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
@@ -193,18 +194,6 @@ class Milliseconds(click.ParamType[int]):
         return ms
 
 
-def address_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--address",
-        metavar="HOST:PORT[,…]",
-        help="The server; of several nodes, the first that answers.  [default: LIVENESS_ADDRESS or 127.0.0.1:7400]",
-    )(command)
-
-
-def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
-
-
 def client_command(
     *, namespace: bool = True, timeout: str = "10s"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -229,11 +218,7 @@ def client_command(
             address_option,
         ]
         if namespace:
-            options.append(
-                click.option(
-                    "--namespace", "-n", metavar="NAME", help="[default: LIVENESS_NAMESPACE or default]"
-                )
-            )
+            options.append(namespace_option)
         decorated: Callable[..., None] = run
         for option in options:
             decorated = option(decorated)

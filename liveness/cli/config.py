@@ -13,6 +13,7 @@ from liveness.cli import durations
 from liveness.cli.client import Client, client_command
 from liveness.cli.errors import UsageError
 from liveness.cli.output import print_json, print_table, to_json
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.config.settings import suggestion
 from liveness.v1.admin_pb2 import GetConfigRequest, NamespaceConfig, UpdateConfigRequest
 
@@ -22,7 +23,7 @@ DEFAULT = ""
 INT64_MAX = 2**63 - 1
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def config() -> None:
     """See and change what namespaces allow.
 

@@ -15,6 +15,7 @@ import click
 
 from liveness.cli.errors import CommandError
 from liveness.cli.output import print_json
+from liveness.cli.server_parts import needs_server_parts
 from liveness.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ SNAPSHOT_HEIGHT = 40
     hidden=True,
     help="Save a picture of the view when a zombie is refused.",
 )
+@needs_server_parts
 def demo(
     *,
     workers: int | None,

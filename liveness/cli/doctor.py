@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import click
 import grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from liveness.cli.client import address_option, json_option, open_channel
+from liveness.cli.client import open_channel
 from liveness.cli.doctor_checks import CheckResult, CheckStatus, failed, ok, warning
 from liveness.cli.errors import UsageError
 from liveness.cli.output import print_json, print_table
 from liveness.cli.serve import settings_from_flags
+from liveness.cli.shared_options import address_option, json_option
+from liveness.config.extras import INSTALL_SERVER_PARTS, server_parts_installed, server_parts_needed
 from liveness.config.settings import Settings, SettingsError, load_client_settings
 
-PACKAGES = ("liveness", "grpcio", "protobuf", "SQLAlchemy", "asyncpg")
+PACKAGES = ("liveness", "grpcio", "protobuf")
+SERVER_PACKAGES = ("SQLAlchemy", "asyncpg")
 ANSWER_TIMEOUT_S = 3.0
+
+# The standard health check by its bytes: the package with its messages belongs to the server parts. The request is the
+# empty message, for the server as a whole; this answer is `status: SERVING`.
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+HEALTH_REQUEST = b""
+HEALTH_SERVING = b"\x08\x01"
 
 
 @click.command()
@@ -42,11 +49,19 @@ def doctor(*, db: str | None, config: str | None, address: str | None, as_json: 
       liveness doctor --config liveness.toml --json
     """
     settings = settings_from_flags({"db": db}, config)
+    with_database = server_parts_installed()
+    if db is not None and not with_database:
+        raise UsageError(server_parts_needed("liveness doctor --db"))
     try:
         client = load_client_settings({"address": address}, os.environ)
     except SettingsError as error:
         raise UsageError(str(error)) from error
-    findings = [*_check_versions(), *_check_database(settings), *map(_check_server, client.addresses)]
+    findings = [
+        ok("Python", platform.python_version()),
+        *_check_versions(PACKAGES),
+        *(_check_server_parts(settings) if with_database else [_server_parts_missing()]),
+        *map(_check_server, client.addresses),
+    ]
     if as_json:
         print_json([_to_json(finding) for finding in findings])
     else:
@@ -61,15 +76,27 @@ def _to_json(finding: CheckResult) -> dict[str, Any]:
     return {**finding._asdict(), "verdict": finding.verdict.value.lower()}
 
 
-def _check_versions() -> Iterator[CheckResult]:
-    yield ok("Python", platform.python_version())
-    for package in PACKAGES:
+def _check_versions(packages: Iterable[str]) -> Iterator[CheckResult]:
+    for package in packages:
         try:
             yield ok(package, version(package))
         except PackageNotFoundError:
             yield failed(
                 package, "not installed", "Install liveness anew: pip install --force-reinstall liveness"
             )
+
+
+def _check_server_parts(settings: Settings) -> Iterator[CheckResult]:
+    yield from _check_versions(SERVER_PACKAGES)
+    yield from _check_database(settings)
+
+
+def _server_parts_missing() -> CheckResult:
+    return warning(
+        "server parts",
+        "not installed, so the database was not checked",
+        f"Workers and client commands do not need them. To run a server: {INSTALL_SERVER_PARTS}",
+    )
 
 
 def _check_database(settings: Settings) -> Iterator[CheckResult]:
@@ -86,8 +113,8 @@ def _check_database(settings: Settings) -> Iterator[CheckResult]:
 def _check_server(address: str) -> CheckResult:
     with open_channel(address) as channel:
         try:
-            check = HealthStub(channel).Check  # type: ignore[attr-defined]  # missing from its published types
-            status = check(HealthCheckRequest(), timeout=ANSWER_TIMEOUT_S).status
+            check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HEALTH_CHECK)
+            answer = check(HEALTH_REQUEST, timeout=ANSWER_TIMEOUT_S)
         except grpc.RpcError as error:
             code = cast(grpc.Call, error).code()  # what a stub raises is both
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -95,7 +122,7 @@ def _check_server(address: str) -> CheckResult:
             return warning(
                 "server", f"{address} answers {code.name}", "It does not seem to be a liveness server."
             )
-    if status != HealthCheckResponse.SERVING:
+    if answer != HEALTH_SERVING:
         return warning(
             "server", f"{address} answers, but does not serve", "It is starting, stopping, or in trouble."
         )

@@ -13,6 +13,7 @@ import click
 
 from liveness.cli.errors import UsageError
 from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
+from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
 
@@ -26,6 +27,7 @@ from liveness.config.settings import SettingsError, host_port
 @click.option("--traces", metavar="URL", help="Tell an OTLP collector of traced calls.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
+@needs_server_parts
 def frontend(*, config: str | None, **flags: Any) -> None:
     """Start a process that only carries calls to nodes.
 

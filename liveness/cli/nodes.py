@@ -6,10 +6,11 @@ import click
 
 from liveness.cli.client import Client, client_command
 from liveness.cli.output import enum_name, format_age, print_json_array, print_table
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.admin_pb2 import ListNodesRequest, Node, NodeState
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def nodes() -> None:
     """See which servers there are."""
 

@@ -7,10 +7,11 @@ import click
 from liveness.cli import durations
 from liveness.cli.client import Client, Milliseconds, client_command
 from liveness.cli.output import format_age, print_fields, print_json, print_note, print_table, to_json
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.admin_pb2 import GetRelayStatusRequest, RelayConnection, RelayShard, ReplayRelayRequest
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def relay() -> None:
     """See what is relayed to a message broker, and relay it again.
 

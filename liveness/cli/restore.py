@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from liveness.cli.client import json_option
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_fields, print_json, print_note
 from liveness.cli.progress import progress_bar
 from liveness.cli.serve import settings_from_flags
+from liveness.cli.server_parts import needs_server_parts
+from liveness.cli.shared_options import json_option
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
 
@@ -44,6 +45,7 @@ docs/operations.md says more."""
     help="The database was put back by other means, such as PostgreSQL's own: do only what must follow.",
 )
 @json_option
+@needs_server_parts
 def restore(
     *,
     backup: Path | None,

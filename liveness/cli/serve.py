@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.server_parts import needs_server_parts
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
 
 INTERRUPTED = 130
@@ -62,6 +63,7 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @click.option("--traces", metavar="URL", help="Tell an OTLP collector of traced calls.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
+@needs_server_parts
 def serve(*, config: str | None, **flags: Any) -> None:
     """Start a server.
 

@@ -6,10 +6,11 @@ import click
 
 from liveness.cli.client import Client, client_command
 from liveness.cli.output import print_json_array, print_table
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.admin_pb2 import ListShardsRequest, Shard
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def shards() -> None:
     """See how the shards are doing."""
 

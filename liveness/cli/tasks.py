@@ -9,6 +9,7 @@ import click
 from liveness.cli.client import Client, client_command, confirm, confirm_option, limit_option
 from liveness.cli.errors import CommandError, escape_control
 from liveness.cli.output import enum_name, format_age, print_json_array, print_note, print_table
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.admin_pb2 import (
     TASK_STATE_DEAD_LETTERED,
     TASK_STATE_DISCARDED,
@@ -34,7 +35,7 @@ STATES = {
 TASK_ID = click.IntRange(1, 2**63 - 1)
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def tasks() -> None:
     """See, retry and discard queued tasks.
 

@@ -19,6 +19,7 @@ from liveness.cli.output import (
     to_json,
 )
 from liveness.cli.release_storm import release_storm
+from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.cli.worker_commands import drain, pause, resume
 from liveness.cli.worker_filter import STATES, filter_options
 from liveness.v1.admin_pb2 import ExpireWorkerRequest
@@ -41,7 +42,7 @@ from liveness.v1.worker_pb2 import (
 )
 
 
-@click.group()
+@click.group(cls=SharedOptionsGroup)
 def workers() -> None:
     """See workers, pause, drain and force them out.
 

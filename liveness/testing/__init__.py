@@ -15,9 +15,14 @@ and then, in tests with asyncio or without:
 The server's clock stands still until it is moved; the worker's own clock is the real one.
 """
 
-from liveness.app import Server
 from liveness.clock import ManualClock
+from liveness.config.extras import server_parts_needed
 from liveness.config.settings import Settings
-from liveness.testing.local_server import LocalServer
+
+try:
+    from liveness.app import Server
+    from liveness.testing.local_server import LocalServer
+except ModuleNotFoundError as error:
+    raise ImportError(server_parts_needed("liveness.testing")) from error
 
 __all__ = ["LocalServer", "ManualClock", "Server", "Settings"]

@@ -132,7 +132,7 @@ def test_the_image_is_made_in_two_stages_from_plain_names_and_is_not_root() -> N
 def test_the_image_gets_all_that_the_distribution_consists_of() -> None:
     copied = set(re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE))
     names = {name for line in copied for name in line.split()}
-    assert names == {"pyproject.toml", "constraints.txt", "liveness", "tasks"}
+    assert names == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "liveness", "tasks"}
     ignored = (DEPLOY / "Containerfile.dockerignore").read_text(encoding="utf-8")
     assert {line[1:] for line in ignored.splitlines() if line.startswith("!")} == names
 

@@ -33,9 +33,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     for folder in DISTRIBUTED + NOT_DISTRIBUTED:
         if (ROOT / folder).is_dir():
             shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=no_caches)
-    shutil.copy(ROOT / "pyproject.toml", source)
-    if (ROOT / "README.md").exists():
-        shutil.copy(ROOT / "README.md", source)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
 
     target = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(

@@ -48,7 +48,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1",
         "liveness.__main__": "cli",
         # Public names of what lies in `integrations`.
-        "liveness.fencing": "integrations",
+        "liveness.fencing": "config integrations",
         "liveness.relays": "integrations",
         "liveness.webhooks": "integrations",
     }.items()
