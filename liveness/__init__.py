@@ -1,6 +1,6 @@
-"""Worker liveness: who is alive, who is not, and what has to be done about it.
+"""Durable worker liveness: heartbeats, leases, and rescheduling of the work that dead workers held.
 
-What programs that are workers need, they import from here: `from liveness import Worker`.
+Programs import the SDK from here: `from liveness import Worker`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ActivityRef", "Client", "FencingToken", "RetryPolicy", "Worker"]
 
 
 def __getattr__(name: str) -> object:
-    """The SDK is loaded when it is asked for: a server, and a command that only prints its help, do without."""
+    """Load the SDK on first use. A server, and a command that only prints its help, never load it."""
     if name in __all__:
         from liveness import sdk
 

@@ -1,4 +1,4 @@
-"""`python -m liveness` is the command `liveness`."""
+"""`python -m liveness` runs the command `liveness`."""
 
 from liveness.cli import main
 

@@ -1,4 +1,4 @@
-"""`python -m liveness.cli` is `liveness`."""
+"""`python -m liveness.cli` runs the command `liveness`."""
 
 from liveness.cli import main
 

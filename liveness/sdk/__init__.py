@@ -1,4 +1,4 @@
-"""What a worker's program imports.
+"""The Python SDK: the names that worker programs import.
 
 async with Worker("localhost:7400", task_queue="resize") as worker:
     @worker.activity("resize")

@@ -1,4 +1,4 @@
-"""The addresses a program is given: one, or those of several nodes that serve the same."""
+"""Parse the server addresses that a program passes in: one, or several nodes of one cluster."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ Addresses: TypeAlias = str | Sequence[str]
 _PORT_MAX = 65_535
 _HOST_PORT = re.compile(r"(?:\[[^\s,\[\]]+\]|[^\s,:/\[\]]+):([0-9]{1,5})")
 _GRPC_TARGET = re.compile(r"(?:dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
-"""What gRPC understands besides."""
+"""Other target formats that gRPC accepts."""
 _FORMAT_HINT = 'must be HOST:PORT, like "a:7400", or several, like "a:7400,b:7400" or ["a:7400", "b:7400"]'
 
 
 def parse_addresses(addresses: Addresses) -> tuple[str, ...]:
-    """Each once. A single one is left to gRPC to understand; among several, one without its port would be tried on a
-    port that nobody meant, and nobody would notice while the others work."""
+    """The addresses without duplicates.
+
+    gRPC validates a single address. With several addresses each one needs a port: gRPC would try a default port for an
+    address without one, and the mistake would stay hidden while the other nodes work."""
     texts = [addresses] if isinstance(addresses, str) else list(addresses)
     for text in texts:
         if not isinstance(text, str):
-            raise InvalidArgument(detail=f"the address {text!r} is no text; an address {_FORMAT_HINT}.")
+            raise InvalidArgument(detail=f"the address {text!r} is not a string; an address {_FORMAT_HINT}.")
     parts = [part.strip() for text in texts for part in text.split(",")]
     if not parts:
         raise InvalidArgument(detail=f"no address was given; it {_FORMAT_HINT}.")
@@ -39,7 +41,7 @@ def parse_addresses(addresses: Addresses) -> tuple[str, ...]:
 
 
 def format_addresses(addresses: Sequence[str]) -> str:
-    """For people: "a", "a or b", "a, b or c"."""
+    """The addresses as text for messages: "a", "a or b", "a, b or c"."""
     *others, last = addresses
     return f"{', '.join(others)} or {last}" if others else last
 

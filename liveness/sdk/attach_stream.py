@@ -1,12 +1,14 @@
-"""The stream on which a process's workers stand: orders come in at once, and its end is noticed at once.
+"""The Attach stream of a process: it delivers orders to workers at once, and both sides notice at once when it ends.
 
-One stream for all workers, on the node to which all calls go: when that changes, the old stream ends soon, by itself or
-by being cut off, and the next is opened on the new node. Everything but the reader's loop runs on the ticker's thread.
+All workers of a process share one stream. It runs on the node that receives all calls; after a failover the old stream
+ends soon, by itself or because its channel is closed, and the next one is opened on the new node. Everything except the
+reader's loop runs on the scheduler's thread.
 
-A stream begins with a ping, and workers ask to stand on it when that was answered. To ask is to put one's lease at the
-mercy of the stream, for a request that failed may have been served all the same. A server that has answered on a stream
-says so if it closes it; but one that is about to stop may well acknowledge a heartbeat, and be gone when the next stream
-is opened. Whoever asked there would count a grace that no server counts.
+A stream begins with a ping, and workers send their attach requests only after the pong. The reason: an attach request
+starts the disconnect grace, because the server may have served a request whose call failed. A server that has answered
+on a stream announces when it closes that stream. But a server that is about to stop may still acknowledge a heartbeat
+and be gone when the next stream is opened; a worker that sent its attach request there would count down a grace period
+that no server counts.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 PINGS_PER_GRACE = 4
 PING_MS_MIN = 50
 PING_MS_MAX = 5_000
-"""Also without a grace: orders come on the stream, so it should be known whether it works."""
+"""Streams without a grace are pinged too: orders arrive on the stream, so a broken one must be noticed."""
 RECHECK_MS = 25
-"""Whoever wakes up so late stood still himself; and when he has been awake for so long, he has read what lay there."""
+"""A timer that runs later than this shows that this process itself stood still. After running for this long again, it has
+read the messages that arrived meanwhile."""
 RECONNECT_BACKOFF_MS = (100, 1_000)
 
 log = logging.getLogger("liveness.sdk")
@@ -43,7 +46,7 @@ WorkerId: TypeAlias = tuple[str, str]
 
 
 class Attachable(Protocol):
-    """A worker, as far as the stream is concerned."""
+    """The part of a worker session that the stream uses."""
 
     namespace: str
 
@@ -55,22 +58,21 @@ class Attachable(Protocol):
 
     @property
     def grace_ms(self) -> int | None:
-        """What it asks for, and will be granted."""
+        """The disconnect grace that the worker requests, and that the server will grant."""
 
     def on_attach_requested(self) -> None:
-        """From now on the server may count its grace."""
+        """The attach request is being sent; from now on the server may count the grace."""
 
     def on_attached(self, grace_ms: int | None, sent_ms: int) -> None:
-        """It stands on a stream; the server saw its request, sent at `sent_ms`."""
+        """The server attached the worker, by a request that was sent at `sent_ms`."""
 
     def ping_answered(self, sent_ms: int) -> None:
-        """The server saw the stream alive after `sent_ms`."""
+        """The server answered a ping that was sent at `sent_ms`."""
 
     def on_orders(self, orders: AttachResponse.Orders) -> None: ...
 
     def on_detached(self, *, closed_by_server: bool) -> None:
-        """Its stream is gone. `closed_by_server`: the server ended it for reasons of its own; then the worker is to attach
-        again."""
+        """The stream has ended. `closed_by_server`: the server closed it on purpose, and the worker should attach again."""
 
     def on_attach_failed(self, rpc_failure: RpcFailure) -> None: ...
 
@@ -83,15 +85,15 @@ class _StreamCall:
         self.endpoint: ServerEndpoint | None = None
         self.call: Any = None
         self.is_serving = False
-        """Somebody has answered on it, and has not said that it closes."""
+        """The server has answered on this stream and has not announced that it closes it."""
         self.is_closing = False
         self.recheck_pending = False
-        """It seems to hang, but we stood still ourselves; looked at again soon, once."""
+        """The stream seems to hang, but this process stood still itself; the stream is checked once more before it is cancelled."""
         self.timed_out = False
         self.last_received_ms = 0
-        """When something last came in."""
+        """When the last message arrived."""
         self.attaching: dict[WorkerId, int] = {}
-        """Asked to be attached, and when."""
+        """Attach requests without a reply, with the time of sending."""
         self.attached: set[WorkerId] = set()
         self.pings: dict[int, int] = {}
 
@@ -110,12 +112,12 @@ class AttachStream:
         self._reconnect_timer: Timer | None = None
         self._reconnect_delay_ms = 0
         self._failures = 0
-        """Streams in a row on which nobody came to stand."""
+        """Consecutive streams on which no worker was attached."""
         self._ping_timer: Timer | None = None
         self._ping_number = 0
         self._closed = False
 
-    # -- what workers ask
+    # -- called by worker sessions
 
     def attach(self, session: Attachable) -> None:
         self._sessions[session.namespace, session.key] = session
@@ -126,7 +128,7 @@ class AttachStream:
             self._open()
 
     def detach(self, session: Attachable) -> None:
-        """The goodbye: nothing that happens to the stream concerns this worker any more."""
+        """Say goodbye: later events of the stream no longer concern this worker."""
         worker_id = session.namespace, session.key
         if self._sessions.get(worker_id) is not session:
             return
@@ -154,7 +156,7 @@ class AttachStream:
             if timer is not None:
                 timer.cancel()
 
-    # -- opening and breaking
+    # -- opening and reconnecting
 
     def _open(self) -> None:
         self._reconnect_timer = None
@@ -180,12 +182,12 @@ class AttachStream:
         current.outbox.put(AttachRequest(attach=request))
 
     def _read(self, current: _StreamCall) -> None:
-        """The reader's thread."""
+        """Run the reader's thread."""
         try:
             for response in current.call:
                 self._scheduler.call_soon(partial(self._handle, current, response))
         except grpc.RpcError:
-            pass  # the call itself knows how it ended
+            pass  # the status is read from the call below
         self._scheduler.call_soon(
             lambda: self._on_stream_ended(current, rpc_failures.failure_of_call(current.call))
         )
@@ -207,7 +209,7 @@ class AttachStream:
             self._failures += 1
             at_once = self._endpoints.report_failure(current.endpoint, rpc_failure, self._failures)
         for worker_id in (*current.attached, *current.attaching):
-            # A worker that is safe without a stream wants one again when a heartbeat shows that there is a server.
+            # A closed stream does not threaten the lease; the worker attaches again after a heartbeat was answered.
             session = (
                 self._sessions.pop(worker_id, None) if closed_by_server else self._sessions.get(worker_id)
             )
@@ -224,7 +226,7 @@ class AttachStream:
         at_ms = self._scheduler.now_ms() + int(wait_ms * self._random.uniform(0.5, 1))
         self._reconnect_timer = self._scheduler.call_at(at_ms, self._open)
 
-    # -- what comes in
+    # -- incoming messages
 
     def _handle(self, current: _StreamCall, response: AttachResponse) -> None:
         if current is not self._current:
@@ -264,7 +266,7 @@ class AttachStream:
     # -- pings
 
     def _ping(self) -> None:
-        """Ping now and then; and if a ping stays unanswered for long, the stream is as good as broken."""
+        """Send a ping, and cancel the stream if an earlier ping has gone unanswered for too long."""
         current, now_ms = self._current, self._scheduler.now_ms()
         late_ms = 0
         if self._ping_timer is not None:
@@ -275,11 +277,11 @@ class AttachStream:
         if current is None:
             return
         if current.pings:
-            # Answers to many who are being attached come before that to the ping, and show that there is somebody.
+            # When many workers attach, their replies arrive before the pong; they show as well that the server is there.
             silent_ms = now_ms - max(min(current.pings.values()), current.last_received_ms)
             if silent_ms > self._ping_timeout_ms(interval_ms):
                 if late_ms > RECHECK_MS and not current.recheck_pending:
-                    # The answer may be there, and behind it the word that the stream is being closed.
+                    # The pong may have arrived already, and after it the announcement that the stream closes.
                     current.recheck_pending = True
                     self._ping_timer = self._scheduler.call_at(now_ms + RECHECK_MS, self._ping)
                     return
@@ -292,8 +294,8 @@ class AttachStream:
         self._ping_timer = self._scheduler.call_at(now_ms + interval_ms, self._ping)
 
     def _ping_timeout_ms(self, interval_ms: int) -> int:
-        """Half a grace. Where another node can be asked, a quarter, to leave time for that: the last ping that was
-        answered may have been sent another quarter earlier."""
+        """Half the grace. With several nodes a quarter, to leave time for a failover: the last answered ping may have been
+        sent another quarter earlier."""
         return interval_ms * PINGS_PER_GRACE // 2 if len(self._endpoints) == 1 else interval_ms - 1
 
     def _ping_interval_ms(self) -> int:

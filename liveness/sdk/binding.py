@@ -1,4 +1,4 @@
-"""The two ways to hold something by one's own doing: `bind`, for programs with an engine of their own, and `claim`.
+"""Hold an activity on the program's own initiative: `bind`, for programs with an engine of their own, and `claim`.
 
 Both are context managers for coroutines (`async with`) and for plain threads (`with`).
 """
@@ -34,11 +34,10 @@ log = logging.getLogger("liveness.sdk")
 
 
 class Binding(HeldAttempt):
-    """An attempt that this worker holds while the body runs. The server has recorded it, durably, before the body
-    begins.
+    """An attempt that this worker holds while the body runs. The server has recorded it durably before the body begins.
 
-    If it is lost, the coroutine in the body is cancelled, and leaving the body raises ActivityLost. A thread cannot be
-    cancelled: let it look at `lost`, or call `check()`, now and then."""
+    If the attempt is lost, the coroutine in the body is cancelled, and leaving the body raises ActivityLost. A thread
+    cannot be cancelled: it should look at `lost`, or call `check()`, regularly."""
 
     def __init__(self, session: WorkerSession, ref: ActivityRef) -> None:
         super().__init__(session, ref)
@@ -84,10 +83,10 @@ class Binding(HeldAttempt):
 
 
 class Claim:
-    """An activity that this worker found by itself and holds while the body runs; at most one live worker does.
+    """An activity that this worker found by itself and holds while the body runs; at most one live worker holds it.
 
-    A body that ends well completes the activity with `task.result`; an exception fails the attempt, and goes on. If the
-    activity is lost meanwhile, nothing is reported, and ActivityLost is raised."""
+    When the body ends normally, the activity is completed with `task.result`. An exception in the body fails the attempt
+    and propagates. If the activity is lost meanwhile, nothing is reported, and ActivityLost is raised."""
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class Claim:
         except ActivityLost:
             self._drop_lost(self._held_attempt)
             raise
-        # Shielded: a cancellation that comes now must not leave the outcome unreported.
+        # Shielded: a cancellation at this point must not leave the outcome unreported.
         ended = asyncio.ensure_future(asyncio.wrap_future(self._report_outcome(error)))
         await asyncio.shield(ended)
 
@@ -161,7 +160,7 @@ class Claim:
             return
         self._report_outcome(error).result()
 
-    # -- beginning
+    # -- claiming
 
     def _start(self) -> Future[Task]:
         if self._request.worker_instance_key:
@@ -179,7 +178,7 @@ class Claim:
         if self._abandoned or self._session.has_ended:
             return False
         if rpc_failure.reason in WORKER_NOT_LIVE_REASONS:
-            # The lease has lapsed without our noticing; the next heartbeat begins another.
+            # The lease ended before this process noticed; the next heartbeat begins a new one.
             self._session.send_heartbeat_now()
             self._request.worker_instance_key = self._session.key
             self._request.session_id = self._session.session_id
@@ -187,7 +186,7 @@ class Claim:
         return rpc_failure.is_retryable
 
     def _on_claim_reply(self, call: Future[Any], outcome: Future[Task]) -> None:
-        """On the ticker's thread."""
+        """Runs on the scheduler's thread."""
         error = call.exception()
         if isinstance(error, RpcFailed):
             target = {"address": self._connection.address, "namespace": self._session.namespace}
@@ -212,7 +211,7 @@ class Claim:
         outcome.set_result(self._task)
 
     def _abandon(self) -> None:
-        """Nobody waits any more. The answer may be on its way, or have come this very moment."""
+        """The caller stopped waiting. The reply may still arrive, or may just have arrived: then the claim is released."""
         self._abandoned = True
         self._connection.scheduler.call_soon(self._release_abandoned)
 
@@ -222,10 +221,10 @@ class Claim:
             self._reporter.release(held_attempt.ref, held_attempt.epoch, RELEASE_TIMEOUT_MS)
             self._session.unbind(held_attempt)
 
-    # -- ending
+    # -- reporting the outcome
 
     def _report_outcome(self, error: BaseException | None) -> Future[None]:
-        """Settled when the outcome is recorded, or fails with ActivityLost."""
+        """A future that completes when the server has recorded the outcome, or fails with ActivityLost."""
         held_attempt, task = self._held_attempt, self._task
         assert held_attempt is not None
         assert task is not None
@@ -242,7 +241,7 @@ class Claim:
             if isinstance(rpc_error, RpcFailed):
                 self._drop_lost(held_attempt)
                 if error is not None:
-                    outcome.set_result(None)  # what the body raised says more
+                    outcome.set_result(None)  # the caller gets the exception of the body instead
                 elif held_attempt.lost.is_set() or self._session.has_ended:
                     outcome.set_exception(held_attempt.loss() if held_attempt.lost.is_set() else rpc_error)
                 else:

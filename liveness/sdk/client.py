@@ -1,4 +1,4 @@
-"""For programs that hand out work, and those that want to know what became of it.
+"""The client for programs that schedule activities and follow their outcome.
 
 client = Client("localhost:7400")
 job = await client.schedule("resize", id="photo-17", input={"width": 200}, task_queue="resize")
@@ -50,21 +50,21 @@ class ActivityInfo:
     """An activity as the server sees it."""
 
     ref: ActivityRef
-    """With the attempt that is held, or that comes next."""
+    """With the number of the current or next attempt."""
     state: ActivityState
     type: str
     failures: int
-    """Attempts that failed or were lost with their worker."""
+    """Attempts that failed or ended because their worker died."""
     worker_deaths: int
-    """How many of the last ones died with it in a row."""
+    """Consecutive attempts whose worker died; the count is reset by an attempt that ends otherwise."""
     worker: str
-    """While STARTED: who holds it."""
+    """While STARTED: the instance key of the worker that holds it."""
     since: datetime
     due: datetime | None
-    """While WAITING: when it becomes available."""
+    """While WAITING: the time at which it becomes available."""
     last_failure: str
     input: bytes
-    """Empty in lists, like the result."""
+    """Empty in lists; so is the result."""
     result: bytes
 
     @property
@@ -73,11 +73,11 @@ class ActivityInfo:
 
     @property
     def resting(self) -> bool:
-        """Whether nothing happens to it any more unless somebody steps in."""
+        """Whether the activity stays in its state unless an operator or another engine acts."""
         return self.state in RESTING_STATES
 
     def json(self) -> Any:
-        """The result, read as JSON."""
+        """The result, parsed as JSON."""
         return json.loads(self.result)
 
 
@@ -85,14 +85,14 @@ class Scheduled(NamedTuple):
     ref: ActivityRef
     """For `describe`, `wait` and the others."""
     created: bool
-    """False if it was known before."""
+    """False if the server knew the activity before."""
     state: ActivityState
 
 
 class Client:
     def __init__(self, address: Addresses, *, namespace: str = "default", timeout: float = 10.0) -> None:
-        """`address`: of one node, or of several that serve the same: "a:7400,b:7400" or a list. `timeout`: how long, in
-        seconds, to try to reach one before a call fails with ServerAway."""
+        """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list. `timeout`: seconds for which a
+        call tries to reach a node before it fails with ServerAway."""
         self._addresses = parse_addresses(address)
         self._namespace = namespace
         self._timeout_ms = int(timeout * 1_000)
@@ -117,7 +117,7 @@ class Client:
 
     async def schedule(
         self,
-        type: str,  # noqa: A002  # what it is called everywhere
+        type: str,  # noqa: A002  # the API's name for it
         *,
         id: ActivityOrId,
         input: object = b"",  # noqa: A002  # the same
@@ -125,8 +125,8 @@ class Client:
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
     ) -> Scheduled:
-        """Make an activity known and available. Doing so again changes nothing; ActivityDiffers if it was known to be
-        something else."""
+        """Schedule an activity. Scheduling the same activity again changes nothing; with different contents it raises
+        ActivityDiffers."""
         ref = to_activity_ref(id, type)
         request = activity_pb2.ScheduleActivityRequest(
             namespace=self._namespace,
@@ -153,7 +153,7 @@ class Client:
         worker: str = "",
         limit: int | None = None,
     ) -> list[ActivityInfo]:
-        """All that meet every condition given, ordered by id."""
+        """The activities that meet every given condition, ordered by id."""
         found: list[ActivityInfo] = []
         request = activity_pb2.ListActivitiesRequest(
             namespace=self._namespace,
@@ -173,7 +173,7 @@ class Client:
         return found
 
     async def cancel(self, id: ActivityOrId, *, type: str = "", reason: str = "") -> bool:  # noqa: A002
-        """End an activity for good. Whether a worker held it, and is told to stop."""
+        """Cancel an activity for good. Returns whether a worker held it; that worker is told to stop."""
         ref = to_activity_ref(id, type)
         request = activity_pb2.CancelActivityRequest(
             namespace=self._namespace, id=id_to_proto(ref), reason=reason
@@ -181,14 +181,14 @@ class Client:
         return bool((await self._call("CancelActivity", request, ref)).was_held)
 
     async def retry(self, id: ActivityOrId, *, type: str = "") -> ActivityState:  # noqa: A002  # the same
-        """Give one that is QUARANTINED or FAILED a fresh start."""
+        """Make a QUARANTINED or FAILED activity available again, with its failures reset."""
         ref = to_activity_ref(id, type)
         request = activity_pb2.RetryActivityRequest(namespace=self._namespace, id=id_to_proto(ref))
         return state_from_proto((await self._call("RetryActivity", request, ref)).state)
 
     async def wait(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
-        """Until nothing happens to it any more: it is finished, quarantined or with another engine. For a limit, use
-        `asyncio.timeout`."""
+        """Wait until the activity is finished, quarantined or handed on to another engine. Use `asyncio.timeout` to limit
+        the wait."""
         wait_ms = WAIT_BACKOFF_MS[0]
         while not (info := await self.describe(id, type=type)).resting:
             await self._connect().clock.sleep(wait_ms * self._connect().random.uniform(0.75, 1))
@@ -230,7 +230,7 @@ class Client:
 
 
 class BlockingClient:
-    """The same, for programs without an event loop; not to be called on one."""
+    """The methods of `Client` for programs without an event loop. They must not be called on an event loop."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -248,7 +248,7 @@ class BlockingClient:
 
     def schedule(
         self,
-        type: str,  # noqa: A002  # what it is called everywhere
+        type: str,  # noqa: A002  # the API's name for it
         *,
         id: ActivityOrId,
         input: object = b"",  # noqa: A002  # the same

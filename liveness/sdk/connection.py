@@ -1,4 +1,4 @@
-"""One per server and process, shared by everything that talks to that server, at whichever of its addresses."""
+"""The connection to a cluster: one per process and list of addresses, shared by all its workers and clients."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from liveness.sdk.scheduler import SchedulerThread
 
 CALL_TIMEOUT_SECONDS = 5.0
 LINGER_MS = 1_000
-"""How long a node that was left may still be listened to. One that stops in good order answers what it was asked, hands
-out what a poll is to get, and says that the end of its stream means nothing; one that hangs never will."""
+"""How long the channel to the previous node stays open after a failover. A node that stops in order still answers pending
+calls and polls, and announces that it closes its stream; a node that hangs never does."""
 
 
 class UnaryMethod(Protocol):
@@ -40,18 +40,18 @@ class UnaryMethod(Protocol):
 
 
 SelectMethod: TypeAlias = Callable[[ServerEndpoint], UnaryMethod]
-"""Which method to call, of the node whose turn it is."""
+"""Selects the method to call on the current node."""
 
 
 def uncancellable_future() -> Future[Any]:
-    """A future that only its maker settles; whoever waits may give up waiting, but not take it back."""
+    """A future that a waiting caller cannot cancel: only its creator completes it."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
 class Connection:
-    """Use `Connection.acquire(addresses)`, and `release` it when done."""
+    """Created by `Connection.acquire(addresses)`; each user calls `release` when done."""
 
     _shared: ClassVar[dict[tuple[int, tuple[str, ...]], Connection]] = {}
     _lock: ClassVar[Lock] = Lock()
@@ -62,7 +62,7 @@ class Connection:
         self.clock = SystemClock()
         self.random = Random()
         self.endpoints = ServerEndpoints(addresses, self.random, self._on_endpoint_left)
-        self.scheduler = SchedulerThread(self.clock, "liveness-heart", self._on_thread_failure)
+        self.scheduler = SchedulerThread(self.clock, "liveness-sdk", self._on_thread_failure)
         self.heartbeat_sender = HeartbeatSender(self.scheduler, self.endpoints, self.random)
         self.stream = AttachStream(self.scheduler, self.endpoints, self.random)
         self.on_thread_failure: dict[int, Callable[[], None]] = {}
@@ -73,10 +73,10 @@ class Connection:
     @classmethod
     def acquire(cls, addresses: tuple[str, ...]) -> Connection:
         with cls._lock:
-            place = os.getpid(), addresses
-            connection = cls._shared.get(place)
+            shared_key = os.getpid(), addresses
+            connection = cls._shared.get(shared_key)
             if connection is None:
-                connection = cls._shared[place] = cls(addresses)
+                connection = cls._shared[shared_key] = cls(addresses)
             connection._user_count += 1
             return connection
 
@@ -100,7 +100,7 @@ class Connection:
         timeout_s: float = CALL_TIMEOUT_SECONDS,
         wait_for_ready: bool = False,
     ) -> Future[Any]:
-        """Make a unary call, and make it again after refusals that `should_retry` says yes to. Fails with `RpcFailed`."""
+        """Make a unary call, and repeat it after each failure for which `should_retry` returns True. Fails with `RpcFailed`."""
         outcome = uncancellable_future()
         self._pending_calls.add(outcome)
         outcome.add_done_callback(self._pending_calls.discard)
@@ -147,7 +147,7 @@ class Connection:
         return outcome
 
     def call_timeout_s(self, budget_s: float) -> float:
-        """How long one node may take to answer, so that others can be asked in the time that there is."""
+        """The timeout for a call to one node, which leaves time for the other nodes within `budget_s`."""
         return (
             CALL_TIMEOUT_SECONDS
             if len(self.endpoints) == 1
@@ -164,6 +164,6 @@ class Connection:
         self._fail_pending_calls("the SDK's own thread has failed")
 
     def _fail_pending_calls(self, message: str) -> None:
-        """Nobody must go on waiting for what cannot come any more."""
+        """Fail all pending calls, because no reply can arrive any more."""
         for outcome in list(self._pending_calls):
             outcome.set_exception(RpcFailed(RpcFailure(grpc.StatusCode.CANCELLED, message=message)))

@@ -1,11 +1,12 @@
-"""Which of several addresses is talked to, and when it is another's turn.
+"""Choose one of several server addresses, and fail over to the next.
 
-All calls, polls and the stream go to one address, the current one. Whoever finds that it is gone, hangs or is about to
-end says so (`report_failure`), and from then on everything goes to the next. Nobody goes back while the current one works.
+All calls, polls and the stream use one address, the current one. A caller that finds the node gone, hanging or about to
+stop reports it (`report_failure`), and from then on everything uses the next address. Nothing switches back while the
+current node works.
 
-Each caller counts its own failures in a row. As long as there are addresses that it has not tried, it tries again at
-once; when a whole round has failed it backs off as with a single address. So callers cannot drive each other round in
-circles: one that fails everywhere slows down, however well the others fare.
+Each caller counts its own consecutive failures. While there are addresses that it has not tried, it tries again at once;
+after a whole round of failures it backs off as with a single address. So callers cannot push each other around in
+circles: a caller that fails on every node slows down, even if the calls of others succeed.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 
 CHANNEL_OPTIONS = (
-    # A server that restarts is back within a second; nobody should wait for it longer than needed.
+    # A server that restarts is back within a second, so the channel reconnects quickly.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    # A proxy for the web is rarely meant for this, and would turn "no server" into a riddle.
+    # A web proxy from the environment is rarely meant for gRPC, and would hide a missing server behind its own errors.
     ("grpc.enable_http_proxy", 0),
-    # A connection on which nothing comes back is given up. Without this, a channel would wait a quarter of an hour for
-    # a machine that vanished. The server's answers to the stream's pings come more often than this, so that gRPC itself
-    # has to ask only when something is wrong, and the server never finds it asking too often.
+    # gRPC closes a connection that brings no answers. Without keepalive, a channel would wait a quarter of an hour for
+    # a machine that vanished. The stream's pongs arrive more often than this interval, so gRPC sends its own pings only
+    # when something is wrong, and the server never rejects them as too frequent.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
-    # Its own connection, so that one program's two SDKs (a test's, say) do not share fate by accident.
+    # Two connections of one process (in a test, say) must not share a TCP connection by accident.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 CONNECT_TIMEOUT_MS = 100
-"""How long an attempt to connect may take at least. gRPC itself gives the next one more."""
+"""The minimum timeout of a connection attempt. gRPC allows later attempts more time."""
 FAILOVER_CONNECT_TIMEOUT_MS = (200, 5_000)
-"""A node that accepts and then says nothing must not use up the time that there is to find another; but where all are
-far away, each has to be given the time that it takes. So it is short at first, and doubles with each round."""
+"""The first and the longest timeout. A node that accepts and then stays silent must not use up the time needed to find
+another one; but distant nodes need time to connect. So the timeout starts short and doubles with each round."""
 
 log = logging.getLogger("liveness.sdk")
 
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerEndpoint:
-    """An address from the time its turn comes until it is left. Its name is resolved anew each time."""
+    """A channel to one address, from the failover to it until the failover away from it. Each new one resolves the name again."""
 
     address: str
     channel: grpc.Channel
@@ -62,24 +63,24 @@ class ServerEndpoint:
 
     @classmethod
     def connect(cls, address: str, connect_timeout_ms: int) -> ServerEndpoint:
-        """Connects when it is first used."""
+        """Open a lazy channel: it connects when it is first used."""
         options = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_timeout_ms))
         channel = grpc.insecure_channel(address, options=options)
         return cls(address, channel, LivenessServiceStub(channel), ActivityServiceStub(channel))
 
 
 class ServerEndpoints:
-    """`mark_success`, `report_failure` and `close` are for one thread, the ticker's; the rest is for any."""
+    """Only the scheduler's thread may call `mark_success`, `report_failure` and `close`; any thread may call the rest."""
 
     def __init__(
         self, addresses: Sequence[str], random: Random, on_abandoned: Callable[[ServerEndpoint], None]
     ) -> None:
-        """`on_abandoned` is told of each route that was left. Calls may still be under way there; `close` ends them."""
-        # Each process its own order: a fleet spreads over the nodes, and those of a dead node over the others.
+        """`on_abandoned` is called after each failover with the previous endpoint. Its calls still run until `close`."""
+        # Each process has its own order: a fleet spreads over the nodes, and the workers of a dead node over the others.
         self._addresses = random.sample(addresses, len(addresses))
         self._current_index = 0
-        self._move_count = 0
-        """Since a call was answered."""
+        self._failover_count = 0
+        """Failovers since a call was last answered."""
         self._on_abandoned = on_abandoned
         self._lock = Lock()
         self._abandoned_endpoints: set[ServerEndpoint] = set()
@@ -89,33 +90,33 @@ class ServerEndpoints:
         return len(self._addresses)
 
     def start_call(self, start: Callable[[ServerEndpoint], T]) -> tuple[ServerEndpoint, T]:
-        """Begin a call at the current address, which is not left in between. `start` must not block."""
+        """Start a call on the current endpoint; no failover happens in between. `start` must not block."""
         with self._lock:
             return self.current, start(self.current)
 
     def mark_success(self, endpoint: ServerEndpoint) -> None:
-        """A call on it was answered."""
+        """Record that a call on `endpoint` was answered."""
         if endpoint is self.current:
-            self._move_count = 0
+            self._failover_count = 0
 
     @property
     def connect_timeout_ms(self) -> int:
-        """How long the current node may take to be connected to."""
+        """The timeout for connecting to the current node."""
         if len(self) == 1:
             return CONNECT_TIMEOUT_MS
         first_ms, last_ms = FAILOVER_CONNECT_TIMEOUT_MS
-        rounds = min(self._move_count // len(self), last_ms.bit_length())
+        rounds = min(self._failover_count // len(self), last_ms.bit_length())
         return min(first_ms << rounds, last_ms)
 
     def report_failure(self, endpoint: ServerEndpoint, rpc_failure: RpcFailure, failures: int) -> bool:
-        """A call on `endpoint` ended like this, its caller's so manieth failure in a row. Whether the caller may try again
-        at once: elsewhere, where it has not been."""
+        """Record a failed call, and fail over if the node cannot serve. `failures`: the caller's consecutive failures,
+        this one included. Returns whether the caller may retry at once, on a node that it has not tried."""
         if rpc_failure.should_fail_over and endpoint is self.current and len(self) > 1:
             self._switch(rpc_failure)
         return endpoint is not self.current and failures < len(self)
 
     def close(self, endpoint: ServerEndpoint) -> None:
-        """Calls that are still under way there end as CANCELLED."""
+        """Close the channel. Its pending calls end as CANCELLED."""
         with self._lock:
             self._abandoned_endpoints.discard(endpoint)
             endpoint.channel.close()
@@ -126,11 +127,11 @@ class ServerEndpoints:
 
     def _switch(self, rpc_failure: RpcFailure) -> None:
         self._current_index = (self._current_index + 1) % len(self)
-        self._move_count += 1
+        self._failover_count += 1
         with self._lock:
             abandoned, self.current = self.current, self._open_endpoint()
             self._abandoned_endpoints.add(abandoned)
-        log.info("leaving %s for %s: %s", abandoned.address, self.current.address, rpc_failure)
+        log.info("failing over from %s to %s: %s", abandoned.address, self.current.address, rpc_failure)
         self._on_abandoned(abandoned)
 
     def _open_endpoint(self) -> ServerEndpoint:

@@ -1,7 +1,7 @@
-"""The heart of a process: the heartbeats of all its workers on one channel, in as few calls as possible.
+"""Send the heartbeats of all workers of a process on one channel, in as few calls as possible.
 
-Per namespace one call is under way at a time. When a heartbeat is due, all that would be due a little later travel with
-it. Everything here runs on the ticker's thread.
+Each namespace has at most one pending call. When a heartbeat is due, the call also carries the heartbeats that would be
+due a little later. Everything here runs on the scheduler's thread.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Reply: TypeAlias = RpcFailure | RecordWorkerHeartbeatsResponse.Item
 
 
 class HeartbeatSource(Protocol):
-    """A worker, as far as the heart is concerned."""
+    """The part of a worker session that the heartbeat sender uses."""
 
     namespace: str
     heartbeat_state: HeartbeatState
 
-    def heartbeat_outcome(self, heartbeat_outcome: HeartbeatOutcome) -> None: ...
+    def apply_outcome(self, outcome: HeartbeatOutcome) -> None: ...
 
 
 class _NamespaceBatch:
@@ -43,9 +43,9 @@ class _NamespaceBatch:
         self.sessions: dict[int, HeartbeatSource] = {}
         self.call: Any | None = None
         self.endpoint: ServerEndpoint | None = None
-        """Where that call went."""
+        """The endpoint of the pending call."""
         self.failures = 0
-        """Calls in a row of which nothing was heard."""
+        """Consecutive calls in which no heartbeat was answered."""
         self.timer: Timer | None = None
 
 
@@ -66,8 +66,8 @@ class HeartbeatSender:
             batch.sessions.pop(id(session), None)
 
     def on_failover(self) -> None:
-        """Another node is talked to now. If the old one is gone, the grace of all who stood on its stream may have
-        begun, so all heartbeats are due; and what it was sent is sent anew, as it may never answer."""
+        """Send all heartbeats to the new node. If the old node is gone, the disconnect grace of the workers on its stream
+        may have begun, so all heartbeats are due. A pending call is repeated, because the old node may never answer."""
         now_ms = self._scheduler.now_ms()
         for namespace, batch in self._batches.items():
             for session in batch.sessions.values():
@@ -77,10 +77,10 @@ class HeartbeatSender:
             self.schedule(namespace)
 
     def schedule(self, namespace: str) -> None:
-        """Something may be due earlier than it was."""
+        """Send now or set the timer, after a heartbeat may have become due earlier."""
         batch = self._batches.get(namespace)
         if batch is None or batch.call is not None:
-            return  # looked at again when the call has ended
+            return  # `_on_reply` schedules again
         now_ms = self._scheduler.now_ms()
         due_ms = min(
             (
@@ -111,7 +111,7 @@ class HeartbeatSender:
         size = 0
         for _, session in ready[:BATCH_HEARTBEATS_MAX]:
             if size > BATCH_BYTES_MAX:
-                break  # each is far smaller than what is left of the server's limit
+                break  # one more heartbeat is far smaller than the rest of the server's limit
             message = session.heartbeat_state.send(now_ms)
             size += message.ByteSize()
             request.heartbeats.append(message)
@@ -153,17 +153,17 @@ class HeartbeatSender:
             if isinstance(reply, RpcFailure):
                 if not reply.is_retryable:
                     log.debug("heartbeat of %s refused: %s", heartbeat_state.key, reply)
-                heartbeat_outcome = heartbeat_state.handle_failure(
+                outcome = heartbeat_state.handle_failure(
                     reply, now_ms, self._random.random(), at_once=at_once
                 )
             else:
-                heartbeat_outcome = heartbeat_state.handle_reply(reply.result, now_ms)
+                outcome = heartbeat_state.handle_reply(reply.result, now_ms)
             if heartbeat_state is session.heartbeat_state:
-                session.heartbeat_outcome(heartbeat_outcome)
+                session.apply_outcome(outcome)
         self.schedule(namespace)
 
     def _should_retry_at_once(self, batch: _NamespaceBatch, replies: list[Reply]) -> bool:
-        """Whether the same is to be sent again at once, to another node."""
+        """Whether to send the same heartbeats again at once, to another node."""
         refused = [reply for reply in replies if isinstance(reply, RpcFailure) and reply.is_retryable]
         assert batch.endpoint is not None
         if len(refused) < len(replies):
@@ -179,7 +179,7 @@ class HeartbeatSender:
 
 
 def _parse_replies(call: Any, expected: int) -> list[Reply]:
-    """One per heartbeat, whatever became of the call."""
+    """One reply per heartbeat; the failure of the call counts for each of them."""
     if call.code() is not grpc.StatusCode.OK:
         return [rpc_failures.failure_of_call(call)] * expected
     response: RecordWorkerHeartbeatsResponse = call.result()

@@ -1,15 +1,15 @@
-"""One worker's heartbeats: what to say next, and what an answer means.
+"""The heartbeat protocol of one worker: which heartbeat to send next, and what a reply means.
 
-A state machine without clock, thread or network. It is told what the program does (`bind`, `accept`, `unbind`, `mark_reporting`, `forget`),
-asked when something is to be sent (`due_ms`) and what (`send`), and told what became of it (`answered`, `handle_failure`,
-`handle_no_reply`). Its rules:
+This is a state machine without clock, thread or network. The caller reports what the program does (`bind`, `accept`,
+`unbind`, `mark_reporting`, `forget`), asks when to send (`due_ms`) and what to send (`send`), and reports the result
+(`handle_reply`, `handle_failure`, `handle_no_reply`). The rules:
 
-- One heartbeat is under way at a time. What changes meanwhile goes into the next.
-- A heartbeat whose fate is unknown is sent again, the very same. Only when it was answered does the next sequence number
-  follow: the server takes each number once, so no change is applied twice or out of order.
-- What was lost is named as unbound only when its body has ended (`unbind`), so that the server can tell "told to stop"
-  from "has stopped".
-- In one heartbeat no attempt is both bound and unbound, because the server reads that as "taken up and finished".
+- At most one heartbeat is pending. Changes that happen meanwhile go into the next one.
+- A heartbeat without a reply is sent again unchanged. The next sequence number follows only after a reply: the server
+  applies each number once, so no change is applied twice or out of order.
+- A lost attempt is reported as unbound only after its body has ended (`unbind`), so that the server can tell "told to
+  stop" from "has stopped".
+- No heartbeat declares an attempt both bound and unbound, because the server reads that as "started and finished".
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from liveness.v1.worker_pb2 import (
 BINDING_CHANGES_MAX = 200
 FULL_BINDINGS_MAX = 1_000
 COALESCE_MS = 100
-"""How long a change that nobody waits for may wait for company."""
+"""How long a change without a waiting caller is held back, to share a heartbeat with other changes."""
 EARLY_DIVISOR = 10
-"""A heartbeat may leave this part of its interval early, in the company of others."""
+"""A heartbeat may be sent this fraction of its interval early, in a call with others."""
 BACKOFF_MS = (50, 1_000)
 LAST_ERROR_CHARS_MAX = 1_000
 CALL_TIMEOUT_MS_MAX = 5_000
@@ -63,21 +63,21 @@ class RejectedBind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatOutcome:
-    """What an answer meant."""
+    """The meaning of a reply."""
 
     sent_ms: int = 0
-    """When the heartbeat it answers was sent first."""
+    """When the answered heartbeat was first sent."""
     lease_ms: int = 0
     """0 if the lease was not renewed."""
-    ended: bool = False
-    """The server says that the lease is over; the next heartbeat begins a new one."""
+    lease_ended: bool = False
+    """The server ended the lease; the next heartbeat begins a new one."""
     held: tuple[ActivityRef, ...] = ()
     lost: tuple[Loss, ...] = ()
     rejected_binds: tuple[RejectedBind, ...] = ()
     pause: bool = False
     drain: bool = False
     fatal: RpcFailure | None = None
-    """The worker cannot go on under this key and session."""
+    """The worker cannot continue with this key and session."""
 
 
 @dataclass(slots=True)
@@ -95,24 +95,24 @@ class _HeldEntry(NamedTuple):
 
 class HeartbeatState:
     def __init__(self, profile: WorkerHeartbeat, now_ms: int) -> None:
-        """`profile` is a heartbeat without sequence or changes: what is the same in all of them."""
+        """`profile`: a heartbeat without sequence and changes; all heartbeats share its fields."""
         self._profile = profile
         self.epoch = 0
         self.sequence = 0
         self.lease_ms = 0
         self.held: dict[AttemptKey, _HeldEntry] = {}
-        """What the server was told, or told us, that this worker holds, and under which epoch."""
+        """The attempts that this worker holds, by agreement with the server, and their epochs."""
         self._to_declare: dict[AttemptKey, ActivityRef] = {}
         self._unacknowledged_binds: set[AttemptKey] = set()
-        """Binds that were not acknowledged yet."""
+        """Binds that the server has not acknowledged yet."""
         self._last_declared: dict[AttemptKey, int] = {}
-        """In which heartbeat something was declared last."""
+        """The sequence number of the last heartbeat that declared an attempt."""
         self._reporting: dict[AttemptKey, int] = {}
-        """What is being ended on the server, and which heartbeat had been answered when that began."""
+        """Attempts whose end is being reported, with the last acknowledged sequence number before the report."""
         self._last_acknowledged = 0
         self._to_unbind: dict[AttemptKey, ActivityRef] = {}
         self._stopping: set[AttemptKey] = set()
-        """Lost, while its body has not ended yet."""
+        """Lost attempts whose body has not ended yet."""
         self._needs_full_sync = False
         self._successes = 0
         self._errors = 0
@@ -134,21 +134,22 @@ class HeartbeatState:
     def session_id(self) -> str:
         return self._profile.session_id
 
-    # -- what the program does
+    # -- changes by the program
 
     def bind(self, ref: ActivityRef, now_ms: int) -> None:
-        """To be declared at once; `HeartbeatOutcome.held` or `HeartbeatOutcome.rejected_binds` will name it."""
+        """Declare an attempt with the next heartbeat, at once. A later outcome names it in `held` or `rejected_binds`."""
         assert not self.is_tracked(ref.key), "two bodies for one attempt"
         self._to_declare[ref.key] = ref
         self._unacknowledged_binds.add(ref.key)
         self.send_by(now_ms)
 
     def is_tracked(self, key: AttemptKey) -> bool:
-        """Whether the attempt is held or about to be, or its body still runs."""
+        """Whether the attempt is held, or is about to be, or its body still runs."""
         return key in self.held or key in self._unacknowledged_binds or key in self._stopping
 
     def accept(self, ref: ActivityRef, epoch: int, now_ms: int) -> tuple[bool, tuple[Loss, ...]]:
-        """The server handed it out under this epoch. Whether it may be worked on, and what it displaces."""
+        """Take an attempt that the server handed out under `epoch`. Returns whether its body may start, and the attempts of the
+        same activity that it replaces."""
         self._to_unbind.pop(ref.key, None)
         if epoch < self.epoch or ref.key in self._stopping:
             self._to_unbind[ref.key] = ref
@@ -163,7 +164,7 @@ class HeartbeatState:
         return True, losses
 
     def unbind(self, ref: ActivityRef, now_ms: int) -> None:
-        """Its body has ended, or never began."""
+        """The body of the attempt has ended, or never started."""
         key = ref.key
         server_knows = key in self.held or key in self._stopping or self._is_in_heartbeat(key)
         self._drop(key)
@@ -172,7 +173,7 @@ class HeartbeatState:
             self.send_by(now_ms + COALESCE_MS)
 
     def mark_reporting(self, ref: ActivityRef) -> None:
-        """The server is about to be asked to record its end. That confirms it as well as a heartbeat would."""
+        """The end of the attempt is about to be reported. That report confirms the attempt as well as a heartbeat would."""
         key = ref.key
         if key in self.held:
             self._to_declare.pop(key, None)
@@ -180,13 +181,13 @@ class HeartbeatState:
             self._reporting[key] = self._last_acknowledged
 
     def forget(self, ref: ActivityRef, now_ms: int) -> None:
-        """The server has recorded its end, and with it that this worker holds it no more."""
+        """The server has recorded the end of the attempt, so it knows that this worker no longer holds it."""
         key = ref.key
         answered = self._reporting.get(key, self._last_acknowledged)
         declared = self._last_declared.get(key, 0)
         self._drop(key)
         if declared > answered:
-            # That heartbeat may have been applied after the end was, and bound it anew.
+            # The server may have applied that heartbeat after the end, and bound the attempt again.
             self._to_unbind[key] = ref
             self.send_by(now_ms + COALESCE_MS)
 
@@ -197,22 +198,22 @@ class HeartbeatState:
             self._last_error = last_error[:LAST_ERROR_CHARS_MAX]
 
     def observe_lag(self, lag_ms: int) -> None:
-        """The fewer values it takes, the better: each change costs the server more than a plain heartbeat."""
+        """Callers round the lag, because each change costs the server more than a plain heartbeat."""
         self._lag_ms = lag_ms
 
     def lose_all(self, reason: str) -> tuple[Loss, ...]:
-        """By the worker's own judgement. What is not acknowledged yet is not held yet, and goes on waiting."""
+        """Give up all held attempts on the worker's own decision. Unacknowledged binds are not held yet and keep waiting."""
         return tuple(self._lose(key, reason, by_lease=True) for key in list(self.held))
 
     def revoke(self, refs: Iterable[ActivityRef], now_ms: int) -> tuple[Loss, ...]:
-        """The server orders to stop these."""
+        """Give up the attempts that the server ordered to stop."""
         losses = []
         for ref in refs:
             key = ref.key
             if key in self.held:
                 losses.append(self._lose(key, REVOKED, by_lease=False))
             elif not (self.is_tracked(key) or key in self._to_unbind):
-                self._to_unbind[key] = ref  # unknown here: there is nothing to stop
+                self._to_unbind[key] = ref  # unknown here, so there is nothing to stop
                 self.send_by(now_ms + COALESCE_MS)
         return tuple(losses)
 
@@ -220,25 +221,24 @@ class HeartbeatState:
 
     @property
     def due_ms(self) -> int | None:
-        """When the next heartbeat is to leave; None while one is under way."""
+        """When to send the next heartbeat; None while one is pending."""
         if self._awaiting_reply:
             return None
         return self._due_ms if self._heartbeat is None else self._retry_at_ms
 
     @property
     def earliest_ms(self) -> int | None:
-        """From when on it may leave, if a call is made anyway."""
+        """When the next heartbeat may be sent at the earliest, in a call that is made for another worker."""
         due_ms = self.due_ms
         return due_ms if due_ms is None or self._heartbeat else due_ms - self._interval_ms // EARLY_DIVISOR
 
     @property
     def call_timeout_ms(self) -> int:
-        """How long to wait for an answer."""
         return min(CALL_TIMEOUT_MS_MAX, self.lease_ms // 3) if self.lease_ms else CALL_TIMEOUT_MS_MAX
 
     @property
     def is_flushed(self) -> bool:
-        """Whether there is nothing to tell that would not keep, and nothing under way."""
+        """Whether no heartbeat is pending and no change has to be reported."""
         return (
             self._heartbeat is None
             and not self._to_unbind
@@ -246,24 +246,24 @@ class HeartbeatState:
         )
 
     def send_by(self, at_ms: int) -> None:
-        """Let the next heartbeat leave by then."""
+        """Send the next heartbeat at `at_ms` at the latest."""
         self._due_ms = min(self._due_ms, at_ms)
 
     def limit_interval(self, interval_ms_max: int | None, now_ms: int) -> None:
-        """Leave at most so much time between heartbeats, or, with None, as much as the server says."""
+        """Limit the time between heartbeats; None returns to the interval that the server asks for."""
         self._interval_ms_max = interval_ms_max
         if interval_ms_max is not None:
             self.send_by(now_ms + interval_ms_max)
 
     def send(self, now_ms: int) -> WorkerHeartbeat:
-        """The heartbeat to send now. Not to be changed: it may be sent again."""
-        assert not self._awaiting_reply, "one at a time"
+        """The heartbeat to send now. The caller must not change it: it may be sent again."""
+        assert not self._awaiting_reply, "a heartbeat is pending"
         if self._heartbeat is None:
             self._heartbeat = self._compose(now_ms)
         self._awaiting_reply = True
         return self._heartbeat.message
 
-    # -- what became of it
+    # -- replies
 
     def handle_reply(self, result: HeartbeatResult, now_ms: int) -> HeartbeatOutcome:
         heartbeat = self._take_heartbeat()
@@ -295,7 +295,7 @@ class HeartbeatState:
         )
 
     def handle_no_reply(self, now_ms: int, jitter: float, wait_ms: int = 0) -> None:
-        """Nobody knows whether it was applied. `jitter` from 0 to 1."""
+        """The call ended without a reply, so the heartbeat may have been applied or not. `jitter`: from 0 to 1."""
         assert self._awaiting_reply
         self._awaiting_reply = False
         self._retry_at_ms = now_ms + max(wait_ms, int(self._retry_delay_ms * (0.5 + jitter / 2)))
@@ -304,15 +304,15 @@ class HeartbeatState:
     def handle_failure(
         self, rpc_failure: RpcFailure, now_ms: int, jitter: float, *, at_once: bool = False
     ) -> HeartbeatOutcome:
-        """It was not applied, for a reason of its own. `at_once`: another node is there to be asked."""
+        """The server refused the heartbeat, or the call failed. `at_once`: retry at once, on another node."""
         if rpc_failure.is_retryable:
             self.handle_no_reply(now_ms, jitter, rpc_failure.retry_after_ms)
             self._retry_at_ms = now_ms if at_once else self._retry_at_ms
             return HeartbeatOutcome()
         heartbeat = self._take_heartbeat()
         pending_binds = self._binds_acknowledged_by(heartbeat)
-        # The number may have been used all the same, by an earlier sending. A gap is noticed and mended, a second
-        # meaning of one number is not.
+        # An earlier sending may have used the number all the same. The server detects and repairs a gap in the numbers,
+        # but not two heartbeats with the same number.
         self._needs_full_sync = True
         self._requeue(heartbeat)
         match rpc_failure.reason:
@@ -349,8 +349,8 @@ class HeartbeatState:
         return HeartbeatOutcome()
 
     def restart(self, profile: WorkerHeartbeat, now_ms: int) -> HeartbeatState:
-        """The pulse of the same program under another key or session. What was held must have been lost; binds that
-        wait go on waiting."""
+        """The state for a new key or session of the same program. All held attempts must have been given up before;
+        unacknowledged binds are carried over."""
         assert not self.held
         fresh = HeartbeatState(profile, now_ms)
         for key, ref in self._to_declare.items():
@@ -359,7 +359,7 @@ class HeartbeatState:
         fresh._lag_ms = self._lag_ms
         return fresh
 
-    # -- inside
+    # -- composing and acknowledging
 
     def _compose(self, now_ms: int) -> _Heartbeat:
         self.sequence += 1
@@ -374,7 +374,7 @@ class HeartbeatState:
             message.full_bindings = True
             heartbeat.declared = {key: entry.ref for key, entry in self.held.items()}
             capacity = FULL_BINDINGS_MAX - len(heartbeat.declared)
-        # Ends first: they make room in the server's quota.
+        # Unbinds go first: they free the worker's quota on the server.
         heartbeat.unbound = dict(list(self._to_unbind.items())[:capacity])
         capacity -= len(heartbeat.unbound)
         additions = [
@@ -404,7 +404,7 @@ class HeartbeatState:
         return heartbeat
 
     def _requeue(self, heartbeat: _Heartbeat) -> None:
-        """It was not applied: its changes are still to be told."""
+        """Queue the changes of a heartbeat that was not applied again."""
         message = heartbeat.message
         self._successes += message.successes
         self._errors += message.errors
@@ -425,8 +425,8 @@ class HeartbeatState:
         return held
 
     def _binds_acknowledged_by(self, heartbeat: _Heartbeat) -> list[ActivityRef]:
-        """The binds in it that are still wanted. One that was given up and wanted anew since is to be declared again,
-        after its unbinding."""
+        """The binds in `heartbeat` that are still wanted. A bind that was given up and requested again since then has to be
+        declared again, after its unbind."""
         return [
             ref
             for key, ref in heartbeat.declared.items()
@@ -441,13 +441,13 @@ class HeartbeatState:
     def _on_lease_ended(
         self, heartbeat: _Heartbeat, result: HeartbeatResult, now_ms: int
     ) -> HeartbeatOutcome:
-        """The answer to a heartbeat that was applied earlier, and whose lease has ended since."""
+        """Handle a reply that arrives for a heartbeat whose lease has ended since it was applied."""
         self.epoch = max(self.epoch, result.lease_epoch)
         bound = self._acknowledge(heartbeat)
         losses = tuple(self._lose(key, LEASE_ENDED, by_lease=True) for key in list(self.held))
         assert len(losses) >= len(bound)
         self._due_ms = now_ms
-        return HeartbeatOutcome(sent_ms=heartbeat.sent_ms, ended=True, lost=losses)
+        return HeartbeatOutcome(sent_ms=heartbeat.sent_ms, lease_ended=True, lost=losses)
 
     def _lose(self, key: AttemptKey, reason: str, *, by_lease: bool) -> Loss:
         ref = self.held.pop(key).ref

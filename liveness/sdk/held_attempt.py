@@ -1,4 +1,4 @@
-"""What it means to hold an attempt of an activity, and to learn that one does not any more."""
+"""An attempt that a worker holds, and the signal that it has been lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEASE_NOT_CONFIRMED = "the server did not confirm the lease in time"
 
 
 class LostSignal:
-    """Set once, from whichever thread notices; may be awaited on any event loop or in any thread."""
+    """A one-time signal. Any thread may set it; coroutines and threads may wait for it."""
 
     def __init__(self) -> None:
         self._event = Event()
@@ -37,11 +37,11 @@ class LostSignal:
             unsubscribe()
 
     def wait_blocking(self, timeout: float | None = None) -> bool:
-        """In a thread, never on an event loop. False if `timeout` seconds have passed instead."""
+        """Wait in a thread, never on an event loop. Returns False after `timeout` seconds."""
         return self._event.wait(timeout)
 
     def then(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Run `action` on the thread that sets the signal, or at once if it is set. Returns how to take that back."""
+        """Run `action` on the thread that sets the signal, or at once if it is set. Returns a function that unsubscribes."""
         with self._lock:
             if not self._event.is_set():
                 self._callbacks.append(action)
@@ -50,7 +50,7 @@ class LostSignal:
         return lambda: None
 
     def set(self, reason: str, *, by_lease: bool = False) -> bool:
-        """Only the first reason counts. False if there was one."""
+        """Set the signal. Only the first reason counts; later calls return False."""
         with self._lock:
             if self._event.is_set():
                 return False
@@ -68,31 +68,31 @@ class LostSignal:
 
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
-    """From any thread."""
+    """Run `action` on `loop`; any thread may call this."""
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:
-        pass  # the loop is closed: whatever ran on it runs no more
+        pass  # the loop is closed, so nothing runs on it any more
 
 
 class Lease(Protocol):
     def is_trusted(self) -> bool:
-        """Whether this moment is before the local deadline."""
+        """Whether the local deadline of the lease lies in the future."""
 
 
 class HeldAttempt:
-    """One attempt in this worker's hands."""
+    """One attempt that this worker holds."""
 
     def __init__(self, lease: Lease, ref: ActivityRef) -> None:
         self._lease = lease
         self.ref = ref
         self.epoch = 0
-        """The lease epoch under which it is held; 0 before it is."""
+        """The lease epoch under which it is held; 0 before the server confirmed it."""
         self.lost = LostSignal()
 
     @property
     def fencing_token(self) -> FencingToken:
-        """To go with every write. Raises ActivityLost once the activity is lost."""
+        """Pass this token with every write. Raises ActivityLost once the activity is lost."""
         self.check()
         if not self.epoch:
             raise WorkerStopped(worker=f"(for {self.ref}, which is not bound yet)")
@@ -101,8 +101,8 @@ class HeldAttempt:
     def check(self) -> None:
         """Raise ActivityLost if the activity is lost.
 
-        This looks at the clock itself: after the process stood still, the first to run may be the body, before the
-        thread that would have declared it lost."""
+        This method reads the clock itself: after the process stood still, the body may run before the SDK's thread, which
+        would have declared the activity lost."""
         if not self.lost.is_set() and not self._lease.is_trusted():
             self.lost.set(LEASE_NOT_CONFIRMED, by_lease=True)
         if self.lost.is_set():
@@ -114,8 +114,8 @@ class HeldAttempt:
 
 
 class CancelOnLoss:
-    """Cancels the asyncio task that runs the body of this `with` when the hold is lost, and turns that cancellation, and
-    no other, into ActivityLost. What `asyncio.timeout` does, with a loss instead of a time."""
+    """Cancels the asyncio task in the body of this `with` when the attempt is lost, and turns that cancellation, and no
+    other, into ActivityLost. It works like `asyncio.timeout`, with a loss instead of a time."""
 
     def __init__(self, held_attempt: HeldAttempt) -> None:
         self._held_attempt = held_attempt
@@ -140,7 +140,7 @@ class CancelOnLoss:
         if self._cancelled and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._held_attempt.loss() from error
         if kind is None and self._held_attempt.lost.is_set():
-            # The body did not notice, or would not stop: its work has no standing all the same.
+            # The body did not notice the loss, or ignored it; its work does not count all the same.
             raise self._held_attempt.loss()
 
     def _cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""Watches one worker's fence, on the ticker's thread, and says when it shuts and opens."""
+"""Watch the local lease deadline of one worker, on the scheduler's thread, and report when the lease expires and is valid again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class LeaseWatchdog:
     def __init__(self, scheduler: SchedulerThread, on_expired: Action, on_valid: Action) -> None:
         self.local_lease = LocalLease()
         self.deadline_ms = 0
-        """For whoever wants to look at it from another thread."""
+        """Other threads may read it."""
         self.is_expired = True
         self._scheduler = scheduler
         self._on_expired = on_expired
@@ -27,7 +27,8 @@ class LeaseWatchdog:
         if self.is_expired:
             self.is_expired = False
             self._on_valid()
-        # A fence that moved on is looked at again when the old time has come: renewals are many, lapses few.
+        # A later deadline needs no new timer: the timer at the old deadline arms the next one. Renewals are frequent,
+        # expiries are rare.
         if self._timer is None or self._timer.at_ms > self.deadline_ms:
             self._arm()
 

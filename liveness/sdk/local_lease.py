@@ -3,14 +3,15 @@
 All times are on the worker's own monotonic clock. Two rules, and the earlier deadline counts:
 
 Lease: the time at which the last acknowledged heartbeat was *sent*, plus the granted lease. The server counts the lease
-from when it applied that heartbeat, and it cannot have done so before it was sent; so the worker is always the first to
-know. A heartbeat that was sent several times was applied at an unknown one of them: the first counts.
+from the moment at which it applied that heartbeat, and it cannot have applied it before it was sent; so the worker's
+deadline always comes first. Of a heartbeat that was sent several times it is unknown which sending was applied: the first
+sending counts.
 
 Grace, while the end of the worker's stream may end its lease: the time at which the last acknowledged heartbeat or
-answered ping was sent, plus the disconnect grace. The server counts the grace from when it saw the stream break, which
-is after it answered that ping or heartbeat, which is after that was sent.
+answered ping was sent, plus the disconnect grace. The server counts the grace from the moment at which it saw the stream
+break. That is after it answered the ping or heartbeat, which is after the ping or heartbeat was sent.
 
-From each a margin is taken off, because clocks do not run equally fast and threads are not woken at once.
+A margin is subtracted from each, because clocks run at slightly different speeds and threads are not woken at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MARGIN_DIVISOR = 50
-"""The margin is this part of the term: 2 %."""
+"""The margin is this fraction of the lease or grace: 2 %."""
 MARGIN_MS_MIN = 20
 NEVER_MS = -(2**62)
 
@@ -29,15 +30,15 @@ class LocalLease:
     renewed_ms: int = NEVER_MS
     """When the last acknowledged heartbeat was sent."""
     grace_ms: int | None = None
-    """None: the end of the stream means nothing."""
+    """None: the end of the stream does not affect the lease."""
     last_contact_ms: int = NEVER_MS
-    """When the last thing that the server answered was sent."""
+    """When the last answered heartbeat or ping was sent."""
     has_older_stream: bool = False
-    """Until the stream that was asked for is there, the end of an older one may still count, on another node too."""
+    """An older stream, perhaps on another node, may still end the lease until the server confirms the new one."""
 
 
 def deadline_ms(local_lease: LocalLease) -> int:
-    """From here on the worker must not rely on its lease."""
+    """The time from which the worker must not rely on its lease."""
     lease_deadline_ms = local_lease.renewed_ms + _trusted_ms(local_lease.lease_ms)
     if local_lease.grace_ms is None:
         return lease_deadline_ms
@@ -52,7 +53,7 @@ def is_valid(local_lease: LocalLease, now_ms: int) -> bool:
 
 
 def renewed(local_lease: LocalLease, sent_ms: int, lease_ms: int) -> LocalLease:
-    """A heartbeat first sent at `sent_ms` was acknowledged. Answers may overtake each other."""
+    """Record that a heartbeat first sent at `sent_ms` was acknowledged. Replies may arrive out of order."""
     if sent_ms < local_lease.renewed_ms:
         return local_lease
     return replace(
@@ -64,13 +65,14 @@ def renewed(local_lease: LocalLease, sent_ms: int, lease_ms: int) -> LocalLease:
 
 
 def ping_answered(local_lease: LocalLease, sent_ms: int) -> LocalLease:
-    """A ping sent at `sent_ms` on the stream that the worker is attached to was answered."""
+    """Record that the server answered a ping, sent at `sent_ms` on the stream to which the worker is attached."""
     return replace(local_lease, last_contact_ms=max(local_lease.last_contact_ms, sent_ms))
 
 
 def attach_requested(local_lease: LocalLease, grace_ms: int, requested_ms: int) -> LocalLease:
-    """The worker asks for this grace at `requested_ms`: from the asking on, the server may count it. If no stream could end its lease before, only the new one can, and that does not break before it is
-    opened."""
+    """Record that the worker requests this grace: the server may count it from the request on.
+
+    If no stream could end the lease before, only the new one can, and it cannot break before it is opened."""
     if local_lease.grace_ms is None:
         return replace(
             local_lease, grace_ms=grace_ms, last_contact_ms=max(local_lease.last_contact_ms, requested_ms)
@@ -79,8 +81,8 @@ def attach_requested(local_lease: LocalLease, grace_ms: int, requested_ms: int) 
 
 
 def attached(local_lease: LocalLease, grace_ms: int | None, requested_ms: int) -> LocalLease:
-    """The worker stands on the stream that it asked for at `requested_ms`. From now on only the end of that one counts, and
-    it counts for nothing if no grace was granted."""
+    """Record that the server attached the worker to the stream requested at `requested_ms`. From now on only the end of
+    that stream counts; without a granted grace it has no effect."""
     return replace(
         local_lease,
         grace_ms=grace_ms,
@@ -90,12 +92,12 @@ def attached(local_lease: LocalLease, grace_ms: int | None, requested_ms: int) -
 
 
 def stream_closed_by_server(local_lease: LocalLease) -> LocalLease:
-    """The server itself has closed the stream, so its end means nothing. That of an older one may."""
+    """Record that the server closed the stream on purpose, so its end does not affect the lease. An older one still may."""
     return local_lease if local_lease.has_older_stream else replace(local_lease, grace_ms=None)
 
 
-def ended(local_lease: LocalLease) -> LocalLease:
-    """The server said that the lease is over."""
+def lease_ended(local_lease: LocalLease) -> LocalLease:
+    """Record that the server ended the lease."""
     return replace(local_lease, renewed_ms=NEVER_MS)
 
 

@@ -1,4 +1,4 @@
-"""Whether an event loop still answers: alive, but is it working?"""
+"""Measure how far an event loop lags: a worker whose loop is blocked still sends heartbeats, but does no work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBE_MS = 500
 
 
 class LoopLagProbe:
-    """Asks the loop now and then; the lag is how long the last question has gone unanswered."""
+    """Schedules a probe on the loop at intervals. The lag is the time for which the last probe has not run."""
 
     def __init__(
         self, scheduler: SchedulerThread, loop: AbstractEventLoop, report: Callable[[int], None]
@@ -38,7 +38,7 @@ class LoopLagProbe:
             try:
                 self._loop.call_soon_threadsafe(self._on_probe_ran)
             except RuntimeError:
-                return  # the loop is closed, and nothing can be frozen in it
+                return  # the loop is closed, so it cannot lag
         self._scheduler.call_at(now_ms + PROBE_MS, self._probe)
 
     def _on_probe_ran(self) -> None:
@@ -46,7 +46,7 @@ class LoopLagProbe:
 
 
 def round_lag_ms(lag_ms: int) -> int:
-    """0 below a quarter of a second, then 0.25, 0.5, 1, 2, 4 … s: a figure that changes rarely."""
+    """0 below 250 ms, then 0.25, 0.5, 1, 2, 4 … s: a value that changes rarely."""
     if lag_ms < 250:
         return 0
     return 250 << (lag_ms // 250).bit_length() - 1

@@ -1,4 +1,4 @@
-"""What the server says when it does not do something, taken apart once for everybody."""
+"""Parse failed calls, and turn them into the SDK's errors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from liveness.sdk.errors import (
 from liveness.sdk.values import ActivityRef
 
 API_LEVEL = 2
-"""What this SDK was written for."""
+"""The API level for which this SDK was written."""
 SHUTTING_DOWN = "SHUTTING_DOWN"
 
-# After these nobody knows whether the call took effect, or it certainly did not and may later.
+# After these codes the call may or may not have taken effect, or it did not and may later.
 _RETRYABLE_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -46,7 +46,7 @@ _RETRYABLE_CODES = frozenset(
     }
 )
 
-# Nobody has answered.
+# No server answered.
 _NO_ANSWER_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 
@@ -54,19 +54,19 @@ _NO_ANSWER_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADL
 class RpcFailure:
     code: grpc.StatusCode
     reason: str = ""
-    """Machine-readable; empty if it is not a liveness server that speaks."""
+    """Machine-readable; empty if the failure does not come from a liveness server."""
     message: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after_ms: int = 0
 
     @property
     def is_retryable(self) -> bool:
-        """The same call again may well succeed."""
+        """Whether the same call may succeed later."""
         return self.code in _RETRYABLE_CODES or self.reason == "RATE_LIMITED"
 
     @property
     def should_fail_over(self) -> bool:
-        """Another node is to be asked: this one is gone, hangs, or is about to end."""
+        """Whether to try another node, because this one is gone, hangs, or is about to stop."""
         if self.reason:
             return self.reason == SHUTTING_DOWN
         return self.code in _NO_ANSWER_CODES
@@ -76,7 +76,7 @@ class RpcFailure:
 
 
 class RpcFailed(Exception):
-    """A call ended with a refusal. Inside the SDK only: programs get errors that name what they asked for."""
+    """A call failed. Internal to the SDK: programs get errors that name the activity or worker."""
 
     def __init__(self, rpc_failure: RpcFailure) -> None:
         super().__init__(str(rpc_failure))
@@ -102,7 +102,7 @@ def failure_of_call(call: grpc.Call) -> RpcFailure:
 def worker_error(
     rpc_failure: RpcFailure, call: str, *, address: str, namespace: str, worker: str
 ) -> LivenessSdkError:
-    """Why a worker cannot be, or cannot go on."""
+    """The error for a worker that cannot start or cannot continue."""
     match rpc_failure.reason or rpc_failure.code.name:
         case "WORKER_CLEANED_UP":
             return WorkerGone(worker=worker)
@@ -137,7 +137,7 @@ _ACTIVITY_ERRORS: dict[str, type[ActivityRefused]] = {
 def activity_error(
     rpc_failure: RpcFailure, call: str, ref: ActivityRef, *, address: str, namespace: str, worker: str = ""
 ) -> LivenessSdkError:
-    """Why something could not be done with an activity."""
+    """The error for a failed call about an activity."""
     kind = _ACTIVITY_ERRORS.get(rpc_failure.reason)
     if kind is not None:
         return kind(activity=ref, detail=str(rpc_failure))

@@ -1,4 +1,4 @@
-"""Polls for activities and runs their handlers, on the event loop that calls `run`."""
+"""Poll for activities and run their handlers, on the event loop that calls `run`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from liveness.v1.activity_pb2 import ActivityTask, PollActivityRequest
 
 POLL_WAIT_SECONDS = 20.0
 POLL_MARGIN_SECONDS = 10.0
-"""On top, for the answer to come."""
+"""Added to the call's timeout, for the answer to arrive."""
 POLL_ACTIVITIES_MAX = 100
 RELEASE_TIMEOUT_MS = 5_000
 RELEASE_ALL_SECONDS = 5.0
 STOPPING_REASON = "the worker stops, and has handed it back"
-# The worker's orders or quota stand against it, which a heartbeat will tell or time will mend.
+# Orders, quota or rate forbid the poll for now; a later poll may succeed, and a heartbeat brings the current orders.
 RETRY_LATER_REASONS = WORKER_NOT_LIVE_REASONS | {
     "WORKER_PAUSED",
     "WORKER_DRAINING",
@@ -70,19 +70,19 @@ class Runner:
         self._poll: Any = None
         self._poll_wait_ms = 0
         self._poll_failures = 0
-        """In a row. Touched on the ticker's thread."""
+        """Consecutive failures. Used on the scheduler's thread only."""
         self._poll_delay: asyncio.TimerHandle | None = None
         self._stopping = False
         self._reporting: set[asyncio.Task[None]] = set()
-        """Bodies that have ended, and whose outcome is on its way."""
+        """Handlers that have ended and whose outcome is being reported."""
         self.error: LivenessSdkError | None = None
 
     def wake(self) -> None:
-        """From any thread: look again at what is to be done."""
+        """Make `run` and `finish` check their conditions again. Any thread may call this."""
         call_on_loop(self._loop, self._changed.set)
 
     async def run(self, should_stop: Callable[[], bool]) -> None:
-        """Take up and run activities until `should_stop()`; look at that after each `wake`."""
+        """Poll for activities and run them until `should_stop()` returns True; it is called after each `wake`."""
         try:
             while not should_stop() and self.error is None and not self._session.has_ended:
                 self._poll_if_free()
@@ -96,7 +96,7 @@ class Runner:
                 self._poll.cancel()
 
     async def finish(self, time_left_s: Callable[[], float]) -> None:
-        """Wait for the bodies for at most `time_left_s()`, asked anew after each `wake`; then hand back what is left."""
+        """Wait for running handlers, for at most `time_left_s()`, which is called again after each `wake`; then release the rest."""
         while (self._handler_tasks or self._poll is not None) and not self._session.has_ended:
             remaining_s = time_left_s()
             if remaining_s <= 0:
@@ -109,7 +109,7 @@ class Runner:
         await self.release_all()
 
     async def release_all(self) -> None:
-        """At once."""
+        """Cancel all handlers, and release their activities at once."""
         for handler_task in self._handler_tasks - self._reporting:
             handler_task.cancel()
         if self._handler_tasks:
@@ -149,7 +149,7 @@ class Runner:
         )
 
     def _on_poll_reply(self, endpoint: ServerEndpoint, poll: Any) -> None:
-        """On the ticker's thread, so that a frozen event loop does not keep the worker from confirming."""
+        """Runs on the scheduler's thread, so that a blocked event loop does not delay the confirmation of activities."""
         if poll.code() is not grpc.StatusCode.OK:
             rpc_failure = rpc_failures.failure_of_call(poll)
             self._poll_failures += 1
@@ -221,7 +221,7 @@ class Runner:
         self._reporting.discard(handler_task)
         self._changed.set()
 
-    # -- working
+    # -- running handlers
 
     async def _run_task(self, held_attempt: HeldAttempt, task: Task) -> None:
         failure: BaseException | str | None = None
@@ -239,7 +239,7 @@ class Runner:
             if held_attempt.lost.is_set():
                 self._drop_lost(held_attempt)
                 return
-            failure = lost  # of some other activity, by the handler's own doing
+            failure = lost  # of another activity that the handler itself holds
         except asyncio.CancelledError as cancelled:
             if self._stopping:
                 await self._release(held_attempt)
@@ -300,7 +300,7 @@ class Runner:
     async def _on_report_rejected(
         self, held_attempt: HeldAttempt, failure: BaseException | str | None, rpc_failure: RpcFailure
     ) -> None:
-        """Not because the attempt is lost: the outcome itself is not acceptable, a result that is too large, say."""
+        """The attempt is still held, but the server does not accept the outcome, for example because the result is too large."""
         if failure is None:
             await self._report(held_attempt, b"", f"the result was refused: {rpc_failure}")
             return
@@ -328,14 +328,14 @@ class Runner:
 
 
 def _run_in_thread(handler: Handler, task: Task) -> Future[Any]:
-    """A thread of its own, one that does not keep a stopped process from ending."""
+    """Run the handler in a daemon thread, which does not keep a stopped process from exiting."""
     outcome: Future[Any] = uncancellable_future()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
             value = context.run(handler, task)
-        except BaseException as error:  # noqa: BLE001  # it is raised again where the thread was started
+        except BaseException as error:  # noqa: BLE001  # the coroutine that waits for the future raises it again
             outcome.set_exception(error)
         else:
             outcome.set_result(value)

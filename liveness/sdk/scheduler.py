@@ -1,5 +1,5 @@
-"""One thread that does things in order: now, or at their time. It owns whatever is only touched from it, so that needs
-no locks. Nothing that runs here may block."""
+"""A thread that runs actions in order, at once or at a given time. State that only this thread uses needs no locks.
+Actions must not block."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Timer:
 
 class SchedulerThread:
     def __init__(self, clock: Clock, name: str, on_failure: Action) -> None:
-        """`on_failure` runs if the thread ends otherwise than by `stop`, which is a bug: nobody must go on waiting."""
+        """`on_failure` runs if the thread ends without `stop`, which is a bug; it must release all waiting callers."""
         self._clock = clock
         self._on_failure = on_failure
         self._changed = Condition()
@@ -54,7 +54,7 @@ class SchedulerThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """What was posted before is still done; timers are not."""
+        """Stop the thread. Actions posted before still run; timers do not."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -62,7 +62,7 @@ class SchedulerThread:
             self._thread.join(STOP_SECONDS_MAX)
 
     def call_soon(self, action: Action) -> None:
-        """From any thread."""
+        """Run `action` soon. Any thread may call this."""
         with self._changed:
             self._actions.append(action)
             self._changed.notify()
@@ -71,7 +71,7 @@ class SchedulerThread:
         return self._clock.monotonic_ms()
 
     def call_at(self, at_ms: int, action: Action) -> Timer:
-        """From the ticker's own thread."""
+        """Run `action` at `at_ms`. Only the scheduler's own thread may call this."""
         assert self._thread is current_thread()
         timer = Timer(at_ms, action)
         heappush(self._timers, (at_ms, next(self._sequence), timer))
@@ -80,7 +80,7 @@ class SchedulerThread:
     def _run(self) -> None:
         try:
             while self._wait():
-                # What came in goes first: an answer that lies here may have moved what a timer would do.
+                # Actions run before timers: a reply that has arrived may move the timer.
                 for _ in range(len(self._actions)):
                     self._actions.popleft()()
                 now_ms = self.now_ms()
@@ -91,7 +91,7 @@ class SchedulerThread:
                 self._on_failure()
 
     def _wait(self) -> bool:
-        """Until there is something to do; False when there never will be."""
+        """Wait for an action or a due timer. Returns False after `stop`."""
         with self._changed:
             while not self._actions:
                 if self._stopping:

@@ -1,7 +1,7 @@
-"""One worker's life as its heart's thread sees it: the pulse, the fence, the stream, and what hangs on them.
+"""One worker's session: its heartbeats, local lease, stream and held attempts.
 
-Methods that say so may be called from any thread; they leave word and return a future. Everything else runs on the
-ticker's thread.
+Methods in the section "from any thread" post their work to the scheduler's thread, and return a future if there is a
+result. Everything else runs on the scheduler's thread.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MakeKey: TypeAlias = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the server wants of the worker, besides its work."""
+    """The operator's standing orders to the worker."""
 
     pause: bool = False
     drain: bool = False
     drain_limit_ms: int | None = None
-    """What was left of the limit when the order came."""
+    """The time left for the drain when the order arrived."""
 
 
 class WorkerSession:
@@ -59,12 +59,12 @@ class WorkerSession:
         make_key: MakeKey | None,
         grace_ms: int | None,
     ) -> None:
-        """`profile` is what all heartbeats have in common but key and session; `make_key` is None if the program chose
-        the key that stands in it."""
+        """`profile`: the fields that all heartbeats share, without the session. `make_key` generates an instance key; None
+        if the program chose the key that `profile` contains."""
         self.namespace = namespace
         self.started: Future[None] = uncancellable_future()
         self.error: LivenessSdkError | None = None
-        """Why it ended, if it was not asked to."""
+        """Why the session ended, unless the program stopped it."""
         self.orders = Orders()
         self._connection = connection
         self._scheduler = connection.scheduler
@@ -95,33 +95,33 @@ class WorkerSession:
         return self._connection.clock.monotonic_ms() < self._watchdog.deadline_ms
 
     def start(self) -> Future[None]:
-        """Settled when the first heartbeat was acknowledged."""
+        """Start sending heartbeats. The future completes when the first one is acknowledged."""
         self._connection.on_thread_failure[id(self)] = self._on_thread_failure
         self._scheduler.call_soon(lambda: self._connection.heartbeat_sender.join(self))
         return self.started
 
     def bind(self, held_attempt: HeldAttempt) -> Future[None]:
-        """Settled when the binding is durable."""
+        """Bind an attempt. The future completes when the server has stored the binding."""
         outcome: Future[None] = uncancellable_future()
         self._scheduler.call_soon(lambda: self._bind(held_attempt, outcome))
         return outcome
 
     def accept(self, task: ActivityTask) -> Future[HeldAttempt | None]:
-        """Take in what the server handed out; None if it came too late."""
+        """Take an activity that the server handed out; None if it arrived too late."""
         outcome: Future[HeldAttempt | None] = uncancellable_future()
         self._scheduler.call_soon(lambda: outcome.set_result(self.accept_now(task)))
         return outcome
 
     def unbind(self, held_attempt: HeldAttempt) -> None:
-        """Its body has ended and the server does not know yet."""
+        """The body has ended, and the server does not know it yet."""
         self._scheduler.call_soon(lambda: self._remove(held_attempt, forget=False))
 
     def mark_reporting(self, ref: ActivityRef) -> None:
-        """Its body has ended and the server is about to be told. To be called before that."""
+        """The body has ended and its outcome is about to be reported. Called before the report is sent."""
         self._scheduler.call_soon(lambda: self.heartbeat_state.mark_reporting(ref))
 
     def forget(self, held_attempt: HeldAttempt, *, succeeded: bool | None = None, error: str = "") -> None:
-        """Its body has ended and the server knows."""
+        """The body has ended, and the server has recorded it."""
         if succeeded is not None:
             self._scheduler.call_soon(
                 lambda: self.heartbeat_state.count(
@@ -131,7 +131,7 @@ class WorkerSession:
         self._scheduler.call_soon(lambda: self._remove(held_attempt, forget=True))
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have `listener` called, on the ticker's thread, when something changed. Returns how to take that back."""
+        """Call `listener` on the scheduler's thread after each change. Returns a function that unsubscribes."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -139,27 +139,27 @@ class WorkerSession:
         self._scheduler.call_soon(lambda: self.heartbeat_state.observe_lag(lag_ms))
 
     def send_heartbeat_now(self) -> None:
-        """Something is amiss that the next acknowledgement would show."""
+        """Send a heartbeat at once, because its reply would show what is wrong."""
         self._scheduler.call_soon(lambda: self._send_within(0))
 
     def flush(self) -> Future[None]:
-        """Settled when the server was told everything and no heartbeat is under way; after that there are no more."""
+        """Report all changes, then stop the heartbeats. The future completes when no heartbeat is pending."""
         outcome: Future[None] = uncancellable_future()
         self._scheduler.call_soon(lambda: self._flush(outcome))
         return outcome
 
     def stop(self) -> None:
-        """No more heartbeats; the end of the stream shall mean nothing."""
+        """Stop the heartbeats, and detach from the stream so that its end does not affect the lease."""
         self._scheduler.call_soon(lambda: self._stop(None))
 
     def when_empty(self) -> Future[None]:
-        """Settled when nothing is held, or about to be."""
+        """The future completes when no attempt is held or being bound."""
         outcome: Future[None] = uncancellable_future()
         self._scheduler.call_soon(lambda: self._add_empty_waiter(outcome))
         return outcome
 
     def cancel_all(self, reason: str) -> None:
-        """Bodies that run are told to stop."""
+        """Tell all running bodies to stop."""
         self._scheduler.call_soon(lambda: self._cancel_all(reason))
 
     @property
@@ -249,44 +249,42 @@ class WorkerSession:
         if outcome is not None:
             outcome.set_exception(error)
 
-    # -- what the heart hears
+    # -- heartbeat replies
 
-    def heartbeat_outcome(self, heartbeat_outcome: HeartbeatOutcome) -> None:
+    def apply_outcome(self, outcome: HeartbeatOutcome) -> None:
         if self._has_ended:
             return
         now_ms = self._scheduler.now_ms()
-        if heartbeat_outcome.fatal is not None:
-            self._on_fatal_failure(heartbeat_outcome.fatal)
+        if outcome.fatal is not None:
+            self._on_fatal_failure(outcome.fatal)
             return
-        self._apply_losses(heartbeat_outcome.lost)
-        for ref, error in heartbeat_outcome.rejected_binds:
+        self._apply_losses(outcome.lost)
+        for ref, error in outcome.rejected_binds:
             held_attempt = self._held_attempts.get(ref.key)
             if held_attempt is not None:
                 self._fail_bind(held_attempt, error)
                 self._drop(held_attempt)
-        if heartbeat_outcome.ended:
-            self._watchdog.update(local_lease.ended(self._watchdog.local_lease))
-        if heartbeat_outcome.lease_ms:
+        if outcome.lease_ended:
+            self._watchdog.update(local_lease.lease_ended(self._watchdog.local_lease))
+        if outcome.lease_ms:
             self._watchdog.update(
-                local_lease.renewed(
-                    self._watchdog.local_lease, heartbeat_outcome.sent_ms, heartbeat_outcome.lease_ms
-                )
+                local_lease.renewed(self._watchdog.local_lease, outcome.sent_ms, outcome.lease_ms)
             )
-            self._apply_orders(
-                Orders(heartbeat_outcome.pause, heartbeat_outcome.drain, self.orders.drain_limit_ms)
-            )
-        for ref in heartbeat_outcome.held:
+            self._apply_orders(Orders(outcome.pause, outcome.drain, self.orders.drain_limit_ms))
+        for ref in outcome.held:
             held_attempt = self._held_attempts.get(ref.key)
             if held_attempt is not None:
                 held_attempt.epoch = self.heartbeat_state.epoch
-        if heartbeat_outcome.lease_ms and self._watchdog.is_expired:
-            self.heartbeat_state.send_by(now_ms)  # so late an answer proves nothing about now
-        elif heartbeat_outcome.lease_ms:
+        if outcome.lease_ms and self._watchdog.is_expired:
+            self.heartbeat_state.send_by(
+                now_ms
+            )  # the reply came too late to prove that the lease still holds
+        elif outcome.lease_ms:
             self._on_lease_confirmed()
         self._check_flushed()
 
     def _on_lease_confirmed(self) -> None:
-        """The lease is certain for a while. Those who wait for a binding that the server has may begin."""
+        """The lease is valid again for a while: bodies whose binding the server has stored may begin."""
         if not self.started.done():
             self.started.set_result(None)
         if self._wants_attach:
@@ -299,7 +297,7 @@ class WorkerSession:
 
     def _on_fatal_failure(self, rpc_failure: RpcFailure) -> None:
         if rpc_failure.reason == "WORKER_CLEANED_UP" and self._make_key is not None:
-            log.warning("worker %s was cleaned up; going on under a new key", self.key)
+            log.warning("worker %s was cleaned up; continuing with a new key", self.key)
             self._connection.stream.detach(self)
             self._apply_losses(self.heartbeat_state.lose_all("the worker was cleaned up"))
             self.heartbeat_state = self.heartbeat_state.restart(
@@ -317,7 +315,7 @@ class WorkerSession:
         return worker_error(rpc_failure, call, **target, worker=self.key)
 
     def _on_lease_expired(self) -> None:
-        """The fence has shut."""
+        """The local deadline has passed: give up everything that is held."""
         self._apply_losses(self.heartbeat_state.lose_all(LEASE_NOT_CONFIRMED))
         self._notify_listeners()
 
@@ -349,7 +347,7 @@ class WorkerSession:
         now_ms = self._scheduler.now_ms()
         if orders.state != WORKER_STATE_ACTIVE:
             if orders.lease_epoch == self.heartbeat_state.epoch:
-                self._watchdog.update(local_lease.ended(self._watchdog.local_lease))
+                self._watchdog.update(local_lease.lease_ended(self._watchdog.local_lease))
                 self._send_within(0)
             return
         self._apply_losses(self.heartbeat_state.revoke(map(ref_from_proto, orders.cancel_activities), now_ms))
@@ -376,7 +374,7 @@ class WorkerSession:
             self._stop(self._worker_error(rpc_failure, "Attach"))
             return
         log.debug("%s was not attached: %s", self.key, rpc_failure)
-        # Whatever is wrong with the worker, its next heartbeat mends it or tells.
+        # The reply to the next heartbeat repairs the worker's state or names the problem.
         self._wants_attach = True
         self._send_within(REATTACH_DELAY_MS)
 
@@ -385,7 +383,7 @@ class WorkerSession:
             self.orders = orders
             self._notify_listeners()
 
-    # -- the end
+    # -- stopping
 
     def _flush(self, outcome: Future[None]) -> None:
         self._flushed = outcome
@@ -419,14 +417,14 @@ class WorkerSession:
         self._notify_listeners()
 
     def _on_thread_failure(self) -> None:
-        """The ticker's thread died of a bug; this is its last act."""
+        """The scheduler's thread died of a bug; this runs as its last action."""
         failure = CallFailed(call="the SDK's own thread", detail="see the traceback", code="BUG")
         self._stop(failure)
 
-    # -- inside
+    # -- small steps
 
     def _new_session_profile(self) -> WorkerHeartbeat:
-        """A new session, under the program's key or a new one."""
+        """The profile of a new session, with the program's key or a generated one."""
         message = WorkerHeartbeat()
         message.CopyFrom(self._profile)
         if self._make_key is not None:

@@ -1,4 +1,4 @@
-"""An attempt as a handler sees it, and the three ways to end one."""
+"""The task that a handler receives, and the reports that end an attempt: complete, fail, release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Task:
         self._held_attempt = held_attempt
         self._message = message
         self.result: object = None
-        """For claims: what to record when the body ends well."""
+        """For claims: the result to record when the body ends normally."""
 
     @property
     def ref(self) -> ActivityRef:
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def id(self) -> str:
-        """What it was scheduled as: the workflow_id."""
+        """The id under which it was scheduled: the workflow_id."""
         return self._held_attempt.ref.workflow_id
 
     @property
@@ -48,7 +48,7 @@ class Task:
         return self._message.input
 
     def json(self) -> Any:
-        """The input, read as JSON."""
+        """The input, parsed as JSON."""
         return json.loads(self._message.input)
 
     @property
@@ -57,7 +57,7 @@ class Task:
 
     @property
     def failures(self) -> int:
-        """Attempts before this one that failed or were lost with their worker."""
+        """Earlier attempts that failed or ended because their worker died."""
         return self._message.failures
 
     @property
@@ -70,11 +70,11 @@ class Task:
 
     @property
     def fencing_token(self) -> FencingToken:
-        """To go with every write. Raises ActivityLost once the activity is lost."""
+        """Pass this token with every write. Raises ActivityLost once the activity is lost."""
         return self._held_attempt.fencing_token
 
     def check(self) -> None:
-        """Raise ActivityLost if the activity is lost. For bodies that nobody can cancel: threads, and long loops."""
+        """Raise ActivityLost if the activity is lost. For bodies that cannot be cancelled: threads, and long loops."""
         self._held_attempt.check()
 
     def __repr__(self) -> str:
@@ -83,18 +83,18 @@ class Task:
 
 @dataclass(slots=True)
 class Stats:
-    """What became of the attempts that this worker was handed."""
+    """How the attempts of this worker ended."""
 
     completed: int = 0
     failed: int = 0
     lost: int = 0
-    """Taken away, or refused at the end because somebody else has it."""
+    """Taken away, or refused at the end because another worker holds it."""
     released: int = 0
     """Handed back when the worker stopped."""
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def count(self, *, completed: int = 0, failed: int = 0, lost: int = 0, released: int = 0) -> None:
-        """From any thread."""
+        """Add to the counters. Any thread may call this."""
         with self._lock:
             self.completed += completed
             self.failed += failed
@@ -103,7 +103,7 @@ class Stats:
 
 
 class OutcomeReporter:
-    """Ends attempts. Each call is made until it is answered, or the attempt is lost, or the worker has ended."""
+    """Reports the end of attempts. It repeats each call until the server answers, the attempt is lost, or the worker ends."""
 
     def __init__(self, connection: Connection, session: WorkerSession) -> None:
         self._connection = connection
@@ -123,7 +123,7 @@ class OutcomeReporter:
         return self._call(lambda endpoint: endpoint.activities.FailActivity, request, held_attempt)
 
     def release(self, ref: ActivityRef, epoch: int, timeout_ms: int) -> Future[Any]:
-        """Try for so long; if that does not do, the end of the lease will."""
+        """Hand the attempt back, trying for `timeout_ms`. If that fails, the end of the lease frees the attempt."""
         deadline_ms = self._connection.clock.monotonic_ms() + timeout_ms
         self._session.mark_reporting(ref)
         request = activity_pb2.ReleaseActivityRequest(**self._request_fields(ref, epoch))
@@ -157,7 +157,7 @@ class OutcomeReporter:
 
 
 def failure_message(error: BaseException | str) -> str:
-    """What people will read about a failure."""
+    """The text of a failure that the server stores and shows to people."""
     if isinstance(error, GiveUp | RetryLater):
         text = error.why
     elif isinstance(error, str):

@@ -1,8 +1,8 @@
-"""Calls of a program that traces with OpenTelemetry are part of its traces.
+"""Add the SDK's calls to the traces of a program that uses OpenTelemetry.
 
-The SDK needs none of it. A program that traces has loaded OpenTelemetry and set it up; where it has not, nothing is
-imported and nothing is done here. Heartbeats, which nobody in the program has asked for, begin traces of their own, as
-many as the program's sampler lets through; other calls belong to the span in which they are made, if there is one.
+The SDK does not depend on OpenTelemetry: this module uses it only if the program has loaded it. Heartbeats are not caused
+by a call of the program, so they begin traces of their own, as many as the program's sampler lets through. Other calls
+belong to the span in which they are made, if there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("liveness.sdk")
 
 
 class CallSpan:
-    """A call that is under way, as a span."""
+    """The span of a pending call."""
 
     def __init__(self, api: Any, span: Any) -> None:
         self._api = api
@@ -42,7 +42,7 @@ class CallSpan:
             if code is not grpc.StatusCode.OK:
                 self._span.set_status(self._api.StatusCode.ERROR, code.name)
             self._span.end()
-        except Exception:  # no lease is lost to a tracer that fails
+        except Exception:  # a tracer that fails must not cost a lease
             log.debug("a span could not be ended", exc_info=True)
 
 
@@ -56,7 +56,7 @@ def current_span_context() -> Any | None:
 
 
 def start_call(request: Message, parent: Any | None = None, **attributes: str | int) -> CallSpan | None:
-    """A call with this request; None if the program does not trace. Without a parent, it begins a trace."""
+    """Start the span of a call; None if the program does not trace. Without a parent, the span begins a trace."""
     api = sys.modules.get(_TRACE_API_MODULE)
     if api is None:
         return None
@@ -74,10 +74,10 @@ def start_call(request: Message, parent: Any | None = None, **attributes: str | 
                 **{f"liveness.{name}": value for name, value in attributes.items()},
             },
         )
-        # Without a provider, spans are empty.
+        # Without a tracer provider, the API returns invalid spans.
         return CallSpan(api, span) if span.get_span_context().is_valid else None
-    except Exception:  # no lease is lost to a tracer that fails
-        log.debug("a span could not be begun", exc_info=True)
+    except Exception:  # a tracer that fails must not cost a lease
+        log.debug("a span could not be started", exc_info=True)
         return None
 
 

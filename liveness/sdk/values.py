@@ -1,4 +1,4 @@
-"""The small values that programs and the SDK hand each other."""
+"""The value types of the SDK's API, and their conversion to and from protobuf."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NANOS_PER_MS = 1_000_000
 
 
 class FencingToken(NamedTuple):
-    """Compares as newer work does with older: attempts rise with every hand-out of an activity, epochs with every
-    activation of one worker."""
+    """Tokens of newer work compare greater: attempts rise with every hand-out of an activity, epochs with every
+    activation of a worker."""
 
     attempt: int
     lease_epoch: int
@@ -43,9 +43,9 @@ class ActivityRef:
     activity_id: str = "-"
     attempt: int = 1
     task_queue: str = ""
-    """Where it waits should the worker be lost. Empty: the worker's own."""
+    """The queue to which it returns if the worker dies. Empty: the worker's own."""
     token: bytes = b""
-    """Whatever the program's engine wants to get back with the reschedule. At most 2 KiB."""
+    """Data that the program's engine gets back with the reschedule. At most 2 KiB."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.attempt <= ATTEMPT_MAX:
@@ -75,39 +75,39 @@ class ActivityState(StrEnum):
     RELEASED = "RELEASED"
     HANDED_ON = "HANDED_ON"
     UNKNOWN = "UNKNOWN"
-    """The server is newer than this SDK."""
+    """A state that this SDK does not know, from a newer server."""
 
 
 FINISHED_STATES = frozenset({ActivityState.COMPLETED, ActivityState.FAILED, ActivityState.CANCELLED})
 RESTING_STATES = FINISHED_STATES | {ActivityState.QUARANTINED, ActivityState.HANDED_ON}
-"""Nothing happens to it any more unless somebody steps in."""
+"""An activity stays in these states unless an operator or another engine acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How an activity is tried again. What is None is left to the server."""
+    """How an activity is retried. The server chooses the values that are None."""
 
     initial_interval: float | timedelta | None = None
     """Seconds before the second attempt."""
     backoff_coefficient: float = 0.0
-    """Each further wait is longer by this factor; 0 leaves it to the server."""
+    """The factor by which each further wait grows; with 0 the server chooses it."""
     maximum_interval: float | timedelta | None = None
     maximum_attempts: int = 0
-    """How many attempts may fail or be lost with their worker. 0: any number."""
+    """How many attempts may fail or end with their worker's death. 0: any number."""
     maximum_worker_deaths: int | None = None
-    """After so many attempts in a row whose worker died, the activity is quarantined. 0: never."""
+    """The activity is quarantined after this many consecutive attempts whose worker died. 0: never."""
 
 
-# -- to and from the wire
+# -- conversion to and from protobuf
 
 
 def to_duration(span: float | timedelta) -> Duration:
-    """Seconds, or a timedelta, as protobuf's duration."""
+    """Convert seconds or a timedelta to a protobuf Duration."""
     if not isinstance(span, timedelta):
         try:
             span = timedelta(seconds=span)
         except (OverflowError, ValueError) as error:
-            raise InvalidArgument(detail=f"{span} seconds are no time span: {error}.") from error
+            raise InvalidArgument(detail=f"{span} seconds are not a valid duration: {error}.") from error
     message = Duration()
     message.FromTimedelta(span)
     return message
@@ -187,7 +187,7 @@ def state_from_proto(number: int) -> ActivityState:
 
 
 def encode_payload(value: object) -> bytes:
-    """None as nothing, bytes as they are, text as UTF-8, anything else as JSON."""
+    """Encode None as empty, bytes unchanged, text as UTF-8, and anything else as JSON."""
     if value is None:
         return b""
     if isinstance(value, bytes | bytearray | memoryview):
@@ -198,5 +198,5 @@ def encode_payload(value: object) -> bytes:
         return json.dumps(value).encode()
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            detail=f"{type(value).__name__} is neither bytes nor text, and JSON cannot tell it: {error}."
+            detail=f"{type(value).__name__} is neither bytes nor text, and cannot be encoded as JSON: {error}."
         ) from error

@@ -1,4 +1,4 @@
-"""The worker: what a program enters, and all it needs to know."""
+"""`Worker`: the context manager that a worker program enters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WorkerHeartbeat
 SDK_NAME = "liveness-python"
 SHUTDOWN_TIMEOUT_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 1.0
-"""For bodies that were told to stop, to do so."""
+"""Time for bodies to stop after they were told to."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("liveness.sdk")
@@ -47,7 +47,7 @@ HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
 class _WaitStep(NamedTuple):
-    """A step of starting or ending: wait for this, but not longer. Whether it came is for the next step to see."""
+    """One step of starting or stopping: wait for `future`, but at most for `seconds`. The next step checks whether it is done."""
 
     future: Future[Any]
     seconds: float
@@ -82,11 +82,11 @@ class Worker:
         identity: str = "",
         capabilities: Sequence[str] = (),
     ) -> None:
-        """`address`: of one node, or of several that serve the same: "a:7400,b:7400" or a list; the worker stands on one
-        of them and moves on when that one fails. `instance_key`: unique per process; made up if None. `lease`: for how long, in seconds, the worker counts as
-        alive after each heartbeat; None leaves it to the namespace. `disconnect_grace`: how long its connection may be
-        gone before the lease ends; None for as long as the lease. `stop_timeout`: how long bodies may go on once the
-        worker is told to stop."""
+        """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list; the worker uses one of them and
+        fails over when it does not answer. `instance_key`: unique per process; generated if None. `lease`: seconds for
+        which the worker counts as alive after each heartbeat; None uses the namespace's default. `disconnect_grace`:
+        seconds for which its connection may be gone before the lease ends; None for as long as the lease. `stop_timeout`:
+        seconds for which handlers may continue after the worker is told to stop."""
         if max_concurrent < 1:
             raise InvalidArgument(detail="max_concurrent must be at least 1.")
         self._addresses = parse_addresses(address)
@@ -123,7 +123,7 @@ class Worker:
         self._stop_reason = ""
         self._stop_at_once = False
 
-    # -- life
+    # -- starting and stopping
 
     async def __aenter__(self) -> Self:
         await _run_steps(self._start_steps())
@@ -144,11 +144,11 @@ class Worker:
     ) -> None:
         _run_steps_blocking(self._stop_steps(self._stop_timeout))
 
-    # -- what it is
+    # -- state
 
     @property
     def instance_key(self) -> str:
-        """The current one: if it was made up, it changes should the worker be cleaned up."""
+        """The current key. A generated key changes if the server cleans the worker up."""
         return self._live_session().key
 
     @property
@@ -161,12 +161,12 @@ class Worker:
 
     @property
     def paused(self) -> bool:
-        """By order of an operator: it is handed nothing new until it is resumed."""
+        """Whether an operator paused the worker: it gets no new activities until it is resumed."""
         return self._live_session().orders.pause
 
     @property
     def draining(self) -> bool:
-        """By order of an operator: it is to end when it has finished what it has."""
+        """Whether an operator drains the worker: it ends when it has finished its activities."""
         return self._live_session().orders.drain
 
     @property
@@ -176,8 +176,8 @@ class Worker:
     # -- work
 
     def activity(self, activity_type: str) -> Callable[[HandlerT], HandlerT]:
-        """Let the decorated function do activities of this type: a coroutine function on the event loop, any other in a
-        thread."""
+        """Register the decorated function as the handler of this activity type. Coroutine functions run on the event loop,
+        other functions in a thread."""
 
         def register(handler: HandlerT) -> HandlerT:
             if activity_type in self._handlers:
@@ -195,12 +195,12 @@ class Worker:
         self,
         activity: ActivityOrId,
         *,
-        type: str = "",  # noqa: A002  # what it is called everywhere
+        type: str = "",  # noqa: A002  # the API's name for it
         input: object = b"",  # noqa: A002  # the same
         retry: RetryPolicy | None = None,
     ) -> Claim:
         """Take an activity that the program found by itself: `async with worker.claim("photo-17") as task`. Raises
-        ActivityHeld or ActivityFinished if it is somebody else's, or done."""
+        ActivityHeld if another worker holds it, and ActivityFinished if it is done."""
         session = self._live_session()
         assert self._connection is not None
         ref = to_activity_ref(activity, type)
@@ -209,9 +209,9 @@ class Worker:
         )
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        """Take up activities of the task queue and run them, until the worker is stopped: by SIGTERM or SIGINT, by
-        `stop()`, or by order of an operator. What runs then may go on for `stop_timeout`; what is left is handed back.
-        A second signal cuts that short."""
+        """Poll the task queue and run its activities until the worker is stopped: by SIGTERM or SIGINT, by `stop()`, or by
+        an operator's drain. Running handlers may then continue for `stop_timeout`; the worker releases the rest. A second
+        signal ends that wait."""
         session = self._live_session()
         assert self._connection is not None
         if self._runner is not None:
@@ -244,12 +244,12 @@ class Worker:
         asyncio.run(self.run(handle_signals=handle_signals))
 
     def stop(self, reason: str = "stopped by its program") -> None:
-        """Let `run` end, gracefully. From any thread."""
+        """Make `run` end gracefully. Any thread may call this."""
         self._stop_reason = self._stop_reason or reason
         if self._runner is not None:
             self._runner.wake()
 
-    # -- inside
+    # -- steps of starting and stopping
 
     def _live_session(self) -> WorkerSession:
         session = self._session
@@ -278,7 +278,7 @@ class Worker:
             lambda endpoint: endpoint.liveness.GetServerInfo,
             GetServerInfoRequest(namespace=self._namespace),
             timeout_s=self._start_timeout / len(connection.endpoints),
-            # Of several nodes, one that is not there is no reason to wait.
+            # With several nodes, a missing node is no reason to wait: the next one is tried.
             wait_for_ready=len(connection.endpoints) == 1,
             should_retry=lambda rpc_failure: (
                 rpc_failure.is_retryable and connection.clock.monotonic_ms() < deadline_ms
@@ -328,7 +328,7 @@ class Worker:
                 yield _WaitStep(session.when_empty(), timeout_s)
                 session.cancel_all("the worker has stopped")
                 yield _WaitStep(session.when_empty(), STOP_MARGIN_SECONDS)
-                # A heartbeat that arrived after the goodbye would bring the worker back to life.
+                # A heartbeat that arrived after ShutdownWorker would make the worker active again.
                 yield _WaitStep(session.flush(), SHUTDOWN_TIMEOUT_SECONDS)
                 session.stop()
                 yield _WaitStep(self._shut_down(connection, session), SHUTDOWN_TIMEOUT_SECONDS)
@@ -366,7 +366,7 @@ class Worker:
         return bool(self._stop_reason) or (self._session is not None and self._session.orders.drain)
 
     def _stop_time_left(self, session: WorkerSession) -> Callable[[], float]:
-        """How long bodies may still go on, counted from now."""
+        """A function that returns the seconds for which handlers may still run, counted from now."""
         assert self._connection is not None
         clock = self._connection.clock
         started_ms = clock.monotonic_ms()
@@ -383,7 +383,7 @@ class Worker:
 
     @contextmanager
     def _signal_handling(self, enabled: bool) -> Iterator[None]:
-        """SIGTERM and SIGINT stop the worker while `run` runs; afterwards they do what they did before."""
+        """Stop the worker on SIGTERM and SIGINT while `run` runs; restore the previous handlers afterwards."""
         if not enabled or current_thread() is not main_thread():
             yield
             return
@@ -407,7 +407,7 @@ class Worker:
 def _handler_or_default(
     handler: Callable[[int, FrameType | None], Any] | int | signal.Handlers | None,
 ) -> Callable[[int, FrameType | None], Any] | int | signal.Handlers:
-    """None stands for a handler that was not installed from Python, and cannot be put back."""
+    """Replace None, which stands for a handler that was not installed from Python and cannot be restored."""
     return signal.SIG_DFL if handler is None else handler
 
 
@@ -442,6 +442,6 @@ def _run_steps_blocking(steps: Iterator[_WaitStep]) -> None:
 
 
 def _close_steps(steps: Iterator[_WaitStep]) -> None:
-    """Whoever was interrupted while waiting still puts things in order."""
+    """Run the cleanup of the steps after an interrupted wait."""
     close: Callable[[], None] = steps.close  # type: ignore[attr-defined]  # they are generators
     close()

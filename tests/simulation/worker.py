@@ -177,8 +177,8 @@ class Run:
             for hold in list(self.holds.values()):
                 hold.lost.set()
             return
-        if heartbeat_outcome.ended:
-            self.local_lease = local_lease.ended(self.local_lease)
+        if heartbeat_outcome.lease_ended:
+            self.local_lease = local_lease.lease_ended(self.local_lease)
         if heartbeat_outcome.lease_ms:
             self.local_lease = local_lease.renewed(
                 self.local_lease, heartbeat_outcome.sent_ms, heartbeat_outcome.lease_ms

@@ -41,7 +41,7 @@ async def test_workers_of_a_process_share_their_calls(server: LivenessServer, na
             assert len(keys) == WORKERS
             until(lambda: all(server.worker(namespace, key).attached for key in keys))
             assert proxy.calls["Attach"] == 1
-            assert threads() == {"liveness-heart": 1, "liveness-attach": 1}
+            assert threads() == {"liveness-sdk": 1, "liveness-attach": 1}
 
             begun = len(heartbeats(proxy))
             until(lambda: len(heartbeats(proxy)) > begun + 10)

@@ -417,7 +417,7 @@ def test_a_repeated_answer_can_say_that_the_lease_is_over(conversation: Heartbea
     conversation.hold(A)
     conversation.heartbeat_state.bind(B, conversation.now_ms)
     _, heartbeat_outcome = conversation.beat(answer(1, state=WORKER_STATE_INACTIVE))
-    assert heartbeat_outcome.ended
+    assert heartbeat_outcome.lease_ended
     assert not heartbeat_outcome.lease_ms
     assert not heartbeat_outcome.held
     assert {loss.ref for loss in heartbeat_outcome.lost} == {A, B}

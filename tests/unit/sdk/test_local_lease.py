@@ -170,6 +170,6 @@ def test_a_grace_longer_than_the_lease_is_the_lease() -> None:
 
 
 def test_a_lease_that_the_server_ended_is_over_until_the_next_acknowledgement() -> None:
-    known = local_lease.ended(local_lease.renewed(LocalLease(), 1_000, LEASE_MS))
+    known = local_lease.lease_ended(local_lease.renewed(LocalLease(), 1_000, LEASE_MS))
     assert not local_lease.is_valid(known, 1_001)
     assert local_lease.is_valid(local_lease.renewed(known, 1_500, LEASE_MS), 1_501)
