@@ -1,12 +1,12 @@
-"""Several processes look through a folder and do each file once, without anybody handing out work.
+"""Several processes share the files of a folder and process each file once, without a scheduler.
 
-Whoever finds a file claims it. A claim is exclusive while its process lives, and ends with it: the file of a process
-that was killed is claimed by the next one that comes by. Nothing here knows of asyncio.
+A process claims each file that it finds. A claim is exclusive while its process lives, and ends with it: another process
+then claims the file of a process that was killed. This example does not use asyncio.
 
     liveness serve                                      in one terminal
     python examples/claim_files.py some/folder          in two others; kill -9 one of them and watch the other
 
-For each FILE.txt a FILE.words with the number of its words is written beside it.
+For each FILE.txt the program writes FILE.words, which contains the number of words.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from liveness.sdk import ActivityFinished, ActivityHeld, ActivityLost, Task
 
 def count_words(path: Path, task: Task, seconds: float) -> int:
     print(f"{path.name}: claimed, attempt {task.attempt}", flush=True)
-    # A thread cannot be cancelled: look up from the work now and then whether it is still ours.
+    # A thread cannot be cancelled, so it checks regularly whether the claim still holds.
     if task.lost.wait_blocking(timeout=seconds):
         task.check()
     return len(path.read_text().split())
 
 
 def write(path: Path, words: int, task: Task) -> None:
-    """At once or not at all, and only while the file is ours."""
+    """Write the result atomically, and only while the claim holds."""
     draft = path.with_suffix(f".draft-{task.attempt}")
     draft.write_text(f"{words}\n")
     task.check()
@@ -34,7 +34,7 @@ def write(path: Path, words: int, task: Task) -> None:
 
 
 def visit(worker: Worker, path: Path, seconds: float) -> bool:
-    """Whether the file needs no further visit."""
+    """Process the file if it can be claimed. Returns whether it is done."""
     try:
         with worker.claim(str(path.resolve()), type="count-words") as task:
             words = count_words(path, task, seconds)
@@ -43,7 +43,7 @@ def visit(worker: Worker, path: Path, seconds: float) -> bool:
     except ActivityFinished:
         return True
     except ActivityHeld:
-        return False  # for the time being; should its holder die, it can be had
+        return False  # another process holds it; if that one dies, the file can be claimed
     except ActivityLost as error:
         print(f"{path.name}: {error}", flush=True)
         return False

@@ -1,11 +1,11 @@
-"""A nightly batch: one activity for each customer and day, done once however often cron starts it.
+"""A nightly batch: one activity for each customer and day, done once even if cron starts the batch several times.
 
-The id of an activity says what is to be done: "invoice/2026-01-31/ada". Scheduling it again changes nothing, so a batch
-that was interrupted, or started twice, is simply started again. Workers come and go; what one leaves, another does.
+The id of an activity names its work: "invoice/2026-01-31/ada". Scheduling the same id again changes nothing, so an
+interrupted batch is simply started again. If a worker stops or dies, another one does its work.
 
     liveness serve                                      in one terminal
     python examples/cron_batch.py work                  in one or more others
-    python examples/cron_batch.py run                   from cron: schedules today's, waits, tells what came of it
+    python examples/cron_batch.py run                   from cron: schedules today's invoices, waits, prints a summary
 """
 
 import argparse
@@ -31,7 +31,7 @@ async def work(address: str, folder: Path) -> None:
             await asyncio.sleep(0.1)
             text = f"{order['date']}: {order['customer']} owes {amount}\n"
             try:
-                # The same attempt may have got as far as this before: write what is true, do not add to it.
+                # An earlier attempt may have written the file already: write the whole file, do not append.
                 (folder / f"{order['date']}-{order['customer']}.txt").write_text(text)
             except OSError as error:
                 raise RetryLater(f"no room for invoices: {error}", after=30) from error

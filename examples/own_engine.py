@@ -1,13 +1,13 @@
-"""Your own engine, which learns from liveness that a process has died with a job in hand.
+"""An engine of your own that learns from liveness which jobs lost their process.
 
 The engine is a table of jobs in an SQLite file; any number of processes take jobs from it. Each process is a worker, and
-binds a job before it begins. If it dies, the job turns up again under the next attempt; and the table, which compares
-attempts, refuses what a zombie may still want to write.
+binds a job before it starts the job. If the process dies, liveness lists the job with the next attempt number; the table
+compares attempts, and so refuses the late write of a zombie.
 
     liveness serve                            in one terminal
     python examples/own_engine.py             in two others; kill -9 one of them and watch the other
 
-Here the engine asks for lost jobs now and then; `liveness serve --webhook-url` would tell it.
+Here the engine polls for lost jobs; with `liveness serve --webhook-url` the server would push them.
 """
 
 import argparse
@@ -34,12 +34,12 @@ def changed(db: sqlite3.Connection, statement: str, *values: object) -> bool:
 
 
 async def do(db: sqlite3.Connection, binding: Binding, seconds: float) -> None:
-    """Cancelled wherever it waits should the lease be lost. Threads look at `binding.lost`."""
+    """Do the job. If the lease is lost, this coroutine is cancelled at its next await; a thread would check `binding.lost`."""
     job = binding.ref.workflow_id
     print(f"{job} begun, {binding.fencing_token}", flush=True)
     await asyncio.sleep(seconds)
     written = changed(db, FINISH, job, binding.fencing_token.attempt, f"by process {os.getpid()}")
-    print(f"{job} {'done' if written else 'refused: somebody else has it'}", flush=True)
+    print(f"{job} {'done' if written else 'refused: another process has it'}", flush=True)
 
 
 async def main(address: str, path: str, jobs: int, seconds: float) -> None:
@@ -51,12 +51,14 @@ async def main(address: str, path: str, jobs: int, seconds: float) -> None:
             ready = db.execute(READY).fetchone()
             if ready is None:
                 for lost in await client.list(task_queue=QUEUE):
-                    changed(db, FREE, lost.id, lost.ref.attempt)  # under the attempt that comes next
+                    changed(
+                        db, FREE, lost.id, lost.ref.attempt
+                    )  # lost.ref has the number of the next attempt
                 await asyncio.sleep(0.2)
                 continue
             job, attempt = ready
             try:
-                # Recorded before the body begins: from here on the job cannot be forgotten.
+                # The server records the binding before the body begins, so the job cannot be forgotten.
                 async with worker.bind(ActivityRef(job, attempt=attempt)) as binding:
                     if changed(db, TAKE, job, attempt):
                         await do(db, binding, seconds)

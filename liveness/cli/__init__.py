@@ -1,4 +1,4 @@
-"""The `liveness` command. Subcommands are loaded when they are called, so that help appears at once."""
+"""The `liveness` command. It imports a subcommand only when that is called, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from liveness.cli.shared_options import SharedOptionsGroup
 class CommandEntry(NamedTuple):
     module: str
     help: str
-    """Repeated here, so that the list of commands can be shown without loading them."""
+    """Repeated here, so that the list of commands can be shown without importing them."""
 
 
 COMMANDS = {
     "serve": CommandEntry("serve", "Start a server."),
-    "frontend": CommandEntry("frontend", "Start a process that only carries calls to nodes."),
-    "demo": CommandEntry("demo", "See workers die and their work move on."),
-    "top": CommandEntry("top", "See the fleet at a glance: who is alive, what goes on, what needs a look."),
-    "watch": CommandEntry("watch", "Tell what happens, as it happens."),
-    "workers": CommandEntry("workers", "See workers, pause, drain and force them out."),
-    "activities": CommandEntry("activities", "See, schedule, cancel and retry activities."),
-    "tasks": CommandEntry("tasks", "See, retry and discard queued tasks."),
-    "nodes": CommandEntry("nodes", "See which servers there are."),
-    "relay": CommandEntry("relay", "See what is relayed to a message broker, and relay it again."),
-    "shards": CommandEntry("shards", "See how the shards are doing."),
-    "config": CommandEntry("config", "See and change what namespaces allow."),
-    "backup": CommandEntry(
-        "backup", "Copy a SQLite node's database to TARGET, while the server runs or not."
-    ),
-    "restore": CommandEntry("restore", "Put BACKUP in the place of a SQLite node's database."),
+    "frontend": CommandEntry("frontend", "Start a process that only forwards calls to nodes."),
+    "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
+    "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),
+    "watch": CommandEntry("watch", "Show events as they happen."),
+    "workers": CommandEntry("workers", "List, pause, drain and expire workers."),
+    "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
+    "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
+    "nodes": CommandEntry("nodes", "List the nodes of the cluster."),
+    "relay": CommandEntry("relay", "Show the state of the message relay, and replay messages."),
+    "shards": CommandEntry("shards", "List the shards with their state."),
+    "config": CommandEntry("config", "Show and change the settings of namespaces."),
+    "backup": CommandEntry("backup", "Copy a SQLite node's database to TARGET; the server may run."),
+    "restore": CommandEntry("restore", "Replace a SQLite node's database with BACKUP."),
     "doctor": CommandEntry("doctor", "Check this installation, the database and the disk under it."),
 }
 
@@ -64,9 +62,9 @@ def main() -> None:
     \b
     Examples:
       liveness serve                        a server on 127.0.0.1:7400, kept in liveness.db
-      liveness top                          the fleet at a glance
-      liveness workers list --state active  who is alive
-      liveness doctor                       is everything in order here?
+      liveness top                          a live view of the fleet
+      liveness workers list --state active  the workers that are alive
+      liveness doctor                       check this installation
 
     Client commands find the server through --address or LIVENESS_ADDRESS. The options --address, --namespace and --json
     are accepted before and after a client command; the last one wins. Other commands refuse those that they do not use.

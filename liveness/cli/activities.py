@@ -1,4 +1,4 @@
-"""`liveness activities`: what is to be done, who does it, and what became of it."""
+"""`liveness activities`: list, schedule, cancel and retry activities."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATES = {
     if number
 }
 EMPTY_ID_PART = "-"
-"""What stands for the run and, without a type, for the activity where an ID alone names it; the SDK does the same."""
+"""Stands for the run, and without a type for the activity, when an activity is named by its ID alone; as in the SDK."""
 INPUT_BYTES_MAX = 256 * 1024
 INT32_MAX = 2**31 - 1
 
@@ -41,10 +41,10 @@ Response = TypeVar("Response", bound=Message)
 
 @click.group(cls=SharedOptionsGroup)
 def activities() -> None:
-    """See, schedule, cancel and retry activities.
+    """List, schedule, cancel and retry activities.
 
-    An activity is named by WORKFLOW_ID RUN_ID ACTIVITY_ID, as `list` shows them; or by ID and --type, if it was
-    scheduled so, here or with the SDK.
+    Name an activity by WORKFLOW_ID RUN_ID ACTIVITY_ID, as `list` shows them, or by ID and --type, if it was scheduled
+    that way with this command or the SDK.
 
     \b
     Examples:
@@ -61,7 +61,7 @@ names_argument = click.argument(
 
 def activity_options(command: Callable[..., None]) -> Callable[..., None]:
     option = click.option(
-        "--type", "kind", default="", metavar="NAME", help="Its type, where it is named by ID alone."
+        "--type", "kind", default="", metavar="NAME", help="The type of an activity named by ID alone."
     )
     return names_argument(option(command))
 
@@ -78,16 +78,16 @@ def parse_activity_id(names: tuple[str, ...], kind: str) -> ActivityId:
 
 
 def existing_activity_id(names: tuple[str, ...], kind: str) -> ActivityId:
-    """Of an activity that is there already, whose type is a part of its name or of no use."""
+    """The id of an existing activity. --type is allowed only as a part of the name."""
     if kind and len(names) == 3:
-        raise UsageError("--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID say it all")
+        raise UsageError("--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID need no type")
     return parse_activity_id(names, kind)
 
 
 def _call_with_hint(
     client: Client, method: Callable[..., Response], request: Message, id: ActivityId
 ) -> Response:
-    """The call, and a hint for whoever left out the type."""
+    """Make the call. If the activity is not found and was named by ID alone, add a hint about --type."""
     try:
         return client.call(method, request)
     except CommandError as failure:
@@ -96,9 +96,7 @@ def _call_with_hint(
             EMPTY_ID_PART,
         ):
             raise
-        hint = (
-            "one that was scheduled by its ID is found with --type, others by WORKFLOW_ID RUN_ID ACTIVITY_ID"
-        )
+        hint = "add --type if it was scheduled by ID, or name it by WORKFLOW_ID RUN_ID ACTIVITY_ID"
         raise CommandError(f"{failure.message.rstrip('.')}; {hint}.", failure.reason) from failure
 
 
@@ -108,16 +106,16 @@ def _call_with_hint(
     "states",
     type=click.Choice(tuple(STATES)),
     multiple=True,
-    help="In this state; may be repeated.",
+    help="Only activities in this state; may be repeated.",
 )
-@click.option("--task-queue", default="", metavar="NAME", help="Of this task queue.")
-@click.option("--worker", default="", metavar="KEY", help="Held by this worker.")
+@click.option("--task-queue", default="", metavar="NAME", help="Only activities of this task queue.")
+@click.option("--worker", default="", metavar="KEY", help="Only activities held by this worker.")
 @limit_option
 @client_command()
 def list_(
     client: Client, *, states: tuple[str, ...], task_queue: str, worker: str, limit: int, as_json: bool
 ) -> None:
-    """List a namespace's activities by name. All conditions hold together.
+    """List a namespace's activities, ordered by name. An activity must meet all conditions.
 
     \b
     Examples:
@@ -171,30 +169,36 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
 
 @activities.command()
 @names_argument
-@click.option("--type", "kind", required=True, metavar="NAME", help="What workers know it by.")
-@click.option("--task-queue", required=True, metavar="NAME", help="Where workers look for it.")
-@click.option("--input", "text", metavar="TEXT", help="What it is to work on.")
-@click.option("--input-file", type=click.File("rb"), help="The same, from a file; - is the standard input.")
-@click.option("--delay", "delay_ms", type=Milliseconds(), help="Not before so long from now.")
+@click.option(
+    "--type", "kind", required=True, metavar="NAME", help="The type, which selects the handler in the worker."
+)
+@click.option("--task-queue", required=True, metavar="NAME", help="The task queue that workers poll.")
+@click.option("--input", "text", metavar="TEXT", help="The input for the handler.")
+@click.option(
+    "--input-file", type=click.File("rb"), help="Read the input from a file; - is the standard input."
+)
+@click.option("--delay", "delay_ms", type=Milliseconds(), help="Make it available only after this time.")
 @click.option(
     "--max-attempts",
     type=click.IntRange(0, INT32_MAX),
     default=0,
     show_default=True,
-    help="So many may fail or be lost with their worker; 0 is any number.",
+    help="How many attempts may fail or end with their worker's death; 0 is any number.",
 )
 @click.option(
     "--max-worker-deaths",
     type=click.IntRange(0, INT32_MAX),
-    help="Quarantined after so many in a row; 0 is never.  [default: the namespace's]",
+    help="Quarantine after this many consecutive worker deaths; 0 is never.  [default: the namespace's]",
 )
 @click.option(
-    "--initial-interval", type=Milliseconds(), help="Wait before the second attempt.  [default: 1s]"
+    "--initial-interval", type=Milliseconds(), help="The wait before the second attempt.  [default: 1s]"
 )
 @click.option(
-    "--max-interval", type=Milliseconds(), help="Wait no longer between attempts.  [default: 1m40s]"
+    "--max-interval", type=Milliseconds(), help="The longest wait between attempts.  [default: 1m40s]"
 )
-@click.option("--backoff", type=click.FloatRange(min=1), help="Each wait is longer by this.  [default: 2]")
+@click.option(
+    "--backoff", type=click.FloatRange(min=1), help="The factor by which each wait grows.  [default: 2]"
+)
 @client_command()
 def schedule(
     client: Client,
@@ -212,7 +216,7 @@ def schedule(
     backoff: float | None,
     as_json: bool,
 ) -> None:
-    """Make an activity known and available. Doing so again changes nothing.
+    """Schedule an activity. Scheduling the same activity again changes nothing.
 
     \b
     Examples:
@@ -251,24 +255,24 @@ def _read_input(text: str | None, file: BinaryIO | None) -> bytes:
         return (text or "").encode()
     if text is not None:
         raise UsageError("the input is given by --input or by --input-file, not by both")
-    # Not read to the end: whatever is too long may be far too long.
+    # Read no more than the limit: the file may be huge.
     content = file.read(INPUT_BYTES_MAX + 1)
     if len(content) > INPUT_BYTES_MAX:
         raise UsageError(
-            f"the input in {file.name} is longer than {INPUT_BYTES_MAX} bytes; say in it where the rest is found"
+            f"the input in {file.name} is longer than {INPUT_BYTES_MAX} bytes; store the data elsewhere and pass its location"
         )
     return content
 
 
 @activities.command()
 @activity_options
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown with the activity.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; shown with the activity.")
 @confirm_option
 @client_command()
 def cancel(
     client: Client, *, names: tuple[str, ...], kind: str, reason: str, yes: bool, as_json: bool
 ) -> None:
-    """End an activity for good. A worker that holds it is told to stop.
+    """Cancel an activity for good. A worker that holds it is told to stop.
 
     \b
     Example:
@@ -296,7 +300,7 @@ def cancel(
 @activity_options
 @client_command()
 def retry(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool) -> None:
-    """Give a quarantined or failed activity a fresh start.
+    """Make a quarantined or failed activity available again, with its failures reset.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Activities as people read them."""
+"""Format activities for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from liveness.v1.activity_pb2 import (
 
 
 def activity_name(id: ActivityId) -> str:
-    """As the server writes it in its refusals."""
+    """The name in the form that the server uses in its error messages."""
     return f"{id.workflow_id}/{id.run_id}/{id.activity_id}"
 
 

@@ -1,4 +1,4 @@
-"""`liveness backup`: a whole copy of a SQLite node's database, while the server runs or not."""
+"""`liveness backup`: copy a SQLite node's database. The server may run meanwhile."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from liveness.cli.shared_options import json_option
 
 @click.command()
 @click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
-@click.option("--db", metavar="URL", help="The database to copy.  [default: as `liveness serve` would]")
+@click.option(
+    "--db", metavar="URL", help="The database to copy.  [default: the one `liveness serve` would use]"
+)
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @json_option
 @needs_server_parts
 def backup(*, target: Path, db: str | None, config: str | None, force: bool, as_json: bool) -> None:
-    """Copy a SQLite node's database to TARGET, while the server runs or not.
+    """Copy a SQLite node's database to TARGET; the server may run.
 
-    Everything that was acknowledged before the command was called is in the copy. The copy is read and checked, down
-    to the checksum of each row; only then it gets the name TARGET. An interrupted backup leaves TARGET.unfinished, which
-    the next one clears away.
+    The copy contains everything that the server acknowledged before the command was called. The command checks the copy,
+    down to the checksum of each row, and only then gives it the name TARGET. An interrupted backup leaves
+    TARGET.unfinished, which the next backup removes.
 
     \b
     Examples:
@@ -40,7 +42,7 @@ def backup(*, target: Path, db: str | None, config: str | None, force: bool, as_
             "liveness backup copies SQLite files; back up PostgreSQL with pg_basebackup or pg_dump, "
             "as docs/operations.md says."
         )
-    # Loaded here: a wrong flag is told at once, and help needs none of it.
+    # Imported late: wrong flags and help must be answered at once.
     from liveness.store.backup import create_backup
     from liveness.store.errors import StoreError, StoreUnusable
 

@@ -1,4 +1,4 @@
-"""Calling a server from the command line: options, channel, paging, and errors as sentences."""
+"""Call a server from the command line: options, channel, paging, and errors as sentences."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Item = TypeVar("Item", bound=Message)
 PAGE_MAX = 1_000
 
 CHANNEL_OPTIONS = (
-    # A thousand workers with all they say about themselves are more than the usual 4 MB.
+    # A page of a thousand workers with all their fields exceeds the default of 4 MB.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    # A proxy for the web is rarely meant for this, and would turn "no server" into a riddle.
+    # A web proxy from the environment is rarely meant for gRPC, and would hide a missing server behind its own errors.
     ("grpc.enable_http_proxy", 0),
 )
 
 
-# After these, the same call again may well succeed.
+# After these codes the same call may succeed later.
 TRANSIENT_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -52,7 +52,7 @@ TRANSIENT_CODES = frozenset(
 
 
 class ServerUnavailable(CommandError):
-    """Nobody has answered, or nobody who could help at the moment."""
+    """No server answered, or the server cannot serve at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Client:
     admin: AdminServiceStub
     activities: ActivityServiceStub
     addresses: tuple[str, ...]
-    """All that were given; this one was the first that answered."""
+    """All given addresses; `address` is the first one that answered."""
 
     def call(self, method: Callable[..., Response], request: Message) -> Response:
         try:
@@ -73,13 +73,13 @@ class Client:
             raise self.to_error(error) from error
 
     def to_error(self, error: grpc.RpcError) -> CommandError:
-        call = cast(grpc.Call, error)  # what a stub raises is both
+        call = cast(grpc.Call, error)  # stubs raise an RpcError that is also a Call
         reason = _reason(call)
         kind = ServerUnavailable if call.code() in TRANSIENT_CODES else CommandError
         return kind(self._error_message(call, reason), reason)
 
     def reconnect(self) -> AbstractContextManager[Client]:
-        """Another connection, for when this one has failed: perhaps to another node."""
+        """Connect again after a failure, perhaps to another node."""
         return connect(self.addresses, self.namespace, self.timeout_s)
 
     def list_all(
@@ -89,7 +89,7 @@ class Client:
         items: Callable[[Response], Iterable[Item]],
         limit: int,
     ) -> Iterator[Item]:
-        """What a paged call lists, up to `limit` items; 0 for all."""
+        """Call `method` page by page and yield its items, up to `limit`; 0 for all."""
         left = limit
         while True:
             request.page_size = min(left, PAGE_MAX) if limit else PAGE_MAX
@@ -136,7 +136,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 @contextmanager
 def first_responding(addresses: tuple[str, ...], timeout_s: float) -> Iterator[tuple[str, grpc.Channel]]:
-    """They are asked in turn, before anything is done: a command itself is never carried out twice."""
+    """Yield the first address that answers a harmless call. So the command itself is never sent to two nodes."""
     for address in addresses:
         with open_channel(address) as channel:
             if len(addresses) == 1 or _is_responding(channel, timeout_s / len(addresses)):
@@ -163,7 +163,7 @@ def _is_responding(channel: grpc.Channel, timeout_s: float) -> bool:
     try:
         LivenessServiceStub(channel).GetServerInfo(GetServerInfoRequest(), timeout=timeout_s)
     except grpc.RpcError as error:
-        call = cast(grpc.Call, error)  # what a stub raises is both
+        call = cast(grpc.Call, error)  # stubs raise an RpcError that is also a Call
         if _reason(call) not in ("", "SHUTTING_DOWN"):
             return True
         return call.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -197,7 +197,7 @@ class Milliseconds(click.ParamType[int]):
 def client_command(
     *, namespace: bool = True, timeout: str = "10s"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options every client command has, and hands it a `Client` that is connected by them."""
+    """Add the options that client commands share, and pass the command a connected `Client`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -212,7 +212,11 @@ def client_command(
 
         options: list[Callable[..., Any]] = [
             click.option(
-                "--timeout", type=Timeout(), default=timeout, show_default=True, help="Wait this long."
+                "--timeout",
+                type=Timeout(),
+                default=timeout,
+                show_default=True,
+                help="How long to wait for the server.",
             ),
             json_option,
             address_option,
@@ -228,7 +232,7 @@ def client_command(
 
 
 def check_utf8(*values: object) -> None:
-    """Refuse what the shell handed over that is not UTF-8: no message could carry it."""
+    """Refuse arguments that are not UTF-8, because protobuf strings cannot carry them."""
     for value in values:
         if isinstance(value, tuple):
             check_utf8(*value)
@@ -245,16 +249,16 @@ def limit_option(command: Callable[..., None]) -> Callable[..., None]:
         type=click.IntRange(min=0),
         default=100,
         show_default=True,
-        help="Show at most so many; 0 shows all.",
+        help="The maximum number of items; 0 shows all.",
     )(command)
 
 
 def confirm_option(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(command)
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
 def confirm(question: str) -> None:
-    """Ask on stderr; whatever is not a yes ends the command."""
+    """Ask on stderr. Any answer but yes ends the command."""
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:

@@ -1,4 +1,4 @@
-"""`liveness config`: what a namespace allows, changed while the server runs."""
+"""`liveness config`: show and change the settings of namespaces while the server runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from liveness.v1.admin_pb2 import GetConfigRequest, NamespaceConfig, UpdateConfi
 
 KEYS: Mapping[str, FieldDescriptor] = dict(NamespaceConfig.DESCRIPTOR.fields_by_name)
 DEFAULT = ""
-"""The server's name for what all namespaces inherit from."""
+"""The server's name for the default that all namespaces inherit."""
 INT64_MAX = 2**63 - 1
 
 
 @click.group(cls=SharedOptionsGroup)
 def config() -> None:
-    """See and change what namespaces allow.
+    """Show and change the settings of namespaces.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def config() -> None:
 
 
 default_option = click.option(
-    "--default", "of_default", is_flag=True, help="The default that all namespaces inherit from."
+    "--default", "of_default", is_flag=True, help="The default that all namespaces inherit."
 )
 
 
@@ -45,7 +45,7 @@ default_option = click.option(
 @default_option
 @client_command()
 def get(client: Client, *, key: str | None, of_default: bool, as_json: bool) -> None:
-    """Show what is in force and where it was set: here, in the default, or built in.
+    """Show the effective settings and their source: the namespace (here), the default, or built in.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ def set_(
 ) -> None:
     """Change settings, at once and without a restart. Leases granted before keep their terms.
 
-    Durations are written 250ms, 30s, 5m, 1h or 30d; 0 means for ever or no limit where that makes sense.
+    Durations are written 250ms, 30s, 5m, 1h or 30d; 0 means for ever or no limit where that is possible.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def set_(
     changes = _parse_assignments(assignments)
     unset_keys = [_check_key(key) for key in unset]
     for key in unset_keys:
-        if changes.HasField(key):  # type: ignore[arg-type]  # a name of the message, checked by _known
+        if changes.HasField(key):  # type: ignore[arg-type]  # a field name, checked by _check_key
             raise UsageError(f"{key} cannot be set and unset at once")
     namespace = _namespace(client, of_default=of_default)
     response = client.call(
@@ -114,7 +114,7 @@ def _parse_assignments(assignments: tuple[str, ...]) -> NamespaceConfig:
         name = _check_key(key)
         if not equals:
             raise UsageError(f"{key} has no value; write {key}=VALUE, or --unset {key} to inherit it again")
-        if changes.HasField(name):  # type: ignore[arg-type]  # checked by _known
+        if changes.HasField(name):  # type: ignore[arg-type]  # checked by _check_key
             raise UsageError(f"{name} is given twice")
         _assign_value(changes, name, text)
     return changes

@@ -1,4 +1,4 @@
-"""`liveness workers why`: a death certificate as people read it."""
+"""`liveness workers why`: show the death certificate of a worker."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from liveness.v1.worker_pb2 import INACTIVE_REASON_LEASE_EXPIRED, InactiveReason
     "--epoch",
     type=click.IntRange(min=1, max=2**63 - 1),
     metavar="N",
-    help="Of this lease epoch.  [default: the last that ended so]",
+    help="The lease epoch.  [default: the last one that ended with a death]",
 )
 @client_command()
 def why(client: Client, *, key: str, epoch: int | None, as_json: bool) -> None:
-    """Tell why a worker was declared dead: how it fell silent, what the server was doing, who died with it, where its
-    activities are now, and whether it had been alive after all.
+    """Show why a worker was declared dead.
+
+    The certificate shows its last heartbeats, the stalls of the server, other deaths at the same time, where its
+    activities are now, and whether the worker was alive after all.
 
     \b
     Examples:
@@ -51,7 +53,7 @@ def why(client: Client, *, key: str, epoch: int | None, as_json: bool) -> None:
 
 
 def summarize(death: DeathCertificate) -> str:
-    """All of it in one."""
+    """The certificate in one sentence."""
     parts = [f"{death.worker_instance_key} {_cause_text(death)}"]
     if others := _related_deaths_text(death):
         parts.append(f"{others} died with it")
@@ -74,7 +76,7 @@ def _held_text(death: DeathCertificate) -> str:
 
 
 def _related_deaths_text(death: DeathCertificate) -> str:
-    """The closest company that there was."""
+    """The number of other deaths in the closest group: host, build or namespace."""
     company = death.company
     for count, group in (
         (company.same_host, f"of host {death.host_name}"),
@@ -134,14 +136,18 @@ def _print_heartbeats(death: DeathCertificate) -> None:
 
 def _print_stalls(death: DeathCertificate) -> None:
     if death.stalls:
-        click.echo("\nthe server may have heard nothing (none of it counts as silence):")
+        click.echo(
+            "\nstalls of the server, in which it may have missed heartbeats (they do not count as silence):"
+        )
         print_table(
             ("since", "for", "why"),
             (
                 (
                     _format_timestamp(stall.time),
                     _format_seconds(to_ms(stall.duration)) if stall.HasField("duration") else "",
-                    "the shard was taken over" if stall.take_over else "it stood still, or a commit hung",
+                    "the shard was taken over"
+                    if stall.take_over
+                    else "the server stood still, or a commit hung",
                 )
                 for stall in death.stalls
             ),
@@ -171,7 +177,7 @@ def _print_activities(death: DeathCertificate) -> None:
 
 
 def _format_seconds(ms: int) -> str:
-    """To the tenth, which is what a silence is worth; short ones exactly."""
+    """Seconds with one decimal; times below a second in milliseconds."""
     if ms < 1_000:
         return f"{ms} ms"
     return f"{ms / 1_000:.1f} s" if ms < 600_000 else format_ms(ms - ms % 1_000)

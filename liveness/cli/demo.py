@@ -1,4 +1,4 @@
-"""`liveness demo`: see workers die and their work move on, in half a minute."""
+"""`liveness demo`: watch workers die and their work move to others, in half a minute."""
 
 from __future__ import annotations
 
@@ -30,14 +30,28 @@ SNAPSHOT_HEIGHT = 40
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(2, 16), metavar="N", help="How many at first.  [default: 4]")
 @click.option(
-    "--activities", type=click.IntRange(8, 500), metavar="N", help="How many in all.  [default: 72]"
+    "--workers",
+    type=click.IntRange(2, 16),
+    metavar="N",
+    help="The number of workers at the start.  [default: 4]",
 )
-@click.option("--seed", type=int, default=7, show_default=True, metavar="N", help="Decides who is hit.")
-@click.option("--fast", is_flag=True, help="A small one, over in some seconds.")
+@click.option(
+    "--activities", type=click.IntRange(8, 500), metavar="N", help="The number of activities.  [default: 72]"
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=7,
+    show_default=True,
+    metavar="N",
+    help="Decides which workers are killed and frozen.",
+)
+@click.option("--fast", is_flag=True, help="A small demo that takes a few seconds.")
 @click.option("--keep", is_flag=True, help="Keep the folder with the database, notes and logs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the ledger as JSON; the story goes to stderr.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the ledger as JSON; the timeline goes to stderr."
+)
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -55,12 +69,12 @@ def demo(
     as_json: bool,
     picture: Path | None,
 ) -> None:
-    """See workers die and their work move on.
+    """Watch workers die and their work move to others.
 
-    Starts a server and workers, real processes on a free port and in a temporary folder, lets the workers hash files,
-    kills some of them with `kill -9`, freezes one until its lease is over, and shows what the server makes of it. At
-    the end, what the workers noted down is compared with what the server has on record: exit code 0 means that
-    everything was completed, nothing was lost and nothing was completed twice.
+    The demo starts a server and workers, as real processes on a free port and in a temporary folder. The workers hash
+    files; the demo kills some of them with `kill -9`, freezes one until its lease has ended, and shows how the server
+    reacts. At the end it compares the workers' own notes with the server's records: exit code 0 means that everything
+    was completed, nothing was lost and nothing was completed twice.
 
     \b
     Examples:
@@ -68,11 +82,11 @@ def demo(
       liveness demo --workers 8 --activities 200 --seed 1
       liveness demo --fast --json
     """
-    # Read by gRPC when it is loaded. What it does in a process that was forked off, to start a program there, can
-    # crash that process; and what it says about connections that we cut ourselves, nobody needs to know.
+    # gRPC reads these when it is imported. Its fork handlers can crash a child process before that starts its program,
+    # and its messages about connections that the demo cuts itself are noise.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Loaded here: help needs none of it.
+    # Imported late: help must be shown at once.
     from rich.console import Console
 
     from liveness.demo import plan as plans
@@ -100,7 +114,7 @@ def demo(
 
 @contextmanager
 def live_view(console: Console, picture: Path | None) -> Iterator[Observer]:
-    """A live view in a terminal, else one line for each thing that happens."""
+    """Draw a live view in a terminal; otherwise print one line for each timeline entry."""
     from rich.live import Live
 
     from liveness.demo.demo_run import Observer
@@ -113,7 +127,7 @@ def live_view(console: Console, picture: Path | None) -> Iterator[Observer]:
             snapshot_saver.save_if_refused(frame)
 
         def on_entry(line: TimelineEntry) -> None:
-            # Not through rich, which would fold the line; and at once, for whoever follows along.
+            # Not through rich, which would wrap the line; and unbuffered, for readers of a pipe.
             click.echo(f"{line.time:>6}  {line.text}", file=console.file)
 
         yield Observer(on_entry=on_entry, on_frame=on_frame)
@@ -129,7 +143,7 @@ def live_view(console: Console, picture: Path | None) -> Iterator[Observer]:
 
 
 class SnapshotSaver:
-    """Takes the one picture that tells most: a zombie was just refused."""
+    """Saves one frame as an image: the first after a zombie was refused."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -155,7 +169,7 @@ def summary(outcome: DemoResult) -> str:
     return (
         f"{outcome.workers} workers in {outcome.seconds:.0f} s: {outcome.killed} killed, {outcome.frozen} frozen. "
         f"{outcome.moved} attempts moved.\n"
-        f"Leases ended after the blow: {lease_ends}.\n"
-        "Counted from what each worker process noted in a file of its own,\n"
-        "against the server's record, read through its API."
+        f"Time from the fault to the end of the lease: {lease_ends}.\n"
+        "The figures compare the notes of each worker process, in a file of its own,\n"
+        "with the server's records, read through its API."
     )

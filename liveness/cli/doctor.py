@@ -1,4 +1,4 @@
-"""`liveness doctor`: is everything in order here? Looks, and changes nothing."""
+"""`liveness doctor`: check this installation without changing anything."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ HEALTH_SERVING = b"\x08\x01"
 
 
 @click.command()
-@click.option("--db", metavar="URL", help="The database to look at.  [default: as `liveness serve` would]")
+@click.option(
+    "--db", metavar="URL", help="The database to check.  [default: the one `liveness serve` would use]"
+)
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @address_option
 @json_option
 def doctor(*, db: str | None, config: str | None, address: str | None, as_json: bool) -> None:
     """Check this installation, the database and the disk under it. Never changes the database.
 
-    Exits with 1 if something failed; warnings do not count.
+    Exits with 1 if a check failed; warnings do not count.
 
     \b
     Examples:
@@ -100,7 +102,7 @@ def _server_parts_missing() -> CheckResult:
 
 
 def _check_database(settings: Settings) -> Iterator[CheckResult]:
-    # Loaded when needed: each brings its driver with it.
+    # Imported when needed: each module imports its database driver.
     if (path := settings.sqlite_path) is not None:
         from liveness.cli import doctor_sqlite
 
@@ -116,7 +118,7 @@ def _check_server(address: str) -> CheckResult:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HEALTH_CHECK)
             answer = check(HEALTH_REQUEST, timeout=ANSWER_TIMEOUT_S)
         except grpc.RpcError as error:
-            code = cast(grpc.Call, error).code()  # what a stub raises is both
+            code = cast(grpc.Call, error).code()  # an RpcError of a call is also a Call
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return warning("server", f"none answers at {address}", "Start one with `liveness serve`.")
             return warning(

@@ -1,4 +1,4 @@
-"""What a check found: the vocabulary of `liveness doctor`."""
+"""The results of checks by `liveness doctor`, and the checks that both databases share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CheckResult(NamedTuple):
     verdict: CheckStatus
     saw: str
     advice: str = ""
-    """What to do; empty when there is nothing to do."""
+    """Empty if there is nothing to do."""
 
 
 def ok(check: str, saw: str, advice: str = "") -> CheckResult:
@@ -45,7 +45,7 @@ def commit_latency(median_s: float, where: str) -> CheckResult:
 
 
 def schema_revision(current: str | None, oldest_writer: str | None = None) -> CheckResult:
-    # Imported here: slow to load, and only needed once there is a database to look at.
+    # Imported late: it is slow, and only needed for an existing database.
     from liveness.store.migrate import Revisions
 
     revisions = Revisions()

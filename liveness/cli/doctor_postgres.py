@@ -1,4 +1,4 @@
-"""Looking at a PostgreSQL database without changing it."""
+"""Check a PostgreSQL database without changing it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_checks(url: str, shards: int) -> Iterator[CheckResult]:
     redacted_url = without_password(url)
     try:
         facts = asyncio.run(_inspect(url))
-    # asyncpg answers TypeError or ValueError to options in the URL that it does not know.
+    # asyncpg raises TypeError or ValueError for options in the URL that it does not know.
     except (StoreError, SQLAlchemyError, OSError, TypeError, ValueError) as error:
         yield failed(
             "database", f"{redacted_url} cannot be used: {error}", "Check the URL, the server and the rights."
@@ -56,7 +56,7 @@ def run_checks(url: str, shards: int) -> Iterator[CheckResult]:
         yield warning(
             "tables",
             "only those of another program",
-            "The server would add its own; better give it a database.",
+            "The server would add its own; give it a database of its own instead.",
         )
     else:
         yield schema_revision(facts.revision, facts.oldest_writer)
@@ -131,8 +131,8 @@ def _read_facts(connection: Connection) -> DatabaseFacts:
 
 def _median_commit_s(connection: Connection) -> float:
     def commit() -> None:
-        # Creating the table is what writes to the server's log, and so what makes the commit wait for the disk:
-        # rows of a temporary table alone are not logged.
+        # Creating the table writes to the WAL, so the commit waits for the disk. Rows of a temporary table alone are not
+        # logged.
         connection.exec_driver_sql("CREATE TEMPORARY TABLE liveness_doctor (n integer) ON COMMIT DROP")
         connection.commit()
 

@@ -1,4 +1,4 @@
-"""Looking at a SQLite database without touching it, and at the disk it lies on with a scratch file."""
+"""Check a SQLite database without changing it, and measure its disk with a scratch file."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _check_file(path: Path, shards: int) -> Iterator[CheckResult]:
 
 
 def _journal_mode(header: bytes) -> CheckResult:
-    """From the file itself: a connection that may not write does not tell."""
+    """Read the journal mode from the file header: a read-only connection does not report it."""
     if header[18:20] == bytes((WRITE_VERSION_WAL, WRITE_VERSION_WAL)):
         return ok("journal mode", "wal")
     return warning(
@@ -129,7 +129,7 @@ def _check_disk_space(folder: Path) -> CheckResult:
 
 
 def _check_commits(folder: Path) -> Iterator[CheckResult]:
-    """Through the store's own connection, so that what is measured is what the server does."""
+    """Measure commits through the store's own connection, so that the figures hold for the server."""
     try:
         with TemporaryDirectory(prefix=".liveness-doctor-", dir=folder) as scratch:
             mode, synchronous, median_s = asyncio.run(_measure_commits(Path(scratch) / "scratch.db"))

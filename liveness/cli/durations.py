@@ -26,7 +26,7 @@ def parse_ms(text: str) -> int | None:
 
 
 def format_ms(ms: int) -> str:
-    """So that `parse_ms` gives `ms` again."""
+    """The inverse of `parse_ms`."""
     if ms <= 0:
         return "0s" if ms == 0 else "-" + format_ms(-ms)
     parts = []
@@ -46,7 +46,7 @@ def from_ms(ms: int) -> Duration:
 
 
 def humanize_ms(ms: int) -> str:
-    """For people to read, not to be parsed, in two units at most: 250 ms, 30.1 s, 5 min, 1 h 30 min."""
+    """A duration for people, in two units at most; not to be parsed: 250 ms, 30.1 s, 5 min, 1 h 30 min."""
     if ms < 0:
         return f"-{humanize_ms(-ms)}"
     if ms < SECOND_MS:

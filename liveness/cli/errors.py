@@ -1,4 +1,4 @@
-"""How a command ends badly: one sentence on stderr and an exit code, never a traceback."""
+"""Errors of commands: each prints one sentence on stderr and sets an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 
 
 def escape_control(text: str) -> str:
-    """`text` with everything escaped that a terminal would obey instead of show."""
+    """Escape the characters that a terminal would interpret instead of show."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -27,7 +27,7 @@ class CommandError(click.ClickException):
     exit_code = 1
 
     def __init__(self, message: str, reason: str = "") -> None:
-        """`reason`: the server's, for programs; empty if it is not the server that refused."""
+        """`reason`: the server's machine-readable reason; empty if the error does not come from the server."""
         super().__init__(escape_control(message))
         self.reason = reason
 
@@ -36,6 +36,6 @@ class CommandError(click.ClickException):
 
 
 class UsageError(CommandError):
-    """The command, or what it was set up with, must be changed."""
+    """The arguments or settings of the command are wrong."""
 
     exit_code = 2

@@ -1,4 +1,4 @@
-"""Following the log for as long as anybody wants to: servers may restart, move shards or hang in between."""
+"""Follow the event log without gaps while servers restart, move shards or hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRY_S_MAX = 3.0
 def follow_events(
     client: Client, request: WatchEventsRequest, notify: Callable[[str], None]
 ) -> Iterator[WatchEventsResponse]:
-    """Every answer once, in order. Once there was one, a server that is away is waited for, and `notify` is told so."""
+    """Yield every answer once, in order. After the first answer, wait for a missing server, and report that to `notify`."""
     connection: AbstractContextManager[Client] = nullcontext(client)
     has_received, is_broken, retry_s = False, False, RETRY_S_MIN
     while True:
@@ -32,7 +32,7 @@ def follow_events(
                     if is_broken:
                         notify(f"Going on where it broke off, at {current.address}.")
                     has_received, is_broken, retry_s = True, False, RETRY_S_MIN
-                    # Before it is handed on: whoever asks for the next has seen this one.
+                    # Set before the yield: a caller that asks for the next answer has seen this one.
                     request.resume_token = answer.resume_token
                     yield answer
         except ServerUnavailable as error:
@@ -47,7 +47,8 @@ def follow_events(
 
 
 def _read_stream(client: Client, request: WatchEventsRequest) -> Iterator[WatchEventsResponse]:
-    """Those of one stream, until it breaks or its server hangs, of which a stream on which nothing happens says nothing."""
+    """Yield the answers of one stream until it breaks. A quiet stream does not show that its server hangs, so a thread calls
+    the server at intervals."""
     stream = client.liveness.WatchEvents(request)
     stream_ended = Event()
     probe_errors: list[ServerUnavailable] = []
@@ -61,13 +62,13 @@ def _read_stream(client: Client, request: WatchEventsRequest) -> Iterator[WatchE
                 stream.cancel()
                 return
             except CommandError:
-                pass  # a refusal is an answer
+                pass  # an error reply shows that the server answers
             except ValueError:
                 return  # the channel is closed
             if stream_ended.wait(client.timeout_s):
                 return
 
-    Thread(target=probe_server, name="is-the-server-there", daemon=True).start()
+    Thread(target=probe_server, name="server-probe", daemon=True).start()
     try:
         yield from stream
     except grpc.RpcError as error:
@@ -79,21 +80,21 @@ def _read_stream(client: Client, request: WatchEventsRequest) -> Iterator[WatchE
 
 @contextmanager
 def exit_when_unread(descriptor: int | None) -> Iterator[None]:
-    """A pipe whose reader is gone ends the command now, not when there is something to be written again."""
+    """End the command when the reader of its output pipe is gone, without waiting for the next write."""
     reader_gone = Event()
 
     def wait_for_hangup(descriptor: int) -> None:
         poll = select.poll()
-        poll.register(descriptor, 0)  # errors are always told
+        poll.register(descriptor, 0)  # poll always reports errors
         poll.poll()
         reader_gone.set()
         _thread.interrupt_main()
 
     if descriptor is not None:
-        Thread(target=wait_for_hangup, args=(descriptor,), name="is-anybody-reading", daemon=True).start()
+        Thread(target=wait_for_hangup, args=(descriptor,), name="pipe-watch", daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
         if reader_gone.is_set():
-            raise BrokenPipeError(errno.EPIPE, "nobody reads any more") from None
+            raise BrokenPipeError(errno.EPIPE, "the reader of the pipe is gone") from None
         raise

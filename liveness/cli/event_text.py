@@ -1,4 +1,4 @@
-"""Events of the log in plain words, one sentence each. What a newer server tells beyond this is told as it came."""
+"""Describe events of the log, one sentence each. Events that only a newer server knows are shown with their raw data."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from liveness.cli.durations import humanize_ms
 from liveness.v1.event_pb2 import Event
 
 EMPTY_ID_PART = "-"
-"""Stands for the run, or for the activity, where an id alone names an activity."""
+"""Stands for the run, or for the activity, when an activity is named by its id alone."""
 NAMED_ACTIVITIES_MAX = 3
-"""So many activities are named; of more, only how many."""
+"""Up to this many activities are named; of more, only the count is shown."""
 TEXT_CHARS_MAX = 300
-"""What others write may be long; `--json` has all of it."""
+"""Longer texts of programs are cut; `--json` has all of them."""
 
 
 class EventTone(Enum):
-    """How a sentence is to be heard."""
+    """The kind of an event, which selects its colour."""
 
-    ARRIVAL = "comes"
-    PROGRESS = "works"
-    MINOR = "quiet"
-    OPERATOR = "order"
-    DEPARTURE = "leaves"
-    DEATH = "dies"
-    PROBLEM = "trouble"
+    ARRIVAL = "arrival"
+    PROGRESS = "progress"
+    MINOR = "minor"
+    OPERATOR = "operator"
+    DEPARTURE = "departure"
+    DEATH = "death"
+    PROBLEM = "problem"
 
 
 class EventText(NamedTuple):
     tone: EventTone
     subject: str
-    """Whom it is about: a worker, an activity, a namespace, a shard."""
+    """The worker, activity, namespace or shard."""
     text: str
-    """What happened to them."""
+    """The rest of the sentence, after the subject."""
 
     def __str__(self) -> str:
         return f"{self.subject} {self.text}"
@@ -52,7 +52,7 @@ def describe_event(event: Event) -> EventText:
         if formatter is not None and data is not None:
             return formatter(event, data)
     except (KeyError, TypeError, ValueError, AttributeError):
-        # Another version's idea of this event: better told raw than not at all.
+        # Another version uses other fields for this event: show it raw.
         pass
     return EventText(
         EventTone.MINOR, _fallback_subject(event), f"{_split_camel_case(event.type)}: {event.data_json}"
@@ -104,7 +104,7 @@ def _activity_name(workflow_id: str, run_id: str, activity_id: str) -> str:
 
 
 def _activity_names(activities: Sequence[Data]) -> str:
-    """Activities of a list, by name as far as one wants to read them."""
+    """The names of the activities, or only their number if there are many."""
     if len(activities) > NAMED_ACTIVITIES_MAX:
         return _activity_count(len(activities))
     return ", ".join(_binding_name(activity) for activity in activities)
@@ -117,7 +117,7 @@ def _binding_name(activity: Data) -> str:
 
 
 def _humanize_ms_in(text: str) -> str:
-    """The server's own remarks count in milliseconds."""
+    """Rewrite the milliseconds in the server's texts as readable durations."""
     return re.sub(r"\b([0-9]{1,15}) ms\b", lambda found: humanize_ms(int(found[1])), text)
 
 
@@ -248,7 +248,7 @@ def _deactivated(event: Event, data: Data) -> EventText:
 
 
 def _death_details(certificate: Data) -> list[str]:
-    """What is known besides, if it is a death."""
+    """Further parts of the sentence from the death certificate, if there is one."""
     parts = []
     if certificate.get("activities"):
         parts.append(f"{_activity_count(certificate['activities'])} rescheduled")

@@ -1,4 +1,4 @@
-"""`liveness frontend`: check the settings, run it, say where it is."""
+"""`liveness frontend`: check the settings, run the frontend, print its address."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from liveness.config.settings import SettingsError, host_port
 
 
 @click.command()
-@click.option("--nodes", metavar="HOST:PORT,…", help="Some of the nodes; they name the others.")
-@click.option("--db", metavar="URL", help="The nodes' database, instead: postgresql://…")
+@click.option("--nodes", metavar="HOST:PORT,…", help="Some of the nodes; they know the others.")
+@click.option("--db", metavar="URL", help="Find the nodes in their database instead: postgresql://…")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
-@click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
-@click.option("--traces", metavar="URL", help="Tell an OTLP collector of traced calls.  [default: off]")
+@click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
+@click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
 @needs_server_parts
 def frontend(*, config: str | None, **flags: Any) -> None:
-    """Start a process that only carries calls to nodes.
+    """Start a process that only forwards calls to nodes.
 
-    It keeps nothing and owns nothing: clients need to know its address alone, many single heartbeats reach a node as
-    one call, and it may be stopped and started at any time.
+    A frontend stores nothing and owns no shards. Clients need only its address, it batches many single heartbeats into
+    one call to a node, and it may be stopped and started at any time.
 
     \b
     Examples:
@@ -40,15 +40,15 @@ def frontend(*, config: str | None, **flags: Any) -> None:
       liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
     """
     settings = settings_from_flags(flags, config)
-    # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.
+    # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Loaded here: a wrong flag is told at once, and help needs none of it.
+    # Imported late: wrong flags and help must be answered at once.
     from liveness.frontend.app import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled
     from liveness.store.errors import StoreUnusable
 
     def on_ready(address: str) -> None:
-        # Who asks for JSON reads it with a program; the log tells that one where the frontend is.
+        # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, program_name()))
 

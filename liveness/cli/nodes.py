@@ -1,4 +1,4 @@
-"""`liveness nodes`: the registry of servers."""
+"""`liveness nodes`: list the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from liveness.v1.admin_pb2 import ListNodesRequest, Node, NodeState
 
 @click.group(cls=SharedOptionsGroup)
 def nodes() -> None:
-    """See which servers there are."""
+    """List the nodes of the cluster."""
 
 
 @nodes.command("list")
 @client_command(namespace=False)
 def list_(client: Client, *, as_json: bool) -> None:
-    """List the servers that share the database, with what each serves.
+    """List the servers that share the database, with their shards. The one that answered is marked with *.
 
-    A server that is LOST has not renewed its lease; its shards are served by the others.
+    A LOST server has not renewed its lease; the others serve its shards.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs. Texts from the server are shown, never obeyed."""
+"""Print tables for people and JSON for programs. Control characters in texts from the server are escaped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STYLES = {
 }
 
 UNLIMITED_WIDTH = 1_000_000
-"""Wide enough that nothing is folded; a table takes only what it needs."""
+"""Wide enough that no cell is wrapped; a table uses only the width it needs."""
 PAYLOAD_CHARACTERS_MAX = 2_000
 
 
@@ -54,7 +54,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
-    """One thing in detail; fields without a value are left out."""
+    """Print one item in detail, without the fields that have no value."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -65,9 +65,9 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def _styled_cell(value: object) -> Text:
-    # A Text, because rich would read markup in a string.
+    # A Text, because rich would interpret markup in a string.
     text = escape_control(str(value))
-    word, _, _ = text.partition(" (")  # ACTIVE (paused) is as green as ACTIVE
+    word, _, _ = text.partition(" (")  # ACTIVE (paused) has the style of ACTIVE
     return Text(text, style=STYLES.get(word, ""))
 
 
@@ -75,7 +75,7 @@ def _print(table: Table) -> None:
     if sys.stdout.isatty():
         Console().print(table)
         return
-    table.box = None  # no rules between what a program reads line by line
+    table.box = None  # programs read the table line by line, so it has no rules
     lines = StringIO()
     Console(file=lines, width=UNLIMITED_WIDTH, color_system=None, force_terminal=False).print(table)
     for line in lines.getvalue().splitlines():
@@ -83,12 +83,12 @@ def _print(table: Table) -> None:
 
 
 def print_json(value: object) -> None:
-    # ASCII only: a terminal obeys nothing in it.
+    # ASCII only, so that it contains nothing that a terminal interprets.
     click.echo(json.dumps(value, indent=2))
 
 
 def print_json_array(messages: Iterable[Message]) -> None:
-    """One by one, so that a long list needs little memory."""
+    """Print the messages one by one, so that a long list needs little memory."""
     opening = "["
     for message in messages:
         click.echo(opening + "\n" + json.dumps(to_json(message), indent=2), nl=False)
@@ -97,7 +97,7 @@ def print_json_array(messages: Iterable[Message]) -> None:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Proto-JSON under the names of the proto, every plain field present."""
+    """Proto-JSON with the field names of the proto; fields with default values are included."""
     try:
         return json_format.MessageToDict(
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -107,12 +107,12 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def print_note(text: str) -> None:
-    """Beside the output, not in it."""
+    """Print a remark on stderr, so that it is not part of the output."""
     click.echo(escape_control(text), err=True)
 
 
 def enum_name(kind: Any, number: int) -> str:
-    """WORKER_STATE_ACTIVE → ACTIVE; what was not set → nothing; what a newer server says → its number."""
+    """WORKER_STATE_ACTIVE → ACTIVE; UNSPECIFIED → empty; a value of a newer server → its number."""
     values = kind.DESCRIPTOR.values_by_number
     if number not in values:
         return str(number)
@@ -132,7 +132,7 @@ def format_time(message: Message, field: str) -> str:
 
 
 def format_age(message: Message, field: str) -> str:
-    """How long ago a timestamp was, in two units at most; empty if it is not set."""
+    """The age of a timestamp, in two units at most; empty if it is not set."""
     if not message.HasField(field):
         return ""
     seconds = SystemClock().wall_ms() // 1_000 - getattr(message, field).seconds
@@ -142,7 +142,7 @@ def format_age(message: Message, field: str) -> str:
 
 
 def format_time_left(message: Message, field: str) -> str:
-    """How long until a timestamp, in two units at most; empty if it is not set."""
+    """The time until a timestamp, in two units at most; empty if it is not set."""
     if not message.HasField(field):
         return ""
     seconds = getattr(message, field).seconds - SystemClock().wall_ms() // 1_000
@@ -158,7 +158,7 @@ def _format_roughly(seconds: int) -> str:
 
 
 def payload_text(payload: bytes) -> str:
-    """Bytes of a program, for people: text if they are text, and not more of it than one wants to read."""
+    """A payload for people: as text if it is UTF-8, cut after a while."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, nothing elsewhere."""
+"""A progress bar for long commands, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields what is to be told: what is being done, how much of it is done, and out of how much."""
+    """Yield a function that reports progress: the current step, how much is done, and the total."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return

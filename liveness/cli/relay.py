@@ -1,4 +1,4 @@
-"""`liveness relay`: what is published to a message broker, and publishing it again."""
+"""`liveness relay`: show the state of the message relay, and replay messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liveness.v1.admin_pb2 import GetRelayStatusRequest, RelayConnection, RelayS
 
 @click.group(cls=SharedOptionsGroup)
 def relay() -> None:
-    """See what is relayed to a message broker, and relay it again.
+    """Show the state of the message relay, and replay messages.
 
     \b
     Examples:
@@ -25,7 +25,7 @@ def relay() -> None:
 @relay.command()
 @client_command(namespace=False)
 def status(client: Client, *, as_json: bool) -> None:
-    """Show the connection to the broker, and how far each shard was published.
+    """Show the connection to the broker, and the progress of each shard.
 
     \b
     Examples:
@@ -45,18 +45,30 @@ def status(client: Client, *, as_json: bool) -> None:
 
 @relay.command()
 @click.option(
-    "--since", type=Milliseconds(), required=True, help="How far to go back, for example 30m, 1h or 2d."
+    "--since",
+    type=Milliseconds(),
+    required=True,
+    help="The age of the oldest message to replay, for example 30m, 1h or 2d.",
 )
-@click.option("--namespace", "-n", "only_namespace", metavar="NAME", default="", help="[default: all]")
-@click.option("--task-queue", metavar="NAME", default="", help="Of reschedules.  [default: all]")
-@click.option("--events", is_flag=True, help="Events, too, as far as the server relays them.")
+@click.option(
+    "--namespace",
+    "-n",
+    "only_namespace",
+    metavar="NAME",
+    default="",
+    help="Only messages of this namespace.  [default: all]",
+)
+@click.option(
+    "--task-queue", metavar="NAME", default="", help="Only reschedules of this task queue.  [default: all]"
+)
+@click.option("--events", is_flag=True, help="Replay events too, if the server relays them.")
 @client_command(namespace=False, timeout="10m")
 def replay(
     client: Client, *, since: int, only_namespace: str, task_queue: str, events: bool, as_json: bool
 ) -> None:
-    """Publish again what the broker had acknowledged, after it lost it.
+    """Publish messages again that the broker had acknowledged and then lost.
 
-    Message ids stay the same: what the broker remembers is not doubled.
+    Message ids stay the same, so the broker drops the messages that it still has.
 
     \b
     Examples:
@@ -71,8 +83,8 @@ def replay(
     if as_json:
         print_json(to_json(done))
         return
-    what = f"{done.reschedules} reschedules" + (f" and {done.events} events" if events else "")
-    click.echo(f"Published again: {what}, of which the broker still had {done.duplicates}.")
+    published = f"{done.reschedules} reschedules" + (f" and {done.events} events" if events else "")
+    click.echo(f"Published again: {published}, of which the broker still had {done.duplicates}.")
     if done.refused:
         print_note(f"The broker refused {done.refused} more; the server's log says why.")
 

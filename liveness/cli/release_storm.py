@@ -1,4 +1,4 @@
-"""`liveness workers release-storm`: an operator who knows better than the storm brake."""
+"""`liveness workers release-storm`: end the expiries that the storm throttle holds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from liveness.v1.fleet_pb2 import GetFleetRequest
 
 
 @click.command("release-storm")
-@click.option("--reason", default="", metavar="TEXT", help="Why; for the server's log.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; for the server's log.")
 @confirm_option
 @client_command()
 def release_storm(client: Client, *, reason: str, yes: bool, as_json: bool) -> None:
     """End the leases that a storm holds, now and all at once.
 
-    When many workers of a namespace fall silent together, the server holds the end of their leases for a while, so that
-    those who come back have lost nothing. If you know that they are gone, this gets their work moving. For the minute that
-    follows, nothing is held. To hold nothing ever: liveness config set storm_hold=0.
+    When many workers of a namespace fall silent together, the server delays the end of their leases, so that workers that
+    come back have lost nothing. If you know that they are gone, this command reschedules their work. For the next minute
+    the server delays nothing. To turn the delay off: liveness config set storm_hold=0.
 
     \b
     Example:
@@ -38,7 +38,9 @@ def release_storm(client: Client, *, reason: str, yes: bool, as_json: bool) -> N
     elif response.released:
         print_note(f"Released: the leases of {_worker_count(response.released)} end now.")
     else:
-        print_note(f"Nothing was held in namespace {client.namespace}; for a minute, nothing will be.")
+        print_note(
+            f"Nothing was held in namespace {client.namespace}; for the next minute nothing will be held."
+        )
 
 
 def _worker_count(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`liveness restore`: put a backup in the place of a SQLite node's database, and end every lease it shows."""
+"""`liveness restore`: replace a SQLite node's database with a backup, and end every lease in it."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ if TYPE_CHECKING:
     from liveness.engine.restore import RestoreSummary
 
 CONSEQUENCES = """\
-What this means:
-- Nothing that was acknowledged after the backup was made is known any more. What was scheduled since must be scheduled
-  again; what was completed since is handed out again.
-- All leases are over. {workers} workers were taken for inactive and {activities} activities are rescheduled. Workers that
-  run come back with their next heartbeat and are told what they lost.
-- Lease epochs and attempts go on from {token_floor}, above all that were ever given out, so that fencing tokens from
-  before are refused by data that has seen a newer one.
-- Watchers must begin anew: their resume tokens are refused.
-docs/operations.md says more."""
+Consequences:
+- The server has lost everything that it acknowledged after the backup was made. Activities scheduled since then must be
+  scheduled again; activities completed since then are handed out again.
+- All leases have ended. {workers} workers became inactive and {activities} activities are rescheduled. Running workers
+  return with their next heartbeat and are told which activities they lost.
+- Lease epochs and attempts continue from {token_floor}, above all numbers ever given out, so that data which has seen a
+  newer fencing token refuses the older ones.
+- Watchers must start again from the beginning: the server refuses their resume tokens.
+See docs/operations.md."""
 
 
 @click.command()
 @click.argument("backup", metavar="BACKUP", type=click.Path(path_type=Path), required=False)
-@click.option("--db", metavar="URL", help="The database to replace.  [default: as `liveness serve` would]")
+@click.option(
+    "--db", metavar="URL", help="The database to replace.  [default: the one `liveness serve` would use]"
+)
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--force", is_flag=True, help="Replace the database if it exists.")
 @click.option(
     "--already-restored",
     is_flag=True,
-    help="The database was put back by other means, such as PostgreSQL's own: do only what must follow.",
+    help="The database was restored by other means, such as PostgreSQL's own: only end its leases.",
 )
 @json_option
 @needs_server_parts
@@ -55,11 +57,11 @@ def restore(
     already_restored: bool,
     as_json: bool,
 ) -> None:
-    """Put BACKUP in the place of a SQLite node's database.
+    """Replace a SQLite node's database with BACKUP.
 
-    No server may run on it. BACKUP is checked first, down to the checksum of each row, and stays as it is. The world has
-    gone on since it was made, so all leases in it are ended and what workers held is rescheduled, under tokens above
-    all earlier ones.
+    No server may run on the database. The command checks BACKUP first, down to the checksum of each row, and does not
+    change it. Workers have gone on since the backup was made, so the command ends all leases in it and reschedules the
+    activities that workers held, with fencing tokens above all earlier ones.
 
     \b
     Examples:
@@ -70,9 +72,9 @@ def restore(
     settings = settings_from_flags({"db": db}, config)
     if already_restored == (backup is not None):
         raise UsageError(
-            "name a BACKUP to restore, or say --already-restored if the database was put back by other means."
+            "name a BACKUP to restore, or give --already-restored if the database was restored by other means."
         )
-    # Loaded here: a wrong flag is told at once, and help needs none of it.
+    # Imported late: wrong flags and help must be answered at once.
     from liveness.store.errors import StoreError, StoreUnusable
 
     try:
@@ -103,7 +105,7 @@ def _restore(settings: Settings, backup: Path | None, *, force: bool) -> Restore
         target = settings.sqlite_path
         if target is None:
             raise UsageError(
-                "liveness restore puts back SQLite files; restore PostgreSQL by its own means and then call "
+                "liveness restore works on SQLite files; restore PostgreSQL by its own means and then call "
                 "`liveness restore --already-restored`, as docs/operations.md says."
             )
         return restore(backup, target, clock, report_progress, replace=force)[1]

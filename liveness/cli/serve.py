@@ -1,4 +1,4 @@
-"""`liveness serve`: check the settings, run the server, say where it is."""
+"""`liveness serve`: check the settings, run the server, print its address."""
 
 from __future__ import annotations
 
@@ -18,56 +18,62 @@ from liveness.config.settings import Settings, SettingsError, host_port, load_se
 
 INTERRUPTED = 130
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-"""A server that listens everywhere is reached, from here, at these."""
+"""Loopback addresses for clients on this machine, of a server that listens on all interfaces."""
 
 
 @click.command()
 @click.option(
     "--db", metavar="URL", help="sqlite:///FILE or postgresql://…  [default: sqlite:///liveness.db]"
 )
-@click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7400]")
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen for gRPC.  [default: 127.0.0.1:7400]")
 @click.option(
     "--http", metavar="HOST:PORT", help="Where to listen for HTTP, or off.  [default: 127.0.0.1:7480]"
 )
-@click.option("--http-hosts", metavar="A,B", help="More names under which HTTP is reached.  [default: none]")
+@click.option(
+    "--http-hosts", metavar="A,B", help="More host names under which clients reach HTTP.  [default: none]"
+)
 @click.option(
     "--advertise", metavar="HOST:PORT", help="Where other nodes reach this one.  [default: --listen]"
 )
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
-@click.option("--namespaces", metavar="A,B", help="Those to serve.  [default: any]")
+@click.option("--namespaces", metavar="A,B", help="The namespaces to serve.  [default: any]")
 @click.option(
     "--webhook-url", metavar="URL", help="Send reschedules to another engine.  [default: match them]"
 )
-@click.option("--webhook-secret-file", metavar="FILE", help="Holds the secret that signs them.")
+@click.option(
+    "--webhook-secret-file", metavar="FILE", help="The file with the secret that signs webhook calls."
+)
 @click.option(
     "--webhook-queues",
     metavar="NAMESPACE/QUEUE,…",
-    help="Which reschedules are sent; * is any.  [default: */*]",
+    help="Which reschedules to send; * is any.  [default: */*]",
 )
 @click.option(
     "--relay", metavar="URL,…", help="Publish reschedules to NATS: nats://HOST:4222.  [default: match them]"
 )
-@click.option("--relay-creds-file", metavar="FILE", help="Credentials of NATS.")
+@click.option("--relay-creds-file", metavar="FILE", help="The file with NATS credentials.")
 @click.option(
     "--relay-queues",
     metavar="NAMESPACE/QUEUE,…",
-    help="Which reschedules are published; * is any.  [default: */*]",
+    help="Which reschedules to publish; * is any.  [default: */*]",
 )
 @click.option(
-    "--relay-events/--no-relay-events", default=None, help="Publish all events, too.  [default: off]"
+    "--relay-events/--no-relay-events", default=None, help="Publish all events too.  [default: off]"
 )
-@click.option("--relay-stream", metavar="NAME", help="JetStream's stream.  [default: LIVENESS]")
-@click.option("--relay-replicas", metavar="N", help="Of the stream, if it has to be made.  [default: 1]")
-@click.option("--reflection/--no-reflection", default=None, help="Let tools list the calls.  [default: on]")
-@click.option("--traces", metavar="URL", help="Tell an OTLP collector of traced calls.  [default: off]")
+@click.option("--relay-stream", metavar="NAME", help="The JetStream stream.  [default: LIVENESS]")
+@click.option(
+    "--relay-replicas", metavar="N", help="Replicas of the stream, if the server creates it.  [default: 1]"
+)
+@click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
+@click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.  [default: auto]")
 @needs_server_parts
 def serve(*, config: str | None, **flags: Any) -> None:
     """Start a server.
 
-    Each setting is taken from its flag, else from its variable (--log-level: LIVENESS_LOG_LEVEL), else from the
+    The server takes each setting from its flag, else from its variable (--log-level: LIVENESS_LOG_LEVEL), else from the
     TOML file (log_level = "info"), else from its default.
 
     \b
@@ -80,15 +86,15 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from_flags(flags, config)
-    # What gRPC's core has to say about a port it cannot have, we say in one sentence. It reads this when it is loaded.
+    # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Loaded here: a wrong flag is told at once, and help needs none of it.
+    # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
     from liveness.store.errors import StoreError, StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
-        # Who asks for JSON reads it with a program; the log tells that one where the server is.
+        # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))
 
@@ -111,7 +117,7 @@ def settings_from_flags(flags: dict[str, Any], config: str | None) -> Settings:
 
 
 def program_name() -> str:
-    """How to call this program from where the person is: it may lie in a virtual environment that is not active."""
+    """The command to type in this folder: the program may be in a virtual environment that is not active."""
     if which("liveness"):
         return "liveness"
     program = Path(sys.argv[0])

@@ -1,4 +1,4 @@
-"""A server as a process: logs, signals, exit code."""
+"""Run a server as a process: logs, signals, exit code."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 logger = structlog.get_logger("liveness.app")
 
 EXIT_DISK_BROKEN = 74
-# The store's thread needs the interpreter lock in short bursts. Snatching it from a busy event loop in mid-stride costs
-# both of them time: with 0.5 ms, batches of heartbeats were a quarter slower. An idle loop gives it up at once anyway.
+# The store's thread needs the interpreter lock in short bursts. Taking it from a busy event loop costs both of them time:
+# with 0.5 ms, batches of heartbeats were a quarter slower. An idle loop releases it at once anyway.
 SWITCH_INTERVAL_S = 0.01
-# Calls under way make garbage that is best collected while it is young, as Python does by itself. What survives, workers
-# just renewed included, soon counts as old, and then every full collection looks at all workers there are and finds nothing:
-# with 200,000 of them, heartbeats cost half as much again. So those are rare.
+# Pending calls produce garbage that is best collected while it is young, with Python's own thresholds. Objects that
+# survive, such as renewed workers, soon count as old, and every full collection visits all workers and finds nothing: with
+# 200,000 workers, heartbeats cost half as much again. So full collections are rare.
 GC_THRESHOLDS = (700, 10, 1_000)
 
 
@@ -80,18 +80,18 @@ def _describe(error: OSError) -> str:
 async def serve(
     settings: Settings, on_ready: Callable[[str, str], None] | None = None, *, clock: Clock | None = None
 ) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code. `on_ready`: is told the addresses of gRPC and of HTTP."""
+    """Run until SIGTERM or SIGINT, and return the exit code. `on_ready` is called with the addresses of gRPC and of HTTP."""
     configure_logging(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
-    gc.disable()  # what is read back is no garbage, and there may be a million of it
+    gc.disable()  # recovery creates up to a million objects, and none of them is garbage
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    # Before anything is opened: nobody takes up shards only to find that another one sits in this place.
+    # Bind before the database is opened: a server must not take shards and then find its port in use.
     listen_address = _bind_http(settings)
     if listen_address is not None:
-        # Who turns it off need not wait for it, and nobody should wait for it once there are shards to look after.
+        # Imported here: a server without HTTP does not need it, and the slow import must not delay a server that holds shards.
         import liveness.http.server  # noqa: F401
 
     server = Server(settings, clock=clock)
@@ -116,9 +116,9 @@ async def serve(
     ends: set[asyncio.Future[Any]] = {stopping, server.node.broken}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if server.node.broken.done():
-        # Nothing can be committed or answered any more; an orderly end would only pretend.
+        # The server cannot commit or answer any more, so an orderly stop is impossible.
         logger.critical(
-            "stopping at once: nothing can be promised any more", why=str(server.node.broken.result())
+            "stopping at once: durability can no longer be promised", why=str(server.node.broken.result())
         )
         sys.stderr.flush()
         os._exit(EXIT_DISK_BROKEN)

@@ -1,4 +1,4 @@
-"""`liveness shards`: how the partitions of the server's state are doing."""
+"""`liveness shards`: list the partitions of the server's state."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from liveness.v1.admin_pb2 import ListShardsRequest, Shard
 
 @click.group(cls=SharedOptionsGroup)
 def shards() -> None:
-    """See how the shards are doing."""
+    """List the shards with their state."""
 
 
 @shards.command("list")
 @client_command(namespace=False)
 def list_(client: Client, *, as_json: bool) -> None:
-    """List all shards with their log and workers.
+    """List all shards with the state of their log and their workers.
 
     \b
     Examples:

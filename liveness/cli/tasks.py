@@ -1,4 +1,4 @@
-"""`liveness tasks`: what is queued to happen, and what failed for good."""
+"""`liveness tasks`: list, retry and discard queued tasks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STATES = {
     "discarded": TASK_STATE_DISCARDED,
 }
 
-# What the database can number.
+# The range of the database's ids.
 TASK_ID = click.IntRange(1, 2**63 - 1)
 
 
 @click.group(cls=SharedOptionsGroup)
 def tasks() -> None:
-    """See, retry and discard queued tasks.
+    """List, retry and discard queued tasks.
 
     \b
     Examples:
@@ -52,9 +52,9 @@ def tasks() -> None:
     "states",
     type=click.Choice(tuple(STATES)),
     multiple=True,
-    help="In this state; may be repeated.  [default: pending, retrying, dead-lettered]",
+    help="Only tasks in this state; may be repeated.  [default: pending, retrying, dead-lettered]",
 )
-@click.option("--all-namespaces", is_flag=True, help="Of every namespace.")
+@click.option("--all-namespaces", is_flag=True, help="Tasks of all namespaces.")
 @limit_option
 @client_command()
 def list_(
@@ -107,7 +107,7 @@ def retry(client: Client, *, ids: tuple[int, ...], as_json: bool) -> None:
 @confirm_option
 @client_command(namespace=False)
 def discard(client: Client, *, ids: tuple[int, ...], yes: bool, as_json: bool) -> None:
-    """Give up on tasks for good. What they were to do will not happen.
+    """Discard tasks for good. The server will never run them.
 
     \b
     Example:
@@ -123,7 +123,7 @@ def discard(client: Client, *, ids: tuple[int, ...], yes: bool, as_json: bool) -
 
 
 def _apply_to_each(ids: Iterable[int], change: Callable[[int], Task], *, as_json: bool) -> None:
-    """Change each task on its own: one that is refused keeps no other from being changed."""
+    """Change each task by its own call, so that a refused one does not stop the others."""
     failures: list[str] = []
 
     def changed_tasks() -> Iterator[Task]:

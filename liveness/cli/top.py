@@ -1,4 +1,4 @@
-"""`liveness top`: the fleet at a glance, as long as one looks."""
+"""`liveness top`: a live view of the fleet."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from liveness.v1.fleet_pb2 import GetFleetRequest
 
 PIPED_WORKERS = 1_000
 PIPED_WIDTH = 126
-"""Of the figures; neither alerts nor workers are cut anywhere."""
+"""The width of the figures in a pipe; alerts and workers are never cut."""
 
 
 @click.command()
 @click.option(
-    "--interval", type=Timeout(), default="2s", show_default=True, help="Look so often at the server."
+    "--interval", type=Timeout(), default="2s", show_default=True, help="The time between two reads."
 )
-@click.option("--all-namespaces", "-A", is_flag=True, help="All namespaces together.")
-@click.option("--once", is_flag=True, help="Print one picture and end, as without a terminal.")
+@click.option("--all-namespaces", "-A", is_flag=True, help="Show all namespaces together.")
+@click.option("--once", is_flag=True, help="Print one frame and exit, as without a terminal.")
 @client_command()
 def top(client: Client, *, interval: float, all_namespaces: bool, once: bool, as_json: bool) -> None:
-    """See the fleet at a glance: who is alive, what goes on, what needs a look.
+    """Show the fleet in a live view: workers, rates and alerts.
 
-    Keys: q quits, / filters, s or the arrows sort, p pauses, ? tells the rest. Of many workers, those are read that are
-    shown; sorted are the first 5,000, and a filter finds the others.
+    Keys: q quits, / filters, s or the arrows sort, p pauses, ? shows the rest. The command reads only the workers that it
+    shows. It sorts the first 5,000; use a filter to find others.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ def top(client: Client, *, interval: float, all_namespaces: bool, once: bool, as
 
 
 def _print(frame: Frame) -> None:
-    """For a pipe or a file: no colours, nothing cut."""
+    """Print a frame for a pipe or a file: without colours, and nothing cut."""
     view = FleetView(frame, show_keys=False)
     for line in (*view.head(PIPED_WIDTH, Viewport(0, 0)), *view.stats(PIPED_WIDTH)):
         click.echo(line.plain.rstrip())

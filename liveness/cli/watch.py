@@ -1,4 +1,4 @@
-"""`liveness watch`: what happens, as it happens, a sentence each."""
+"""`liveness watch`: show events as they happen, one sentence each."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ STYLES = {
 
 
 @click.command()
-@click.option("--worker", metavar="KEY", default="", help="Only what happens to this worker.")
+@click.option("--worker", metavar="KEY", default="", help="Only events of this worker.")
 @click.option(
     "--type",
     "types",
     metavar="EVENT",
     multiple=True,
-    help="Only events of this type; may be repeated, and 'Activity*' names all that begin so.",
+    help="Only events of this type; may be repeated. 'Activity*' matches all types that begin with Activity.",
 )
-@click.option("--from-beginning", is_flag=True, help="Begin with the oldest event still kept.")
-@click.option("--resume", metavar="TOKEN", default="", help="Go on after a line of an earlier --json.")
-@click.option("--all-namespaces", "-A", is_flag=True, help="Whatever namespace it is in.")
+@click.option("--from-beginning", is_flag=True, help="Begin with the oldest event that is kept.")
+@click.option("--resume", metavar="TOKEN", default="", help="Continue after a line of an earlier --json.")
+@click.option("--all-namespaces", "-A", is_flag=True, help="Events of all namespaces.")
 @client_command()
 def watch(
     client: Client,
@@ -55,13 +55,13 @@ def watch(
     all_namespaces: bool,
     as_json: bool,
 ) -> None:
-    """Tell what happens, as it happens.
+    """Show events as they happen.
 
-    Goes on over restarts of the server and at other nodes, without a gap and without a repetition, until Ctrl-C. Plain
-    renewals of leases are no events.
+    The command runs until Ctrl-C. It continues after restarts of the server and on other nodes, without gaps and without
+    repetitions. Plain renewals of leases are no events.
 
-    With --json, each line is an event. A line's resume_token is where to go on after it; a line without one belongs
-    together with the next that has one. The first line only tells where the watch begins.
+    With --json, each line is an event. A line's resume_token continues the watch after that line; a line without one
+    belongs to the next line that has one. The first line only shows where the watch begins.
 
     \b
     Examples:
@@ -71,9 +71,11 @@ def watch(
       liveness watch --json | jq -r 'select(.type == "WorkerDeactivated") | .text'
     """
     if resume and from_beginning:
-        raise UsageError("--resume and --from-beginning are two beginnings; give one of them")
+        raise UsageError("--resume and --from-beginning contradict each other; give one of them")
     if worker and all_namespaces:
-        raise UsageError("a worker is of one namespace: --worker cannot be combined with --all-namespaces")
+        raise UsageError(
+            "a worker belongs to one namespace: --worker cannot be combined with --all-namespaces"
+        )
     _check_types(types)
     request = WatchEventsRequest(
         namespace="" if all_namespaces else client.namespace,
@@ -109,7 +111,7 @@ def _stdout_descriptor() -> int | None:
 
 
 class JsonLines:
-    """One object per line, ASCII, for programs."""
+    """Prints one JSON object per line, in ASCII."""
 
     def __init__(self) -> None:
         self._has_started = False
@@ -122,13 +124,13 @@ class JsonLines:
             lines = [{}]
         self._has_started = True
         if lines:
-            # All of an answer in one go: what follows it in the log is known for its last event alone.
+            # One write per answer: only its last event has a position in the log from which the watch can continue.
             lines[-1]["resume_token"] = resume_token
             click.echo("\n".join(map(json.dumps, lines)))
 
 
 class TextLines:
-    """A sentence per line; on a terminal in colour, and with the date only when it changes."""
+    """Prints one sentence per line; on a terminal in colour, and with the date only when it changes."""
 
     def __init__(self, with_namespace: bool) -> None:
         self._with_namespace = with_namespace

@@ -1,4 +1,4 @@
-"""`liveness workers pause`, `resume` and `drain`: what operators order of workers."""
+"""`liveness workers pause`, `resume` and `drain`: orders of operators to workers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from liveness.v1.admin_pb2 import (
 from liveness.v1.service_pb2 import CountWorkersRequest, DescribeWorkerRequest, WorkerFilter
 from liveness.v1.worker_pb2 import Worker
 
-NAMESPACE_PAUSED = "the whole namespace is; `liveness workers resume --all` resumes it"
+NAMESPACE_PAUSED = "the whole namespace is paused; `liveness workers resume --all` resumes it"
 
 keys_argument = click.argument("keys", metavar="[KEY]...", nargs=-1)
 
 
-def _check_selection(keys: tuple[str, ...], where: WorkerFilter | None, everybody: bool) -> None:
-    selector_count = bool(keys) + (where is not None) + everybody
+def _check_selection(keys: tuple[str, ...], where: WorkerFilter | None, all_workers: bool) -> None:
+    selector_count = bool(keys) + (where is not None) + all_workers
     if selector_count == 0:
         raise UsageError(
             "say which workers: their KEYs, a condition like --task-queue, or --all for the whole namespace"
@@ -46,26 +46,26 @@ def _check_selection(keys: tuple[str, ...], where: WorkerFilter | None, everybod
 @click.command()
 @keys_argument
 @click.option(
-    "--all", "everybody", is_flag=True, help="The whole namespace, whoever joins it later included."
+    "--all", "all_workers", is_flag=True, help="The whole namespace, with the workers that join later."
 )
 @filter_options(ACTIVE_OR_INACTIVE)
-@click.option("--reason", default="", metavar="TEXT", help="Why; recorded with the event.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with the event.")
 @confirm_option
 @client_command()
 def pause(
     client: Client,
     *,
     keys: tuple[str, ...],
-    everybody: bool,
+    all_workers: bool,
     where: WorkerFilter | None,
     reason: str,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Let workers take no new work. They keep their lease and finish what they have.
+    """Give workers no new work. They keep their leases and finish their activities.
 
-    This holds until they are resumed, over restarts of the server and of the workers. Conditions choose among the
-    workers that there are now.
+    The pause lasts until `resume`, across restarts of the server and of the workers. Conditions select among the workers
+    that exist now.
 
     \b
     Examples:
@@ -73,15 +73,15 @@ def pause(
       liveness workers pause --build-id 1.4.0
       liveness workers pause --all
     """
-    _check_selection(keys, where, everybody)
-    if everybody and not yes:
+    _check_selection(keys, where, all_workers)
+    if all_workers and not yes:
         confirm(
-            f"Pause the whole namespace {client.namespace}, with its {_existing_workers(client)} and whoever joins later?"
+            f"Pause the whole namespace {client.namespace}, with its {_existing_workers(client)} and all that join later?"
         )
 
     def send(key: str) -> int:
         request = PauseWorkersRequest(
-            namespace=client.namespace, worker_instance_key=key, filter=where, all=everybody, reason=reason
+            namespace=client.namespace, worker_instance_key=key, filter=where, all=all_workers, reason=reason
         )
         return client.call(client.admin.PauseWorkers, request).changed
 
@@ -94,19 +94,19 @@ def pause(
     changed = send("")
     if as_json:
         _print_changed(changed)
-    elif everybody:
+    elif all_workers:
         print_note(f"Namespace {client.namespace} is paused; that changed {_worker_count(changed)}.")
     elif changed:
         print_note(f"{_worker_count(changed)} paused.")
     else:
-        print_note("Nobody was paused: no worker meets the conditions, or those that do were paused before.")
+        print_note("No worker was paused: none meets the conditions, or those that do were paused before.")
 
 
 @click.command()
 @keys_argument
 @click.option(
     "--all",
-    "everybody",
+    "all_workers",
     is_flag=True,
     help="The whole namespace, with every worker that was paused on its own.",
 )
@@ -117,12 +117,12 @@ def resume(
     client: Client,
     *,
     keys: tuple[str, ...],
-    everybody: bool,
+    all_workers: bool,
     where: WorkerFilter | None,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Let paused workers take work again, at once.
+    """Give paused workers work again, at once.
 
     \b
     Examples:
@@ -130,15 +130,15 @@ def resume(
       liveness workers resume --build-id 1.4.0
       liveness workers resume --all
     """
-    _check_selection(keys, where, everybody)
-    if everybody and not yes:
+    _check_selection(keys, where, all_workers)
+    if all_workers and not yes:
         confirm(
             f"Resume the whole namespace {client.namespace}, with every worker that was paused on its own?"
         )
 
     def send(key: str) -> int:
         request = ResumeWorkersRequest(
-            namespace=client.namespace, worker_instance_key=key, filter=where, all=everybody
+            namespace=client.namespace, worker_instance_key=key, filter=where, all=all_workers
         )
         return client.call(client.admin.ResumeWorkers, request).changed
 
@@ -153,16 +153,16 @@ def resume(
     changed = send("")
     if as_json:
         _print_changed(changed)
-    elif everybody:
+    elif all_workers:
         print_note(f"Namespace {client.namespace} is resumed; that changed {_worker_count(changed)}.")
     elif _namespace_is_paused(client):
         print_note(
-            f"Nobody was resumed, because {NAMESPACE_PAUSED}; {_worker_count(changed)} will not be paused then."
+            f"No worker was resumed, because {NAMESPACE_PAUSED}; {_worker_count(changed)} will not be paused then."
         )
     elif changed:
         print_note(f"{_worker_count(changed)} resumed.")
     else:
-        print_note("Nobody was resumed: no worker meets the conditions, or those that do were not paused.")
+        print_note("No worker was resumed: none meets the conditions, or those that do were not paused.")
 
 
 def _apply_to_each(
@@ -174,7 +174,7 @@ def _apply_to_each(
     *,
     as_json: bool,
 ) -> None:
-    """Give each worker the order, and tell in a line what came of it. One that is refused keeps no other from it."""
+    """Send the order to each worker, and print the result in a line. A refusal does not stop the others."""
     total = 0
     refused: list[CommandError] = []
     for key in dict.fromkeys(keys):
@@ -204,14 +204,14 @@ def _apply_to_each(
     type=Milliseconds(),
     default="60s",
     show_default=True,
-    help="What is left after so long is rescheduled.",
+    help="Reschedule the remaining activities after this time.",
 )
-@click.option("--reason", default="", metavar="TEXT", help="Why; shown in the worker's history.")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; shown in the worker's history.")
 @client_command()
 def drain(client: Client, *, key: str, limit_ms: int, reason: str, as_json: bool) -> None:
-    """Let a worker take no new work, finish what it has and end.
+    """Give a worker no new work, let it finish its activities and end.
 
-    Draining it again sets the limit anew.
+    Draining it again sets a new limit.
 
     \b
     Example:
@@ -229,7 +229,7 @@ def drain(client: Client, *, key: str, limit_ms: int, reason: str, as_json: bool
     held = response.bound_activities
     print_note(
         f"Worker {key} is draining; it holds {held} {'activity' if held == 1 else 'activities'}, "
-        f"and what is left after {format_ms(limit_ms)} is rescheduled."
+        f"and those left after {format_ms(limit_ms)} are rescheduled."
     )
 
 

@@ -1,4 +1,4 @@
-"""How workers are chosen on the command line: by state, task queue, build, host and the beginning of their key."""
+"""Options that select workers: by state, task queue, build, host and the beginning of their key."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ACTIVE_OR_INACTIVE: Mapping[str, WorkerState.ValueType] = {
     "active": WORKER_STATE_ACTIVE,
     "inactive": WORKER_STATE_INACTIVE,
 }
-"""Those of whom something can be ordered."""
+"""The states of workers that can be given orders."""
 STATES: Mapping[str, WorkerState.ValueType] = {**ACTIVE_OR_INACTIVE, "cleaned-up": WORKER_STATE_CLEANED_UP}
 
 
 def filter_options(
     states: Mapping[str, WorkerState.ValueType],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options, and hands the command what they say as `where`; None if none was given."""
+    """Add the options, and pass the command a filter as `where`; None if no option was given."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -52,16 +52,18 @@ def filter_options(
             command(*args, where=where if where.ListFields() else None, **rest)
 
         options: list[Callable[..., Any]] = [
-            click.option("--prefix", default="", metavar="TEXT", help="Whose key begins so."),
-            click.option("--host", default="", metavar="NAME", help="On this host."),
-            click.option("--build-id", default="", metavar="ID", help="Of this build."),
-            click.option("--task-queue", default="", metavar="NAME", help="Serving this task queue."),
+            click.option(
+                "--prefix", default="", metavar="TEXT", help="Only workers whose key begins with this."
+            ),
+            click.option("--host", default="", metavar="NAME", help="Only workers on this host."),
+            click.option("--build-id", default="", metavar="ID", help="Only workers of this build."),
+            click.option("--task-queue", default="", metavar="NAME", help="Only workers of this task queue."),
             click.option(
                 "--state",
                 "chosen",
                 type=click.Choice(tuple(states)),
                 multiple=True,
-                help="In this state; may be repeated.",
+                help="Only workers in this state; may be repeated.",
             ),
         ]
         decorated: Callable[..., None] = run

@@ -1,4 +1,4 @@
-"""`liveness workers`: who is alive, who is not, and what happened to them."""
+"""`liveness workers`: list, describe, pause, drain and expire workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from liveness.v1.worker_pb2 import (
 
 @click.group(cls=SharedOptionsGroup)
 def workers() -> None:
-    """See workers, pause, drain and force them out.
+    """List, pause, drain and expire workers.
 
     \b
     Examples:
@@ -62,11 +62,11 @@ for _command in (pause, resume, drain, release_storm, why):
 
 @workers.command("list")
 @filter_options(STATES)
-@click.option("--count", is_flag=True, help="Only tell how many there are in each state.")
+@click.option("--count", is_flag=True, help="Only print the number of workers in each state.")
 @limit_option
 @client_command()
 def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int, as_json: bool) -> None:
-    """List a namespace's workers by key. All conditions hold together.
+    """List a namespace's workers, ordered by key. A worker must meet all conditions.
 
     \b
     Examples:
@@ -103,7 +103,7 @@ def list_(client: Client, *, where: WorkerFilter | None, count: bool, limit: int
 @click.argument("key")
 @client_command()
 def describe(client: Client, *, key: str, as_json: bool) -> None:
-    """Show everything known about one worker, with the activities it holds.
+    """Show all details of one worker, with the activities it holds.
 
     \b
     Example:
@@ -117,7 +117,7 @@ def describe(client: Client, *, key: str, as_json: bool) -> None:
     print_fields(_worker_fields(worker))
     for title, activities in (
         ("holds activities", worker.bound_activities),
-        ("lost, not yet given up", worker.cancel_activities),
+        ("lost, still to be stopped by the worker", worker.cancel_activities),
     ):
         if activities:
             click.echo(f"\n{title}:")
@@ -132,11 +132,11 @@ def describe(client: Client, *, key: str, as_json: bool) -> None:
 
 @workers.command()
 @click.argument("key")
-@click.option("--newest-first", is_flag=True, help="Latest events on top.")
+@click.option("--newest-first", is_flag=True, help="Show the newest events first.")
 @limit_option
 @client_command()
 def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json: bool) -> None:
-    """Show what happened to one worker. Plain renewals of the lease are no events of their own.
+    """Show the events of one worker. Plain renewals of the lease are no events.
 
     \b
     Example:
@@ -162,11 +162,11 @@ def history(client: Client, *, key: str, newest_first: bool, limit: int, as_json
 
 @workers.command()
 @click.argument("key")
-@click.option("--reason", required=True, metavar="TEXT", help="Why; shown in the worker's history.")
+@click.option("--reason", required=True, metavar="TEXT", help="The reason; shown in the worker's history.")
 @confirm_option
 @client_command()
 def expire(client: Client, *, key: str, reason: str, yes: bool, as_json: bool) -> None:
-    """Force a worker INACTIVE. All its activities are rescheduled at once.
+    """End a worker's lease now. The server reschedules all its activities at once.
 
     \b
     Example:
@@ -260,8 +260,8 @@ def _state_name(state: int) -> str:
 
 
 def _state_text(worker: Worker) -> str:
-    """The state, and what else is to be known about it: ACTIVE (suspect, paused)."""
-    # A drain ends with the lease, and nothing is ordered of a worker that is gone for good.
+    """The state with its flags, for example ACTIVE (suspect, paused)."""
+    # A drain ends with the lease, and orders do not apply to a worker that was cleaned up.
     flags = [
         flag
         for flag, is_set in (
@@ -276,7 +276,7 @@ def _state_text(worker: Worker) -> str:
 
 
 def _stream_text(worker: Worker) -> str:
-    """Whether its stream is open, and how long it may be without one."""
+    """The state of the worker's stream, and its disconnect grace."""
     parts = []
     if worker.attached:
         parts.append("attached")

@@ -1,14 +1,17 @@
-"""`liveness demo`: a server and workers as real processes, some of them killed, and a ledger of what became of the work.
+"""`liveness demo`: run a server and workers as real processes, kill some of them, and account for all the work.
 
-plan       what is played: how many, how long, with which leases
-dataset    the work: files to hash
-worker     a process that hashes, and notes down what it does (notes)
-tether     how no process outlives the demo
-cast       starting, killing, freezing and ending the processes
-record     what the server knows, read through its API
-story      what happened, in plain words
-plot       who is killed and frozen, and when
-view       the picture of a moment
-ledger     the notes of the workers against the server's record
-show       all of it together
+plan            the size of the demo, its timing and its leases
+dataset         the work: files to hash
+workload        schedules the work
+worker          a worker process that hashes files and notes what it does
+notes           the notes of the worker processes, in files
+note_collector  reads the notes of all workers
+child_process   runs a process that ends with the demo
+processes       starts, kills, freezes and stops the processes
+server_client   reads the server's state through its API
+timeline        the events of the demo, as sentences
+fault_script    chooses which workers to kill and freeze, and when
+view            draws one frame
+ledger          compares the workers' notes with the server's records
+demo_run        runs the whole demo
 """

@@ -1,7 +1,7 @@
 """`python -m liveness.demo.child_process MODULE ARGS…` runs a module in a process that does not outlive the demo.
 
-The process ends when the demo does, however that ends: the demo holds the other end of standard input. A process that
-is stopped with SIGSTOP reads nothing; Linux is asked to kill it.
+The process ends when the demo ends, for whatever reason: it reads its standard input, whose other end the demo holds. A
+process that is stopped with SIGSTOP cannot read, so on Linux the kernel is told to kill it when its parent dies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work of the demo: files of random bytes, each hashed over and over."""
+"""The work of the demo: files of random bytes, each hashed many times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 BLOCK_BYTES = 128 * 1024
 PASS_MS = 50
-"""A pass of hashing and a rest after it, so that a laptop stays usable while a dozen of these run."""
+"""The length of one pass with the rest after it. The rest keeps a laptop usable while a dozen workers run."""
 PASSES_PER_ROUND = 8
 
 
@@ -18,7 +18,7 @@ def make_block(folder: Path, name: str, random: Random) -> None:
 
 
 def digest_of(block: Path, work_ms: int, rest: Callable[[float], object]) -> str:
-    """The hash of a hash of a hash … of the block. `rest` is called with seconds to wait."""
+    """Hash the block repeatedly for about `work_ms`. `rest` is called with the seconds to wait after each pass."""
     content = block.read_bytes()
     digest = b""
     for _ in range(max(work_ms // PASS_MS, 1)):

@@ -1,4 +1,4 @@
-"""The demo as a whole: from an empty folder to the ledger, with nothing left behind."""
+"""Run the whole demo: from an empty folder to the ledger, and clean up afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """Somebody wants the demo to stop."""
+    """A signal asked the demo to stop."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(by.name)
@@ -47,11 +47,11 @@ class DemoResult:
     killed: int
     frozen: int
     moved: int
-    """Attempts that were taken from a worker whose lease had ended."""
+    """Attempts that the server took from a worker whose lease had ended."""
     lapse_seconds: Mapping[str, float]
-    """How long after it was killed or frozen the lease of a worker ended."""
+    """By worker: seconds from the kill or freeze until its lease ended."""
     folder: Path | None
-    """Where everything is kept; None if it was not."""
+    """The folder with all files; None if it was removed."""
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -70,7 +70,7 @@ class DemoResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Who watches: `hear` is called with each line of the story, `on_frame` several times a second."""
+    """Callbacks of the caller: `on_entry` for each line of the timeline, `on_frame` several times a second."""
 
     on_entry: Callable[[TimelineEntry], None]
     on_frame: Callable[[Frame], None]
@@ -79,11 +79,11 @@ class Observer:
 async def run_demo(
     plan: Plan, observer: Observer, environment: Mapping[str, str], clock: Clock, *, keep: bool
 ) -> DemoResult:
-    """Raises DemoFailed or Interrupted; in either case, and in every other, no process is left."""
+    """Run the demo. Raises DemoFailed or Interrupted. All processes have ended when it returns or raises."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="liveness-demo-"))
     except OSError as error:
-        raise DemoFailed(f"there is no place for a temporary folder: {error}") from error
+        raise DemoFailed(f"no temporary folder could be created: {error}") from error
     kept = keep
     interruptible = _Interruptible()
     try:
@@ -105,7 +105,7 @@ async def run_demo(
 
 
 class _Interruptible:
-    """Turns signals into a cancellation of the task that entered this."""
+    """Cancels the task that entered this context manager when a signal arrives."""
 
     def __init__(self) -> None:
         self.by: signal.Signals | None = None
@@ -137,10 +137,10 @@ class _DemoRun:
         self._observer = observer
         self._clock = clock
         self._timeline = Timeline(processes, clock.monotonic_ms, observer.on_entry)
-        self._note_collector = NoteCollector(folder, processes, self._timeline.note)
+        self._note_collector = NoteCollector(folder, processes, self._timeline.add_note)
 
     async def run(self) -> DemoResult:
-        self._timeline.add("a server is started")
+        self._timeline.add("the demo starts a server")
         self._observer.on_frame(self._frame(ServerSnapshot()))
         await self._processes.start_server()
         self._timeline.add(f"the server listens on {self._processes.address}")
@@ -177,20 +177,21 @@ class _DemoRun:
             await self._clock.sleep(TICK_MS)
         await self._workload.schedule_first()
         self._timeline.add(f"{plan.activities} files are to be hashed; the first are scheduled")
-        trickle = asyncio.create_task(self._workload.trickle())
+        scheduling = asyncio.create_task(self._workload.schedule_gradually())
         try:
             await fault_script.run()
-            await trickle
+            await scheduling
         finally:
-            trickle.cancel()
+            scheduling.cancel()
         await self._workload.schedule_rest()
         while not self._is_done(server_client):
             await self._clock.sleep(TICK_MS)
-        self._timeline.add("everything is completed; the workers may go")
+        self._timeline.add("all activities are completed; the workers are stopped")
         await self._processes.stop_workers()
 
     def _is_done(self, server_client: ServerClient) -> bool:
-        """Everything is completed, the log has told it all, every death is noticed, and every zombie answered."""
+        """Whether all activities are completed, the events of all completions have arrived, the server has noticed every fault,
+        and every zombie has got its answer."""
         children = self._processes.workers.values()
         return (
             server_client.snapshot.count(ActivityState.COMPLETED) == self._plan.activities
@@ -212,7 +213,7 @@ class _DemoRun:
     def _tick(self, server_client: ServerClient) -> None:
         self._processes.check_alive()
         for event in server_client.new_events():
-            self._timeline.hear(event)
+            self._timeline.add_event(event)
         self._note_collector.read_notes()
         for child in self._processes.workers.values():
             if child.process_state is ProcessState.STARTING and child.name in server_client.snapshot.workers:
@@ -241,7 +242,7 @@ class _DemoRun:
         return WorkerRow(
             name=child.name,
             process_state=child.process_state,
-            verdict="" if worker is None else "ACTIVE" if active else "INACTIVE",
+            server_state="" if worker is None else "ACTIVE" if active else "INACTIVE",
             suspect=worker is not None and worker.suspect,
             epoch=0 if worker is None else worker.lease_epoch,
             lease_left=left_ms / (self._plan.lease_s * 1_000),
@@ -277,15 +278,15 @@ class _DemoRun:
         )
 
 
-async def _run_until_script_ends(play: Coroutine[Any, Any, None], watch: Coroutine[Any, Any, None]) -> None:
-    """Until the play is over, or the watching fails."""
-    playing, watching = asyncio.create_task(play), asyncio.create_task(watch)
+async def _run_until_script_ends(script: Coroutine[Any, Any, None], watch: Coroutine[Any, Any, None]) -> None:
+    """Run both until the script ends or one of them fails."""
+    running, watching = asyncio.create_task(script), asyncio.create_task(watch)
     try:
-        await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (playing, watching):
+        for task in (running, watching):
             task.cancel()
-        ended = await asyncio.gather(playing, watching, return_exceptions=True)
+        ended = await asyncio.gather(running, watching, return_exceptions=True)
     for error in ended:
         if isinstance(error, Exception):
             raise error
@@ -295,7 +296,7 @@ def _completion(activity: ActivityInfo) -> Completion:
     try:
         reported = json.loads(activity.result)
     except ValueError:
-        reported = {}  # not what a worker of ours reports
+        reported = {}  # not the result of a demo worker
     return Completion(
         activity=activity.id,
         worker=reported.get("worker", ""),

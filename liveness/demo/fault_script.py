@@ -1,9 +1,9 @@
-"""Who is killed and frozen, and when: each step waits for what the step before brought about.
+"""Choose which workers to kill and freeze, and when. Each step waits for the effect of the step before.
 
-A kills   one worker; another one is started in its place.
-B freezes a worker that is in the middle of something, until its lease has ended and its work has moved.
-C kills   a second worker, and while the server is still waiting for it, continues the frozen one: a zombie.
-D kills   one more, in the long version.
+A kills a worker and starts another one in its place.
+B freezes a worker in the middle of an activity, until its lease has ended and its work has moved.
+C kills a second worker and, while the server still waits for that one, continues the frozen worker: a zombie.
+D kills one more worker, in the full version.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class FaultScript:
             self._note_collector.read_notes()
             if self._note_collector.in_progress(victim.name):
                 break
-            self._processes.undo_freeze(victim)  # it had just finished: that makes no zombie
+            self._processes.undo_freeze(victim)  # it had just finished, so it would not become a zombie
             await self._clock.sleep(POLL_MS)
         self._timeline.add(f"{victim.name} was frozen (SIGSTOP){self._in_progress(victim)}", EntryKind.FAULT)
         return victim
 
     async def _wait_for_busy_worker(self) -> ChildProcess:
-        """One of those that hold the most, by their own account."""
+        """One of the workers with the most activities in progress, by their own notes."""
         while True:
             self._note_collector.read_notes()
             running = [

@@ -1,4 +1,4 @@
-"""The reckoning: what the worker processes noted down themselves, against what the server has on record."""
+"""Compare the notes of the worker processes with the server's records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFUSAL_REASONS = frozenset({"FENCED_OFF", "ACTIVITY_FINISHED"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An activity that is COMPLETED on record, and whose work was taken."""
+    """An activity that the server recorded as COMPLETED, with the attempt whose result it accepted."""
 
     activity: str
     worker: str
@@ -25,14 +25,14 @@ class Completion:
 class Ledger:
     scheduled: int
     executed: int
-    """Attempts that some worker began; each is counted once more below, in one of three lines."""
+    """Attempts that a worker started. Each is also counted as completed, cut short or refused."""
     completed: int
     cut_short: int
-    """Attempts that ended with their process, or with its lease."""
+    """Attempts that ended because their process died or its lease ended."""
     refused: int
-    """Attempts that a zombie reported as complete, and the server turned away."""
+    """Attempts that a zombie reported as complete, and that the server refused."""
     lost: int
-    """Activities that are not completed on record, or whose completion no worker knows of."""
+    """Activities that the server did not record as completed, or whose completion no worker noted."""
     completed_twice: int
 
     @property
@@ -55,10 +55,10 @@ def compute_ledger(
     times_completed: Mapping[str, int],
     notes: Sequence[Note],
 ) -> Ledger:
-    """`times_completed`: how often the server's log says so, by activity."""
-    by_kind: dict[NoteKind, list[Note]] = {deed: [] for deed in NoteKind}
+    """`times_completed`: by activity, the number of completions in the server's log."""
+    by_kind: dict[NoteKind, list[Note]] = {kind: [] for kind in NoteKind}
     for note in notes:
-        by_kind[note.deed].append(note)
+        by_kind[note.kind].append(note)
     finished = {
         (note.activity, note.worker, note.attempt, note.digest) for note in by_kind[NoteKind.FINISHED]
     }
@@ -88,8 +88,8 @@ def compute_ledger(
 def _count_completed_twice(
     times_completed: Mapping[str, int], by_kind: Mapping[NoteKind, list[Note]], completed: int
 ) -> int:
-    """By the server's log; and by its answers, of which there may be fewer than completions (whoever is killed notes
-    nothing down), but not more."""
+    """The larger count of two sources: the server's log, and the server's answers to the workers. There may be fewer answers
+    than completions, because a killed worker notes nothing, but never more."""
     in_the_log = sum(times - 1 for times in times_completed.values() if times > 1)
     acknowledged: Counter[str] = Counter()
     for note in by_kind[NoteKind.ACKNOWLEDGED]:

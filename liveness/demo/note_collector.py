@@ -1,4 +1,4 @@
-"""Where the notes of all workers are read."""
+"""Read the notes of all workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from liveness.demo.processes import DemoProcesses
 
 
 class NoteCollector:
-    """`on_note` is called with each new note."""
-
     def __init__(self, folder: Path, processes: DemoProcesses, on_note: Callable[[Note], None]) -> None:
+        """`on_note` is called with each new note."""
         self._folder = folder
         self._processes = processes
         self._on_note = on_note
@@ -27,13 +26,13 @@ class NoteCollector:
                 self._add(note)
 
     def in_progress(self, worker: str) -> list[str]:
-        """What it has begun and not ended."""
+        """The activities that the worker has started and not ended."""
         return self._in_progress.get(worker, [])
 
     def _add(self, note: Note) -> None:
         self.notes.append(note)
         in_progress = self._in_progress.setdefault(note.worker, [])
-        if note.deed is NoteKind.STARTED:
+        if note.kind is NoteKind.STARTED:
             in_progress.append(note.activity)
         elif note.activity in in_progress:
             in_progress.remove(note.activity)

@@ -1,4 +1,4 @@
-"""What a worker process notes down about its own doing, line by line in a file: the ledger outside the server."""
+"""The notes that a worker process writes about its own work, line by line in a file, independently of the server."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import IO
 class NoteKind(StrEnum):
     STARTED = "started"
     FINISHED = "finished"
-    """Done, and handed to the SDK to be reported."""
+    """The work is done, and the SDK is about to report it."""
     REFUSED = "refused"
-    """Reported after the lease was over, and turned away."""
+    """Reported after the lease had ended, and refused."""
     ACCEPTED = "accepted"
-    """The same, and taken: that must not be."""
+    """Reported after the lease had ended, and accepted: that must never happen."""
     ACKNOWLEDGED = "acknowledged"
-    """How many completions the server has acknowledged to this process so far."""
+    """The number of completions that the server has acknowledged to this process so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    deed: NoteKind
+    kind: NoteKind
     worker: str
     activity: str = ""
     attempt: int = 0
     digest: str = ""
     reason: str = ""
-    """Of a refusal, as the server gave it."""
+    """The server's reason for a refusal."""
     count: int = 0
 
 
 class NoteWriter:
-    """Written by one process. Each line reaches the file at once, so that `kill -9` takes nothing back."""
+    """Writes the notes of one process. Each line reaches the file at once, so that `kill -9` loses nothing."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("ab", buffering=0)
@@ -44,7 +44,7 @@ class NoteWriter:
 
 
 class NoteReader:
-    """Reads on where it left off; a line that is being written is left for the next time."""
+    """Reads the lines that were added since the last call. An incomplete last line is left for the next call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,9 +57,9 @@ class NoteReader:
             file.seek(self._offset)
             written, end, _ = file.read().rpartition(b"\n")
         self._offset += len(written) + len(end)
-        return [_note(line) for line in written.splitlines()]
+        return [_parse_note(line) for line in written.splitlines()]
 
 
-def _note(line: bytes) -> Note:
+def _parse_note(line: bytes) -> Note:
     fields = json.loads(line)
-    return Note(**{**fields, "deed": NoteKind(fields["deed"])})
+    return Note(**{**fields, "kind": NoteKind(fields["kind"])})

@@ -1,4 +1,4 @@
-"""What is played: how many workers and activities, how long they take, and with which leases."""
+"""The size of the demo: how many workers and activities, how long they take, and with which leases."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 TASK_QUEUE = "demo"
 ACTIVITY_TYPE = "hash"
 BLOCK_PREFIX = "block-"
-"""What each name of an activity begins with."""
+"""The beginning of every activity name."""
 NAMESPACE = "default"
 
 
 class DemoFailed(Exception):
-    """Why the demo cannot go on, as a sentence."""
+    """The demo cannot continue. The message is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class Plan:
     grace_s: float = 2.0
     """How long a worker's connection may be gone before its lease ends."""
     work_ms: tuple[int, int] = (800, 2_000)
-    """How long an activity takes, from and to."""
+    """The shortest and the longest activity."""
     scheduling_ms: int = 17_000
-    """Some of the activities are there at once, some come in this time, some when the plot needs busy workers."""
+    """Some activities are scheduled at the start, some over this time, and some when the fault script needs busy workers."""
     fault_gap_ms: int = 3_000
-    """Between the blows."""
+    """The time between two faults."""
     extra_kill: bool = True
     """Whether one more worker is killed after the zombie was refused."""
     limit_s: float = 180.0
@@ -45,7 +45,7 @@ def full(*, workers: int | None, activities: int | None, seed: int) -> Plan:
 
 
 def fast(*, workers: int | None, activities: int | None, seed: int) -> Plan:
-    """The same in a few seconds, for those who do not watch."""
+    """A small demo that takes a few seconds."""
     return Plan(
         workers=workers or 3,
         activities=activities or 18,

@@ -1,4 +1,4 @@
-"""The processes of the demo: started, killed, frozen, continued, and all ended when the demo ends."""
+"""Start, kill, freeze, continue and stop the processes of the demo."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from liveness.demo.plan import DemoFailed, Plan
 START_TIMEOUT_SECONDS = 60
 POLL_MS = 20
 STOP_TIMEOUT_MS = 5_000
-"""For a process that was asked to end, before it is made to."""
+"""How long a process may take to stop before it is killed."""
 READY_MARKER = "listening on"
 
 
 class ProcessState(StrEnum):
-    """Of a process, as the demo knows it; the server has to find out."""
+    """The state of a process as the demo knows it. The server has to find it out by itself."""
 
     STARTING = "starting"
     RUNNING = "running"
     KILLED = "killed"
     FROZEN = "frozen"
     ENDED = "ended"
-    """Or asked to."""
+    """The process has ended, or was asked to end."""
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class DemoProcesses:
     def __init__(self, plan: Plan, folder: Path, environment: Mapping[str, str], clock: Clock) -> None:
         self._plan = plan
         self._folder = folder
-        # What somebody has set for a server of theirs is not for this one.
-        # And a server that starts for the first time owes no grace to workers of an earlier run.
+        # The user's LIVENESS_ variables are meant for another server. A new server needs no grace for the workers of an
+        # earlier run.
         self._environment = {
             **{name: value for name, value in environment.items() if not name.startswith("LIVENESS_")},
             "LIVENESS_TAKEOVER_GRACE_MS": "0",
@@ -90,7 +90,7 @@ class DemoProcesses:
         return child
 
     def kill(self, child: ChildProcess) -> None:
-        """kill -9: the process learns nothing of it."""
+        """Kill with SIGKILL, which the process cannot handle."""
         child.process.kill()
         child.process_state, child.fault_ms = ProcessState.KILLED, self._clock.monotonic_ms()
 
@@ -104,12 +104,12 @@ class DemoProcesses:
         child.process_state = ProcessState.RUNNING
 
     def undo_freeze(self, child: ChildProcess) -> None:
-        """As if it had not been frozen."""
+        """Continue a frozen process, and count it as never frozen."""
         self.resume(child)
         child.fault_ms, child.was_frozen = 0, False
 
     def check_alive(self) -> None:
-        """Nobody dies here unless it is in the plot."""
+        """Fail the demo if a process ended that the demo did not end."""
         for child in self._all_children():
             expected = child.process_state in (ProcessState.KILLED, ProcessState.ENDED)
             if child.process.poll() is not None and not expected:
@@ -119,7 +119,7 @@ class DemoProcesses:
         await self._stop([child for child in self.workers.values() if child.process.poll() is None])
 
     async def stop_all(self) -> None:
-        """Whatever happened before, nobody is left afterwards."""
+        """Stop all processes, and kill those that do not stop in time."""
         try:
             await self.stop_workers()
             if self._server is not None:
@@ -142,7 +142,7 @@ class DemoProcesses:
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # so that Ctrl-C reaches the demo alone, which then ends the others
+                    start_new_session=True,  # Ctrl-C must reach only the demo, which then stops the others
                 )
         except OSError as error:
             raise DemoFailed(f"{name} could not be started: {error}") from error

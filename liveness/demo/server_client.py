@@ -1,4 +1,4 @@
-"""What the server knows, read through its API like anybody would: workers, activities, and events as they happen."""
+"""Read the server's state through its public API: workers, activities and events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from liveness.v1.worker_pb2 import Worker as WorkerMessage
 
 CALL_TIMEOUT_SECONDS = 10.0
 NO_QUARANTINE = RetryPolicy(maximum_worker_deaths=0)
-"""The plot may hit the same activity again and again, and that says nothing against the activity."""
+"""The fault script may kill the workers of one activity several times; the activity is not the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ServerEvent:
 
 @dataclass(slots=True)
 class ServerSnapshot:
-    """What the server said when it was asked last."""
+    """The server's answer to the last query."""
 
     workers: dict[str, WorkerMessage] = field(default_factory=dict)
     activities: list[ActivityInfo] = field(default_factory=list)
@@ -60,7 +60,7 @@ class ServerClient:
         )
         Thread(target=self._listen, name="demo-events", daemon=True).start()
         self.completions: Counter[str] = Counter()
-        """How often the log says that an activity was completed."""
+        """By activity: the number of completions in the server's log."""
         self.snapshot = ServerSnapshot()
 
     def close(self) -> None:
@@ -96,14 +96,14 @@ class ServerClient:
         )
 
     async def describe(self, activity: ActivityInfo) -> ActivityInfo:
-        """With its result."""
+        """The activity with its result."""
         try:
             return await self._client.describe(activity.ref)
         except LivenessSdkError as error:
             raise DemoFailed(str(error)) from error
 
     def new_events(self) -> list[ServerEvent]:
-        """What has happened since the last time, in the order in which it became known."""
+        """The events since the last call, in the order of their arrival."""
         events: list[ServerEvent] = []
         while True:
             try:

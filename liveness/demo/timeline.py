@@ -1,4 +1,4 @@
-"""What happened, in plain words and with the time at which it did."""
+"""The events of the demo as sentences, with their times."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from liveness.demo.server_client import ServerEvent
 
 
 class EntryKind(StrEnum):
-    INFO = "quiet"
-    FAULT = "blow"
-    """Something was done to a worker."""
-    DETECTED = "noticed"
-    """The server has found out."""
+    INFO = "info"
+    FAULT = "fault"
+    """The demo killed, froze or continued a worker."""
+    DETECTED = "detected"
+    """The server ended the lease of a worker."""
     MOVED = "moved"
     REFUSED = "refused"
-    ERROR = "wrong"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
     at_ms: int
-    """Since the demo began."""
+    """Milliseconds since the demo began."""
     text: str
     kind: EntryKind
 
@@ -35,22 +35,21 @@ class TimelineEntry:
 
 
 class Timeline:
-    """`on_entry` is called with each new line."""
-
     def __init__(
         self, processes: DemoProcesses, now_ms: Callable[[], int], on_entry: Callable[[TimelineEntry], None]
     ) -> None:
+        """`on_entry` is called with each new entry."""
         self._processes = processes
         self._now_ms = now_ms
         self._began_ms = now_ms()
         self._on_entry = on_entry
         self._held: dict[str, set[str]] = {}
-        """Who holds what, told by the same events: how much moves must be known when a lease ends, not after."""
+        """The activities that each worker holds, by the same events: the entry for an ended lease names how many move."""
         self.lines: list[TimelineEntry] = []
         self.detection_ms: dict[str, int] = {}
-        """How long after the blow the lease of a worker ended."""
+        """By worker: time from the fault until its lease ended."""
         self.moved = 0
-        """Attempts that were taken from a worker whose lease had ended."""
+        """Attempts that the server took from a worker whose lease had ended."""
 
     @property
     def elapsed_ms(self) -> int:
@@ -61,13 +60,13 @@ class Timeline:
         self.lines.append(line)
         self._on_entry(line)
 
-    def hear(self, event: ServerEvent) -> None:
+    def add_event(self, event: ServerEvent) -> None:
         worker, held = event.worker, self._held
         match event.type:
             case "WorkerRegistered":
                 self.add(f"{worker} is active")
             case "WorkerResurrected":
-                self.add(f"{worker} starts over under a new lease, empty-handed")
+                self.add(f"{worker} registers again under a new lease and holds nothing")
             case "WorkerDeactivated":
                 self._on_lease_ended(worker, str(event.data["reason"]))
             case "ActivityStarted":
@@ -86,20 +85,22 @@ class Timeline:
                     f"{event.activity} is {event.type.removeprefix('Activity').upper()}", EntryKind.ERROR
                 )
 
-    def note(self, note: Note) -> None:
-        match note.deed:
+    def add_note(self, note: Note) -> None:
+        match note.kind:
             case NoteKind.REFUSED:
                 self.add(
                     f"zombie {note.worker} was refused for {note.activity}: {note.reason}",
                     EntryKind.REFUSED,
                 )
             case NoteKind.ACCEPTED:
-                self.add(f"{note.worker} completed {note.activity} after its lease was over", EntryKind.ERROR)
+                self.add(
+                    f"{note.worker} completed {note.activity} after its lease had ended", EntryKind.ERROR
+                )
 
     def _on_lease_ended(self, worker: str, reason: str) -> None:
         moving = len(self._held.pop(worker, set()))
         if reason == "SHUTDOWN":
-            self.add(f"{worker} said goodbye")
+            self.add(f"{worker} shut down")
             return
         child = self._processes.workers.get(worker)
         after = ""

@@ -1,4 +1,4 @@
-"""The picture of a moment: what the processes are, what the server makes of them, and what has happened so far."""
+"""Draw one frame of the demo: the processes, the server's view of them, and the timeline."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from liveness.demo.timeline import EntryKind, TimelineEntry
 
 STATE_WIDTH = 61
 WIDE_LAYOUT_MIN = 112
-"""From here on the story stands beside the workers, else below."""
+"""From this width on the timeline is drawn beside the workers, otherwise below them."""
 BAR_WIDTH = 12
 FIXED_LINES = 9
-"""All that is not a worker or a line of the story: title, frames, headings, the bar of activities."""
+"""Lines that are neither workers nor timeline: title, frames, headings, the bar of activities."""
 TIMELINE_LINES_MIN = 6
 TIMELINE_LINES_MAX = 16
 PROCESS_STYLES = {
@@ -46,12 +46,12 @@ ENTRY_STYLES = {
 class WorkerRow:
     name: str
     process_state: ProcessState
-    verdict: str
-    """What the server says: ACTIVE, INACTIVE, or nothing yet."""
+    server_state: str
+    """The server's state of the worker: ACTIVE, INACTIVE, or empty before it is registered."""
     suspect: bool
     epoch: int
     lease_left: float
-    """The part of the lease that is left, from 0 to 1."""
+    """The remaining part of the lease, from 0 to 1."""
     lease_left_s: float
     holds: Sequence[str]
 
@@ -70,7 +70,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class DemoView:
-    """A scene that fits itself into the room it is given."""
+    """A frame, laid out for the size of the terminal."""
 
     frame: Frame
 
@@ -96,10 +96,10 @@ class DemoView:
 
 
 def _visible_rows(rows: Sequence[WorkerRow], max_lines: int) -> Sequence[WorkerRow]:
-    """In a low window, those that are over go first, then those to whom nothing happens."""
+    """Hide ended workers first when the window is too low, then workers that have met no fault."""
     excess = max(len(rows) - max(max_lines, 1), 0)
     ended = [
-        row for row in rows if row.verdict == "INACTIVE" and row.process_state is not ProcessState.FROZEN
+        row for row in rows if row.server_state == "INACTIVE" and row.process_state is not ProcessState.FROZEN
     ]
     undisturbed = [row for row in rows if row.process_state is ProcessState.RUNNING and row.epoch <= 1]
     hidden = [*ended, *reversed(undisturbed)][:excess]
@@ -125,7 +125,7 @@ def _worker_panel(rows: Sequence[WorkerRow]) -> Panel:
     table.add_column("blocks", no_wrap=True, ratio=1, overflow="ellipsis")
     for row in rows:
         word, style = PROCESS_STYLES[row.process_state]
-        ended = row.verdict == "INACTIVE"
+        ended = row.server_state == "INACTIVE"
         table.add_row(
             Text(row.name, "dim" if ended else ""),
             Text(word, style),
@@ -137,17 +137,17 @@ def _worker_panel(rows: Sequence[WorkerRow]) -> Panel:
 
 
 def _state_text(row: WorkerRow) -> Text:
-    if not row.verdict:
+    if not row.server_state:
         return Text("")
-    if row.verdict == "ACTIVE":
+    if row.server_state == "ACTIVE":
         if row.suspect:
             return Text("suspect ?", "bold yellow")
         return Text(f"active e{row.epoch}" if row.epoch > 1 else "active", "green")
-    return Text(row.verdict.lower(), "dim")
+    return Text(row.server_state.lower(), "dim")
 
 
 def _lease_bar(row: WorkerRow) -> Text:
-    if row.verdict != "ACTIVE":
+    if row.server_state != "ACTIVE":
         return Text("")
     filled = min(max(round(row.lease_left * BAR_WIDTH), 0), BAR_WIDTH)
     style = "green" if row.lease_left > 0.5 else "yellow" if row.lease_left > 0.2 else "red"
@@ -157,12 +157,12 @@ def _lease_bar(row: WorkerRow) -> Text:
 
 
 def _activity_panel(frame: Frame) -> Panel:
-    unknown = frame.total - frame.completed - frame.running - frame.waiting
+    unscheduled = frame.total - frame.completed - frame.running - frame.waiting
     parts = (
         (frame.completed, "completed", "green", "█"),
         (frame.running, "running", "cyan", "█"),
         (frame.waiting, "waiting", "yellow", "█"),
-        (unknown, "to come", "dim", "░"),
+        (unscheduled, "to come", "dim", "░"),
     )
     words = Text("   ").join(
         Text.assemble((glyph, style), f" {count} {word}") for count, word, style, glyph in parts
@@ -178,7 +178,7 @@ def _activity_panel(frame: Frame) -> Panel:
 
 @dataclass(frozen=True, slots=True)
 class _ProportionBar:
-    """One bar over the whole width, divided in proportion."""
+    """One bar over the whole width, divided in proportion to the counts."""
 
     parts: Sequence[tuple[int, str, str]]
 
@@ -207,7 +207,7 @@ def _timeline_panel(lines: Sequence[TimelineEntry], max_lines: int) -> Panel:
 
 @dataclass(frozen=True, slots=True)
 class _LastEntries:
-    """As many of the last lines as there is room for, folded ones counted as they are."""
+    """The last entries that fit; a wrapped entry counts with all its lines."""
 
     lines: Sequence[TimelineEntry]
     max_lines: int
@@ -225,7 +225,6 @@ class _LastEntries:
 
 
 def render_ledger(ledger: Ledger, summary: str) -> RenderableType:
-    """The ledger, for people."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="bold")
     table.add_column()
@@ -233,10 +232,15 @@ def render_ledger(ledger: Ledger, summary: str) -> RenderableType:
     good, bad = "bold green", "bold white on red"
     for count, word, remark, expected in (
         (ledger.scheduled, "scheduled", "", None),
-        (ledger.executed, "executed", "attempts that a worker began", None),
-        (ledger.completed, "completed", "on record, and by a worker's own notes", ledger.scheduled),
-        (ledger.cut_short, "cut short", "ended with their worker, and done again by another", None),
-        (ledger.refused, "refused", "reported by a zombie, and turned away", None),
+        (ledger.executed, "executed", "attempts that a worker started", None),
+        (
+            ledger.completed,
+            "completed",
+            "by the server's record and by a worker's own notes",
+            ledger.scheduled,
+        ),
+        (ledger.cut_short, "cut short", "ended with their worker, and repeated by another", None),
+        (ledger.refused, "refused", "reported by a zombie, and refused by the server", None),
         (ledger.lost, "lost", "", 0),
         (ledger.completed_twice, "completed twice", "", 0),
     ):

@@ -1,7 +1,7 @@
-"""A worker process of the demo: hashes the blocks that it is handed, and notes down what it does.
+"""A worker process of the demo: it hashes blocks and notes what it does.
 
-It is careless on purpose. The SDK tells it that its lease is over, and would report nothing after that; this worker
-reports its work all the same, under the fencing token that it was given. The server must turn it away.
+It is careless on purpose. The SDK tells it that its lease has ended and reports nothing after that; this worker reports
+its work all the same, with the fencing token that it was given. The server must refuse the report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def run_worker(options: Namespace) -> None:
 
     def hash_block(task: Task) -> object:
         token = task.fencing_token
-        started = Note(deed=NoteKind.STARTED, worker=name, activity=task.id, attempt=task.attempt)
+        started = Note(kind=NoteKind.STARTED, worker=name, activity=task.id, attempt=task.attempt)
         note_writer.add(started)
         block, work_ms = options.folder / task.json()["block"], task.json()["work_ms"]
         digest = digest_of(block, work_ms, rest=task.lost.wait_blocking)
@@ -43,10 +43,10 @@ async def run_worker(options: Namespace) -> None:
             task.check()
         except ActivityLost:
             reason = report_anyway(options.address, task, name, token)
-            deed = NoteKind.REFUSED if reason else NoteKind.ACCEPTED
-            note_writer.add(replace(started, deed=deed, digest=digest, reason=reason))
+            kind = NoteKind.REFUSED if reason else NoteKind.ACCEPTED
+            note_writer.add(replace(started, kind=kind, digest=digest, reason=reason))
             raise
-        note_writer.add(replace(started, deed=NoteKind.FINISHED, digest=digest))
+        note_writer.add(replace(started, kind=NoteKind.FINISHED, digest=digest))
         return {"worker": name, "attempt": task.attempt, "digest": digest}
 
     async with Worker(
@@ -64,11 +64,11 @@ async def run_worker(options: Namespace) -> None:
         counting = asyncio.create_task(note_completions(worker, note_writer, name))
         await worker.run()
         counting.cancel()
-        note_writer.add(Note(deed=NoteKind.ACKNOWLEDGED, worker=name, count=worker.stats.completed))
+        note_writer.add(Note(kind=NoteKind.ACKNOWLEDGED, worker=name, count=worker.stats.completed))
 
 
 def report_anyway(address: str, task: Task, name: str, token: FencingToken) -> str:
-    """Report an attempt that is lost as complete. Why that was refused; empty if it was not."""
+    """Report a lost attempt as complete. Returns the reason of the refusal; empty if the server accepted the report."""
     request = CompleteActivityRequest(
         namespace=NAMESPACE,
         id=ActivityId(
@@ -95,7 +95,7 @@ async def note_completions(worker: Worker, note_writer: NoteWriter, name: str) -
         await clock.sleep(COUNT_INTERVAL_MS)
         if worker.stats.completed != noted:
             noted = worker.stats.completed
-            note_writer.add(Note(deed=NoteKind.ACKNOWLEDGED, worker=name, count=noted))
+            note_writer.add(Note(kind=NoteKind.ACKNOWLEDGED, worker=name, count=noted))
 
 
 def main() -> None:

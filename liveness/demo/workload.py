@@ -1,4 +1,4 @@
-"""Makes the work known to the server: some at once, some by and by, and some when the plot calls for busy workers."""
+"""Schedule the activities: some at the start, some gradually, and some when the fault script needs busy workers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Workload:
         self._remaining = deque((name, random.randint(*plan.work_ms)) for name in self.activity_names)
         self._batch_size = max(plan.activities // 12, 1)
         self._reserved = self._batch_size * plan.fault_count
-        """For the blows to come: nobody can be killed at work when there is none."""
+        """Activities kept back for the faults to come: a worker can be killed at work only if there is work."""
         for name in self.activity_names:
             make_block(folder, name, random)
 
     async def schedule_first(self) -> None:
         await self._schedule(len(self._remaining) // 4)
 
-    async def trickle(self) -> None:
+    async def schedule_gradually(self) -> None:
         gap_ms = self._plan.scheduling_ms / max(len(self._remaining) - self._reserved, 1)
         while len(self._remaining) > self._reserved:
             await self._schedule(1)

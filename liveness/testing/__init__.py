@@ -1,18 +1,18 @@
-"""For tests of programs that use liveness: a whole server in the test's process, and a clock to drive it.
+"""Test programs that use liveness: a complete server in the process of the test, and a clock that the test moves.
 
 With pytest, in conftest.py:
 
     pytest_plugins = ["liveness.testing.fixtures"]
 
-and then, in tests with asyncio or without:
+and then, in tests with or without asyncio:
 
     def test_that_lost_work_is_stopped(liveness_server):
         with Worker(liveness_server.address, task_queue="q") as worker:
             with pytest.raises(LeaseLost), worker.bind(ActivityRef("order-7")) as binding:
-                liveness_server.advance(60)  # a minute passes on the server; what falls due happens
+                liveness_server.advance(60)  # one minute passes on the server, and due timers run
                 assert binding.lost.wait_blocking(10)
 
-The server's clock stands still until it is moved; the worker's own clock is the real one.
+The server's clock stands still until the test moves it; the worker's own clock is the real one.
 """
 
 from liveness.clock import ManualClock

@@ -1,4 +1,4 @@
-"""pytest fixtures: pytest_plugins = ["liveness.testing.fixtures"]."""
+"""The pytest fixtures. A conftest.py loads them with `pytest_plugins = ["liveness.testing.fixtures"]`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def liveness_server(tmp_path: Path) -> Iterator[LocalServer]:
 
 @pytest.fixture
 def live_liveness_server(tmp_path: Path) -> Iterator[LocalServer]:
-    """A server on which time passes."""
+    """A server whose clock is the real one."""
     with LocalServer(tmp_path, manual_clock=False) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A server in a thread of this process, for tests that have an event loop and for tests that have none."""
+"""A server in a thread of this process, for tests with and without an event loop."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHARDS = 4
 
 
 class LocalServer:
-    """Real gRPC on `address`, a real SQLite file in `folder`. A context manager; may be entered once."""
+    """A server with real gRPC on `address` and a real SQLite file in `folder`. Use it as a context manager, once."""
 
     def __init__(self, folder: Path, *, manual_clock: bool = True, **settings: Any) -> None:
-        """`manual_clock=False`: time passes by itself. `settings`: those of `liveness serve`."""
+        """`manual_clock=False`: the server uses the real clock. `settings`: the settings of `liveness serve`."""
         values = {"shards": SHARDS, "takeover_grace_ms": 0, "commit_interval_ms": 0.0, **settings}
         self._settings = Settings(db=f"sqlite:///{folder / 'liveness.db'}", listen="127.0.0.1:0", **values)
         self._manual_clock = manual_clock
@@ -54,23 +54,23 @@ class LocalServer:
             self._stop_thread()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on the server and everything happen that falls due; returns when it has."""
+        """Move the server's clock forward, and return when all due timers have run."""
         if not self._manual_clock:
-            raise RuntimeError("this server's time passes by itself: it was made with manual_clock=False")
+            raise RuntimeError("this server uses the real clock: it was created with manual_clock=False")
         self._run_on_loop(self.server.advance(max(1, round(seconds * 1_000))))
 
     def expire(self, worker_instance_key: str, namespace: str = "default") -> None:
-        """End a worker's lease now, as if it had been silent for too long."""
+        """End a worker's lease now, as if its heartbeats had stopped."""
         self._run_on_loop(self._expire(WorkerKey(namespace, worker_instance_key)))
 
-    # -- in the server's thread
+    # -- run on the server's thread
 
     async def _start(self) -> None:
         self.server = Server(self._settings, clock=self._clock, self_driven=not self._manual_clock)
         await self.server.start()
         self.address = self.server.address
         if self._manual_clock:
-            # Only time is moved by hand; what need not wait for it happens by itself.
+            # The test moves only the clock; queued tasks that do not wait for it run by themselves.
             self._queue_task = asyncio.create_task(self.server.queue.run())
 
     async def _stop(self) -> None:
@@ -86,7 +86,7 @@ class LocalServer:
         shard.deactivate(key, Deactivate(InactiveReason.LEASE_EXPIRED, "expired by a test", policy))
         await node.wait_durable(shard)
 
-    # -- between the threads
+    # -- between threads
 
     def _run_on_loop(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_TIMEOUT_S)

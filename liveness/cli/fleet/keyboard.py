@@ -1,4 +1,4 @@
-"""What a terminal sends, as names of keys."""
+"""Decode the bytes that a terminal sends into names of keys."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NAMES = {
     f"{ESCAPE}[1~": "home",
     f"{ESCAPE}[4~": "end",
 }
-# An escape sequence, whole or as far as it has come.
+# A complete escape sequence, and the beginning of one.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|[^\[O])", re.DOTALL)
 _BEGINNING = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|O)?", re.DOTALL)
 
 
 class Keyboard:
-    """Bytes come in whatever pieces the line delivers them in."""
+    """Decodes input that arrives in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -44,7 +44,7 @@ class Keyboard:
 
     @property
     def has_pending_input(self) -> bool:
-        """The beginning of a sequence has come, or the key Escape: only time tells."""
+        """Whether the input ends with the beginning of a sequence, which may also be the key Escape: a timeout decides."""
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[str]:
@@ -61,11 +61,11 @@ class Keyboard:
                 text = text[found.end() :]
             elif _BEGINNING.fullmatch(text):
                 self._pending, text = text, ""
-            else:  # a sequence that is broken off by something that cannot belong to it
+            else:  # an invalid sequence: drop its escape character
                 text = text[1:]
         return keys
 
     def flush_escape(self) -> list[str]:
-        """Nothing more came: it was the key Escape."""
+        """Report the key Escape, after the time for a sequence has passed."""
         pending, self._pending = self._pending, ""
         return ["escape"] if pending else []

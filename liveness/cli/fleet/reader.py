@@ -1,4 +1,4 @@
-"""Reading the fleet again and again, no more of it than is shown, for as long as there is a server or will be again."""
+"""Read the fleet at intervals, only the part that is shown, and reconnect after failures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 RANGE_MS = 10 * 60_000
 PAGE_SIZE = 500
-"""A page keeps the server from heartbeats for some milliseconds; a larger one would for longer."""
+"""A page delays heartbeats on the server by some milliseconds; a larger page would delay them longer."""
 CALLS_MAX = 40
-"""For workers, in one refresh: each namespace takes one at least."""
+"""The limit of ListWorkers calls in one refresh; each namespace needs at least one."""
 WORKERS_MAX = 5_000
-"""So many are looked at, and sorted, at most. Who looks for others narrows the filter."""
+"""The limit of workers that are read and sorted. A filter finds the others."""
 REST_FACTOR = 4
-"""After reading, rest at least so many times as long as it took."""
+"""The pause after a read is at least this many times as long as the read."""
 STATE_FIELDS = {
     WORKER_STATE_ACTIVE: "active",
     WORKER_STATE_INACTIVE: "inactive",
@@ -37,10 +37,10 @@ STATE_FIELDS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuery:
     namespace: str
-    """Empty: all of them."""
+    """Empty: all namespaces."""
     where: WorkerFilter
     workers: int
-    """So many of them, in the order of their keys."""
+    """How many workers to read, in the order of their keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class FleetSnapshot:
     fleet: GetFleetResponse
     workers: tuple[Worker, ...]
     total: int | None
-    """How many there are of which `workers` are the first, if that is known."""
+    """The number of workers that match; None if it is not known."""
     address: str
     at_ms: int
     """On the monotonic clock."""
     took_ms: int
 
     def server_ms(self, now_ms: int) -> int:
-        """What the server's clock says at a time of ours, which may be set otherwise."""
+        """The server's wall clock at a time of the local monotonic clock; the local wall clock may differ."""
         return self.fleet.time.ToMilliseconds() + now_ms - self.at_ms
 
 
@@ -79,12 +79,12 @@ def read(client: Client, query: FleetQuery, clock: Clock) -> FleetSnapshot:
 
 
 class _WorkerPages:
-    """As many as are wanted, in as few calls as one refresh may make."""
+    """Reads the wanted number of workers, within the limit of calls for one refresh."""
 
     def __init__(self, client: Client, where: WorkerFilter, wanted: int) -> None:
         self.found: list[Worker] = []
         self.is_complete = True
-        """There are no others."""
+        """Whether all matching workers were read."""
         self._client = client
         self._where = where
         self._wanted = wanted
@@ -104,7 +104,7 @@ class _WorkerPages:
 
 
 def _count(namespace_fleet: NamespaceFleet, where: WorkerFilter) -> int:
-    """Those in its states."""
+    """The number of workers of a namespace in the states of the filter."""
     return sum(
         getattr(namespace_fleet, STATE_FIELDS[state]) for state in set(where.states) & STATE_FIELDS.keys()
     )
@@ -124,7 +124,7 @@ def _total_workers(
 
 
 class FleetReader:
-    """Reads in a thread of its own, so that the picture stays alive while a server does not answer."""
+    """Reads in its own thread, so that the view stays responsive while a server does not answer."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class FleetReader:
         self._thread.start()
 
     def set_query(self, query: FleetQuery, *, paused: bool) -> None:
-        """From now on this; at once, if it is something else than before."""
+        """Change the query; a different query is read at once."""
         with self._changed:
             if query != self._query or paused != self._paused:
                 self._query, self._paused, self._refresh_now = query, paused, not paused
                 self._changed.notify()
 
     def close(self) -> None:
-        """Not waited for: it may be waiting for a server that does not answer."""
+        """Stop the thread without waiting for it: it may be waiting for a server that does not answer."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -194,7 +194,7 @@ class FleetReader:
                 listener(value)
 
     def _wait_for_refresh(self, seconds: float) -> bool:
-        """False: for ever."""
+        """Wait until the next read is due. Returns False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._refresh_now, seconds)
             self._changed.wait_for(lambda: self._closed or not self._paused)

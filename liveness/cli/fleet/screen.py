@@ -1,4 +1,4 @@
-"""The terminal as a window on the fleet: drawn again when something changes, and given back as it was."""
+"""The full-screen view of the fleet: redraw it on changes, handle keys and signals, and restore the terminal."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from liveness.cli.fleet.view_state import Sort, ViewState, handle_key
 from liveness.clock import Clock
 
 REDRAW_S = 1.0
-"""Leases run down between two looks at the server."""
+"""The remaining times of leases change between two reads."""
 ESCAPE_S = 0.05
-"""If nothing follows for so long, it was the key Escape and not the beginning of another."""
+"""An escape character without further input for this long is the key Escape, not the beginning of a sequence."""
 STALE_INTERVALS = 3
 EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INPUT_BYTES_MAX = 4_096
 PREFETCH_STEP = 100
-"""Workers are read in steps of so many, so that moving by a line asks for nothing new."""
+"""Workers are read in steps of this size, so that scrolling by a line needs no new read."""
 
 
 def first_query(namespace: str, rows: int) -> FleetQuery:
@@ -40,7 +40,7 @@ def first_query(namespace: str, rows: int) -> FleetQuery:
 
 def _query(namespace: str, view_state: ViewState, rows: int) -> FleetQuery:
     by_key = view_state.sort is Sort.KEY and not view_state.reverse
-    # One screenful more than is seen.
+    # Read one screen more than is shown.
     needed = -(-(view_state.first + 2 * rows) // PREFETCH_STEP) * PREFETCH_STEP if by_key else WORKERS_MAX
     return FleetQuery(namespace=namespace, where=view_state.where, workers=needed)
 
@@ -80,7 +80,7 @@ class Screen:
         )
 
     async def run(self) -> int:
-        """Until somebody has seen enough. Returns the exit code."""
+        """Show the view until the user quits or a signal arrives. Returns the exit code."""
         for number in EXIT_SIGNALS:
             self._loop.add_signal_handler(number, self._exit, 128 + number)
         self._loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
@@ -95,16 +95,18 @@ class Screen:
                 except (OSError, termios.error):
                     if self._exit_code is None:
                         raise
-                    # Nothing can be given back to a terminal that is gone.
+                    # The terminal is gone, so there is nothing to restore.
                 if self._is_suspending:
                     self._is_suspending = False
-                    os.kill(os.getpid(), signal.SIGSTOP)  # here it stands until the shell brings it back
+                    os.kill(
+                        os.getpid(), signal.SIGSTOP
+                    )  # the process stops here until the shell continues it
         finally:
             self._reader.close()
             self._loop.remove_reader(sys.stdin.fileno())
         return self._exit_code
 
-    # -- what comes from elsewhere is only noted down: what goes wrong with it is to end `run`
+    # -- callbacks only record what happened, so that a failure ends `run`
 
     def _exit(self, exit_code: int) -> None:
         self._exit_code = exit_code
@@ -171,7 +173,7 @@ class Screen:
 
 @contextmanager
 def _window(console: Console) -> Iterator[Live]:
-    """The whole terminal, and each key as soon as it is pressed; afterwards everything as it was."""
+    """Take the whole terminal and read single keys; restore it afterwards."""
     keyboard = sys.stdin.fileno()
     saved = termios.tcgetattr(keyboard)
     live = Live(

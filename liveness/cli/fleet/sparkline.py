@@ -1,17 +1,17 @@
-"""A row of numbers as a row of bars, one character each."""
+"""Draw numbers as a row of bars, one character each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 BARS = "▁▂▃▄▅▆▇█"
-"""The lowest is for zero alone, so that a little is told from nothing."""
+"""The lowest bar stands only for zero, so that small values differ from zero."""
 GAP = " "
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The whole of it in `width` characters at most, the newest at the right; None is a gap. A character that stands
-    for several numbers shows the highest of them: what is short is not to be overlooked."""
+    """All values in at most `width` characters, the newest at the right; None is a gap. A character that stands for
+    several values shows the highest, so that short peaks stay visible."""
     if not values or width <= 0:
         return ""
     values_per_bar = -(-len(values) // width)

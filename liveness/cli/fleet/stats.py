@@ -1,4 +1,4 @@
-"""What the fleet's samples come to: a number for now, and a line for the last minutes."""
+"""Compute the figures of the fleet from its samples: a current value, and a history of the last minutes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from liveness.cli.fleet.reader import RANGE_MS
 from liveness.v1.fleet_pb2 import FleetSample, GetFleetResponse
 
 RATE_WINDOW_MS = 10_000
-"""A rate is taken over so long, or it would only jump about."""
+"""Rates are averaged over this window; shorter ones would jump."""
 MINUTE_MS = 60_000
 HISTORY_MS_MIN = 2 * MINUTE_MS
-"""Of a server that has just begun, not all of the line stays empty."""
+"""The shortest history drawn, so that the chart of a new server is not almost empty."""
 
 
 class Stat(NamedTuple):
     name: str
     value_text: str
     history: Sequence[float | None]
-    """Evenly spaced, the newest last; None where nobody counted."""
+    """Evenly spaced, the newest last; None where there is no sample."""
     is_alarming: bool = False
 
 
@@ -68,7 +68,7 @@ def stats(fleet: GetFleetResponse) -> list[Stat]:
 
 
 def _slots(fleet: GetFleetResponse, interval_ms: int) -> list[FleetSample | None]:
-    """The whole range, so that a gap is a gap and what is older stands further left."""
+    """The samples by time slot over the whole range; None for a slot without a sample."""
     slots: list[FleetSample | None] = [None] * (RANGE_MS // interval_ms)
     for sample in fleet.samples:
         age_ms = fleet.time.ToMilliseconds() - sample.time.ToMilliseconds()

@@ -1,4 +1,4 @@
-"""The picture of the fleet, in whatever room there is."""
+"""Draw the fleet for the size of the terminal."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from liveness.v1.worker_pb2 import Worker
 
 ALERTS_MAX = 3
 COMPACT_HEIGHT = 18
-"""In a window that is lower, the workers are worth more than figures and alerts."""
+"""In a lower window, workers take precedence over figures and alerts."""
 HEAD_LINES = 2
 NAME_WIDTH = 11
 HELP = (
     ("↑ ↓  PgUp PgDn  Home End", "move"),
     ("s  ← →", "sort by worker, state, lease left, activities"),
-    ("r", "the other way round"),
+    ("r", "reverse the order"),
     ("/", f"filter: {SYNTAX}"),
-    ("Esc", "no filter"),
-    ("p", "pause the picture, and go on"),
+    ("Esc", "clear the filter"),
+    ("p", "pause and resume the view"),
     ("q", "quit"),
 )
 
@@ -45,11 +45,11 @@ class Frame:
     now_ms: int
     """On the monotonic clock."""
     namespace: str
-    """Empty: all of them."""
+    """Empty: all namespaces."""
     error: str = ""
-    """Why the server did not answer when it was asked last."""
+    """The error of the last read; empty if it succeeded."""
     fresh_ms: int = 10_000
-    """What is older is stale, whether there was trouble or just no answer."""
+    """A snapshot older than this is stale."""
 
     @property
     def server_ms(self) -> int:
@@ -63,7 +63,7 @@ class Frame:
 
     @property
     def row_count(self) -> int:
-        """How many rows one may move through."""
+        """The number of rows that can be scrolled."""
         total = self.snapshot.total
         return min(len(self.snapshot.workers) if total is None else total, WORKERS_MAX)
 
@@ -72,7 +72,7 @@ class Frame:
 class FleetView:
     frame: Frame
     show_keys: bool = True
-    """Whether there is somebody to press them."""
+    """Whether to show the keys in the footer."""
 
     def viewport(self, width: int, height: int) -> Viewport:
         above = HEAD_LINES + len(self._stats_and_alerts(width, height))
@@ -100,7 +100,7 @@ class FleetView:
     # -- above the table
 
     def _stats_and_alerts(self, width: int, height: int) -> list[Text]:
-        """Figures and alerts, as far as there is room for them."""
+        """The figures and alerts that fit."""
         rows = self.stats(width)
         lines = rows if height >= COMPACT_HEIGHT else rows[:1] if height >= COMPACT_HEIGHT - 6 else []
         banners = self.banners()
@@ -117,8 +117,8 @@ class FleetView:
 
     def _title(self, width: int) -> Text:
         frame, fleet = self.frame, self.frame.snapshot.fleet
-        what = f"namespace {frame.namespace}" if frame.namespace else "all namespaces"
-        parts = [what, frame.snapshot.address, f"{fleet.serving_shards} of {fleet.shards} shards served"]
+        scope = f"namespace {frame.namespace}" if frame.namespace else "all namespaces"
+        parts = [scope, frame.snapshot.address, f"{fleet.serving_shards} of {fleet.shards} shards served"]
         if fleet.nodes > 1:
             parts.append(f"{fleet.nodes} nodes")
         left = Text.assemble(("liveness top", "bold"), "  ", (escape_control("  ".join(parts)), "dim"))
@@ -142,13 +142,13 @@ class FleetView:
             for count, word, style in parts
         )
         if false:
-            left.append(f"  {false:,} of {deaths:,} deaths were none", "yellow")
+            left.append(f"  {false:,} of {deaths:,} deaths were false", "yellow")
         if self.frame.namespace and any(one.paused for one in counted):
             left.append("  namespace paused", "magenta")
         return _justify(left, Text(self._position_text(viewport), "dim"), width)
 
     def _position_text(self, viewport: Viewport) -> str:
-        """Which of the workers are seen, of which that are looked at, of how many."""
+        """The range of visible rows, the number of read workers, and the total."""
         snapshot, view_state = self.frame.snapshot, self.frame.view_state
         if not viewport.row_count:
             return "none found" if view_state.filter or view_state.filter_input else ""
@@ -162,7 +162,7 @@ class FleetView:
         return f"{seen} {len(snapshot.workers):,} sorted, of {total}"
 
     def banners(self) -> list[str]:
-        """What an operator should look at, the most urgent first."""
+        """The alerts for the operator, the most urgent first."""
         frame = self.frame
         banners = []
         age_ms = frame.now_ms - frame.snapshot.at_ms
@@ -218,7 +218,7 @@ class FleetView:
             line = Text.assemble(("/", "bold"), escape_control(view_state.filter_input), ("▏", "blink"))
             try:
                 parse_filter(view_state.filter_input)
-                line.append("   Enter keeps it, Esc does not", "dim")
+                line.append("   Enter applies the filter, Esc drops it", "dim")
             except BadFilter as error:
                 line.append(f"   {escape_control(str(error))}", "red")
             return _truncate(line, width)
@@ -230,7 +230,7 @@ class FleetView:
             ("/", "filter"),
             ("s", "sort"),
             ("r", "reverse"),
-            ("p", "go on" if view_state.paused else "pause"),
+            ("p", "resume" if view_state.paused else "pause"),
             ("?", "help"),
         ):
             line.append(key, "bold").append(f" {meaning}  ", "dim")
@@ -255,11 +255,11 @@ def _stat_rows(found: Sequence[Stat], width: int) -> list[Text]:
 
 def _help(width: int) -> list[Text]:
     lines = [Text(""), *(Text.assemble((f"  {key:<26}", "bold"), meaning) for key, meaning in HELP)]
-    return [_truncate(line, width) for line in (*lines, Text(""), Text("  Any key goes back.", "dim"))]
+    return [_truncate(line, width) for line in (*lines, Text(""), Text("  Press any key to go back.", "dim"))]
 
 
 def _justify(left: Text, right: Text, width: int) -> Text:
-    """One line with something at both ends; where there is no room for both, the right one stays whole."""
+    """One line with text at both ends. If they do not fit, the left text is cut."""
     room = max(0, width - right.cell_len - (2 if right.cell_len else 0))
     left = _truncate(left, room)
     return _truncate(left + Text(" " * (width - left.cell_len - right.cell_len)) + right, width)

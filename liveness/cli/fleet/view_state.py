@@ -1,4 +1,4 @@
-"""What the person at the terminal has chosen to see, and how keys change it."""
+"""The state of the view that keys change: sort order, filter, position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sort(Enum):
 
 SORT_ORDER = tuple(Sort)
 FIELDS = {"host": "host_name", "build": "build_id", "queue": "task_queue"}
-SYNTAX = "the beginning of a key, host=…, build=…, queue=…, state=…; blanks between them"
+SYNTAX = "the beginning of a key, host=…, build=…, queue=…, state=…, separated by blanks"
 
 
 class BadFilter(ValueError):
@@ -28,13 +28,13 @@ class BadFilter(ValueError):
 
 
 def parse_filter(text: str) -> WorkerFilter:
-    """All of it is looked up by the server. Without a state: those that are not gone for good."""
+    """Parse the text of a filter, which the server evaluates. Without a state: active and inactive workers."""
     where = WorkerFilter()
     for word in text.split():
         name, equals, value = word.partition("=")
         if not equals:
             if where.key_prefix:
-                raise BadFilter(f"a key begins in one way only, not with {where.key_prefix} and {word}")
+                raise BadFilter(f"give one beginning of a key, not both {where.key_prefix} and {word}")
             where.key_prefix = word
         elif name == "state":
             if value not in STATES:
@@ -43,7 +43,7 @@ def parse_filter(text: str) -> WorkerFilter:
         elif name in FIELDS:
             setattr(where, FIELDS[name], value)
         else:
-            raise BadFilter(f"there is no {name}= to filter by; write {SYNTAX}")
+            raise BadFilter(f"{name}= is not a filter; write {SYNTAX}")
     if not where.states:
         where.states.extend(ACTIVE_OR_INACTIVE.values())
     return where
@@ -54,16 +54,16 @@ class ViewState:
     sort: Sort = Sort.KEY
     reverse: bool = False
     first: int = 0
-    """Of the rows, the one on top."""
+    """The index of the top row."""
     filter: str = ""
     filter_input: str | None = None
-    """The filter while it is being typed."""
+    """The text while the user types a filter; None otherwise."""
     paused: bool = False
     help: bool = False
 
     @property
     def where(self) -> WorkerFilter:
-        """Of what is being typed, as soon as it makes sense."""
+        """The filter that is being typed, if it is valid; otherwise the current filter."""
         for text in (self.filter_input, self.filter):
             if text is not None:
                 try:
@@ -75,19 +75,19 @@ class ViewState:
 
 @dataclass(frozen=True, slots=True)
 class Viewport:
-    """What the picture has room for, and how much there is."""
+    """The number of rows that fit, and the number of rows that exist."""
 
     rows: int
     row_count: int
 
     @property
     def first_row_max(self) -> int:
-        """The lowest that may be on top."""
+        """The largest index of the top row."""
         return max(0, self.row_count - self.rows)
 
 
 def handle_key(view_state: ViewState, key: str, viewport: Viewport) -> ViewState | None:
-    """None: enough seen."""
+    """The state after a key press; None to quit."""
     if view_state.filter_input is not None:
         return _edit_filter(view_state, view_state.filter_input, key)
     if view_state.help:
@@ -139,7 +139,7 @@ def _edit_filter(view_state: ViewState, typed: str, key: str) -> ViewState:
             try:
                 parse_filter(typed)
             except BadFilter:
-                return view_state  # it says why; nothing is taken away
+                return view_state  # the footer shows the error
             return replace(view_state, filter=typed.strip(), filter_input=None, first=0)
         case "escape":
             return replace(view_state, filter_input=None, first=0)

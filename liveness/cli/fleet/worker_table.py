@@ -1,4 +1,4 @@
-"""Workers as rows of the table: what is said of each, in which order they stand, and which columns there is room for."""
+"""Workers as rows of a table: their cells, their order, and the columns that fit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SILENT_REASONS = {
     InactiveReason.INACTIVE_REASON_LEASE_EXPIRED,
     InactiveReason.INACTIVE_REASON_DISCONNECTED,
 }
-"""Of whom it matters since when nothing was heard."""
+"""For these reasons the time since the last heartbeat is shown."""
 FULL, EMPTY = "━", "─"
 BAR_WIDTH = 10
 WIDE_TERMINAL = 96
 
 
 def state_text(worker: Worker) -> str:
-    """In one word, or few: active, suspect, paused+draining, inactive."""
+    """The state in a few words: active, suspect, paused+draining, inactive."""
     flags = []
     if worker.state == WORKER_STATE_ACTIVE:
         flags += ["suspect"] if worker.suspect else []
@@ -58,7 +58,7 @@ def remaining_lease_ms(worker: Worker, server_ms: int) -> int | None:
 
 
 def sort_workers(workers: Iterable[Worker], sort: Sort, server_ms: int, *, reverse: bool) -> list[Worker]:
-    """The server lists them by key; whoever needs a look comes first in the other orders."""
+    """Sort the workers. The server lists them by key; the other orders put workers that need attention first."""
 
     def urgency(worker: Worker) -> tuple[Any, ...]:
         active = worker.state == WORKER_STATE_ACTIVE
@@ -88,12 +88,12 @@ def sort_workers(workers: Iterable[Worker], sort: Sort, server_ms: int, *, rever
 class Column(NamedTuple):
     title: str
     cell: Callable[[Worker, int], Text]
-    """Of a worker, at a time of the server's clock."""
+    """Draws the cell of a worker, at a time of the server's clock."""
     width: int | None = None
-    """None: a share of what is left."""
+    """None: a share of the remaining width."""
     sort: Sort | None = None
     width_min: int = 0
-    """Of the terminal; where there is less room, other columns are worth more."""
+    """The column is hidden on terminals narrower than this."""
     width_max: int = 1_000_000
     right: bool = False
 
@@ -135,7 +135,7 @@ def _lease_cell(worker: Worker, server_ms: int) -> Text:
 
 
 def _format_remaining(ms: int) -> str:
-    """A tenth of a second says something about a short time only."""
+    """Tenths of a second below a minute, whole minutes above."""
     return f"{ms / 1_000:.1f} s" if ms < 60_000 else humanize_ms(ms // 60_000 * 60_000)
 
 

@@ -13,14 +13,14 @@ BLOCKS = ["block-1", "block-2"]
 
 
 def note(
-    deed: NoteKind, activity: str, *, worker: str = "worker-1", attempt: int = 1, reason: str = ""
+    kind: NoteKind, activity: str, *, worker: str = "worker-1", attempt: int = 1, reason: str = ""
 ) -> Note:
-    digest = "" if deed is NoteKind.STARTED else f"digest of {activity}"
-    return Note(deed=deed, worker=worker, activity=activity, attempt=attempt, digest=digest, reason=reason)
+    digest = "" if kind is NoteKind.STARTED else f"digest of {activity}"
+    return Note(kind=kind, worker=worker, activity=activity, attempt=attempt, digest=digest, reason=reason)
 
 
 def acknowledged(count: int, worker: str = "worker-1") -> Note:
-    return Note(deed=NoteKind.ACKNOWLEDGED, worker=worker, count=count)
+    return Note(kind=NoteKind.ACKNOWLEDGED, worker=worker, count=count)
 
 
 def completion(activity: str, *, worker: str = "worker-1", attempt: int = 1) -> Completion:
@@ -28,7 +28,7 @@ def completion(activity: str, *, worker: str = "worker-1", attempt: int = 1) -> 
 
 
 GOOD_NOTES = [
-    *(note(deed, block) for block in BLOCKS for deed in (NoteKind.STARTED, NoteKind.FINISHED)),
+    *(note(kind, block) for block in BLOCKS for kind in (NoteKind.STARTED, NoteKind.FINISHED)),
     acknowledged(1),
     acknowledged(2),
 ]
@@ -51,7 +51,7 @@ def test_attempts_that_came_to_nothing_are_told_apart() -> None:
         note(NoteKind.STARTED, "block-1", worker="killed"),
         note(NoteKind.STARTED, "block-2", worker="zombie"),
         note(NoteKind.REFUSED, "block-2", worker="zombie", reason="FENCED_OFF"),
-        *(note(deed, block, attempt=2) for block in BLOCKS for deed in (NoteKind.STARTED, NoteKind.FINISHED)),
+        *(note(kind, block, attempt=2) for block in BLOCKS for kind in (NoteKind.STARTED, NoteKind.FINISHED)),
     ]
 
     ledger = compute_ledger(BLOCKS, [completion(block, attempt=2) for block in BLOCKS], ONCE, notes)
@@ -94,7 +94,7 @@ def test_more_acknowledgements_than_completions_are_too_many() -> None:
 def test_a_zombie_that_is_believed_is_one_too_many() -> None:
     """Even if whoever was told so before was killed and noted nothing down."""
     zombie = note(NoteKind.ACCEPTED, "block-2", worker="zombie")
-    unacknowledged = [known for known in GOOD_NOTES if known.deed is not NoteKind.ACKNOWLEDGED]
+    unacknowledged = [known for known in GOOD_NOTES if known.kind is not NoteKind.ACKNOWLEDGED]
 
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, [*unacknowledged, zombie])
 
@@ -103,7 +103,7 @@ def test_a_zombie_that_is_believed_is_one_too_many() -> None:
 
 
 def test_a_completion_that_nobody_began_does_not_add_up() -> None:
-    notes = [known for known in GOOD_NOTES if (known.deed, known.activity) != (NoteKind.STARTED, "block-2")]
+    notes = [known for known in GOOD_NOTES if (known.kind, known.activity) != (NoteKind.STARTED, "block-2")]
 
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, notes)
 

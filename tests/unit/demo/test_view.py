@@ -14,7 +14,7 @@ from liveness.demo.view import DemoView, Frame, WorkerRow, render_ledger
 
 
 def row(number: int, process_state: ProcessState = ProcessState.RUNNING, **changes: object) -> WorkerRow:
-    usual = {"verdict": "ACTIVE", "suspect": False, "epoch": 1, "lease_left": 0.9, "lease_left_s": 4.5}
+    usual = {"server_state": "ACTIVE", "suspect": False, "epoch": 1, "lease_left": 0.9, "lease_left_s": 4.5}
     return WorkerRow(
         name=f"worker-{number}",
         process_state=process_state,
@@ -60,7 +60,7 @@ def test_the_last_thing_that_happened_is_in_the_picture() -> None:
 
 
 def test_in_a_low_window_those_that_are_over_make_room() -> None:
-    over = [row(number, ProcessState.KILLED, verdict="INACTIVE") for number in range(1, 10)]
+    over = [row(number, ProcessState.KILLED, server_state="INACTIVE") for number in range(1, 10)]
 
     lines = drawn(DemoView(scene(*over, row(10))), 80, 24)
 
@@ -86,7 +86,7 @@ def test_a_worker_is_shown_as_it_is_and_as_the_server_sees_it() -> None:
                 scene(
                     row(1),
                     row(2, ProcessState.KILLED, suspect=True, lease_left=0.25, lease_left_s=1.2),
-                    row(3, ProcessState.FROZEN, verdict="INACTIVE"),
+                    row(3, ProcessState.FROZEN, server_state="INACTIVE"),
                     row(4, epoch=2),
                 )
             )
