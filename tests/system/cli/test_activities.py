@@ -80,7 +80,7 @@ def test_whoever_leaves_out_the_type_is_told_of_it(command: tuple[str, ...], she
     schedule(shell, "photo", *QUEUE)
     sentence = shell.sentence("activities", *command, "photo")
     assert sentence.startswith(f"There is no activity photo/-/- in namespace {shell.namespace} (ACTIVITY_NOT")
-    assert "is found with --type" in sentence
+    assert "; add --type if it was scheduled by ID" in sentence
 
 
 @pytest.mark.parametrize("command", ["describe", "retry", "cancel"])
@@ -93,7 +93,7 @@ def test_two_or_four_names_name_nothing(command: str, given: tuple[str, ...]) ->
 
 
 def test_a_type_says_nothing_beside_all_three_names() -> None:
-    sentence = "--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID say it all"
+    sentence = "--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID need no type"
     assert Shell().sentence("activities", "describe", "a", "b", "c", "--type", "t", exit_code=2) == sentence
 
 
@@ -159,7 +159,7 @@ def test_an_input_that_is_too_long_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(bytes(INPUT_BYTES_MAX + 1))
     sentence = Shell().sentence("activities", "schedule", "a", *QUEUE, "--input-file", str(path), exit_code=2)
-    assert sentence == f"the input in {path} is longer than 262144 bytes; say in it where the rest is found"
+    assert sentence == f"the input in {path} is longer than 262144 bytes; store the data elsewhere and pass its location"
 
 
 def test_an_input_is_given_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_server_is_backed_up_while_it_serves_and_restored_when_it_has_ended(tm
     done = liveness(tmp_path, "restore", "copy.db", "--force")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["restored", "sqlite:///liveness.db"]
-    assert "1 workers were taken for inactive and 0 activities are rescheduled" in done.stderr
+    assert "1 workers became inactive and 0 activities are rescheduled" in done.stderr
     with running_server(tmp_path) as address:
         assert Shell(address).heartbeat("w").lease_epoch > 1_000_000
 
@@ -51,7 +51,7 @@ def test_postgresql_has_means_of_its_own(tmp_path: Path) -> None:
     done = liveness(tmp_path, "restore", "copy.db", "--db", POSTGRES)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: liveness restore puts back SQLite files; restore PostgreSQL by its own means and then call "
+        "error: liveness restore works on SQLite files; restore PostgreSQL by its own means and then call "
         "`liveness restore --already-restored`, as docs/operations.md says.\n"
     )
 

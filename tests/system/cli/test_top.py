@@ -75,7 +75,7 @@ def test_one_sees_the_fleet_moves_in_it_and_leaves_the_terminal_as_it_was(shell:
         top.press("\x1b")
         top.see("alpha")
         top.press("?")
-        top.see("Any key goes back.")
+        top.see("Press any key to go back.")
         top.press("x")
         top.see("alpha")
         quits(top)

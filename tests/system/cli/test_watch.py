@@ -222,8 +222,8 @@ def test_on_a_terminal_it_is_in_colour_with_the_date_above(shell: Shell) -> None
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--resume", "x", "--from-beginning"), "--resume and --from-beginning are two beginnings; give one of them"),
-        (("--worker", "w", "--all-namespaces"), "a worker is of one namespace: --worker cannot be combined with --all-namespaces"),
+        (("--resume", "x", "--from-beginning"), "--resume and --from-beginning contradict each other; give one of them"),
+        (("--worker", "w", "--all-namespaces"), "a worker belongs to one namespace: --worker cannot be combined with --all-namespaces"),
         (("--type", "WorkerDeactivate"), "there is no event WorkerDeactivate; did you mean WorkerDeactivated?"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from liveness.v1.worker_pb2 import ActivityRef
 from tests.system.cli.scripted_worker import ScriptedWorker
 from tests.system.cli.shell import UNUSED_ADDRESS, Shell
 
-STAYS = "because the whole namespace is; `liveness workers resume --all` resumes it"
+STAYS = "because the whole namespace is paused; `liveness workers resume --all` resumes it"
 
 
 def told(shell: Shell, *args: str) -> list[str]:
@@ -70,11 +70,11 @@ def test_workers_are_paused_and_resumed_by_condition(shell: Shell) -> None:
     assert told(shell, "pause", "--task-queue", "mail", "--build-id", "1") == ["1 worker paused."]
     assert states(shell) == {"a": "ACTIVE (paused)", "b": "ACTIVE", "c": "ACTIVE"}
     assert shell.json("workers", "pause", "--state", "active") == {"changed": 2}
-    nobody = "Nobody was paused: no worker meets the conditions, or those that do were paused before."
+    nobody = "No worker was paused: none meets the conditions, or those that do were paused before."
     assert told(shell, "pause", "--prefix", "a") == [nobody]
     assert told(shell, "resume", "--task-queue", "mail") == ["2 workers resumed."]
     assert states(shell) == {"a": "ACTIVE", "b": "ACTIVE", "c": "ACTIVE (paused)"}
-    nobody = "Nobody was resumed: no worker meets the conditions, or those that do were not paused."
+    nobody = "No worker was resumed: none meets the conditions, or those that do were not paused."
     assert told(shell, "resume", "--prefix", "a") == [nobody]
     assert shell.json("workers", "resume", "--host", "nowhere") == {"changed": 0}
 
@@ -102,7 +102,7 @@ def test_resuming_some_of_a_paused_namespace_says_that_they_stay_paused(shell: S
     told(shell, "pause", "--all", "--yes")
     assert told(shell, "resume", "b") == [f"Worker b stays paused, {STAYS}."]
     assert told(shell, "resume", "--prefix", "a") == [
-        f"Nobody was resumed, {STAYS}; 1 worker will not be paused then."
+        f"No worker was resumed, {STAYS}; 1 worker will not be paused then."
     ]
 
 
@@ -113,7 +113,7 @@ def test_all_is_asked_for_first(order: str, shell: Shell) -> None:
         told(shell, "pause", "--all", "--yes")
     before = states(shell)
     question = {
-        "pause": f"Pause the whole namespace {shell.namespace}, with its 1 worker and whoever joins later?",
+        "pause": f"Pause the whole namespace {shell.namespace}, with its 1 worker and all that join later?",
         "resume": f"Resume the whole namespace {shell.namespace}, with every worker that was paused on its own?",
     }[order]
     refused = shell.run("workers", order, "--all", stdin="n\n")
@@ -161,7 +161,7 @@ def test_draining_tells_what_is_left(shell: Shell) -> None:
     bound = ActivityRef(workflow_id="a", run_id="r", activity_id="a", task_queue="q")
     shell.heartbeat("w", bound_activities=[bound])
     assert told(shell, "drain", "w", "--limit", "5m", "--reason", "host is retired") == [
-        "Worker w is draining; it holds 1 activity, and what is left after 5m is rescheduled."
+        "Worker w is draining; it holds 1 activity, and those left after 5m are rescheduled."
     ]
     assert shell.heartbeat("w").drain
     assert states(shell) == {"w": "ACTIVE (draining)"}
@@ -186,7 +186,7 @@ def test_the_limit_of_a_drain_is_the_one_that_is_told(
 def test_draining_has_a_limit_of_a_minute_unless_it_is_told(shell: Shell) -> None:
     shell.heartbeat("w")
     (line,) = told(shell, "drain", "w")
-    assert line == "Worker w is draining; it holds 0 activities, and what is left after 1m is rescheduled."
+    assert line == "Worker w is draining; it holds 0 activities, and those left after 1m are rescheduled."
 
 
 def test_whoever_was_drained_is_draining_no_more(shell: Shell) -> None:

@@ -54,7 +54,7 @@ def test_the_head_counts_by_state() -> None:
     ]
     head = rendered_lines(frame(fleet=fleet(namespaces=counted), namespace=""))
     assert head[0].startswith("liveness top  all namespaces  127.0.0.1:7400  4 of 4 shards served")
-    assert head[1].startswith("1,234 active  2 suspect  3 inactive  4 cleaned up  1 of 9 deaths were none")
+    assert head[1].startswith("1,234 active  2 suspect  3 inactive  4 cleaned up  1 of 9 deaths were false")
 
 
 def test_figures_are_of_the_last_seconds_and_the_last_minute() -> None:
@@ -191,10 +191,10 @@ def test_the_keys_stand_in_the_last_line(height: int) -> None:
 
 def test_a_filter_being_typed_says_what_is_wrong_with_it() -> None:
     assert rendered_lines(frame(view_state=ViewState(filter_input="host=a")))[-1].startswith(
-        "/host=a▏   Enter keeps it"
+        "/host=a▏   Enter applies the filter"
     )
     assert (
-        "there is no color= to filter by"
+        "color= is not a filter"
         in rendered_lines(frame(view_state=ViewState(filter_input="color=")))[-1]
     )
 
