@@ -340,7 +340,7 @@ def _cancel_requested(event: Event, data: Data) -> EventText:
 
 
 def _released(event: Event, data: Data) -> EventText:
-    return EventText(EventTone.MINOR, _event_activity_name(event, data), "is held by nobody now")
+    return EventText(EventTone.MINOR, _event_activity_name(event, data), "is no longer held by a worker")
 
 
 def _made_available(event: Event, data: Data) -> EventText:

@@ -1,7 +1,7 @@
 """A worker process of the demo: it hashes blocks and notes what it does.
 
-It is careless on purpose. The SDK tells it that its lease has ended and reports nothing after that; this worker reports
-its work all the same, with the fencing token that it was given. The server must refuse the report.
+It is careless on purpose. The SDK tells it that its lease has ended and reports nothing after that; this worker still
+reports its work, with the fencing token that it was given. The server must refuse the report.
 """
 
 from __future__ import annotations

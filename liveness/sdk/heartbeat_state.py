@@ -311,7 +311,7 @@ class HeartbeatState:
             return HeartbeatOutcome()
         heartbeat = self._take_heartbeat()
         pending_binds = self._binds_acknowledged_by(heartbeat)
-        # An earlier sending may have used the number all the same. The server detects and repairs a gap in the numbers,
+        # An earlier sending may have been applied with this number. The server detects and repairs a gap in the numbers,
         # but not two heartbeats with the same number.
         self._needs_full_sync = True
         self._requeue(heartbeat)

@@ -140,7 +140,7 @@ class CancelOnLoss:
         if self._cancelled and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._held_attempt.loss() from error
         if kind is None and self._held_attempt.lost.is_set():
-            # The body did not notice the loss, or ignored it; its work does not count all the same.
+            # The body did not notice the loss, or ignored it; either way its work does not count.
             raise self._held_attempt.loss()
 
     def _cancel(self) -> None:

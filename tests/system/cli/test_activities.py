@@ -159,7 +159,10 @@ def test_an_input_that_is_too_long_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(bytes(INPUT_BYTES_MAX + 1))
     sentence = Shell().sentence("activities", "schedule", "a", *QUEUE, "--input-file", str(path), exit_code=2)
-    assert sentence == f"the input in {path} is longer than 262144 bytes; store the data elsewhere and pass its location"
+    assert (
+        sentence
+        == f"the input in {path} is longer than 262144 bytes; store the data elsewhere and pass its location"
+    )
 
 
 def test_an_input_is_given_once(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def test_without_a_storm_there_is_nothing_to_release(shell: Shell) -> None:
     result = shell.run("workers", "release-storm", "--yes")
     assert (result.exit_code, result.stdout) == (0, "")
     assert (
-        result.stderr == f"Nothing was held in namespace {shell.namespace}; for the next minute nothing will be held.\n"
+        result.stderr
+        == f"Nothing was held in namespace {shell.namespace}; for the next minute nothing will be held.\n"
     )
 
 
