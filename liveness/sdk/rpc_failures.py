@@ -84,7 +84,7 @@ class RpcFailed(Exception):
 
 
 def failure_of_status(status: Status) -> RpcFailure:
-    """From an item of a batch, or from the details of a failed call."""
+    """Parse the status of an item in a batch, or of a failed call."""
     details = parse_details(status)
     return RpcFailure(
         status_code(status), details.reason, status.message, details.fields, details.retry_after_ms
@@ -92,7 +92,7 @@ def failure_of_status(status: Status) -> RpcFailure:
 
 
 def failure_of_call(call: grpc.Call) -> RpcFailure:
-    """From a call that has ended otherwise than with OK."""
+    """Parse the failure of a call that ended with another code than OK."""
     status = status_from_trailer(call.code(), call.trailing_metadata())
     if status is not None:
         return failure_of_status(status)

@@ -54,7 +54,7 @@ def test_a_watcher_reads_sentences(shell: Shell) -> None:
         assert lines == {
             "worker-7 was forced out: host db-3 is gone",
             "photo-17/resize is taken from worker-7 (attempt 1)",
-            "photo-17/resize is held by nobody now",
+            "photo-17/resize is no longer held by a worker",
             "photo-17/resize waits for a worker (attempt 2)",
         }
 

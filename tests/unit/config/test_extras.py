@@ -26,7 +26,7 @@ def test_the_list_names_every_package_of_the_extra() -> None:
 
 
 def test_a_worker_needs_few_packages() -> None:
-    assert len(PROJECT["dependencies"]) <= 7
+    assert len(PROJECT["dependencies"]) <= 6
 
 
 @pytest.mark.parametrize("package", SERVER_PACKAGES)
