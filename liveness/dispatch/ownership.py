@@ -176,8 +176,11 @@ class ActivityOwnership:
         await self.load([key])
         for _ in range(CLAIM_TRIES_MAX):
             worker = self._bindings_of(worker_key)
+            holder = self._holder(key)
             view = await worker.look_up_live(session_id, key.id)
             await self._load_again(key, worker)
+            if self._holder(key) != holder:
+                continue  # the view may be older than the binding of the present holder
             self._withdraw_if_unbound(key, worker_key, view)
             events, wanted = self._decide_claim(key, spec, worker_key, view.epoch)
             if not events:
@@ -194,6 +197,10 @@ class ActivityOwnership:
             # The activity changed while the worker's node was asked.
             await self._undo_binding(worker, key, worker_key, wanted)
         raise ActivityNotAvailable(activity=decide.format_activity_id(key.id), state="changing hands")
+
+    def _holder(self, key: ActivityKey) -> AttemptHolder | None:
+        known = self.shard(key).activities.get(key)
+        return None if known is None else current_holder(known)
 
     async def _load_again(self, key: ActivityKey, worker: WorkerBindings) -> None:
         """Loading may wait, and a decision that includes a local worker must be made in one turn."""
