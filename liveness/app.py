@@ -158,10 +158,12 @@ class Server:
         self.store = await open_store(settings, self._node_id, self._platform)
         stack.push_async_callback(self.store.close)
         self._bind()
+        stack.push_async_callback(self._unbind)
         self._build()
         self._register_listeners()
         self._register_services()
         self._push_release(stack)
+        self._is_listening = True
         await self._grpc.start()
         with _gc_paused():
             await self.membership.join()
@@ -249,6 +251,7 @@ class Server:
     def _bind(self) -> None:
         """Take the port, so that the address is known to everything that is built next. Nothing is accepted yet."""
         settings = self._settings
+        self._is_listening = False
         self._grpc = self._platform.listener(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -260,6 +263,12 @@ class Server:
         except RuntimeError as error:
             raise ListenFailed(listen=settings.listen) from error
         self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
+
+    async def _unbind(self) -> None:
+        """Release the port after a start that failed before anything was accepted."""
+        if not self._is_listening:
+            await self._grpc.start()  # gRPC releases the port of a server only if it was started
+            await self._grpc.stop(None)
 
     def _build(self) -> None:
         """Build the components, each after those that it needs."""

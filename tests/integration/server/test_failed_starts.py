@@ -69,6 +69,21 @@ async def test_a_start_that_fails_at_its_last_step_is_undone_as_a_stop_would(
     await assert_nothing_is_left(server, before, tmp_path)
 
 
+async def test_a_start_that_fails_before_it_listens_releases_the_port_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Server) -> None:
+        raise RuntimeError("cannot build")
+
+    before = tasks_beside_this_one()
+    server = Server(settings(tmp_path), clock=ManualClock(), self_driven=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "_build", fail)
+        with pytest.raises(RuntimeError, match="cannot build"):
+            await server.start()
+    await assert_nothing_is_left(server, before, tmp_path)
+
+
 async def test_a_port_in_use_releases_the_database(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
