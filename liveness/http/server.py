@@ -1,4 +1,4 @@
-"""HTTP beside gRPC in the same process: the API as JSON, streams as events, the dashboard's files."""
+"""The HTTP server in the server's process: the API as JSON, streams as server-sent events, the dashboard's files."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from liveness.http.static_files import read_files
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
 HEADERS_BYTES_MAX = 128 * 1024
-"""Of a request. A resume token has a number for each shard."""
+"""Per request. A resume token contains a number for each shard."""
 CONNECTIONS_MAX = 2_000
 SHUTDOWN_TIMEOUT_S = 2
-"""How long clients may take to read what they were answered before we left."""
+"""How long clients may take to read their last answers when the server stops."""
 HEALTH_TIMEOUT_S = 5.0
 READINESS = "liveness.readiness"
 
 _HEALTH: ServiceDescriptor = Default().FindServiceByName("grpc.health.v1.Health")
 
 Metrics = Callable[[], tuple[bytes, str]]
-"""What /metrics says, and its content type."""
+"""Returns the content of /metrics and its content type."""
 
 
 class _UvicornWithoutSignals(uvicorn.Server):
@@ -66,7 +66,7 @@ class HttpServer:
         streams_max: int = STREAMS_MAX,
         body_reader: BodyReader | None = None,
     ) -> None:
-        """`hosts`: more names under which it is reached."""
+        """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics."""
         self.url = listen_address.url
         self._listen_address = listen_address
         self._metrics = metrics
@@ -135,13 +135,13 @@ class HttpServer:
         self._app.shutdown_executor()
         await self._grpc_client.close()
 
-    # -- beside the API
+    # -- paths outside the API
 
     async def _healthz(self) -> Response:
         return json_response(json_bytes({"status": "SERVING"}))
 
     async def _readyz(self) -> Response:
-        """Whether this node has come to serve the shards that belong to it."""
+        """Ready: this node serves all shards that are assigned to it."""
         request = health_pb2.HealthCheckRequest(service=READINESS)
         try:
             response = await self._grpc_client.start_call(
