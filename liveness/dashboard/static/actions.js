@@ -165,7 +165,7 @@ export function discardTask(task, done) {
   ask({
     title: 'Discard task',
     subject: activityName(task.activity),
-    sentence: 'This reschedule is given up for good: nobody will be given the activity because of it.',
+    sentence: 'This reschedule is given up for good: no worker gets the activity because of it.',
     button: 'Discard',
     danger: true,
     run: async () => {

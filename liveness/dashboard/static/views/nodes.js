@@ -65,7 +65,7 @@ function Shards({ shards, nodes }) {
   const fullest = Math.max(1, ...shards.map((shard) => Number(shard.active_workers)));
   const unserved = shards.filter((shard) => !shard.serving).length;
   return html`<section class="card">
-    <h2>Shards <span class="mute">${counted(shards.length, 'shard')}, ${unserved ? `${unserved} served by nobody` : 'all served'}</span></h2>
+    <h2>Shards <span class="mute">${counted(shards.length, 'shard')}, ${unserved ? `${unserved} without a node` : 'all served'}</span></h2>
     <ul class="shards">
       ${shards.map((shard) => {
         const queue = queues.get(shard.shard_id);
