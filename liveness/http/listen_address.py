@@ -31,7 +31,7 @@ class ListenAddress:
 
     @property
     def url(self) -> str:
-        """For people on this machine."""
+        """The URL for people on this machine."""
         return f"http://{_with_port(_WILDCARD_HOSTS.get(self.host, self.host), self.port)}/"
 
 

@@ -38,7 +38,7 @@ class ShardAttachments:
     def __init__(self, shard_id: int) -> None:
         self.shard_id = shard_id
         self.connection: OwnerConnection | None = None
-        """To the node where the shard's workers are attached; None while no owner is known."""
+        """The connection to the shard's owner; None while no owner is known."""
         self.attachments: dict[Attachment, None] = {}
         self.retry_task: asyncio.Task[None] | None = None
         self.retry_delay_ms: float = 0
@@ -100,7 +100,7 @@ class ClientStream:
         self.number = number
         self.attachments: dict[WorkerKey, Attachment] = {}
         self.connections: set[OwnerConnection] = set()
-        """To the owners that know this stream."""
+        """The connections to the owners that know this stream."""
         self.replies: deque[AttachResponse] = deque()
         self.is_ended = False
         self.error: LivenessError | None = None

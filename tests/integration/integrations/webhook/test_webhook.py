@@ -319,7 +319,16 @@ def test_receivers_need_nothing_of_the_server() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "liveness" in loaded
-    assert not loaded & {"grpc", "google", "sqlalchemy", "msgspec", "structlog", "starlette", "uvicorn", "h11"}
+    assert not loaded & {
+        "grpc",
+        "google",
+        "sqlalchemy",
+        "msgspec",
+        "structlog",
+        "starlette",
+        "uvicorn",
+        "h11",
+    }
 
 
 # -- what counts as received
