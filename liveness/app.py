@@ -21,7 +21,7 @@ from liveness.cluster.hints import HintSender
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
 from liveness.cluster.quotas import Quotas
-from liveness.config.setting_types import without_credentials
+from liveness.config.formats import without_credentials
 from liveness.config.settings import Settings, host_port
 from liveness.dispatch.matching import Matching
 from liveness.dispatch.ownership import ActivityOwnership

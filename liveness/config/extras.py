@@ -10,6 +10,7 @@ SERVER_PACKAGES = (
     "asyncpg",
     "grpc_health",
     "grpc_reflection",
+    "h11",
     "prometheus_client",
     "sqlalchemy",
     "starlette",

@@ -1,4 +1,4 @@
-"""What the values of settings may look like: addresses, databases, names, secrets."""
+"""Formats of single values: addresses, databases, names, secrets. Also their display without passwords and keys."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from liveness.config.setting_types import SQLITE
-
+SQLITE = "sqlite:///"
 NAME_BYTES_MAX = 255
 URL_CHARS_MAX = 2_000
 SECRET_CHARS_MIN = 16
 SECRET_CHARS_MAX = 1_000
 
 _POSTGRES = "postgresql://"
-# Those of asyncpg that are plain text; it knows sslmode, which is libpq's, under the name ssl.
+# The options of asyncpg that are plain text. Its ssl is what libpq calls sslmode.
 _POSTGRES_OPTIONS = frozenset({"host", "passfile", "ssl", "target_session_attrs"})
 
 
 def is_database(url: str) -> bool:
     if url.startswith(SQLITE):
-        # Memory would forget what was acknowledged; a question mark would begin options, of which there are none.
+        # A database in memory would lose acknowledged data. A question mark would start options, and there are none.
         path = url.removeprefix(SQLITE)
         return path not in ("", ":memory:") and not path.endswith("/") and not set(path) & {"?", "\0"}
     try:
@@ -40,7 +39,7 @@ def is_database(url: str) -> bool:
 
 
 def _is_host_of_several(text: str) -> bool:
-    # Brackets of IPv6 addresses are not understood here.
+    # asyncpg does not accept the brackets of IPv6 addresses here.
     return (address := host_port(text)) is not None and address.port > 0 and "[" not in text
 
 
@@ -71,13 +70,13 @@ def is_host_name(text: str) -> bool:
 
 
 def is_collector_url(text: str) -> bool:
-    """Or nothing."""
+    """An empty text is valid, too: no collector."""
     _, scheme, address = text.rpartition("://")
     return text == "" or (scheme != "" and text.startswith(("http://", "https://")) and is_address(address))
 
 
 def is_name(text: str) -> bool:
-    """Of a namespace or a task queue, as the server accepts them from its clients."""
+    """Whether the text can be the name of a namespace or a task queue, by the rules of the API."""
     return (
         re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", text) is None
         and 0 < len(text.encode()) <= NAME_BYTES_MAX
@@ -89,8 +88,14 @@ def is_queue_pattern(text: str) -> bool:
     return all(part == "*" or ("*" not in part and is_name(part)) for part in (namespace, task_queue))
 
 
+def patterns_overlap(one: str, other: str) -> bool:
+    """Whether a task queue exists that both patterns NAMESPACE/TASK_QUEUE match."""
+    pairs = zip(one.partition("/")[::2], other.partition("/")[::2], strict=True)
+    return all(a == b or "*" in (a, b) for a, b in pairs)
+
+
 def is_webhook_url(url: str) -> bool:
-    """Without anything that would have to be kept secret, escaped or dropped on its way into a request."""
+    """An empty text is valid, too: no webhook. The URL has no user name, no fragment and nothing that needs escaping."""
     if url == "":
         return True
     name = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?"
@@ -106,13 +111,47 @@ def is_webhook_url(url: str) -> bool:
         return False
 
 
-def display_webhook_url(url: object) -> str:
-    """Many a receiver puts a key into the user name, the path or the query."""
-    without_user = re.sub(r"(?s)^([A-Za-z]*://)?.*@", r"\1***@", str(url))
-    return repr(re.sub(r"(?s)(?<![/:])([/?#]).+", r"\1***", without_user))
-
-
 def is_secret(text: str) -> bool:
+    """An empty text is valid, too: no secret."""
     return text == "" or (
         SECRET_CHARS_MIN <= len(text) <= SECRET_CHARS_MAX and text.isprintable() and text == text.strip()
     )
+
+
+def is_broker_url(url: str) -> bool:
+    """A URL of NATS. User name and password may contain any escaped characters."""
+    match = re.fullmatch(
+        r"(?:nats|tls)://(?:[^\s/?#@,]+@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?", url
+    )
+    return match is not None and (match[1] is None or 0 < int(match[1]) <= 65_535)
+
+
+# -- without secrets; malformed values, too, since error messages show them
+
+
+def without_password(url: str) -> str:
+    if url.startswith(SQLITE):
+        return url
+    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r":(?!//).*@", ":***@", url))
+
+
+def without_credentials(url: str) -> str:
+    """The URL of a broker without user name and password: a user name alone may be a token."""
+    return re.sub(r"(?s)^([A-Za-z]*://)?.*@", r"\1***@", url)
+
+
+def display_value(value: object) -> str:
+    return repr(without_password(value)) if isinstance(value, str) else str(value)
+
+
+def display_broker_urls(value: object) -> str:
+    """`value`: a list of URLs, or one text with commas between them."""
+    urls = value.split(",") if isinstance(value, str) else value
+    if not isinstance(urls, list | tuple):
+        return display_value(value)
+    return ",".join(without_credentials(str(url).strip()) for url in urls)
+
+
+def display_webhook_url(url: object) -> str:
+    """The URL without user name, path and query, since many receivers put a key there."""
+    return repr(re.sub(r"(?s)(?<![/:])([/?#]).+", r"\1***", without_credentials(str(url))))

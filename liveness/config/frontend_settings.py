@@ -1,4 +1,4 @@
-"""How a frontend is set up. Its sources are those of a server's settings, and so are the names that both have."""
+"""The settings of a frontend. They have the same sources as those of a server; settings of the same name mean the same."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from pathlib import Path
 
 import msgspec
 
-from liveness.config.formats import is_address
-from liveness.config.setting_types import SQLITE, SettingType, list_setting, without_password
+from liveness.config.formats import SQLITE, is_address, without_password
+from liveness.config.setting_types import SettingType, list_setting
 from liveness.config.settings import SETTING_TYPES, SettingsError, load_values
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a process that only carries calls to nodes."""
-
     db: str = ""
-    """Where the nodes are registered; empty: ask the nodes themselves."""
+    """The database in which the nodes register; empty: use `nodes`."""
     nodes: tuple[str, ...] = ()
-    """Some of the nodes, HOST:PORT each; they name the others."""
+    """Addresses of some nodes, HOST:PORT each; they know the others."""
     listen: str = "127.0.0.1:7401"
     reflection: bool = True
     log_level: str = "info"
     log_format: str = "auto"
     shutdown_timeout_s: float = 10.0
     traces: str = ""
-    """Where calls that are followed are told of, over OTLP; empty: nowhere."""
+    """The OTLP collector that gets the traces; empty: none."""
 
     def __post_init__(self) -> None:
         if not self.db and not self.nodes:
@@ -46,18 +44,7 @@ FRONTEND_SETTING_TYPES: Mapping[str, SettingType] = {
     "nodes": list_setting(
         is_address, "HOST:PORT of nodes with commas between them, for example a:7400,b:7400"
     ),
-    **{
-        name: SETTING_TYPES[name]
-        for name in (
-            "db",
-            "listen",
-            "reflection",
-            "log_level",
-            "log_format",
-            "shutdown_timeout_s",
-            "traces",
-        )
-    },
+    **{name: SETTING_TYPES[name] for name in FrontendSettings.__struct_fields__ if name in SETTING_TYPES},
 }
 
 

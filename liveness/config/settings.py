@@ -1,13 +1,13 @@
-"""How a server is set up, and where a client finds one. Read once at start; nothing else reads the environment.
+"""The settings of a server and of a client. They are read once at start; no other module reads the environment.
 
-A value is taken from the first place that has it: flag, LIVENESS_* variable, TOML file, built-in default.
+The first source that has a value wins: flag, LIVENESS_* variable, TOML file, built-in default.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from msgspec.structs import force_setattr
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,
+    SQLITE,
+    display_broker_urls,
     display_webhook_url,
     is_address,
+    is_broker_url,
     is_collector_url,
     is_database,
     is_host_name,
@@ -27,62 +30,59 @@ from liveness.config.formats import (
     is_queue_pattern,
     is_secret,
     is_webhook_url,
+    patterns_overlap,
     split_list,
 )
 from liveness.config.formats import HostPort as HostPort
 from liveness.config.formats import host_port as host_port
+from liveness.config.formats import without_password as without_password
 from liveness.config.setting_types import (
-    SQLITE,
     SettingType,
     bool_setting,
     choice_setting,
-    display_urls,
     float_setting,
     int_setting,
-    is_broker_url,
     list_setting,
-    patterns_overlap,
     string_setting,
 )
-from liveness.config.setting_types import without_password as without_password
 
 PREFIX = "LIVENESS_"
 TEST_PREFIX = "LIVENESS_TEST_"
 CONFIG_VARIABLE = "LIVENESS_CONFIG"
 FRONTEND_ONLY = ("nodes",)
-"""Settings that only `liveness.config.frontend_settings` has."""
+"""Names of settings that only a frontend has; see `liveness.config.frontend_settings`."""
 HTTP_OFF = "off"
 DAY_S = 86_400
 
 
 class SettingsError(Exception):
-    """A setting cannot be used. The message is one sentence for the person who set it."""
+    """A setting is invalid. The message is one sentence for the person who set it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     db: str = "sqlite:///liveness.db"
     listen: str = "127.0.0.1:7400"
     http: str = "127.0.0.1:7480"
-    """Where to listen for HTTP: the API as JSON, and the dashboard. `off`: nowhere."""
+    """The address of the HTTP API and the dashboard, or `off`."""
     http_hosts: tuple[str, ...] = ()
-    """More names under which HTTP is reached, for instance through a reverse proxy."""
+    """Further host names under which clients reach HTTP, for instance through a reverse proxy."""
     advertise: str = ""
-    """Where other nodes and frontends reach this one; empty: where it listens."""
+    """The address at which other nodes and frontends reach this node; empty: that of `listen`."""
     node_lease_ms: int = 4_000
-    """A node that is not heard of for so long loses its shards to the others."""
+    """A node that has not renewed its own lease for this long loses its shards to other nodes."""
     db_connections: int = 8
-    """To PostgreSQL, at most."""
+    """The largest number of connections to PostgreSQL."""
     shards: int = 64
     """Fixed when the database is created."""
     reflection: bool = True
-    """Let tools ask the server which calls it knows."""
+    """Offer gRPC reflection."""
     log_level: str = "info"
     log_format: str = "auto"
-    """auto: console on a terminal, else JSON."""
+    """auto: console on a terminal, else json."""
     commit_interval_ms: float = 20.0
-    """How long heartbeats may wait for others to be committed together with them."""
+    """How long a heartbeat may wait to be committed together with others."""
     takeover_grace_ms: int = 10_000
-    """Observed time after a start in which no lease ends, so that clients can come back."""
+    """Observed time after a start in which no lease ends, so that clients can reconnect."""
     checkpoint_interval_s: float = 60.0
     retention_interval_s: float = 3_600.0
     task_retention_s: float = 7.0 * DAY_S
@@ -91,36 +91,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A task that failed this often is dead-lettered."""
     shutdown_timeout_s: float = 10.0
     traces: str = ""
-    """Where calls that are followed are told of, over OTLP; empty: nowhere."""
+    """The OTLP collector that gets the traces; empty: none."""
     namespaces: tuple[str, ...] = ()
-    """Those that this server serves; none named: any."""
+    """The namespaces that this server serves; empty: any."""
     webhook_url: str = ""
-    """Where reschedules are sent; empty: nowhere, they are matched here."""
+    """The URL to which reschedules are sent; empty: the server matches them itself."""
     webhook_secret: str = ""
-    """Signs them. Neither a flag, which every process on the machine could read, nor ever shown."""
+    """Signs the reschedules. It is never displayed, and has no flag, which every process on the machine could read."""
     webhook_secret_file: str = ""
-    """Holds the secret instead."""
+    """A file with the secret, instead of `webhook_secret`."""
     webhook_queues: tuple[str, ...] = ("*/*",)
-    """Which reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
+    """The task queues whose reschedules are sent: NAMESPACE/TASK_QUEUE each, * for any."""
     webhook_timeout_s: float = 10.0
     relay: tuple[str, ...] = ()
-    """Brokers of one NATS cluster where reschedules are published; none: nowhere."""
+    """The brokers of a NATS cluster to which reschedules are published; empty: none."""
     relay_creds_file: str = ""
-    """Of NATS, where the URL holds no name and password."""
+    """A credentials file of NATS, if the URL has no user name and password."""
     relay_queues: tuple[str, ...] = ("*/*",)
-    """Which reschedules are published: NAMESPACE/TASK_QUEUE each, * for any."""
+    """The task queues whose reschedules are published: NAMESPACE/TASK_QUEUE each, * for any."""
     relay_events: bool = False
-    """Publish all events, too."""
+    """Also publish all events."""
     relay_stream: str = "LIVENESS"
     relay_replicas: int = 1
-    """Of the stream, should it have to be made."""
+    """Replicas of the stream, if the server has to create it."""
 
     def __post_init__(self) -> None:
         for name, setting_type in SETTING_TYPES.items():
             given = getattr(self, name)
             value = setting_type.parse(given, text=False)
             if value is None:
-                raise SettingsError(_invalid_value_message(f"setting {name}", given, setting_type))
+                raise _invalid_value(f"setting {name}", given, setting_type)
             force_setattr(self, name, value)
         if self.webhook_url:
             self._check_webhook()
@@ -157,7 +157,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
 
     def __repr__(self) -> str:
-        """Without secrets."""
         return f"Settings({', '.join(f'{name}={display}' for name, display in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, str]]:
@@ -167,31 +166,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def sqlite_path(self) -> Path | None:
-        """None on PostgreSQL."""
+        """None if the database is PostgreSQL."""
         return Path(self.db.removeprefix(SQLITE)) if self.db.startswith(SQLITE) else None
 
     @property
     def db_without_password(self) -> str:
-        """Without the password."""
         return without_password(self.db)
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1:7400"
-    """Or several, with commas between them."""
+    """One address, or several with commas between them."""
     namespace: str = "default"
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of nodes that serve the same; each once."""
+        """The distinct addresses, of nodes of the same cluster."""
         return tuple(dict.fromkeys(split_list(self.address)))
 
 
-# -- rules
+# -- the type of each setting
 
 
 _QUEUE_PATTERNS = "NAMESPACE/TASK_QUEUE, or several with commas between them, where * alone stands for any namespace or any task queue"
 _HOST_PORT = "HOST:PORT, for example 127.0.0.1:7400, 0.0.0.0:7400 or [::1]:7400"
+_FILE_NAME = string_setting(lambda text: "\0" not in text, "the name of a file")
 
 SETTING_TYPES: Mapping[str, SettingType] = {
     "db": string_setting(
@@ -240,18 +239,18 @@ SETTING_TYPES: Mapping[str, SettingType] = {
         f"a text of {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} printable characters with no space around it",
         lambda secret: "'***'" if secret else "''",
     ),
-    "webhook_secret_file": string_setting(lambda text: "\0" not in text, "the name of a file"),
+    "webhook_secret_file": _FILE_NAME,
     "webhook_queues": list_setting(is_queue_pattern, _QUEUE_PATTERNS),
-    # With the wait for a free connection it stays below what the queue gives a sink altogether.
+    # Together with the wait for a free connection, it stays below the time that the queue allows a sink.
     "webhook_timeout_s": float_setting(0, 20, above_low=True),
     "relay": list_setting(
         is_broker_url,
         "nats://HOST:PORT or tls://HOST:PORT, or several of one cluster with commas between them, each with "
         "USER:PASSWORD@ if need be",
         may_be_empty=True,
-        display=display_urls,
+        display=display_broker_urls,
     ),
-    "relay_creds_file": string_setting(lambda text: "\0" not in text, "the name of a file"),
+    "relay_creds_file": _FILE_NAME,
     "relay_queues": list_setting(is_queue_pattern, _QUEUE_PATTERNS),
     "relay_events": bool_setting(),
     "relay_stream": string_setting(
@@ -292,28 +291,19 @@ def load_values(
     environ: Mapping[str, str],
     config_file: Path | None,
 ) -> dict[str, Any]:
-    """Checked one by one; later sources win."""
+    """The values of all sources except the defaults, each of them checked."""
     _check_variables(environ)
     if config_file is None and CONFIG_VARIABLE in environ:
         config_file = Path(environ[CONFIG_VARIABLE])
     from_file = {} if config_file is None else _read_file(config_file, setting_types)
-    return _merge_sources(
-        setting_types,
-        (
-            ({name: f"key {name} in {config_file}" for name in from_file}, from_file, False),
-            _from_environ(setting_types, environ),
-            _from_flags(flags),
-        ),
-    )
+    values = _parse(setting_types, from_file, lambda name: f"key {name} in {config_file}", text=False)
+    return values | _parse_variables(setting_types, environ) | _parse_flags(setting_types, flags)
 
 
 def load_client_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> ClientSettings:
     _check_variables(environ)
-    return ClientSettings(
-        **_merge_sources(
-            CLIENT_SETTING_TYPES, (_from_environ(CLIENT_SETTING_TYPES, environ), _from_flags(flags))
-        )
-    )
+    values = _parse_variables(CLIENT_SETTING_TYPES, environ) | _parse_flags(CLIENT_SETTING_TYPES, flags)
+    return ClientSettings(**values)
 
 
 def flag_name(name: str) -> str:
@@ -325,37 +315,36 @@ def variable_name(name: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """A half-sentence to follow "there is no NAME": the known name that was probably meant, or all of them."""
-    # Without the prefix, which would make every variable look like every other.
+    """The end of a sentence about an unknown name: the known name that was probably meant, or all of them."""
+    # The names are compared without their prefix, which would make all variables similar.
     names = {other.removeprefix(PREFIX): other for other in sorted(known)}
     close = get_close_matches(name.removeprefix(PREFIX), names, n=1)
     return f"did you mean {names[close[0]]}?" if close else f"there are: {', '.join(names.values())}."
 
 
-# Names of the places, the values, and whether everything is text there.
-_Source = tuple[Mapping[str, str], Mapping[str, object], bool]
-
-
-def _merge_sources(setting_types: Mapping[str, SettingType], sources: Iterable[_Source]) -> dict[str, Any]:
-    """Later sources win; what they overrule is checked all the same, as it would be wrong on another day."""
-    values: dict[str, Any] = {}
-    for labels, given, text in sources:
-        for name, raw in given.items():
-            value = setting_types[name].parse(raw, text=text)
-            if value is None:
-                raise SettingsError(_invalid_value_message(labels[name], raw, setting_types[name]))
-            values[name] = value
-    return values
-
-
-def _from_flags(flags: Mapping[str, object]) -> _Source:
+def _parse_flags(setting_types: Mapping[str, SettingType], flags: Mapping[str, object]) -> dict[str, Any]:
     given = {name: value for name, value in flags.items() if value is not None}
-    return {name: f"flag {flag_name(name)}" for name in given}, given, True
+    return _parse(setting_types, given, lambda name: f"flag {flag_name(name)}", text=True)
 
 
-def _from_environ(setting_types: Mapping[str, SettingType], environ: Mapping[str, str]) -> _Source:
+def _parse_variables(setting_types: Mapping[str, SettingType], environ: Mapping[str, str]) -> dict[str, Any]:
     given = {name: environ[variable_name(name)] for name in setting_types if variable_name(name) in environ}
-    return {name: f"variable {variable_name(name)}" for name in given}, given, True
+    return _parse(setting_types, given, lambda name: f"variable {variable_name(name)}", text=True)
+
+
+def _parse(
+    setting_types: Mapping[str, SettingType],
+    given: Mapping[str, object],
+    label: Callable[[str], str],
+    *,
+    text: bool,
+) -> dict[str, Any]:
+    """Parse all values of one source, also those that another source overrides: they would fail without it."""
+    values = {name: setting_types[name].parse(raw, text=text) for name, raw in given.items()}
+    for name, value in values.items():
+        if value is None:
+            raise _invalid_value(label(name), given[name], setting_types[name])
+    return values
 
 
 def _read_file(path: Path, setting_types: Mapping[str, SettingType]) -> dict[str, object]:
@@ -377,25 +366,23 @@ def _read_secret(path: Path) -> str:
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise SettingsError(
-            f"the file of the webhook secret, {path}, cannot be read: {error.strerror}."
-        ) from error
+        raise SettingsError(f"the webhook secret file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
-        # Without the cause, which carries what was read.
-        raise SettingsError(f"the file of the webhook secret, {path}, is not UTF-8 text.") from None
+        # Without the cause, which contains the bytes that were read.
+        raise SettingsError(f"the webhook secret file {path} is not UTF-8 text.") from None
     if not secret or not is_secret(secret):
         raise SettingsError(
-            f"the file of the webhook secret, {path}, must hold {SETTING_TYPES['webhook_secret'].expected}."
+            f"the webhook secret file {path} must hold {SETTING_TYPES['webhook_secret'].expected}."
         )
     return secret
 
 
-# Kubernetes tells each pod about the services around it in variables named after them.
+# Kubernetes sets variables in each pod that are named after the services of its namespace.
 _KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)")
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """A misspelt variable would otherwise be obeyed by nobody and noticed by nobody."""
+    """Refuse unknown variables: a misspelt one would be ignored without notice."""
     known = {CONFIG_VARIABLE, *map(variable_name, (*SETTING_TYPES, *CLIENT_SETTING_TYPES, *FRONTEND_ONLY))}
     for name, value in sorted(environ.items()):
         if not name.startswith(PREFIX) or name.startswith(TEST_PREFIX) or name in known:
@@ -405,5 +392,5 @@ def _check_variables(environ: Mapping[str, str]) -> None:
         raise SettingsError(f"variable {name} is not a setting; {suggestion(name, known)}")
 
 
-def _invalid_value_message(label: str, value: object, setting_type: SettingType) -> str:
-    return f"{label} is {setting_type.display(value)}, but must be {setting_type.expected}."
+def _invalid_value(label: str, value: object, setting_type: SettingType) -> SettingsError:
+    return SettingsError(f"{label} is {setting_type.display(value)}, but must be {setting_type.expected}.")

@@ -1,1 +1,1 @@
-"""The dashboard: pages without a build step, served as they lie in `static`."""
+"""The dashboard: static files, served as they are, without a build step."""

@@ -1,1 +1,1 @@
-"""The way to a shard's owner: who owns what, and calls that are carried there."""
+"""The frontend: a proxy program without shards that forwards every call to the owner of its shard."""

@@ -1,4 +1,4 @@
-"""The composition of a frontend: a process that has no shards and no state, and carries every call to who serves it."""
+"""The composition root of the frontend, a process without shards and state that forwards every call to the owner."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ListenFailed(StoreUnusable):
 
 
 class DatabaseRouteSource:
-    """Nodes register themselves where they keep everything else. It is only read here."""
+    """Reads the routes from the nodes' database, and writes nothing to it."""
 
     def __init__(self, url: str, routes: RoutingTable, clock: Clock) -> None:
         self._store = SqlStore(PostgresDatabase(url))
@@ -66,9 +66,7 @@ class DatabaseRouteSource:
             view = await self._store.read_cluster()
         except StoreError as error:
             if self._last_error != str(error):
-                logger.warning(
-                    "cannot look at the database; the nodes last seen are still used", why=str(error)
-                )
+                logger.warning("cannot read the database; using the routes read last", why=str(error))
             self._last_error = str(error)
             return False
         self._last_error = ""
@@ -85,7 +83,7 @@ class DatabaseRouteSource:
         return True
 
     def mark_stale(self) -> None:
-        """There is only one database."""
+        """Nothing to do: there is only one database."""
 
     async def close(self) -> None:
         await self._store.close()
@@ -100,7 +98,7 @@ class Frontend:
         instance = f"{socket.gethostname()}:{os.getpid()}"
         self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=instance)
         self.address = ""
-        """host:port, with the port that was really taken."""
+        """host:port, with the actual port if port 0 was set."""
 
     async def __aenter__(self) -> Frontend:
         await self.start()
@@ -112,7 +110,7 @@ class Frontend:
         await self.stop()
 
     async def start(self) -> None:
-        """Returns when it listens; whether any node can be reached is told by its health."""
+        """Return as soon as the frontend listens. Its health service says whether any node can be reached."""
         settings, clock = self._settings, self._clock
         self.routes = routes = RoutingTable(0)
         self._source = (
@@ -176,7 +174,7 @@ class Frontend:
 
 
 async def _no_commit_to_await() -> None:
-    """Refusals of nodes rest on what is durable there."""
+    """A frontend has nothing to commit: a node answers only after its own commit."""
 
 
 async def serve(settings: FrontendSettings, on_ready: Callable[[str], None] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The way of a request: is it ours, which call is it, ask the node, answer."""
+"""The ASGI app: it checks a request, finds its endpoint, calls the node over gRPC, and writes the response."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from liveness.http.transcoding import build_request
 logger = structlog.get_logger("liveness.http")
 
 EXECUTOR_BYTES_MIN = 32 * 1024
-"""From here on, JSON is read and written beside the event loop, which has leases to look after."""
+"""JSON of this size and more is parsed and written on a thread, so that heartbeats do not wait for it."""
 ANY_HOST_PATHS = ("/healthz", "/readyz")
-"""What tells nothing to a stranger, and is asked by machines that use any name."""
+"""Paths that reveal nothing and that probes call with any Host header."""
 
 PathHandler = Callable[[], Awaitable[Response]]
 
@@ -48,7 +48,7 @@ class HttpApp:
         files: Mapping[str, StaticFile],
         path_handlers: Mapping[str, PathHandler],
     ) -> None:
-        """`path_handlers`: what is answered beside the API, by path."""
+        """`path_handlers`: handlers of paths outside the API."""
         self._guard = guard
         self._endpoints = endpoints
         self._grpc_client = grpc_client
@@ -60,7 +60,7 @@ class HttpApp:
         self._closing = False
 
     def close(self) -> None:
-        """Refuse what comes from now on, and end the streams."""
+        """Refuse new requests and end the streams."""
         self._closing = True
         self._streams.close()
 
@@ -80,7 +80,7 @@ class HttpApp:
         except LivenessError as error:
             await error_response(from_error(error))(scope, receive, with_headers)
         except ClientDisconnect:
-            pass  # in the middle of its own request
+            pass  # while it was sending its request
 
     async def _handle(self, request: Request, send: Send) -> None:
         raw_path: bytes = request.scope["raw_path"]
@@ -167,9 +167,9 @@ def error_response(failed: HttpError) -> Response:
 
 
 async def internal_error(request: Request, error: Exception) -> Response:
-    """Told in the log, and to the client only that there was something."""
+    """Log the error. The client learns only that there was one."""
     logger.error("HTTP request failed", verb=request.method, path=request.url.path, exc_info=error)
-    message = "Something went wrong in the server; its log says what."
+    message = "The server failed to handle the request; its log says why."
     response = error_response(http_error(500, grpc.StatusCode.INTERNAL, "INTERNAL", message))
     response.headers.update(SECURITY_HEADERS)
     return response
@@ -181,7 +181,7 @@ def _method_not_allowed(verb: str, allowed: Collection[str]) -> HttpError:
         405,
         grpc.StatusCode.UNIMPLEMENTED,
         "METHOD_NOT_ALLOWED",
-        f"{verb[:20]} is not possible here; possible: {names}.",
+        f"{verb[:20]} is not allowed here; allowed: {names}.",
         headers={"Allow": names},
     )
 

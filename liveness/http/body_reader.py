@@ -1,4 +1,4 @@
-"""Bodies of requests: never more of one than is allowed, and never more of all together than memory has room for."""
+"""Reads request bodies, with a limit for each and a limit for all together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liveness.http.errors import HttpError, http_error
 BODY_BYTES_MAX = 16 * 1024 * 1024
 TOTAL_BYTES_MAX = 64 * 1024 * 1024
 READ_TIMEOUT_S = 60.0
-"""How long a body may take to arrive. Whoever vanished halfway, without a word, would otherwise keep its room for ever."""
+"""How long a body may take to arrive. Without this, a client that vanished halfway would occupy the buffer for ever."""
 
 
 class BodyReader:
@@ -31,7 +31,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body, which counts for as long as the block lasts."""
+        """Yield the body. It counts towards the total until the block ends."""
         length = request.headers.get("content-length", "")
         if length.isdecimal() and len(length) <= 20 and int(length) > self._body_bytes_max:
             raise self._too_large()
@@ -59,7 +59,7 @@ class BodyReader:
             413,
             grpc.StatusCode.INVALID_ARGUMENT,
             "BODY_TOO_LARGE",
-            f"A body may have {self._body_bytes_max / 1024 / 1024:g} MiB at most.",
+            f"A body may be at most {self._body_bytes_max / 1024 / 1024:g} MiB.",
             headers={"Connection": "close"},
         )
 
@@ -68,7 +68,7 @@ class BodyReader:
             408,
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "BODY_TOO_SLOW",
-            f"A body may take {self._read_timeout_s:g} s to arrive.",
+            f"A body must arrive within {self._read_timeout_s:g} s.",
             headers={"Connection": "close"},
         )
 
@@ -78,7 +78,7 @@ def _buffer_full() -> HttpError:
         503,
         grpc.StatusCode.UNAVAILABLE,
         "TOO_MANY_BODIES",
-        "Other requests fill the memory that there is for their bodies; try again.",
+        "The bodies of other requests fill the memory that is reserved for them; try again.",
         headers={"Connection": "close"},
         retry_after_s=1,
     )

@@ -1,4 +1,4 @@
-"""Which HTTP request is which call, read from the `google.api.http` annotations of the contract."""
+"""Maps HTTP requests to gRPC methods, by the `google.api.http` annotations of the proto files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from liveness.domain.errors import InvalidField
 from liveness.http.fields import FieldPath, field_path
 
 WHOLE_BODY = "*"
-"""The body is the whole request, but for what the path says."""
+"""The body is the whole request message, except for the fields in the path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to make a call."""
+    """A verb and a path template that call a method."""
 
     method: MethodDescriptor
     verb: str
     template: str
     """As annotated: /v1/namespaces/{namespace}/workers."""
     segments: tuple[str | FieldPath, ...]
-    """Of the path; a variable is the field that it fills."""
+    """The segments of the path; a variable is the field that it sets."""
     body: str
-    """Empty: none. `WHOLE_BODY`, or the name of a field."""
+    """Empty if there is no body, else `WHOLE_BODY` or the name of a field."""
 
     @property
     def variables(self) -> tuple[FieldPath, ...]:
@@ -40,12 +40,12 @@ class Endpoint:
 class Match:
     endpoint: Endpoint
     values: tuple[tuple[FieldPath, str], ...]
-    """What the path says."""
+    """The texts of the variables in the path."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodNotAllowed:
-    """There is something at this path, for other verbs."""
+    """The path exists, but only for other verbs."""
 
     verbs: tuple[str, ...]
 
@@ -63,7 +63,7 @@ def _endpoint(method: MethodDescriptor, rule: HttpRule) -> Endpoint:
     verb = rule.WhichOneof("pattern")
     assert verb in ("get", "put", "post", "delete", "patch"), f"{method.full_name}: {verb}"
     template: str = getattr(rule, verb)
-    assert not rule.response_body, f"{method.full_name}: a part of the answer"
+    assert not rule.response_body, f"{method.full_name}: response_body is not supported"
     segments = tuple(_segment(method, text) for text in template.removeprefix("/").split("/"))
     assert rule.body in ("", WHOLE_BODY) or rule.body in method.input_type.fields_by_name, method.full_name
     return Endpoint(method, verb.upper(), template, segments, rule.body)
@@ -71,7 +71,7 @@ def _endpoint(method: MethodDescriptor, rule: HttpRule) -> Endpoint:
 
 def _segment(method: MethodDescriptor, text: str) -> str | FieldPath:
     if (variable := re.fullmatch(r"\{([a-z0-9_.]+)\}", text)) is None:
-        assert re.fullmatch(r"[a-z0-9-]+", text), f"{method.full_name}: {text} is a pattern not known here"
+        assert re.fullmatch(r"[a-z0-9-]+", text), f"{method.full_name}: {text} is not supported"
         return text
     path = field_path(method.input_type, variable[1])
     assert path is not None, f"{method.full_name}: there is no field {variable[1]}"
@@ -81,7 +81,7 @@ def _segment(method: MethodDescriptor, text: str) -> str | FieldPath:
 
 
 class EndpointTable:
-    """Finds the binding of a request. What is written out goes before a variable."""
+    """Finds the endpoint of a request. Literal segments take precedence over variables."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self.endpoints = tuple(endpoints)
@@ -94,7 +94,7 @@ class EndpointTable:
             )
 
     def find(self, verb: str, raw_path: bytes) -> Match | MethodNotAllowed | None:
-        """`raw_path`: still escaped, so that %2F is part of a name and / is not."""
+        """`raw_path`: still escaped, so that %2F is part of a name and / separates segments."""
         parts = raw_path.removeprefix(b"/").split(b"/")
         matching = [
             endpoint

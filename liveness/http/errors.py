@@ -1,4 +1,4 @@
-"""Refusals as HTTP answers: the canonical mapping of gRPC codes, with the details of google.rpc as JSON."""
+"""Errors as HTTP responses: the canonical mapping of gRPC codes, with the details of google.rpc as JSON."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ HTTP_CODES: Mapping[grpc.StatusCode, int] = {
 
 
 class HttpError(Exception):
-    """An answer that is no success."""
+    """An error response."""
 
     def __init__(
         self, status: Status, *, code: int | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        """`code`: of HTTP, where it says more than the canonical one."""
+        """`code`: the HTTP status, where it says more than the canonical one."""
         super().__init__(status.message)
         self._grpc_code = status_code(status)
         self._status = status
@@ -66,7 +66,7 @@ def from_error(error: LivenessError) -> HttpError:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> HttpError:
-    """As the server refused it."""
+    """The node's error, with its details."""
     status = status_from_trailer(error.code(), error.trailing_metadata())
     return HttpError(status or Status(code=error.code().value[0], message=error.details() or ""))
 
@@ -81,7 +81,7 @@ def http_error(
     retry_after_s: int = 0,
     **metadata: str,
 ) -> HttpError:
-    """One that only HTTP knows."""
+    """An error of the HTTP server itself."""
     status = Status(code=grpc_code.value[0], message=message)
     status.details.add().Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
     if retry_after_s:

@@ -1,10 +1,10 @@
-"""Streams as server-sent events: one for each answer, whose id is where to resume.
+"""Streaming calls as server-sent events: one event per response, with the resume token as its id.
 
-    retry: 1000                       how long a browser waits before it comes again
-    id: WyJ…                          the answer's resume_token, sent back as Last-Event-ID
+    retry: 1000                       how long a browser waits before it reconnects
+    id: WyJ…                          the response's resume_token, sent back as Last-Event-ID
     data: {"events": […], …}
 
-A line that begins with a colon comes every 15 s, so that nobody in between takes the silence for the end.
+A comment line is sent every 15 s, so that proxies do not close a silent connection.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ RETRY_MS = 1_000
 START_TIMEOUT_S = 30.0
 STREAMS_MAX = 256
 RESUME_FIELD = "resume_token"
-"""The field of requests and answers that says where a stream goes on."""
+"""The field of requests and responses that says where a stream continues."""
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # a proxy would gather what must go out at once
+    (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
 ]
 
 
 def set_resume_token(request: Any, headers: Headers) -> None:
-    """A browser that comes back asks for the same address and says how far it was."""
+    """Continue where a reconnecting browser stopped: it requests the same URL and sends the id of the last event."""
     last = headers.get("last-event-id")
     if last and RESUME_FIELD in request.DESCRIPTOR.fields_by_name:
         setattr(request, RESUME_FIELD, last)
@@ -60,18 +60,19 @@ class EventStreams:
                 503,
                 grpc.StatusCode.UNAVAILABLE,
                 "TOO_MANY_STREAMS",
-                f"This server has its {self._streams_max} event streams; close some, or use another node.",
+                f"All {self._streams_max} event streams of this server are in use; close some, or use another node.",
                 retry_after_s=10,
             )
 
     def close(self) -> None:
-        """End all, those too whose clients do not read."""
+        """End all streams, also those whose clients do not read."""
         self._closing.set()
         for call in self._open:
             call.cancel()
 
     async def send_events(self, call: Any, receive: Receive, send: Send) -> None:
-        """Answers begin once it is certain that there is a stream."""
+        """Send the responses of a call as events. The HTTP response starts with the first of them, so that a refusal before it
+        has its own status code."""
         self._open.add(call)
         disconnect_task = asyncio.create_task(wait_disconnected(receive))
         try:
@@ -88,7 +89,7 @@ class EventStreams:
             disconnect_task.cancel()
 
     async def _read_first(self, call: Any, disconnect_task: asyncio.Task[None]) -> Message | None:
-        """Refusals come before the first answer. None: nobody waits for it any more."""
+        """Read the first response, or raise the node's refusal. None: the client has disconnected."""
         reading = asyncio.create_task(call.read())
         done, _ = await asyncio.wait(
             {reading, disconnect_task}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
@@ -97,13 +98,13 @@ class EventStreams:
             reading.cancel()
             if disconnect_task in done:
                 return None
-            raise http_error(504, grpc.StatusCode.DEADLINE_EXCEEDED, "", "The stream did not begin in time.")
+            raise http_error(504, grpc.StatusCode.DEADLINE_EXCEEDED, "", "The stream did not start in time.")
         try:
             first = reading.result()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         except asyncio.CancelledError:
-            if reading.cancelled():  # and not we ourselves
+            if reading.cancelled():  # and not this task
                 raise ShuttingDown from None
             raise
         if first is grpc.aio.EOF:
@@ -149,5 +150,5 @@ def _event(answer: Message) -> bytes:
 
 
 def _error_event(error: HttpError) -> bytes:
-    """For what a new try will not mend."""
+    """The last event of a stream that would fail again if the client reconnected."""
     return b"event: refusal\ndata: " + json_bytes(error.as_json()) + b"\n\n"

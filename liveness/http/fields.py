@@ -1,4 +1,4 @@
-"""Fields of messages by their names, and values for them written as text."""
+"""Finds fields of messages by name, and parses their values from text."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from liveness.domain.errors import InvalidField
 
 TEXT_MESSAGES = frozenset({"google.protobuf.Duration", "google.protobuf.Timestamp"})
-"""Messages that JSON writes as one text."""
+"""Messages that are strings in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldPath:
-    """A field, maybe inside another: filter.states."""
+    """A field, possibly nested: filter.states."""
 
     fields: tuple[FieldDescriptor, ...]
 
@@ -43,7 +43,7 @@ class FieldPath:
 
 
 def field_named(message: Descriptor, name: str) -> FieldDescriptor | None:
-    """By its name in the contract, or by the one that JSON usually has."""
+    """The field with this name in the proto file, or with this name in lowerCamelCase."""
     return message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
 
 
@@ -60,12 +60,12 @@ def field_path(message: Descriptor, dotted: str) -> FieldPath | None:
 
 
 def is_scalar(field: FieldDescriptor) -> bool:
-    """Whether one text says the whole value, or each of several."""
+    """Whether a value of the field can be written as one text."""
     return field.message_type is None or field.message_type.full_name in TEXT_MESSAGES
 
 
 def parse_text(path: FieldPath, text: str) -> Any:
-    """What JSON would have for a value that stands in a path or a query."""
+    """Convert a text from the path or the query to the field's JSON value."""
     if path.leaf.type == FieldDescriptor.TYPE_BOOL:
         if text not in ("true", "false"):
             raise InvalidField(field=str(path), rule=f"must be true or false, not {text!r}")
@@ -76,7 +76,7 @@ def parse_text(path: FieldPath, text: str) -> Any:
 
 
 def enum_value(enum: EnumDescriptor, value: Any) -> Any:
-    """The full name for a short one: ACTIVE is WORKER_STATE_ACTIVE."""
+    """Complete a short name: ACTIVE is WORKER_STATE_ACTIVE."""
     if isinstance(value, str) and value not in enum.values_by_name:
         full = f"{_upper_snake(enum.name)}_{value}"
         if full in enum.values_by_name:

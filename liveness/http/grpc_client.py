@@ -1,4 +1,4 @@
-"""Calls to the node behind this face: deadlines, what is passed on, and what happens when a client goes away."""
+"""gRPC calls to the node: deadlines, forwarded headers, and cancellation when the HTTP client disconnects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 10_000),  # so long connecting may take: the node is this very process
+    (
+        "grpc.min_reconnect_backoff_ms",
+        10_000,
+    ),  # also the time-out of connecting to the node, which is this process
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
@@ -43,7 +46,7 @@ class GrpcClient:
     def start_call(
         self, method: MethodDescriptor, request: Message, headers: Headers, timeout_s: float | None
     ) -> Any:
-        """A call under way: to be awaited, or read from if it is a stream."""
+        """Start a call. The caller awaits it, or reads from it if it is a stream."""
         call = self._callables.get(method.full_name)
         if call is None:
             kind = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
@@ -57,12 +60,12 @@ class GrpcClient:
 
 
 def _is_ascii(value: str | None) -> bool:
-    """gRPC carries nothing else in plain metadata."""
+    # Plain gRPC metadata must be printable ASCII.
     return value is not None and value.isascii() and value.isprintable()
 
 
 def requested_timeout_s(headers: Headers) -> float | None:
-    """What the client asked for."""
+    """The time-out that the client asked for."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return None
@@ -74,7 +77,7 @@ def requested_timeout_s(headers: Headers) -> float | None:
 
 
 def default_timeout_s(request: Message) -> float:
-    """How long a call may take if the client does not say: some minutes of a poll's own waiting are no delay."""
+    """The time-out if the client sets none. The time that a poll asks to wait is added to it."""
     field = request.DESCRIPTOR.fields_by_name.get("wait")
     if field is None or not request.HasField("wait"):
         return DEFAULT_TIMEOUT_S
@@ -83,13 +86,13 @@ def default_timeout_s(request: Message) -> float:
 
 
 async def wait_disconnected(receive: Receive) -> None:
-    """Returns when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(answer: Awaitable[Any], receive: Receive, cancel: Callable[[], object]) -> Any:
-    """The answer, or None and the call cancelled if the client leaves first."""
+    """Return the answer. If the client disconnects first, cancel the call and return None."""
     disconnect_task = asyncio.create_task(wait_disconnected(receive))
     reply_task = asyncio.ensure_future(answer)
     try:

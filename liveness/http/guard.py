@@ -1,8 +1,8 @@
-"""Who may talk to us from a browser: pages of this very site, and nobody else's.
+"""Protects the server from web pages of other sites.
 
-The server has no passwords; it trusts whoever reaches it. A browser reaches it on behalf of any page that it shows, so
-three things are refused: a name that is not ours (a page whose name was pointed at this machine: DNS rebinding), a
-request that another site's page makes, and a change that a plain HTML form could have made.
+The server has no passwords; it trusts every client that reaches it. A browser reaches it on behalf of any page that it shows,
+so the guard refuses three things: a Host header with a foreign name (a page whose name resolves to this machine: DNS
+rebinding), requests of other sites' pages, and changes that a plain HTML form could make.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer."""
+"""Sent with every response."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE = ("GET", "HEAD")
@@ -37,8 +37,9 @@ class Guard:
     def __init__(
         self, names: Collection[str], *, proxy_hosts: Collection[str] = (), allow_any_ip: bool = False
     ) -> None:
-        """`names`: ours besides those of loopback. `proxy_hosts`: more of them, at any port, since a proxy may change what it
-        passes on. `allow_any_ip`: where we listen everywhere; an address, unlike a name, cannot be pointed elsewhere."""
+        """`names`: the server's host names besides those of loopback. `proxy_hosts`: further names, accepted with any port,
+        since a proxy may change the Host header. `allow_any_ip`: for a server that listens on all addresses; unlike a name,
+        an IP address cannot be made to resolve to this machine."""
         self._proxy_hosts = frozenset(map(str.lower, proxy_hosts))
         self._names = _LOOPBACK | self._proxy_hosts | frozenset(map(str.lower, names))
         self._allow_any_ip = allow_any_ip
@@ -61,7 +62,7 @@ class Guard:
             if not self._is_same_origin(origin, headers.get("host", "")):
                 raise _cross_origin_error(f"Pages of {origin[:200]!r} may not use this server.")
         if {"cross-site", "same-site"} & set(headers.getlist("sec-fetch-site")):
-            # Following a link to a page of ours is fine.
+            # Links from other sites to the dashboard are allowed.
             is_page_navigation = (
                 headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
             )
@@ -80,7 +81,7 @@ class Guard:
 
 
 def check_content_type(headers: Headers) -> None:
-    """What an HTML form can send, any page can send without asking; JSON is nothing of that."""
+    """Require JSON: any page can send the content types of HTML forms without the browser's preflight request."""
     kind, _, parameters = headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8"):

@@ -1,7 +1,7 @@
-"""Messages as JSON values, by protobuf's mapping, with the names of the contract and every field that has no presence.
+"""Converts messages to JSON values, by protobuf's mapping, with proto field names and all fields without presence.
 
-The library's own printer looks at every field anew each time; a page of a thousand workers would hold up the node's
-event loop for a tenth of a second. Here each kind of message is looked at once.
+protobuf's own printer inspects every field descriptor for each message; a page of a thousand workers would block the node's
+event loop for a tenth of a second. Here each message type is inspected once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def to_json_value(message: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """On one line."""
     return msgspec.json.encode(value)
 
 
@@ -67,7 +66,9 @@ def _field_converter(field: FieldDescriptor) -> Converter:
 def _value_converter(field: FieldDescriptor) -> Converter:
     if field.message_type is not None:
         kind = field.message_type
-        return lambda message: _converter(kind)(message)  # later: a kind of message may hold itself
+        return lambda message: _converter(kind)(
+            message
+        )  # looked up late, because a message may contain itself
     if field.enum_type is not None:
         return _enum_converter(field.enum_type)
     if field.type == FieldDescriptor.TYPE_BYTES:
@@ -107,12 +108,12 @@ def _timestamp(value: Timestamp) -> str:
 
 @lru_cache(maxsize=4_096)
 def _second(seconds: int) -> str:
-    """Many things happen within one."""
+    # Cached, because many timestamps fall into the same second.
     return Timestamp(seconds=seconds).ToJsonString()[:-1]
 
 
 def _fraction(nanos: int) -> str:
-    """With three, six or nine digits, or none."""
+    """The fraction with three, six or nine digits; empty if it is zero."""
     if nanos == 0:
         return ""
     digits = f"{nanos:09}"
@@ -124,7 +125,7 @@ def _any(value: Any) -> Any:
         return json_format.MessageToDict(
             value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-    except (TypeError, DecodeError):  # of a newer node, perhaps
+    except (TypeError, DecodeError):  # a type that only newer nodes know
         return {"@type": value.type_url, "value": b64encode(value.value).decode()}
 
 

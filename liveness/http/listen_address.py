@@ -1,4 +1,4 @@
-"""Where HTTP is listened for, and the names that lead there."""
+"""The address on which the HTTP server listens, and the host names that belong to it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 _KEEP_ALIVE_S = 60
 _WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Who listens everywhere is reached, from here, at these."""
+"""The local address of a server that listens on all addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Bound, but not yet listening: nobody is kept waiting while the server starts."""
+    """A bound socket that does not listen yet: connections are refused, not kept waiting, while the server starts."""
 
     socket: socket.socket
     host: str
@@ -31,7 +31,7 @@ class ListenAddress:
 
     @property
     def url(self) -> str:
-        """For people on this machine."""
+        """The URL for people on this machine."""
         return f"http://{_with_port(_WILDCARD_HOSTS.get(self.host, self.host), self.port)}/"
 
 
@@ -54,14 +54,15 @@ def bind_address(host: str, port: int) -> ListenAddress:
 
 
 def _enable_keep_alive(bound: socket.socket) -> None:
-    """Connections inherit it. A laptop that was closed says no goodbye, and its connection would count for ever."""
+    """Set TCP keep-alive, which accepted connections inherit. A laptop that goes to sleep closes no connection, which would
+    count towards the limit for ever."""
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
 
 
 def loopback_address(grpc_address: str) -> str:
-    """Where a server that listens there is reached from this machine."""
+    """The address under which this machine reaches a server that listens on `grpc_address`."""
     host, _, port = grpc_address.rpartition(":")
     return _with_port(_WILDCARD_HOSTS.get(host.strip("[]"), host.strip("[]")), int(port))
 

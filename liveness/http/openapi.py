@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the contract."""
+"""The OpenAPI document, generated from the proto files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 )
-"""What is offered over HTTP."""
+"""The services that HTTP offers."""
 
 DESCRIPTION = """\
-The calls of liveness.v1 as JSON. Fields have the names of the contract; what comes in may have lowerCamelCase, too. \
-64-bit numbers are strings, durations such as "30s", bytes base64. What is not known is refused.
+The calls of liveness.v1 as JSON. Fields have their names in the proto files; requests may use lowerCamelCase, too. \
+64-bit numbers are strings, durations are strings such as "30s", and bytes are base64. Unknown fields and parameters are refused.
 
 A request that changes something needs the header Content-Type: application/json. \
-X-Timeout (500ms, 5s, 2m) says how long a call may take.
+X-Timeout (500ms, 5s, 2m) limits how long a call may take.
 
-An error is {"error": {"code", "status", "message", "reason", "details"}}: code is that of HTTP, status that of gRPC, \
-reason is for machines, and details are messages of google.rpc."""
+An error is {"error": {"code", "status", "message", "reason", "details"}}: code is the HTTP status, status the gRPC status, \
+reason is machine-readable, and details are messages of google.rpc."""
 
 ERROR: Schema = {
     "type": "object",
@@ -40,10 +40,10 @@ ERROR: Schema = {
         "error": {
             "type": "object",
             "properties": {
-                "code": {"type": "integer", "description": "Of HTTP."},
-                "status": {"type": "string", "description": "Of gRPC, by name."},
+                "code": {"type": "integer", "description": "The HTTP status."},
+                "status": {"type": "string", "description": "The name of the gRPC status."},
                 "message": {"type": "string", "description": "For people."},
-                "reason": {"type": "string", "description": "For machines. Empty if there is none."},
+                "reason": {"type": "string", "description": "Machine-readable. Empty if there is none."},
                 "details": {
                     "type": "array",
                     "items": {
@@ -90,7 +90,7 @@ def document_file() -> StaticFile:
 
 
 def _template(endpoint: Endpoint) -> str:
-    """With short names of variables: many tools do not expect dots there."""
+    """The path template with short names of variables, because many tools expect no dots there."""
     names = [path.leaf.name for path in endpoint.variables]
     assert len(set(names)) == len(names), f"{endpoint.template} has two variables of the same name"
     return "/" + "/".join(
@@ -121,7 +121,7 @@ def _operation(endpoint: Endpoint, name: str, schemas: Schemas) -> dict[str, Any
     operation["responses"] = {
         "200": _success_response(endpoint, schemas),
         "default": {
-            "description": "Refused, or it did not work.",
+            "description": "The call was refused or failed.",
             "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_ERROR_NAME}"}}},
         },
     }
@@ -133,8 +133,8 @@ def _success_response(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     if not endpoint.method.server_streaming:
         return {"description": "Done.", "content": {"application/json": {"schema": schema}}}
     return {
-        "description": "Server-sent events. The data of each is JSON of the schema x-data; its id is where to resume, "
-        "sent back in the header Last-Event-ID.",
+        "description": "Server-sent events. The data of each is JSON of the schema x-data; to resume after an event, send "
+        "its id in the header Last-Event-ID.",
         "content": {"text/event-stream": {"schema": {"type": "string"}, "x-data": schema}},
     }
 
@@ -150,7 +150,7 @@ def _body_schema(endpoint: Endpoint, schemas: Schemas) -> Schema:
 
 
 def query_parameters(endpoint: Endpoint) -> Iterator[FieldPath]:
-    """What neither the path nor the body says is a parameter of the query."""
+    """The fields that are set neither by the path nor by the body."""
     if endpoint.body == WHOLE_BODY:
         return
     covered = {str(path) for path in endpoint.variables} | {endpoint.body}

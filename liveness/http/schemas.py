@@ -1,4 +1,4 @@
-"""JSON schemas of messages, as they are printed and read here."""
+"""JSON schemas of the messages, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WELL_KNOWN: dict[str, Schema] = {
 
 @cache
 def _comments() -> dict[str, str]:
-    """Of the contract. They are not in generated code."""
+    """The comments of the proto files, which the generated code does not contain."""
     file = Path(liveness.v1.__file__).parent / "comments.json"
     return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -50,10 +50,11 @@ def comment_of(name: str) -> str:
 
 
 class Schemas:
-    """Those that were referred to, to be listed once."""
+    """Collects the schemas that the document refers to, each once."""
 
     def __init__(self, request_types: Iterable[Descriptor]) -> None:
-        """`request_types`: what clients send. They may leave out any field; we print all that have no presence."""
+        """`request_types`: the messages that clients send, in which any field is optional. In responses, all fields without
+        presence are always there."""
         self.by_name: dict[str, Schema] = {}
         self._request_type_names: set[str] = set()
         for message in request_types:
@@ -71,12 +72,12 @@ class Schemas:
             return dict(_WELL_KNOWN[message.full_name])
         name = _name(message)
         if name not in self.by_name:
-            self.by_name[name] = {}  # a message may hold itself
+            self.by_name[name] = {}  # a message may contain itself
             self.by_name[name] = self.of_fields(message, message.fields)
         return {"$ref": f"#/components/schemas/{name}"}
 
     def of_fields(self, message: Descriptor, fields: Iterable[FieldDescriptor]) -> Schema:
-        """A message with these of its fields only."""
+        """The schema of a message with only these fields."""
         kept = list(fields)
         schema: Schema = {
             "type": "object",
@@ -127,5 +128,5 @@ def _described(schema: Schema, name: str) -> Schema:
 
 
 def _name(descriptor: Descriptor | EnumDescriptor) -> str:
-    """Without the package, where it is ours; a message inside another keeps both names."""
+    """The full name without the package liveness.v1; a nested message keeps the name of the outer one."""
     return descriptor.full_name.removeprefix("liveness.v1.")

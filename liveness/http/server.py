@@ -1,8 +1,10 @@
-"""HTTP beside gRPC in the same process: the API as JSON, streams as events, the dashboard's files."""
+"""The HTTP server in the server's process: the API as JSON, streams as server-sent events, the dashboard's files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -30,18 +32,25 @@ from liveness.http.static_files import read_files
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
 HEADERS_BYTES_MAX = 128 * 1024
-"""Of a request. A resume token has a number for each shard."""
+"""Per request. A resume token contains a number for each shard."""
 CONNECTIONS_MAX = 2_000
 SHUTDOWN_TIMEOUT_S = 2
-"""How long clients may take to read what they were answered before we left."""
-TICK_MS = 1_000
+"""How long clients may take to read their last answers when the server stops."""
 HEALTH_TIMEOUT_S = 5.0
 READINESS = "liveness.readiness"
 
 _HEALTH: ServiceDescriptor = Default().FindServiceByName("grpc.health.v1.Health")
 
 Metrics = Callable[[], tuple[bytes, str]]
-"""What /metrics says, and its content type."""
+"""Returns the content of /metrics and its content type."""
+
+
+class _UvicornWithoutSignals(uvicorn.Server):
+    """`liveness serve` handles the signals of the process; uvicorn would take them over for as long as it serves."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 class HttpServer:
@@ -57,10 +66,9 @@ class HttpServer:
         streams_max: int = STREAMS_MAX,
         body_reader: BodyReader | None = None,
     ) -> None:
-        """`hosts`: more names under which it is reached."""
+        """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics."""
         self.url = listen_address.url
         self._listen_address = listen_address
-        self._clock = clock
         self._metrics = metrics
         self._tasks = BackgroundTasks("http server")
         self._grpc_client = GrpcClient(grpc_address)
@@ -79,59 +87,61 @@ class HttpServer:
 
     async def start(self) -> None:
         """May raise OSError."""
-        config = uvicorn.Config(
-            ServerErrorMiddleware(self._app, handler=internal_error),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",  # what matters is in our own log
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=CONNECTIONS_MAX,
-            h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        self._uvicorn = _UvicornWithoutSignals(
+            uvicorn.Config(
+                ServerErrorMiddleware(self._app, handler=internal_error),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="critical",  # the server's own log has everything that matters
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=CONNECTIONS_MAX,
+                h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
+            )
         )
-        config.load()
-        # Its parts instead of `serve`, which would take the process's signals and wake up ten times a second.
-        self._uvicorn = uvicorn.Server(config)
-        self._uvicorn.lifespan = config.lifespan_class(config)
+        self._serve_task = self._tasks.start(self._uvicorn.serve(sockets=[self._listen_address.socket]))
         try:
-            await self._uvicorn.startup(sockets=[self._listen_address.socket])
+            # uvicorn sets a flag when it listens; it has no event to wait for.
+            while not self._uvicorn.started and not self._serve_task.done():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if self._serve_task.done():
+                await self._serve_task
         except BaseException:
+            self._serve_task.cancel()
             self._listen_address.socket.close()
             await self._grpc_client.close()
             raise
-        self._tasks.start(self._run_ticks())
-
-    async def _run_ticks(self) -> None:
-        while True:
-            await self._uvicorn.on_tick(0)
-            await self._clock.sleep(TICK_MS)
 
     def stop_accepting(self) -> None:
-        """Accept nothing new and end the streams. Calls in flight get their answers as long as there is a node."""
-        for server in self._uvicorn.servers:
-            server.close()
+        """Accept no connections any more and end the streams. Calls in flight are answered as long as the node runs.
+
+        uvicorn closes the listener at its next tick, within 0.1 s; the app refuses requests until then.
+        """
         self._app.close()
+        self._uvicorn.should_exit = True
 
     async def stop(self) -> None:
         self.stop_accepting()
-        await self._tasks.close()
-        await self._uvicorn.shutdown(sockets=[self._listen_address.socket])
-        for connection in tuple(self._uvicorn.server_state.connections):
-            connection.transport.abort()  # it did not read to the end
+        _, unfinished = await asyncio.wait({self._serve_task}, timeout=SHUTDOWN_TIMEOUT_S)
+        if unfinished:
+            # uvicorn closes such a connection only after the client has read everything, which may be never.
+            for connection in tuple(self._uvicorn.server_state.connections):
+                connection.transport.abort()
+            self._uvicorn.force_exit = True
+        await self._serve_task
         self._app.shutdown_executor()
         await self._grpc_client.close()
 
-    # -- beside the API
+    # -- paths outside the API
 
     async def _healthz(self) -> Response:
         return json_response(json_bytes({"status": "SERVING"}))
 
     async def _readyz(self) -> Response:
-        """Whether this node has come to serve the shards that belong to it."""
+        """Ready: this node serves all shards that are assigned to it."""
         request = health_pb2.HealthCheckRequest(service=READINESS)
         try:
             response = await self._grpc_client.start_call(

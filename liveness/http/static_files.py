@@ -1,4 +1,4 @@
-"""Files of the dashboard. They are read once, so that all that is served is of one version."""
+"""The files of the dashboard. They are read once at start, so that all files served belong to one version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 INDEX = "index.html"
-# Not asked of the machine, which may know them under other names or not at all.
+# Listed here because the operating system's table may have other types for them, or none.
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -35,7 +35,7 @@ class StaticFile:
     etag: str
 
     def response(self, headers: Headers) -> Response:
-        # A browser asks each time whether its copy is still good, so that an upgrade is seen at once.
+        # A browser revalidates its copy each time, so that it sees an upgrade at once.
         validity = {"ETag": self.etag, "Cache-Control": "no-cache"}
         known = {tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")}
         if self.etag in known or "*" in known:
@@ -44,7 +44,7 @@ class StaticFile:
 
 
 def read_files(folder: Path) -> Mapping[str, StaticFile]:
-    """By URL path. What is not here is not served, whatever a path may look like."""
+    """The files by URL path. Requests are looked up here and never reach the file system."""
     files = {
         f"/static/{path.relative_to(folder).as_posix()}": _read(path)
         for path in sorted(folder.rglob("*"))

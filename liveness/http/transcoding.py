@@ -1,7 +1,7 @@
-"""Requests from path, query and body, by protobuf's own mapping of JSON.
+"""Builds a request message from path, query and body, by protobuf's JSON mapping.
 
-Names are those of the contract; what comes in may have lowerCamelCase, too. What is not known is refused by name: a
-misspelt filter that is ignored would choose everything.
+Field names are those of the proto files; lowerCamelCase is accepted as well. Unknown names are refused: a misspelt filter that
+was ignored would select everything.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build_request(match: Match, query: str, body: bytes) -> Message:
         given = path.value_in(message)
         _set(message, path, parse_text(path, text))
         if given is not None and given != path.value_in(message):
-            raise InvalidField(field=str(path), rule="is one thing in the path and another in the body")
+            raise InvalidField(field=str(path), rule="has one value in the path and another in the body")
     for name, value in _parameters(match, query).items():
         _set(message, name, value)
     return message
@@ -92,7 +92,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name!r} is there twice")
+            raise ValueError(f"{name!r} occurs twice")
         found[name] = value
     return found
 
@@ -102,7 +102,7 @@ def _reject_constant(name: str) -> Any:
 
 
 def _check_names(message: Descriptor, value: Any, prefix: str) -> Any:
-    """The same with short names of enum values made whole, and nothing in it that is not known."""
+    """Return the value with short names of enum values completed. Raises on unknown field names."""
     if not message.full_name.startswith("liveness.") or (value is None and prefix):
         return value
     if not isinstance(value, dict):
@@ -154,7 +154,7 @@ def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:
         if path.leaf.is_repeated:
             found.setdefault(path, []).append(value)
         elif path in found:
-            raise InvalidField(field=str(path), rule="is there twice in the query")
+            raise InvalidField(field=str(path), rule="occurs twice in the query")
         else:
             found[path] = value
     return found
@@ -167,10 +167,10 @@ def _set(message: Message, path: FieldPath, value: Any) -> None:
 
 
 def _parse_into(message: Message, value: Any) -> str:
-    """Fill the message; empty if that went well."""
+    """Fill the message. Returns the problem, or an empty text."""
     try:
         json_format.ParseDict(value, message)
-    # The library lets some of Python's own errors through, for instance for half of a surrogate pair.
+    # ParseDict lets some of Python's own errors through, for instance for half of a surrogate pair.
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         return _truncate(str(error)).rstrip(".")
     return ""

@@ -1,1 +1,1 @@
-"""Other systems: webhooks, the NATS relay, fencing of users' databases."""
+"""Integrations with other systems: webhooks, the NATS relay, fencing of users' databases."""

@@ -1,8 +1,8 @@
-"""Makes a zombie's write fail at the data: the database remembers the newest token that wrote, and refuses older ones.
+"""Makes writes of replaced workers fail in the database: it records the newest fencing token and refuses older ones.
 
-A worker that was frozen may write long after its work moved on, before it can notice anything. Only whoever stores the
-data can refuse that write. `FencingGuard` keeps one row per resource with the newest token seen; `check` compares and
-records inside the caller's own transaction, and what it wrote stays locked until that transaction ends:
+A worker that was frozen may write long after its work went to another worker, before it can notice that. Only the database
+that stores the data can refuse such a write. `FencingGuard` keeps one row per resource with the newest token seen; `check`
+compares and records the token in the caller's own transaction, and the row stays locked until that transaction ends:
 
     guard = FencingGuard(Base.metadata)
     with guard.writing(session, "photo-17", task.fencing_token):
@@ -11,9 +11,9 @@ records inside the caller's own transaction, and what it wrote stays locked unti
 The errors:
 
 FencingError
-├── StaleToken         a newer holder has written; this one must stop
-├── SnapshotTooOld     the transaction cannot see what it competes with; roll back and run it again
-└── NotInTransaction   the connection commits each statement by itself, so that a check protects nothing
+├── StaleToken         a newer holder has written; the caller must stop
+├── SnapshotTooOld     the transaction cannot see a token recorded by another; roll back and run it again
+└── NotInTransaction   the connection commits each statement by itself, so that the check protects nothing
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ AnyAsyncSession: TypeAlias = AsyncSession | AsyncConnection
 # Some databases index no text of unbounded length.
 _NAME = Text().with_variant(String(255), "mysql", "mariadb", "mssql", "oracle")
 
-# The second time decides, because whoever came between has committed by then. If it does not, then this transaction
-# reads from a snapshot, or somebody deletes rows at this very moment.
+# The second attempt decides, because a competing transaction has committed by then. If it does not, this transaction reads
+# from an old snapshot, or another one deletes rows at the same time.
 _ATTEMPTS = 2
 
 
 class Token(Protocol):
-    """What a holder shows when it writes, such as `FencingToken` of the SDK.
+    """A fencing token, such as `FencingToken` of the SDK.
 
-    Attempts rise each time the work is handed out, and epochs each time one worker's lease begins anew.
+    The attempt increases each time the work is handed out, and the epoch each time a worker gets a new lease.
     """
 
     @property
@@ -75,16 +75,16 @@ class Token(Protocol):
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeenToken:
-    """A token as the guard saw it, in the order in which tokens replace each other."""
+    """A recorded token. A later token is greater."""
 
     attempt: int
     lease_epoch: int
     holder: str = field(default="", compare=False)
-    """Who showed it, as told: for people, never compared."""
+    """The name that the holder gave itself; for people, never compared."""
 
     def __str__(self) -> str:
-        who = f" ({self.holder})" if self.holder else ""
-        return f"attempt {self.attempt}, lease epoch {self.lease_epoch}{who}"
+        holder = f" ({self.holder})" if self.holder else ""
+        return f"attempt {self.attempt}, lease epoch {self.lease_epoch}{holder}"
 
 
 class FencingError(TemplatedError, kw_only=False):
@@ -109,9 +109,9 @@ class NotInTransaction(FencingError):
 
 
 def guarded_update(table: Table, token: Token) -> Update:
-    """For rows that carry their own token, in columns `attempt` and `lease_epoch` that are not null.
+    """An UPDATE for rows that hold their own token, in the columns `attempt` and `lease_epoch`, which are not null.
 
-    Add `.where(...)` and `.values(...)`. A statement that touches no row was refused, or there is no such row.
+    Add `.where(...)` and `.values(...)`. If the statement changes no row, the token is too old or there is no such row.
     """
     attempt, epoch = table.c.attempt, table.c.lease_epoch
     return (
@@ -122,9 +122,9 @@ def guarded_update(table: Table, token: Token) -> Update:
 
 
 class FencingGuard:
-    """The newest token that wrote to each resource, in a table beside the data that it protects.
+    """Keeps the newest token of each resource, in a table beside the data that it protects.
 
-    Give it the `metadata` of your own tables and it is created and migrated with them; otherwise call `create`.
+    With the `metadata` of your own tables, the guard's table is created and migrated with them; otherwise call `create`.
     """
 
     def __init__(self, metadata: MetaData | None = None, table_name: str = "liveness_fencing_tokens") -> None:
@@ -134,13 +134,13 @@ class FencingGuard:
             Column("resource", _NAME, primary_key=True),
             Column("attempt", BigInteger, nullable=False),
             Column("lease_epoch", BigInteger, nullable=False),
-            # For people and for clearing out; the guard never judges by these.
+            # For people and for deleting old rows; the guard does not read these.
             Column("holder", Text),
             Column("seen_at", DateTime(timezone=True), nullable=False),
         )
 
     def create(self, at: Engine | Connection) -> None:
-        """Create the table unless it is there. Any number of processes may do so at once."""
+        """Create the table if it does not exist. Several processes may do so at once."""
         if isinstance(at, Engine):
             with at.begin() as connection:
                 self.create(connection)
@@ -149,16 +149,15 @@ class FencingGuard:
             with at.begin_nested():
                 at.execute(CreateTable(self.table, if_not_exists=True))
         except DBAPIError:
-            # On PostgreSQL, two who create it at the same moment are not both told that it exists.
+            # On PostgreSQL, IF NOT EXISTS fails if another transaction creates the table at the same moment.
             if not inspect(at).has_table(self.table.name, self.table.schema):
                 raise
 
     def check(self, session: AnySession, resource: str, token: Token, holder: str = "") -> None:
         """Record the token as the newest of the resource, or raise `StaleToken` if a newer one is recorded.
 
-        Must be in the transaction of the write that it protects, best as its first statement: what is read after it
-        contains everything that earlier holders wrote. Until that transaction ends, every other check of the resource
-        waits.
+        Call it in the transaction of the write that it protects, best as its first statement: later reads then see everything
+        that earlier holders wrote. Other checks of the resource wait until that transaction ends.
         """
         connection = self._connection(session)
         given = SeenToken(token.attempt, token.lease_epoch, holder)
@@ -170,7 +169,7 @@ class FencingGuard:
             if newest is not None and newest > given:
                 raise StaleToken(resource, given, newest)
             if newest is not None:
-                continue  # recorded since we looked, and not newer
+                continue  # recorded by another transaction meanwhile, and not newer
             try:
                 with connection.begin_nested():
                     self._insert(connection, resource, given)
@@ -188,7 +187,7 @@ class FencingGuard:
 
     @contextmanager
     def writing(self, session: AnySession, resource: str, token: Token, holder: str = "") -> Iterator[None]:
-        """A transaction that begins with `check` and is committed at the end, or rolled back if anything is raised."""
+        """Run the block in a transaction that starts with `check`. It is committed at the end, or rolled back on an exception."""
         with session.begin():
             self.check(session, resource, token, holder)
             yield
@@ -203,7 +202,7 @@ class FencingGuard:
             yield
 
     def newest(self, session: AnySession, resource: str) -> SeenToken | None:
-        """What is recorded, without recording or locking anything."""
+        """The recorded token, without recording or locking anything."""
         columns = self.table.c
         statement = select(columns.attempt, columns.lease_epoch, columns.holder)
         row = self._connection(session).execute(statement.where(columns.resource == resource)).one_or_none()
@@ -212,11 +211,11 @@ class FencingGuard:
     def _connection(self, session: AnySession) -> Connection:
         if isinstance(session, Connection):
             return session
-        # A savepoint of the session itself would first flush what the caller has not asked to write yet.
+        # A savepoint of the session itself would flush pending changes that the caller has not asked to write yet.
         return session.connection(bind_arguments={"clause": self.table})
 
     def _advance(self, connection: Connection, resource: str, given: SeenToken) -> bool:
-        """Writes even if the token is the same: that is what locks the row, on every database."""
+        """Record the token if no newer one is recorded. Writing an equal token locks the row, on every database."""
         statement = guarded_update(self.table, given).where(self.table.c.resource == resource)
         done = connection.execute(statement.values(holder=given.holder, seen_at=func.now()))
         if _is_autocommit(connection):
@@ -231,7 +230,7 @@ class FencingGuard:
 
 
 def _is_autocommit(connection: Connection) -> bool:
-    """Asked after a statement that writes, because SQLite's driver begins a transaction only there."""
+    """Called after a statement that writes, because SQLite's driver starts a transaction only then."""
     in_transaction = getattr(connection.connection.driver_connection, "in_transaction", None)
     if isinstance(in_transaction, bool):
         return not in_transaction

@@ -1,4 +1,4 @@
-"""A reschedule as another engine is told of it, whatever carries it there."""
+"""The message that tells another engine about a reschedule; the webhook and the relay send the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from liveness.domain.reactions import ActivityRescheduleTask
 
 
 def delivery_id(task: ActivityRescheduleTask) -> str:
-    """Of one loss, however often it is delivered. JSON keeps the parts apart, whatever characters they hold."""
+    """The id of one lost attempt, the same for every delivery of it. JSON keeps the parts apart, whatever they contain."""
     lost = task.activity
     parts = [task.namespace, *lost.id, lost.attempt, task.worker, task.epoch]
     return sha256(json.dumps(parts).encode()).hexdigest()

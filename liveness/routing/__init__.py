@@ -1,1 +1,1 @@
-"""The way of a call to the node that owns its shard; shared by nodes and the frontend."""
+"""Routing of calls to the node that owns their shard; shared by nodes and the frontend."""

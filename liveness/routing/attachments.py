@@ -1,4 +1,4 @@
-"""A worker on a client's stream, as the gateway sees it: what was asked, what was granted, and where it stands."""
+"""The state of the workers on a client's Attach stream: what the client requested, what was granted, and by which owner."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from liveness.rpc.status import status_of
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 
 REPLIES_MAX = 20_000
-"""A client that asks and does not read is cut off."""
+"""The stream of a client that sends requests and does not read the replies is ended."""
 
 
 class AttachStep(NamedTuple):
-    """To be attached. Silent: by the gateway itself, at a new owner, of which the client need not know."""
+    """The worker is to be attached."""
 
     request: AttachRequest
     is_reattach: bool
+    """The proxy itself attaches the worker at a new owner; the client gets no reply."""
     retry_until_ms: int
-    """How long the client is kept waiting while the shard is on the move."""
+    """The client waits until then at most while the shard moves."""
 
 
 class DetachStep(NamedTuple):
@@ -30,21 +31,22 @@ class DetachStep(NamedTuple):
 
 
 class ShardAttachments:
-    """All that stands on one shard."""
+    """The attachments of all workers of one shard."""
 
     __slots__ = ("attachments", "connection", "retry_delay_ms", "retry_task", "shard_id")
 
     def __init__(self, shard_id: int) -> None:
         self.shard_id = shard_id
         self.connection: OwnerConnection | None = None
-        """Where the shard's workers are attached; None while its owner is sought."""
+        """The connection to the shard's owner; None while no owner is known."""
         self.attachments: dict[Attachment, None] = {}
         self.retry_task: asyncio.Task[None] | None = None
         self.retry_delay_ms: float = 0
 
 
 class Attachment:
-    """Its steps are taken one by one: the next only when the last was answered, so that nothing is overtaken."""
+    """One worker on one client stream. Its steps run one by one: the next starts after the last was answered, so that no
+    step overtakes another."""
 
     __slots__ = (
         "attached_connection",
@@ -64,15 +66,15 @@ class Attachment:
         self.group = group
         self.steps: deque[AttachStep | DetachStep] = deque()
         self.pending_connection: OwnerConnection | None = None
-        """Where the first step is under way."""
+        """The connection on which the first step is in flight."""
         self.attached_connection: OwnerConnection | None = None
-        """Where it was granted."""
+        """The connection on which the worker is attached."""
         self.granted_request: AttachRequest | None = None
-        """What was granted last, to be asked for again at a new owner."""
+        """The last granted request, sent again to a new owner."""
         self.is_backing_off = False
-        """The first step was refused for now; it waits for its next turn."""
+        """The first step failed for now and waits for its next try."""
         self.last_orders = b""
-        """What the client was told since it asked: a new owner, and one that re-reads the shard, tells it again."""
+        """The orders that the client has already got. A new owner, and an owner that recovers the shard, repeats them."""
 
     @property
     def is_waiting(self) -> bool:
@@ -83,7 +85,7 @@ class Attachment:
         return not self.steps and self.granted_request is None
 
     def reset_connection(self) -> None:
-        """It stands nowhere any more; what was not answered is asked again, and what was granted, anew."""
+        """Forget the connection: unanswered steps are sent again, and the last grant is requested anew."""
         self.pending_connection = self.attached_connection = None
         self.is_backing_off = False
         first = self.steps[0] if self.steps else None
@@ -92,15 +94,13 @@ class Attachment:
 
 
 class ClientStream:
-    """One client's stream."""
-
     __slots__ = ("_wakeup", "attachments", "connections", "error", "is_ended", "number", "replies")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.attachments: dict[WorkerKey, Attachment] = {}
         self.connections: set[OwnerConnection] = set()
-        """Owners that have heard of this stream."""
+        """The connections to the owners that know this stream."""
         self.replies: deque[AttachResponse] = deque()
         self.is_ended = False
         self.error: LivenessError | None = None

@@ -1,4 +1,4 @@
-"""A batch of heartbeats whose workers live on several nodes: split by owner, served in parts, answered in order."""
+"""A batch of heartbeats for several nodes: it is split by owner, served in parts, and answered in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from liveness.routing.rpc_failures import Metadata, RpcFailure
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerHeartbeatsResponse
 
 HEARTBEATS_PER_CALL_MAX = 1_000
-"""A batch with more is refused as a whole by whoever gets it."""
+"""A larger batch is not split: any node refuses it as a whole."""
 
 LOCAL = "here"
 
@@ -42,7 +42,7 @@ ResultT = TypeVar("ResultT")
 
 
 def group_by_target(targets: Sequence[TargetT]) -> dict[TargetT, list[int]]:
-    """Which positions go where, each part in request order."""
+    """The positions of the items of each target, in request order."""
     parts: dict[TargetT, list[int]] = {}
     for position, target in enumerate(targets):
         parts.setdefault(target, []).append(position)
@@ -50,13 +50,13 @@ def group_by_target(targets: Sequence[TargetT]) -> dict[TargetT, list[int]]:
 
 
 def merge(into: list[ResultT], positions: Sequence[int], results: Sequence[ResultT]) -> None:
-    """Put the results of one part where they belong."""
+    """Put the results of one part at their positions."""
     for position, result in zip(positions, results, strict=True):
         into[position] = result
 
 
 class Batch:
-    """One call, from splitting to its answer."""
+    """One call of RecordWorkerHeartbeats."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Batch:
         owns_shard: Callable[[int], bool],
         serve: Serve | None,
     ) -> None:
-        """`serve`: what this node does with the part that is its own."""
+        """`serve`: serves the part for this node's own shards; None in a frontend."""
         seed, count = namespace_seed(request.namespace), routes.shard_count
         self._request = request
         self._shard_ids = [
@@ -87,7 +87,7 @@ class Batch:
     async def forward(
         self, metadata: Metadata, retry_budget: RetryBudget, served: bytes | None = None
     ) -> bytes | RpcFailure:
-        """`served`: this node's answer to the whole batch, some of whose shards have left it meanwhile."""
+        """`served`: this node's answer to the whole batch, if some of the shards moved away meanwhile."""
         remaining = list(range(len(self._shard_ids)))
         self._outcomes = [
             rpc_failures.from_error(self._forwarder.unavailable_error(shard_id))
@@ -95,7 +95,7 @@ class Batch:
         ]
         if served is not None:
             merge(self._outcomes, remaining, _parse_items(served, len(remaining)))
-            # Others that failed here may have been taken up before; that is told as it is.
+            # Items that failed for other reasons may have had an effect; their failures are returned as they are.
             remaining = [at for at in self._to_retry(remaining, {}) if self._has_moved(at)]
         while remaining:
             outcome = await self._forward_once(remaining, metadata, retry_budget)
@@ -109,7 +109,7 @@ class Batch:
     async def _forward_once(
         self, remaining: Sequence[int], metadata: Metadata, retry_budget: RetryBudget
     ) -> list[int] | RpcFailure:
-        """Those that are to be tried again, or why the whole call is refused."""
+        """Return the positions to try again, or the failure of the whole call."""
         targets = [self._target(self._shard_ids[position]) for position in remaining]
         parts = {
             target: [remaining[at] for at in ats]
@@ -129,7 +129,7 @@ class Batch:
         for (target, positions), result in zip(parts.items(), results, strict=True):
             if isinstance(result, RpcFailure):
                 if result.code in _REQUEST_ERRORS:
-                    return result  # what is wrong with one part is wrong with all
+                    return result  # the request itself is wrong, so every part would fail
                 result = [result] * len(positions)
             merge(self._outcomes, positions, result)
             if isinstance(target, Owner):
@@ -158,7 +158,7 @@ class Batch:
             BATCH_PATH, part.SerializeToString(), target, metadata, retry_budget.part_timeout_s()
         )
         if isinstance(outcome, RpcFailure):
-            # One node that hangs must not cost the others' workers the answers that are there.
+            # One node that hangs must not fail the items that other nodes have answered.
             return (
                 rpc_failures.node_lost(target)
                 if outcome.code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -207,7 +207,7 @@ def _parse_items(body: bytes, count: int) -> list[Item | RpcFailure]:
     except DecodeError:
         items = []
     if len(items) != count:
-        return [rpc_failures.from_error(Unavailable())] * count  # who answers so has not understood
+        return [rpc_failures.from_error(Unavailable())] * count  # the node did not understand the batch
     return list(items)
 
 

@@ -1,7 +1,7 @@
-"""Connections to nodes: one channel for each address, closed when no node is there any more.
+"""Connections to nodes: one channel per address, closed when no node has the address any more.
 
-Closing one ends the calls on it at once, and those that may be repeated go elsewhere: a node whose machine vanished
-says nothing, and its calls would otherwise wait for as long as TCP does.
+Closing a channel ends its calls at once, and those that may be repeated go to another node. A machine that vanished closes
+no connections; without this, calls to it would wait until TCP gives up.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import grpc
 
 from liveness.background import BackgroundTasks
 
-# After a restart a node is at its old address again within a second; gRPC would wait for up to two minutes.
+# A restarted node listens at its old address within a second; gRPC's default back-off is up to two minutes.
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # so long connecting may take, over any network
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time-out of a connection attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
@@ -26,7 +26,7 @@ CACHED_CALLS_MAX = 200
 
 
 class Channel:
-    """To one address. Messages are bytes."""
+    """A gRPC channel to one address. Messages are bytes."""
 
     def __init__(self, address: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
         self.address = address
@@ -46,7 +46,7 @@ class Channel:
         call = self._calls.get((kind, path))
         if call is None:
             call = getattr(self._channel, kind)(path)
-            if len(self._calls) < CACHED_CALLS_MAX:  # clients may make paths up
+            if len(self._calls) < CACHED_CALLS_MAX:  # clients may call paths that do not exist
                 self._calls[kind, path] = call
         return call
 
@@ -67,7 +67,7 @@ class ChannelPool:
         return channel
 
     def close_except(self, addresses: Collection[str]) -> None:
-        """Close all others."""
+        """Close the channels to all other addresses."""
         for address in [address for address in self._open if address not in addresses]:
             self._closing.start(self._open.pop(address).close())
 

@@ -1,7 +1,7 @@
-"""Heartbeats that came one by one travel together: those for one node and namespace as one batch.
+"""Single heartbeats for the same node and namespace are forwarded together, as one batch.
 
-The first goes at once. What comes while it is under way gathers, for four milliseconds at most, so that nobody waits
-for another's commit. Each caller keeps its own deadline and is told of its own outcome.
+The first heartbeat is sent at once. Those that arrive while it is in flight are collected, for four milliseconds at most, so
+that no heartbeat waits for the commit of another. Each caller keeps its own deadline and gets its own outcome.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BATCH_WINDOW_MS = 4
 BATCH_ITEMS_MAX = 1_000
 BATCH_BYTES_MAX = 1 << 20
 BATCHES_IN_FLIGHT_MAX = 4
-"""Batches of one lane. Then heartbeats gather until one is back: while the owner takes 20 ms for a commit, that is 5 ms."""
+"""Per queue. Beyond it, heartbeats are collected until a batch is answered: 5 ms on average if a commit takes 20 ms."""
 
 
 class _QueuedHeartbeat(NamedTuple):
     request: bytes
-    """A whole RecordWorkerHeartbeatRequest. Those of one namespace, written one after the other, read as one
-    RecordWorkerHeartbeatsRequest: the fields have the same numbers."""
+    """A serialized RecordWorkerHeartbeatRequest. Several of one namespace, concatenated, parse as one
+    RecordWorkerHeartbeatsRequest, because the fields have the same numbers."""
     timeout_s: float
     outcome: asyncio.Future[RpcResponse | RpcFailure]
 
 
 class _BatchQueue:
-    """To one node, for one namespace."""
+    """The heartbeats for one node and one namespace."""
 
     __slots__ = ("_clock", "_flush_task", "_in_flight", "_on_idle", "_owner", "_send", "_tasks", "_waiting")
 
@@ -71,7 +71,7 @@ class _BatchQueue:
         if wait_ms:
             await self._clock.sleep(wait_ms)
         else:
-            await asyncio.sleep(0)  # those who come in this very turn of the event loop go along
+            await asyncio.sleep(0)  # heartbeats of the same turn of the event loop join the batch
         self._flush_task = None
         self._flush()
 
@@ -93,7 +93,7 @@ class _BatchQueue:
             item.outcome.cancel()
 
     def _next_batch(self) -> list[_QueuedHeartbeat]:
-        """The next batch; those whose callers have gone stay behind."""
+        """Take the next batch from the queue. Heartbeats whose callers are gone are dropped."""
         taken, size = 0, 0
         for item in self._waiting[:BATCH_ITEMS_MAX]:
             size += len(item.request)
@@ -128,7 +128,7 @@ def _resolve_all(items: list[_QueuedHeartbeat], outcome: RpcResponse | RpcFailur
         results = ()  # type: ignore[assignment]
     if len(results) != len(items):
         for item in items:
-            _resolve(item, rpc_failures.node_lost(owner))  # who answers so has not understood
+            _resolve(item, rpc_failures.node_lost(owner))  # the node did not understand the batch
         return
     for item, result in zip(items, results, strict=True):
         if result.HasField("status"):
@@ -152,7 +152,7 @@ class Coalescer:
     async def send(
         self, owner: Owner, namespace: str, request: bytes, timeout_s: float
     ) -> RpcResponse | RpcFailure:
-        """`request`: a RecordWorkerHeartbeatRequest that protobuf itself has written."""
+        """`request`: a RecordWorkerHeartbeatRequest serialized by protobuf, not bytes taken from the caller."""
         key = (owner.node_id, owner.address, namespace)
         queue = self._queues.get(key)
         if queue is None:
@@ -164,7 +164,7 @@ class Coalescer:
         return await outcome
 
     def _remove_queue(self, key: tuple[str, str, str]) -> None:
-        """Namespaces come and go; an idle lane costs nothing to make again."""
+        # Namespaces come and go, and a queue is cheap to create again.
         self._queues.pop(key, None)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A frontend's knowledge of the nodes: looked up now and then, and at once after trouble."""
+"""How a frontend learns which nodes there are: it refreshes its routing table at intervals, and at once after a failure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = structlog.get_logger("liveness.frontend")
 
 REFRESH_INTERVAL_MS = 500
 REFRESH_INTERVAL_MS_MIN = 50
-"""Thousands of calls may meet the same trouble at once."""
+"""Thousands of calls may fail for the same reason at once, and each asks for a refresh."""
 REPLY_TIMEOUT_MS = 1_000
 UNREACHABLE_AFTER_MS = 3_000
-"""When none of the nodes has told anything for so long, none can be reached."""
+"""The routing table is cleared after no node has answered for this long."""
 ROUTES_PATH = "/liveness.v1.ClusterService/GetRoutes"
 
 
 class RouteRefresher:
-    """Looks again and again. `refresh` answers whether it saw anything."""
+    """Calls `refresh` at intervals, and early when asked to. `refresh` returns whether it learned the routes."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RouteRefresher:
 
 
 class NodeRouteSource:
-    """Any node knows who serves what. The one that answered last is asked again; after trouble, another."""
+    """Reads the routes from any node. It asks the node that answered last; after a failure, another one."""
 
     def __init__(self, addresses: Sequence[str], routes: RoutingTable, clock: Clock) -> None:
         self._seed_addresses = tuple(addresses)
@@ -65,7 +65,7 @@ class NodeRouteSource:
         self._is_reachable = True
 
     def mark_stale(self) -> None:
-        """What it said led astray."""
+        """Ask another node next: the routes of the last one led to a node that cannot be reached."""
         self._last_address = ""
 
     async def refresh(self) -> bool:

@@ -1,4 +1,4 @@
-"""One call on its way to a node and back: bytes, deadline, metadata, trailers and details pass through unchanged."""
+"""Forwarding of a call to a node. Bytes, deadline, metadata, trailers and error details pass through unchanged."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from liveness.rpc_details import DETAILS_KEY
 logger = structlog.get_logger("liveness.frontend")
 
 TARGET_NODE_HEADER = "liveness-to"
-"""Metadata: the node that a call is meant for. Who receives it serves the call or refuses it."""
+"""Metadata: the id of the node that the call is meant for. That node serves the call; any other refuses it."""
 LOCAL_ONLY_HEADER = "liveness-alone"
-"""Metadata: the node is asked for its own share only, by one that asks all of them. Who forwards a call for somebody
-else does not say so: the node it goes to has to ask the others."""
+"""Metadata: the node answers for its own shards only, because the sender asks all nodes. A frontend that forwards a call
+does not set it: the node has to ask the others."""
 IMMEDIATE_RETRIES_MAX = 4
-"""Nodes that know nothing certain may send a call in circles."""
+"""Nodes with outdated routes may send a call in circles."""
 
 _TRANSPORT_METADATA = frozenset(
     {TARGET_NODE_HEADER, LOCAL_ONLY_HEADER, "user-agent", "content-type", "te", "host", "accept-encoding"}
 )
-"""What each gRPC client says for itself, as everything that begins with grpc-."""
+"""Set by each gRPC client itself, as is everything that begins with grpc-; not forwarded."""
 
 
 class RpcResponse(NamedTuple):
@@ -43,7 +43,7 @@ class RpcResponse(NamedTuple):
 
 
 def caller_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    """What a program said, without what gRPC says for it."""
+    """The metadata that the caller's program set, without that of its gRPC library."""
     return tuple(
         (name, value)
         for name, value in metadata or ()
@@ -81,7 +81,8 @@ class Forwarder:
         on_node_unreachable: Callable[[], None] = lambda: None,
         tracer: CallTracer | None = None,
     ) -> None:
-        """`own_node_id`: this node, to which nothing is forwarded. `on_node_unreachable`: a node was not where it should be."""
+        """`own_node_id`: this node, to which nothing is forwarded. `on_node_unreachable`: called when a node does not answer
+        at its address."""
         self._tracer = tracer
         self._routes = routes
         self._channels = channels
@@ -93,7 +94,7 @@ class Forwarder:
         self._is_closing = False
 
     def cancel_streams(self) -> None:
-        """We stop; those who read one are told to look elsewhere."""
+        """End all streams, since this process stops. Their readers get SHUTTING_DOWN and go to another node."""
         self._is_closing = True
         for call in self._streams:
             call.cancel()
@@ -133,7 +134,7 @@ class Forwarder:
     async def stream(
         self, path: str, body: bytes, owner: Owner, metadata: Metadata, timeout_s: float | None
     ) -> AsyncIterator[bytes | Metadata | RpcFailure]:
-        """The initial metadata, the messages, then how it ended: a refusal or the trailing metadata."""
+        """Yield the initial metadata, the messages, and last the failure or the trailing metadata."""
         call = self._channels.channel_for(owner.address).server_stream(path)(
             body, timeout=timeout_s, metadata=(*metadata, (TARGET_NODE_HEADER, owner.node_id))
         )
@@ -162,7 +163,7 @@ class Forwarder:
     def _log_wrong_node(self, failure: RpcFailure, owner: Owner) -> RpcFailure:
         if failure.reason == rpc_failures.WRONG_NODE:
             logger.error(
-                "two nodes give out one address; set --advertise of each",
+                "two nodes advertise the same address; set --advertise of each",
                 address=owner.address,
                 wanted=owner.node_id,
                 found=failure.fields.get("node_id", ""),
@@ -172,7 +173,7 @@ class Forwarder:
     # -- from try to try
 
     def update_owner(self, shard_id: int | None, owner: Owner, failure: RpcFailure) -> None:
-        """Take from a refusal what it says about the way."""
+        """Update the routes with what a failure says about the owner of the shard."""
         if (new_owner := failure.new_owner) is not None:
             self._routes.update_owner(*new_owner)
         elif failure.reason == rpc_failures.NODE_LOST:
@@ -183,7 +184,7 @@ class Forwarder:
     def next_owner(
         self, shard_id: int | None, failed_owner: Owner | None, failure: RpcFailure | None
     ) -> Owner | None:
-        """Whom to try, or None: nobody is known, or only the one who refused."""
+        """The node to try next. None: no node is known, or only the one that failed."""
         if shard_id is not None:
             owner = self._routes.owner(shard_id)
         elif failure is not None and (new_owner := failure.new_owner) is not None:
@@ -195,7 +196,7 @@ class Forwarder:
         return owner
 
     def _any_member(self, excluded: Owner | None) -> Owner | None:
-        """Nodes take turns; those about to leave come last."""
+        """Choose a node, in turn. Nodes that are leaving are chosen only if there is no other."""
         members = [member for member in self._routes.members() if member.node_id != self._own_node_id]
         staying = [member for member in members if not member.leaving] or members
         others = [
@@ -220,7 +221,7 @@ class Forwarder:
         send: Callable[[Owner], Any],
         owns_shard: Callable[[int], bool],
     ) -> RpcResponse | RpcFailure | None:
-        """Try until it is served, or refused for good, or the time is over. None: the shard has become this node's.
+        """Try until the call is served, fails for good, or the budget is used up. None: this node owns the shard now.
 
         `shard_id`: None for a call that any node may serve.
         """
@@ -246,6 +247,6 @@ class Forwarder:
 
 
 def _is_task_cancelled() -> bool:
-    """Whether somebody cancelled us, or only the call that we wait for, which looks the same."""
+    """Whether this task was cancelled. If only the awaited call was, the same exception is raised."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,8 +1,7 @@
-"""Where a call meets the way to its owner: mine, or carried there.
+"""The entrance to routing: each call is served by this process or forwarded to the owner of its shard.
 
-A node asks `MethodRouter.is_local` for every call; for a shard of its own that is a look at a table. What is meant for another is
-carried to it, tried again while the shard is on the move, and answered as its owner answered. A frontend has no shards,
-so that nothing stays.
+A node asks `MethodRouter.is_local` for every call; for a shard of its own this is one look at a table. Other calls are
+forwarded, retried while the shard moves, and answered as the owner answered. A frontend has no shards and forwards every call.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Serve = Callable[[Any], Awaitable[Any]]
 
 SHARD_MOVED_BYTES = rpc_failures.SHARD_MOVED.encode()
 _BATCHABLE_METADATA = frozenset({"traceparent", "tracestate"})
-"""Nobody follows one heartbeat through a batch. Where calls are followed, those that are travel alone all the same."""
+"""Metadata that is dropped when a heartbeat joins a batch. With tracing on, a traced heartbeat is sent alone."""
 
 
 class Gateway:
@@ -58,9 +57,9 @@ class Gateway:
         on_node_unreachable: Callable[[], None] = lambda: None,
         tracer: CallTracer | None = None,
     ) -> None:
-        """`own_node_id`: this node's id; None in a frontend. `owns_all_shards`: whether every shard is, so that no batch need be looked
-        through. `open_local_stream`: this node's side of Relay. `on_node_unreachable`: a node was not where it should be; look again.
-        `tracer`: where calls are followed."""
+        """`own_node_id`: None in a frontend. `owns_all_shards`: true if batches need not be split. `open_local_stream`: serves
+        Relay in this process. `on_node_unreachable`: called when a node does not answer at its address. `tracer`: None if
+        calls are not traced."""
         self.routes = routes
         self.own_node_id = own_node_id
         self.owns_shard = owns_shard
@@ -94,7 +93,7 @@ class Gateway:
         return MethodRouter(self, rule_of(service.name, method.name), f"/{service.full_name}/{method.name}")
 
     def unknown_router(self, path: str) -> MethodRouter:
-        """Of a method that only newer nodes know."""
+        """The router of a method that only newer nodes know."""
         return MethodRouter(self, rule_of("", ""), path)
 
     def shard_of(self, namespace: str, name: str) -> int | None:
@@ -105,7 +104,7 @@ class Gateway:
         return RetryBudget(self._clock, context.time_remaining(), rule.wait_ms_max)
 
     def close_streams(self) -> None:
-        """The first step of an end: clients are told, owners count nothing."""
+        """The first step of a shutdown: end all streams. Owners do not count this as a disconnect of the workers."""
         self.is_closing = True
         self.streams.close()
         self.forwarder.cancel_streams()
@@ -123,7 +122,7 @@ class Gateway:
 
 
 class MethodRouter:
-    """Of one method's calls."""
+    """Routes the calls of one method."""
 
     def __init__(self, gateway: Gateway, rule: RoutingRule, path: str) -> None:
         self.rule = rule
@@ -132,11 +131,11 @@ class MethodRouter:
         self._shard_key = rule.shard_key
 
     def is_local(self, request: Any, context: Context) -> bool:
-        """Whether this node serves the call itself: because it is its own to serve, or because it was told to."""
+        """Whether this node serves the call itself: because it owns the shard, or because the call was forwarded to it."""
         gateway = self._gateway
         target = target_node(context.invocation_metadata())
         if target is not None:
-            # It was forwarded once, and must not be again: two that take each other for the owner would go on for ever.
+            # A forwarded call is not forwarded again: two nodes that each take the other for the owner would never stop.
             if target != gateway.own_node_id:
                 raise WrongNode(node_id=gateway.own_node_id or "a frontend", wanted=target)
             return True
@@ -145,21 +144,21 @@ class MethodRouter:
         if self._shard_key is not None:
             shard_id = gateway.shard_of(*self._shard_key(request))
             return shard_id is not None and gateway.owns_shard(shard_id)
-        # A batch is looked through when it is carried.
+        # `forward` splits a batch and serves the local part of it.
         return self.rule.kind is not RoutingKind.HEARTBEAT_BATCH
 
     def is_local_only(self, context: Context) -> bool:
-        """Whether only this node's share of the answer is wanted."""
+        """Whether the caller wants the answer for this node's shards only."""
         return is_local_only(context.invocation_metadata())
 
     def can_forward(self, context: Context) -> bool:
-        """Whether a call that this node no longer serves can be carried to who does."""
+        """Whether this node may forward a call whose shard it does not own any more."""
         return target_node(context.invocation_metadata()) is None
 
     # -- unary
 
     async def forward(self, request: Any, context: Context, serve: Serve | None) -> Any:
-        """The owner's answer. `serve`: should it have become this node's to give."""
+        """Return the owner's answer. `serve` is called if this node has become the owner."""
         kind = self.rule.kind
         if kind is RoutingKind.HEARTBEAT_BATCH and 0 < len(request.heartbeats) <= HEARTBEATS_PER_CALL_MAX:
             return await self._forward_batch(request, context, serve)
@@ -200,7 +199,7 @@ class MethodRouter:
         return None if self._shard_key is None else self._gateway.shard_of(*self._shard_key(request))
 
     async def _wait_for_shard_count(self, retry_budget: RetryBudget) -> None:
-        """Until it is known how many shards there are, as it is after the first look at a node."""
+        # A frontend learns the number of shards when it first reaches a node.
         routes = self._gateway.routes
         while not routes.shard_count:
             if not await retry_budget.wait(routes):
@@ -233,8 +232,8 @@ class MethodRouter:
     # -- streams
 
     async def forward_stream(self, request: Any, context: Context) -> AsyncIterator[bytes]:
-        """Messages of a node's stream to one caller. Once the first has come, its end is the caller's to mend: it knows
-        how to resume."""
+        """Forward the messages of a node's stream. A failure after the first message goes to the caller, which knows how to
+        resume."""
         forwarder, routes = self._gateway.forwarder, self._gateway.routes
         metadata = caller_metadata(context.invocation_metadata())
         retry_budget = self._gateway.retry_budget(self.rule, context)

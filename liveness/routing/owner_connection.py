@@ -1,4 +1,4 @@
-"""One Relay stream to one owner, for all clients: what is sent on it, and what comes back."""
+"""The Relay stream to one owner. It carries the requests and responses of all clients."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = structlog.get_logger("liveness.frontend")
 
 RELAY_PATH = "/liveness.v1.ClusterService/Relay"
 OUTBOX_MAX = 100_000
-"""An owner that does not read is left; its workers are attached again when it does."""
+"""Beyond this the connection is dropped: the owner does not read. Its workers are attached again later."""
 
 OpenStream = Callable[[AsyncIterator[RelayRequest]], AsyncGenerator[RelayResponse, None]]
-"""What the owner does with such a stream; over the network or, where the owner is this very node, without."""
+"""Opens a Relay stream: over the network, or directly if this node is the owner."""
 
 
 class OwnerConnection:
@@ -43,7 +43,7 @@ class OwnerConnection:
     ) -> None:
         self.owner = owner
         self.groups: set[ShardAttachments] = set()
-        """Shards whose workers stand here."""
+        """The shards whose workers are attached on this connection."""
         self.is_lost = False
         self._on_response = on_response
         self._on_lost = on_lost
@@ -60,7 +60,7 @@ class OwnerConnection:
         self._wakeup.set()
 
     def close_when_sent(self) -> None:
-        """When everything is sent."""
+        """Close the connection after everything in the outbox was sent."""
         self._is_closing = True
         self._wakeup.set()
 
@@ -82,7 +82,7 @@ class OwnerConnection:
             if not self._is_closing:
                 logger.info("relay broke", node=self.owner.node_id, why=_describe(error))
         except asyncio.CancelledError:
-            pass  # ours, or that of the channel, which was closed because the node is gone: both end here
+            pass  # this task, or the channel, which is closed when its node is gone: the connection ends either way
         finally:
             self.is_lost = True
             self._on_lost(self)
@@ -104,7 +104,7 @@ def open_remote_stream(owner: Owner, channels: ChannelPool) -> OpenStream:
                 try:
                     yield RelayResponse.FromString(data)
                 except DecodeError:
-                    return  # who answers so has not understood
+                    return  # the node did not understand the request
         finally:
             call.cancel()
 

@@ -1,4 +1,4 @@
-"""How long a call goes on being tried, and how long it waits before the next try."""
+"""How long a call is retried, and how long it waits before the next try."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from liveness.clock import Clock
 from liveness.routing.routing_table import RoutingTable
 
 CALL_MS_MAX = 10_000
-"""For calls that bring no deadline."""
+"""Time-out of a try, for calls without a deadline."""
 RETRY_MS_MAX = 8_000
-"""The same, as far as trying again is concerned."""
+"""No new try starts after this time, for calls without a deadline."""
 NO_NODES_MS_MAX = 1_000
-"""While no node is known at all: that is no take-over, which would be over soon."""
+"""The same while no node is known at all: this is no take-over, which ends soon."""
 MARGIN_MS_MAX = 250
 RETRY_DELAY_MS_MIN = 20
 RETRY_DELAY_MS_MAX = 320
@@ -19,7 +19,7 @@ RETRY_DELAY_GROWTH = 1.6
 
 class RetryBudget:
     def __init__(self, clock: Clock, remaining_s: float | None, wait_ms_max: int = 0) -> None:
-        """`remaining_s`: until the caller's deadline, if it has one. `wait_ms_max`: what the node may take on purpose."""
+        """`remaining_s`: time until the caller's deadline, if it has one. `wait_ms_max`: how long the node may hold the call."""
         self._clock = clock
         self._started_ms = now_ms = clock.monotonic_ms()
         self._call_ms_max = CALL_MS_MAX + wait_ms_max
@@ -30,24 +30,24 @@ class RetryBudget:
             remaining_ms = remaining_s * 1_000
             margin_ms = min(MARGIN_MS_MAX, remaining_ms / 10)
             self._deadline_ms = now_ms + remaining_ms
-            # Early enough for the last refusal to arrive: it says more than a deadline that passed. And no try begins
-            # that has no time to be answered, because nobody could say what became of it.
+            # The last refusal must reach the caller before its deadline, since it says more than DEADLINE_EXCEEDED. And no
+            # try starts without time for an answer, because its outcome would be unknown.
             self._reply_by_ms = self._deadline_ms - margin_ms
             self._retry_until_ms = self._reply_by_ms - margin_ms
         self._delay_ms: float = RETRY_DELAY_MS_MIN
 
     def timeout_s(self) -> float:
-        """What the next try may take."""
+        """Time-out of the next try."""
         if self._deadline_ms is None:
             return self._call_ms_max / 1_000
         return max(0.001, (self._deadline_ms - self._clock.monotonic_ms()) / 1_000)
 
     def part_timeout_s(self) -> float:
-        """What a try may take that is only a part of the answer: the other parts still have to arrive in time."""
+        """Time-out of a try for one part of a batch. It leaves time to answer with the other parts."""
         return max(0.001, (self._reply_by_ms - self._clock.monotonic_ms()) / 1_000)
 
     async def wait(self, routes: RoutingTable) -> bool:
-        """Wait until something is known that was not known before, or for a while. False: the time is over."""
+        """Wait until the routes change, or for the retry delay. Returns False when the budget is used up."""
         now_ms = self._clock.monotonic_ms()
         until_ms = self._retry_until_ms
         if not routes.members():

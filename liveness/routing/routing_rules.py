@@ -1,4 +1,4 @@
-"""To which shard each call belongs, and whether it may be sent twice. One table for all methods of all services."""
+"""The shard of each call, and whether the call may be sent twice: one table for all methods of all services."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 ShardKey = tuple[str, str]
-"""Namespace and name: what `shard_of` needs."""
+"""Namespace and name, the arguments of `shard_of`."""
 
 
 class RoutingKind(Enum):
     BY_SHARD = "by shard"
-    HEARTBEAT = "by shard, and may travel with others"
-    HEARTBEAT_BATCH = "each of its items by shard"
-    STREAM = "each worker on it by shard"
+    HEARTBEAT = "by shard, and may be sent in a batch with others"
+    HEARTBEAT_BATCH = "each item by shard"
+    STREAM = "each worker by shard"
     ANY_NODE = "any node"
 
 
 class RetrySafety(Enum):
     """After which failures a call may be sent again."""
 
-    ALWAYS = "also when it is unknown whether it had an effect: a second time has none"
-    IF_NOT_SERVED = "only when the node said that it did not serve it"
-    IF_NOT_STARTED = "only when the node said that it did not even begin to"
+    ALWAYS = "after any failure, also an unknown outcome: the call is idempotent"
+    IF_NOT_SERVED = "only if the node said that it did not serve the call"
+    IF_NOT_STARTED = "only if the node said that it did not start the call"
 
 
 class RoutingRule(NamedTuple):
@@ -31,7 +31,7 @@ class RoutingRule(NamedTuple):
     retry_safety: RetrySafety = RetrySafety.ALWAYS
     shard_key: Callable[[Any], ShardKey] | None = None
     wait_ms_max: int = 0
-    """How long the node may let the caller wait on purpose."""
+    """How long the node may hold the call before it answers, as a long poll does."""
 
 
 POLL_MS_MAX = 60_000
@@ -56,7 +56,7 @@ def _by_namespace(request: Any) -> ShardKey:
 REPLAY_MS_MAX = 3_600_000
 
 WORKER_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_worker)
-"""Orders for many workers name none, and belong where their namespace's settings do."""
+"""A command for many workers names none; it goes to the shard that holds the settings of its namespace."""
 WORKFLOW_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_workflow)
 NAMESPACE_SHARD = RoutingRule(RoutingKind.BY_SHARD, shard_key=_by_namespace)
 ANY_NODE = RoutingRule(RoutingKind.ANY_NODE)
@@ -73,7 +73,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "LivenessService/CountWorkers": ANY_NODE,
     "LivenessService/WatchEvents": ANY_NODE,
     "LivenessService/GetServerInfo": ANY_NODE,
-    # Twice would hand out more than the worker asked for, of which it hears late.
+    # A second call would hand out activities that the worker did not ask for and learns of late.
     "ActivityService/PollActivity": RoutingRule(
         RoutingKind.BY_SHARD, RetrySafety.IF_NOT_SERVED, _by_worker, POLL_MS_MAX
     ),
@@ -84,7 +84,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "ActivityService/ReleaseActivity": WORKFLOW_SHARD,
     "ActivityService/DescribeActivity": WORKFLOW_SHARD,
     "ActivityService/CancelActivity": WORKFLOW_SHARD,
-    # A fresh start given twice is two, or an error that hides the first.
+    # A second call would restart the activity twice, or return an error that hides the first restart.
     "ActivityService/RetryActivity": RoutingRule(
         RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_workflow
     ),
@@ -103,7 +103,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "AdminService/RetryTask": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
     "AdminService/DiscardTask": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
     "AdminService/GetRelayStatus": ANY_NODE,
-    # Twice is once for the broker, but it takes its time.
+    # The broker drops duplicates, but a second replay takes as long as the first.
     "AdminService/ReplayRelay": RoutingRule(
         RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED, wait_ms_max=REPLAY_MS_MAX
     ),
@@ -111,5 +111,5 @@ ROUTING_RULES: dict[str, RoutingRule] = {
 
 
 def rule_of(service: str, method: str) -> RoutingRule:
-    """What is not known here, any node may know."""
+    """The rule of a method. Any node may serve a method that is not in the table."""
     return ROUTING_RULES.get(f"{service}/{method}", ANY_NODE)

@@ -1,7 +1,7 @@
-"""Who serves which shard, as far as is known here. A cache: the owner itself has the last word, and says who it is.
+"""Which node serves which shard, as far as this process knows. The table is a cache: only the owner decides what it serves.
 
-What is known comes from looking at the database or asking a node now and then, and, sooner, from those who took or let
-go of a shard and from the refusals of former owners. Where two say different things, the higher epoch is right.
+The table is refreshed at intervals from the database or from a node. Changes arrive sooner from nodes that took or released a
+shard, and from refusals of former owners. Where two sources disagree, the higher epoch is right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from liveness.clock import Clock, wait_for_event
 
 
 class Member(NamedTuple):
-    """A node that lives."""
+    """A node that is alive."""
 
     node_id: str
     address: str
@@ -29,20 +29,20 @@ class Owner(NamedTuple):
 
 class RoutingTable:
     def __init__(self, shard_count: int) -> None:
-        """0: not known yet."""
+        """`shard_count`: 0 if it is not known yet."""
         self.shard_count = shard_count
         self.revision = 1
-        """Rises with every change."""
+        """Increases with every change."""
         self._members: dict[str, Member] = {}
         self._owners: list[Owner | None] = [None] * shard_count
         self._epochs = [0] * shard_count
-        """The highest under which each shard was ever known to be owned."""
+        """The highest epoch known of each shard."""
         self._change_event = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []
-        """Called at once with every change, before anybody who waits for one goes on."""
+        """Called synchronously with every change, before the tasks in `wait_for_change` resume."""
 
     def set_shard_count(self, shard_count: int) -> None:
-        """Who begins with 0 shards learns with the first look at a node how many there are. It never changes then."""
+        """Set the number of shards if it is not known yet. It is fixed when the database is created."""
         if self.shard_count == 0 < shard_count:
             self.shard_count = shard_count
             self._owners = [None] * shard_count
@@ -50,7 +50,7 @@ class RoutingTable:
             self._notify()
 
     def owner(self, shard_id: int) -> Owner | None:
-        """None while nobody is known to serve it."""
+        """None while no owner is known."""
         return self._owners[shard_id]
 
     def members(self) -> tuple[Member, ...]:
@@ -60,14 +60,14 @@ class RoutingTable:
         return {shard_id: owner for shard_id, owner in enumerate(self._owners) if owner is not None}
 
     def replace(self, members: Iterable[Member], owners: Mapping[int, tuple[str, int]]) -> None:
-        """A fresh look at everything: who lives, and of each owned shard its node and epoch. Owners that do not live
-        serve nobody."""
+        """Replace the whole table. `owners`: node and epoch of each owned shard. A shard whose owner is not a member has no
+        owner."""
         before = self._members, list(self._owners)
         self._members = {member.node_id: member for member in members}
         for shard_id in range(self.shard_count):
             node_id, epoch = owners.get(shard_id, ("", self._epochs[shard_id]))
             if epoch < self._epochs[shard_id]:
-                continue  # older than what the owner itself has said since
+                continue  # the shard's owner has reported a higher epoch since
             member = self._members.get(node_id)
             self._epochs[shard_id] = epoch
             self._owners[shard_id] = Owner(node_id, member.address, epoch) if member else None
@@ -75,7 +75,7 @@ class RoutingTable:
             self._notify()
 
     def update_owner(self, shard_id: int, owner: Owner) -> bool:
-        """Somebody said who owns a shard. False if that was known, or is older than what is known."""
+        """Apply a report about one shard. Returns False if the table knew it already or knows a higher epoch."""
         if not 0 <= shard_id < self.shard_count or owner.epoch < self._epochs[shard_id]:
             return False
         if owner == self._owners[shard_id]:
@@ -86,7 +86,7 @@ class RoutingTable:
         return True
 
     def clear_owner(self, shard_id: int, node_id: str) -> None:
-        """The node does not serve it any more, and who does is not known."""
+        """Forget that the node owns the shard, if the table says so."""
         owner = self._owners[shard_id]
         if owner is not None and owner.node_id == node_id:
             self._owners[shard_id] = None

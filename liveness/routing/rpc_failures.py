@@ -1,4 +1,4 @@
-"""What a node refused, as it came over the wire: read as far as the way to the owner needs, passed on unchanged."""
+"""A failed call as it came over the wire. Routing reads the reason and a new owner from it and passes the rest on unchanged."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WRONG_NODE = "WRONG_NODE"
 SHARD_UNAVAILABLE = "SHARD_UNAVAILABLE"
 SHUTTING_DOWN = "SHUTTING_DOWN"
 NODE_LOST = "NODE_LOST"
-"""Said here, not by a node: the connection failed, or the node ended the call without a word."""
+"""Set by this process, not by a node: the connection failed, or the call ended without error details."""
 
 _RETRYABLE_REASONS: Mapping[RetrySafety, frozenset[str]] = {
     RetrySafety.ALWAYS: frozenset({SHARD_MOVED, SHARD_UNAVAILABLE, SHUTTING_DOWN, NODE_LOST}),
     RetrySafety.IF_NOT_SERVED: frozenset({SHARD_MOVED, SHARD_UNAVAILABLE, SHUTTING_DOWN}),
-    # A shard that is being re-read may have taken the call up before.
+    # A shard that is being recovered may have started the call before.
     RetrySafety.IF_NOT_STARTED: frozenset({SHARD_MOVED, SHUTTING_DOWN}),
 }
 _CONNECTION_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -45,7 +45,7 @@ class RpcFailure(NamedTuple):
     message: str
     trailing_metadata: Metadata = ()
     reason: str = ""
-    """Machine-readable, if the node gave one and it may matter here."""
+    """Machine-readable; empty if the node gave none, or if it does not matter for routing."""
     fields: Mapping[str, str] = {}
     initial_metadata: Metadata = ()
 
@@ -54,7 +54,7 @@ class RpcFailure(NamedTuple):
 
     @property
     def new_owner(self) -> tuple[int, Owner] | None:
-        """The shard, and who serves it instead."""
+        """The shard and its owner, if the node said that the shard moved."""
         if self.reason != SHARD_MOVED:
             return None
         fields = self.fields

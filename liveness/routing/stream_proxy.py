@@ -1,8 +1,9 @@
-"""Attach, where the client is connected: its workers may live on many nodes, and move while it knows nothing of it.
+"""The proxy of Attach streams. The workers of one client may belong to shards of many nodes, and shards move.
 
-Each worker is attached at its owner, over one Relay stream per owner for all clients. Pings are answered here. A client
-whose stream breaks is told to every owner where a worker of it stands; that a Relay stream breaks, a shard moves or this
-process ends counts for nothing. Then the worker is attached at its new owner, and the client sees no difference.
+The proxy attaches each worker at the owner of its shard, over one Relay stream per owner that all clients share. It answers
+pings itself. When a client's stream breaks, it tells every owner at which a worker of the client is attached. A broken Relay
+stream, a moved shard and the end of this process are no disconnects of a worker: the proxy attaches the worker at its new
+owner, and the client does not notice.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ WORKERS_PER_STREAM_MAX = 10_000
 RETRY_DELAY_MS_MAX = 2_000
 FLUSH_MS_MAX = 1_000
 UNKNOWN_SHARD = -1
-"""The shard of everybody until it is known how many there are."""
+"""The group of all workers until the number of shards is known."""
 WORKER_NOT_ACTIVE = "WORKER_NOT_ACTIVE"
-"""A worker whose lease ended stands on its stream all the same: its next heartbeat may bring it back."""
+"""A worker whose lease ended stays on its stream: its next heartbeat may make it active again."""
 
 
 class StreamProxy:
@@ -59,7 +60,7 @@ class StreamProxy:
         owns_shard: Callable[[int], bool] = lambda shard_id: False,
         on_node_unreachable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`open_local_stream`: this node's own side of Relay, for the shards that are its own."""
+        """`open_local_stream`: serves Relay in this process, for the shards that this node owns."""
         self._routes = routes
         self._channels = channels
         self._clock = clock
@@ -75,14 +76,14 @@ class StreamProxy:
         self._tasks = BackgroundTasks("stream proxy")
 
     def close(self) -> None:
-        """We end the streams; that they break now counts for nothing."""
+        """End all client streams. Owners do not count this as a disconnect of the workers."""
         self._is_closed = True
         for client in self._clients.values():
             client.reply(AttachResponse(closing=AttachResponse.Closing()))
             client.end()
 
     async def wait_closed(self) -> None:
-        """Owners have been told."""
+        """Wait until the owners know about everything, and close the connections to them."""
         self._is_closed = True
         connections = [connection.task for connection in self._connections.values()]
         for connection in self._connections.values():
@@ -93,7 +94,7 @@ class StreamProxy:
         await self._tasks.close()
 
     def on_routes_changed(self) -> None:
-        """Somebody else may own what stands where it stood."""
+        """Attach workers again whose shard has another owner now."""
         for group in list(self._groups.values()):
             owner = self._owner(group.shard_id)
             if owner is None or (group.connection is not None and group.connection.owner[:2] == owner[:2]):
@@ -165,8 +166,11 @@ class StreamProxy:
         self._advance(attachment)
 
     def _on_client_ended(self, client: ClientStream) -> None:
-        """Told behind everything that was asked on the same link: an owner attaches first and hears of the break then.
-        A worker that stands nowhere just now is told of to nobody; that costs time, its lease ends as it would."""
+        """Tell the owners that the client's stream broke.
+
+        The notice follows all requests on the same connection, so that an owner attaches a worker before it learns of the
+        break. No owner is told about a worker that is attached nowhere at this moment; its lease just ends at its deadline.
+        """
         del self._clients[client.number]
         attached_connections: set[OwnerConnection] = set()
         for attachment in client.attachments.values():
@@ -188,7 +192,7 @@ class StreamProxy:
     # -- a worker's steps
 
     def _advance(self, attachment: Attachment) -> None:
-        """Take the next step, if it can be taken."""
+        """Send the next steps of the worker, as far as an owner is known."""
         client = attachment.client
         while attachment.is_waiting and not attachment.is_backing_off:
             step = attachment.steps[0]
@@ -245,7 +249,7 @@ class StreamProxy:
         attached = response.attached
         attachment = client.attachments.get(WorkerKey(attached.namespace, attached.worker_instance_key))
         if attachment is None or attachment.pending_connection is not connection:
-            return  # an answer from where it no longer stands
+            return  # a late answer from a connection that the worker has left
         step = attachment.steps[0]
         assert isinstance(step, AttachStep)
         if attached.HasField("status"):
@@ -276,7 +280,7 @@ class StreamProxy:
         else:
             attachment.steps.popleft()
             if step.is_reattach:
-                attachment.granted_request = None  # another session's, or nobody's by now
+                attachment.granted_request = None  # the worker has another session by now, or none
             else:
                 attachment.client.reply(response)
         self._advance(attachment)
@@ -300,7 +304,7 @@ class StreamProxy:
             return
         attachment.reset_connection()
         attachment.is_backing_off = True
-        if connection.owner.node_id != self._own_node_id:  # of its own shards, this node knows better
+        if connection.owner.node_id != self._own_node_id:  # this node knows which shards it owns
             self._routes.clear_owner(attachment.group.shard_id, connection.owner.node_id)
         self._disconnect(attachment.group, connection)
         self._advance(attachment)
@@ -348,7 +352,7 @@ class StreamProxy:
         return group.connection
 
     def _disconnect(self, group: ShardAttachments, connection: OwnerConnection | None) -> None:
-        """The link stays open for others; the shard's owner is sought anew."""
+        """Detach the group from the connection, which stays open for other shards."""
         if connection is not None and group.connection is connection:
             group.connection = None
             connection.groups.discard(group)
@@ -378,7 +382,7 @@ class StreamProxy:
             group.retry_task = self._tasks.start(self._retry(group))
 
     async def _retry(self, group: ShardAttachments) -> None:
-        """Until everybody on it has taken the steps that they wait for."""
+        """Try again, with growing delays, until no worker of the shard waits."""
         while any(attachment.is_waiting for attachment in group.attachments):
             group.retry_delay_ms = min(
                 max(group.retry_delay_ms * RETRY_DELAY_GROWTH, RETRY_DELAY_MS_MIN), RETRY_DELAY_MS_MAX
@@ -394,7 +398,7 @@ class StreamProxy:
         group.retry_task = None
 
     def _reject_overdue(self, attachments: Iterable[Attachment]) -> None:
-        """A client that waits for its first answer is told why there is none."""
+        """Tell clients that have waited too long for their first answer why there is none."""
         now_ms = self._clock.monotonic_ms()
         for attachment in list(attachments):
             step = attachment.steps[0] if attachment.is_waiting else None
@@ -407,7 +411,7 @@ class StreamProxy:
                 reject_attach(attachment.client, attachment.key, error)
 
     def _assign_shards(self, group: ShardAttachments) -> None:
-        """Now it is known how many shards there are, and who stands on which."""
+        """Move the workers to the groups of their shards, now that the number of shards is known."""
         self._groups.pop(UNKNOWN_SHARD, None)
         for attachment in list(group.attachments):
             attachment.group = self._group_for(attachment.key)

@@ -1,4 +1,4 @@
-"""Calls that only newer nodes know: carried to any of them as they are, whatever their shape."""
+"""Calls of methods that this frontend does not know, but newer nodes may: forwarded unchanged to any node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
 
 
 class UnknownMethodHandler(grpc.GenericRpcHandler):
-    """Asked last, for methods that nobody else serves."""
+    """The last handler: gRPC calls it for methods that no other handler serves."""
 
     def __init__(self, forwarder: Forwarder, channels: ChannelPool) -> None:
         self._forwarder = forwarder

@@ -1,4 +1,4 @@
-// What an operator can do, and what it means: each asks first, in one sentence, and tells what came of it.
+// The actions of operators. Each explains itself in one sentence, asks for confirmation and reports the outcome.
 import { inNamespace, post } from './api.js';
 import { ask } from './dialog.js';
 import { activityName, counted, taskState } from './words.js';
@@ -6,7 +6,7 @@ import { activityName, counted, taskState } from './words.js';
 const REASON = { name: 'reason', label: 'Reason', hint: 'kept with the event' };
 const activities = (number) => counted(number, 'activity', 'activities');
 
-/** Each takes what it concerns and `done`, which is called when it has been done. */
+/** Each action takes its subject and `done`, a callback for when it has succeeded. */
 
 export function expireWorker(ns, worker, done) {
   ask({
@@ -165,7 +165,7 @@ export function discardTask(task, done) {
   ask({
     title: 'Discard task',
     subject: activityName(task.activity),
-    sentence: 'This reschedule is given up for good: nobody will be given the activity because of it.',
+    sentence: 'This reschedule is given up for good: no worker gets the activity because of it.',
     button: 'Discard',
     danger: true,
     run: async () => {

@@ -1,4 +1,4 @@
-// Calls to the server. A refusal arrives as a Refusal that can be shown to people; no answer at all as Unreachable.
+// Calls to the server. An error answer throws a Refusal with a text for people; a missing answer throws Unreachable.
 import { sentenceFor } from './refusals.js';
 
 const CALL_TIMEOUT_MS = 15_000;
@@ -40,7 +40,7 @@ export function post(path, body) {
   });
 }
 
-/** Lists are repeated, as in states=A&states=B; what is empty is left out. */
+/** A list becomes repeated parameters, as in states=A&states=B; empty values are left out. */
 export function queryText(query) {
   const text = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -65,13 +65,13 @@ async function call(url, { signal, ...options }) {
   return JSON.parse(text);
 }
 
-/** From an answer that is not OK; what stands between us and the server may answer in any form. */
+/** The Refusal of an answer that is not OK. A proxy in between may answer in any format. */
 export function refusal(status, text) {
   let body = {};
   try {
     body = JSON.parse(text);
   } catch {
-    // not from the server itself
+    // the answer does not come from the server itself
   }
   const told = body.error ?? body;
   const info = (told.details ?? []).find((detail) => detail.reason) ?? {};

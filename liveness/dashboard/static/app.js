@@ -1,4 +1,4 @@
-// The page: which view is shown, in which frame, and what all views share.
+// The page: it chooses the view and draws the frame around it.
 import { Unreachable } from './api.js';
 import { useCell } from './cell.js';
 import { Dialogs } from './dialog.js';
@@ -47,7 +47,7 @@ function App() {
   }, [ns]);
   useEffect(() => {
     document.title = `${params.key ?? known?.title ?? 'Nothing'} · liveness`;
-    // Who reads with the ears hears where they are; who goes on with the keyboard starts at the top.
+    // Screen readers announce the new view, and the keyboard continues from its top.
     document.querySelector('h1')?.focus({ preventScroll: true });
   }, [name, params.key]);
 
@@ -65,7 +65,7 @@ function Content({ known, ns, params, fleet }) {
   return html`<${known.view} key=${`${known.title} ${ns} ${params.key ?? ''}`} ns=${ns} params=${params} />`;
 }
 
-/** Where most workers are; null if there is no namespace. */
+/** The namespace with the most workers; null if there is no namespace. */
 function busiest(namespaces) {
   const total = (one) => Number(one.active) + Number(one.inactive);
   return [...namespaces].sort((a, b) => total(b) - total(a))[0]?.namespace ?? null;

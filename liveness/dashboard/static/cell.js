@@ -1,4 +1,4 @@
-// A value that tells those who look at it when it changes.
+// A value that notifies its listeners when it changes.
 import { useLayoutEffect, useReducer } from './html.js';
 
 export function cell(initial) {
@@ -25,7 +25,7 @@ export function useCell(watched) {
   const seen = watched.value;
   useLayoutEffect(() => {
     const stop = watched.watch(() => again());
-    if (!Object.is(watched.value, seen)) again(); // it changed between drawing and watching
+    if (!Object.is(watched.value, seen)) again(); // the value changed after the component was drawn and before it listened
     return stop;
   }, [watched]);
   return seen;

@@ -1,4 +1,4 @@
-// Charts over time. Those of one page share their cursor; values under it stand in the legend.
+// Charts over time. The charts of a page share their cursor; the legend shows the values under it.
 import { useCell } from './cell.js';
 import { html, useEffect, useLayoutEffect, useRef, useState } from './html.js';
 import { theme } from './theme.js';
@@ -8,15 +8,15 @@ import uPlot from './vendor/uplot.js';
 
 const HEIGHT = 176;
 const FONT = '11px system-ui, sans-serif';
-/** Steps between lines where there are no halves of what is counted. */
+/** Distances between grid lines for counts, which have no fractions. */
 const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
 const TENTHS = [0.1, 0.2, 0.5, ...WHOLE];
 const together = uPlot.sync('fleet');
 
 /**
- * series: [{label, tone, of(sample), area, bars, quiet}]; tone names a colour of the style sheet, and what is quiet is
- * only drawn when somebody asks for it.
- * whole: values are counts. Where samples are missing, because the server was away, the line is interrupted.
+ * series: [{label, tone, of(sample), area, bars, quiet}]; tone names a colour of the style sheet, and a quiet series is
+ * hidden until the user selects it in the legend.
+ * whole: values are counts. The line is interrupted where samples are missing because the server did not run.
  */
 export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, whole = true }) {
   const place = useRef();
@@ -44,7 +44,7 @@ export function Chart({ title, note, samples, intervalMs, rangeMs, series, show 
   }, [off, name, intervalMs]);
 
   useEffect(() => {
-    // Of a server that has just started there is less than was asked for.
+    // A server that has just started has fewer samples than the range asks for.
     const to = samples.at(-1)?.time ?? Date.now();
     const from = Math.min(to - MINUTE, Math.max(to - rangeMs, samples[0]?.time ?? 0));
     plot.current.setData(data, false);
@@ -80,7 +80,7 @@ function withGaps(samples, series, intervalMs) {
   return columns;
 }
 
-/** The value under the cursor, else the newest. */
+/** The value under the cursor, or else the newest one. */
 function write(nodes, u, series, show) {
   const at = u.cursor.idx ?? u.data[0].length - 1;
   series.forEach((_, number) => {
@@ -110,7 +110,7 @@ function options(series, colours, show, width, intervalMs, whole) {
         stroke: colour(one.tone),
         width: 1.5,
         fill: one.area || one.bars ? `${colour(one.tone)}${one.bars ? 'b0' : '26'}` : undefined,
-        // A line needs two points; of a server that has just started there may be one.
+        // A line needs two points, and a server that has just started may have one sample.
         points: { show: (u) => u.data[0].length < 3, size: 5 },
         paths: one.bars ? barsOf(intervalMs) : uPlot.paths.linear(),
       })),
@@ -118,7 +118,7 @@ function options(series, colours, show, width, intervalMs, whole) {
   };
 }
 
-/** As wide as an interval is, with a little air. */
+/** Bars are slightly narrower than an interval. */
 function barsOf(intervalMs) {
   return (u, at, from, to) => {
     const width = Math.max(1, Math.abs(u.valToPos(intervalMs / 1_000, 'x') - u.valToPos(0, 'x')) * 0.8);

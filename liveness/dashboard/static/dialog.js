@@ -1,4 +1,4 @@
-// Asking before something is done. One dialog at a time; Esc and a click beside it close it.
+// Confirmation dialogs. One dialog at a time; Esc and a click beside it close it.
 import { cell, useCell } from './cell.js';
 import { html, useEffect, useLayoutEffect, useRef, useState } from './html.js';
 import { Icon } from './icons.js';
@@ -9,7 +9,7 @@ const toast = cell(null);
 const TOAST_MS = 6_000;
 
 /**
- * question: {title, subject, sentence, button, danger, fields: [{name, label, hint, value}], run(values) → what came of it}.
+ * question: {title, subject, sentence, button, danger, fields: [{name, label, hint, value}], run(values) → outcome}.
  * A refusal is shown in the dialog, which stays open.
  */
 export function ask(question) {
@@ -20,13 +20,13 @@ export function tell(message) {
   toast.set({ message });
 }
 
-/** The place of both on the page. */
+/** Draws the dialog and the notification. */
 export function Dialogs() {
   const question = useCell(asked);
   return html`${question && html`<${Question} question=${question} />`}<${Toast} />`;
 }
 
-/** A modal box that is open while it is there. */
+/** A modal dialog that is open while its component is mounted. */
 export function Modal({ label, onClose, children }) {
   const box = useRef();
   useLayoutEffect(() => {
@@ -34,7 +34,7 @@ export function Modal({ label, onClose, children }) {
     const dialog = box.current;
     dialog.showModal();
     return () => {
-      dialog.close(); // while it is open, nothing behind it can be focused
+      dialog.close(); // nothing behind an open dialog can be focused
       before?.focus?.();
     };
   }, []);

@@ -1,8 +1,8 @@
-// Events as sentences. A type that is not known here is shown by its name.
+// Events as sentences. An event of unknown type is shown by its type name.
 import { showDuration } from './time.js';
 import { counted, inactiveReason, activityName } from './words.js';
 
-/** The event's own fields. */
+/** The event's data. */
 export function dataOf(event) {
   try {
     return JSON.parse(event.data_json) ?? {};
@@ -29,7 +29,7 @@ const SENTENCES = {
   WorkerResumed: () => 'was resumed',
   DrainBegun: (e, d) => `is being drained${because(d.reason)}`,
   DisconnectGraceGranted: (e, d) => `may be without a stream for ${showDuration(d.grace_ms)}`,
-  WorkerDescribed: () => 'told new things about itself',
+  WorkerDescribed: () => 'changed its description',
   WorkerDeactivated: (e, d) => `became inactive: ${inactiveReason(d.reason)}${d.detail ? ` (${d.detail})` : ''}`,
   WorkerCleanedUp: () => 'was cleaned up; its key is closed',
   WorkerForgotten: () => 'was forgotten; its key is free again',
@@ -51,8 +51,8 @@ const SENTENCES = {
 
 function bindings(data) {
   const parts = [];
-  if (data.bound?.length) parts.push(`took up ${counted(data.bound.length, 'activity', 'activities')}`);
-  if (data.unbound?.length) parts.push(`let go of ${counted(data.unbound.length, 'activity', 'activities')}`);
+  if (data.bound?.length) parts.push(`took ${counted(data.bound.length, 'activity', 'activities')}`);
+  if (data.unbound?.length) parts.push(`released ${counted(data.unbound.length, 'activity', 'activities')}`);
   if (data.confirmed?.length) parts.push(`confirmed ${counted(data.confirmed.length, 'activity', 'activities')}`);
   return parts.join(', ') || 'changed what it holds';
 }
@@ -65,7 +65,7 @@ export function sentenceOf(event) {
   try {
     return say ? say(event, dataOf(event)) : spelled(event.type);
   } catch {
-    return spelled(event.type); // from another version: fields may be missing
+    return spelled(event.type); // an event of another version may lack fields
   }
 }
 

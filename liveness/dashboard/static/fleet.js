@@ -1,4 +1,4 @@
-// The fleet at a glance, asked for again and again. Of the samples only what is new is asked for.
+// Polls the summary of the fleet. After the first poll, only new samples are requested.
 import { get } from './api.js';
 import { cell } from './cell.js';
 import { heardServerTime, parseDuration, parseTime, serverNow, SECOND, MINUTE } from './time.js';
@@ -6,14 +6,14 @@ import { heardServerTime, parseDuration, parseTime, serverNow, SECOND, MINUTE } 
 export const RANGE_MS = 30 * MINUTE;
 const SAMPLES_MAX = 3_600;
 
-/** What is told of one namespace, or of all (''): {time, intervalMs, samples, namespaces, queues, alerts, …}. */
+/** The summary of one namespace, or of all (''): {time, intervalMs, samples, namespaces, queues, alerts, …}. */
 export class Fleet {
   constructor(namespace) {
     this.namespace = namespace;
     this.told = cell(null);
   }
 
-  /** Throws what the call throws. */
+  /** Rethrows the error of the call. */
   async ask(signal) {
     const before = this.told.value;
     const last = before?.samples.at(-1)?.time;
@@ -55,11 +55,11 @@ function sampleOf(sample) {
   };
 }
 
-/** What is newer wins; both are in order of time. */
+/** Merges two lists of samples in order of time; newer samples replace older ones. */
 function joined(known, fresh, since) {
   const from = fresh[0]?.time ?? Infinity;
   return [...known.filter((sample) => sample.time < from && sample.time >= since), ...fresh].slice(-SAMPLES_MAX);
 }
 
-/** All namespaces together; the frame of the page keeps it current. */
+/** The summary of all namespaces; the frame of the page refreshes it. */
 export const wholeFleet = new Fleet('');

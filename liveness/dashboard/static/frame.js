@@ -1,4 +1,4 @@
-// What is around every view: the way to the others, the namespace, whether all this is live.
+// The frame around every view: navigation, the namespace selector, the state of the connection.
 import { useCell } from './cell.js';
 import { Modal } from './dialog.js';
 import { html, useEffect, useState } from './html.js';
@@ -17,7 +17,7 @@ const PLACES = [
   ['events', 'Events'],
   ['nodes', 'Nodes'],
 ];
-/** To which place in the navigation a view belongs. */
+/** The navigation entry of a view. */
 const PART_OF = { worker: 'workers', activity: 'activities' };
 
 export function Frame({ name, ns, fleet, children }) {
@@ -51,7 +51,7 @@ export function Frame({ name, ns, fleet, children }) {
   </div>`;
 }
 
-/** Not by the address, which is where the view is. */
+/** Moves the focus without changing the address, which holds the view. */
 function toMain(event) {
   event.preventDefault();
   document.getElementById('main').focus();
@@ -60,7 +60,7 @@ function toMain(event) {
 function NamespaceSwitcher({ name, ns, fleet }) {
   const names = (fleet?.namespaces ?? []).map((one) => one.namespace);
   if (ns && !names.includes(ns)) names.unshift(ns);
-  // A worker or an activity of one namespace is not in another: the list is.
+  // A worker or an activity does not exist in another namespace, so its list is shown.
   const change = (event) => go(PART_OF[name] ?? name, { ns: event.target.value });
   const all = !['workers', 'activities'].includes(PART_OF[name] ?? name);
   return html`<label class="namespace"><span>namespace</span>
@@ -82,7 +82,7 @@ function LostBanner() {
   const { state, since } = useCell(connection);
   if (state !== 'lost') return null;
   return html`<div class="lost-banner" role="status">
-    <span>The server cannot be reached. What you see is as of ${showTime(since)}; it goes on by itself as soon as the server is back.</span>
+    <span>The server cannot be reached. This page shows the state as of ${showTime(since)} and continues as soon as the server is back.</span>
     <button type="button" class="button small" onClick=${tryAgain}>Try now</button>
   </div>`;
 }

@@ -1,4 +1,4 @@
-// A worker's history, newest first: read in pages, and kept current by the stream.
+// A worker's history, newest first: read in pages, and updated by the event stream.
 import { get, inNamespace } from './api.js';
 import { useCell } from './cell.js';
 import { useEffect, useRef, useState } from './html.js';
@@ -6,7 +6,7 @@ import { anew, onEvents } from './live.js';
 
 const PAGE_SIZE = 1_000;
 
-/** → {events, older: a function if there are more, error} */
+/** → {events, older: a function that loads older events, if there are any, error} */
 export function useHistory(ns, key) {
   const generation = useCell(anew);
   const [state, setState] = useState({ events: [], token: null, error: null });
@@ -39,7 +39,7 @@ export function useHistory(ns, key) {
   return { ...state, older: state.token ? () => page(state.token, ended.current.signal) : null };
 }
 
-/** All of one worker are on one shard, so that their numbers order them. */
+/** All events of a worker are in one shard, so that their sequence numbers order them. */
 function merged(known, more) {
   const all = new Map([...known, ...more].map((event) => [event.sequence, event]));
   return [...all.values()].sort((a, b) => Number(b.sequence) - Number(a.sequence));

@@ -1,5 +1,5 @@
-// Markup in templates. Values become text nodes and properties, never markup: what workers say about themselves is
-// shown as it is and can do nothing.
+// Markup in templates. Values become text nodes and properties, never markup: texts that come from workers are shown as
+// they are and cannot inject anything.
 import { h } from './vendor/preact.js';
 import htm from './vendor/htm.js';
 

@@ -1,4 +1,4 @@
-// The keyboard: "/" to the filter, "g" and a letter to a view, "?" for help. Nothing is taken from who is typing.
+// Keyboard shortcuts: "/" focuses the filter, "g" and a letter open a view, "?" shows help. Ignored while the user types.
 const VIEWS = { o: 'overview', w: 'workers', a: 'activities', t: 'tasks', e: 'events', n: 'nodes' };
 const PREFIX_MS = 1_200;
 

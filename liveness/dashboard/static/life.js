@@ -1,10 +1,10 @@
-// A worker's history as spans and marks: what the timeline draws. Pure.
+// Converts a worker's events to the spans and marks that the timeline draws. Pure.
 import { dataOf, sentenceOf } from './event_words.js';
 import { parseTime } from './time.js';
 import { inactiveReason, isDeath } from './words.js';
 
 /**
- * events: oldest first. A span whose beginning is no longer kept starts with the first event; one that goes on has no end.
+ * events: oldest first. A span whose first event is not stored any more starts with the first known event; an open span has no end.
  * → {from, leases, absences, sessions, orders, held, marks, deaths, closed}
  */
 export function lifeOf(events) {
@@ -72,7 +72,7 @@ const HANDLERS = {
 function activated(life, time, data) {
   end(life.absences, time);
   end(life.leases, time, { reason: 'replaced', death: false });
-  // The same session that comes back goes on; a new one follows.
+  // A session that comes back continues its span; a new session starts another.
   const last = life.sessions.at(-1);
   if (last && last.id === data.session_id) last.to = null;
   else {

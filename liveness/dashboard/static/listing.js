@@ -1,4 +1,4 @@
-// A list that is asked for, and asked for again when events say that it may have changed.
+// A list that is loaded again when an event may have changed it.
 import { useCell } from './cell.js';
 import { useEffect, useRef, useState } from './html.js';
 import { anew, onEvents } from './live.js';
@@ -6,7 +6,7 @@ import { SECOND } from './time.js';
 
 const REST_MS = SECOND;
 
-/** `call(signal)` asks; `concerns(event)` says whether an event may change the answer. → {answer, error, ask} */
+/** `call(signal)` loads the list; `concerns(event)` says whether an event may change it. → {answer, error, ask} */
 export function useListing(call, concerns, inputs) {
   const generation = useCell(anew);
   const [state, setState] = useState({ answer: null, error: null });
@@ -22,7 +22,7 @@ export function useListing(call, concerns, inputs) {
         if (!ended.signal.aborted) setState((was) => ({ ...was, error }));
       }
     };
-    // However many events come, the list is asked for once a second at most.
+    // The list is loaded at most once a second, however many events arrive.
     const later = () => (timer ??= setTimeout(() => ((timer = null), ask()), REST_MS));
     asking.current = ask;
     ask();

@@ -1,37 +1,37 @@
-// The stream of committed events, kept open: it comes back by itself after the server was away, and goes on right after
-// the last event that arrived. Everything that says "live" on the page says so because of `connection`.
+// The stream of committed events. It reconnects by itself and continues after the last event that arrived. Everything on
+// the page that says "live" depends on `connection`.
 import { inNamespace, refusal } from './api.js';
 import { cell } from './cell.js';
 import { readEvents } from './sse.js';
 import { SECOND, MINUTE } from './time.js';
 
 const RETRY_MS = [300, 1_000, 2_000, 4_000];
-/** A stream begins with an answer at once, and the server sends a sign of life more often than that. */
+/** A stream is lost after this long without data: it starts with an answer at once, and the server sends comments more often. */
 const BEGIN_MS = 10 * SECOND;
 const SILENCE_MS = 45 * SECOND;
-/** A page that nobody looks at gives its connection up after a while: browsers allow six of them per server. */
+/** A hidden page closes its connection after a while: browsers allow six connections per server. */
 const HIDDEN_MS = MINUTE;
-/** After that long it is quicker to look at everything anew than to read what happened. */
+/** After this long it is quicker to load everything again than to read the missed events. */
 const RESUME_MAX_MS = 10 * MINUTE;
 const KEPT_EVENTS = 500;
 
-/** state: connecting, live, lost. since: when that began. */
+/** state: connecting, live or lost. since: the time of the last change. */
 export const connection = cell({ state: 'connecting', since: Date.now() });
 /** The newest events, newest last. */
 export const recent = cell([]);
-/** Rises when something may have been missed: whoever keeps a picture of the server draws it anew. */
+/** Increases when events may have been missed: views then load their data again. */
 export const anew = cell(0);
 
 const listeners = new Set();
 let current = null;
 
-/** `listener` is called with each list of events that arrives. */
+/** `listener` is called with each batch of events. */
 export function onEvents(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-/** Watch a namespace; '' for all. */
+/** Watches a namespace, or all with ''. */
 export function watch(namespace) {
   if (current?.namespace === namespace) return;
   current?.stop();
@@ -40,7 +40,7 @@ export function watch(namespace) {
   current.run();
 }
 
-/** Somebody noticed that the server does not answer, or wants it to be tried now. */
+/** Reconnects now: a call failed, or the user asked for it. */
 export function tryAgain() {
   current?.retryNow();
 }
@@ -83,7 +83,7 @@ class Watching {
       try {
         await this.read(() => (failures = 0));
       } catch (error) {
-        if (error.reason === 'RESUME_TOKEN_INVALID') this.forget(); // the data are no longer the same
+        if (error.reason === 'RESUME_TOKEN_INVALID') this.forget(); // the server has another database now
       }
       if (this.stopped) return;
       if (!document.hidden) say('lost');
@@ -158,7 +158,7 @@ class Watching {
 }
 
 function eventsOf(message) {
-  // The last word on a stream that a new try as it was would not mend.
+  // The server sends this event last if the same request would fail again.
   if (message.event === 'refusal') throw refusal(400, message.data);
   return JSON.parse(message.data).events ?? [];
 }

@@ -1,7 +1,7 @@
-// What a refusal means, for a person who clicked a button. Reasons that are not here are told in the server's words.
+// Error reasons as sentences for a person who clicked a button. For other reasons the server's message is shown.
 
 const SENTENCES = {
-  WORKER_NOT_FOUND: () => 'This worker is not known here any more.',
+  WORKER_NOT_FOUND: () => 'The server does not know this worker any more.',
   WORKER_NOT_ACTIVE: () => 'This worker is not active, so there is nothing to end or to drain.',
   WORKER_CLEANED_UP: () => 'This worker was cleaned up: its key is closed for good.',
   ACTIVITY_NOT_FOUND: () => 'This activity is not kept any more.',
@@ -16,7 +16,7 @@ const SENTENCES = {
   SHARD_MOVED: () => 'The part of the data this belongs to is changing hands. Try again in a moment.',
   SHUTTING_DOWN: () => 'The server is shutting down. Try again in a moment.',
   NO_NODE_REACHABLE: () => 'No server that is responsible for this can be reached. Try again in a moment.',
-  NODE_LOST: () => 'The server that was asked went away. It is not known whether anything changed: look again.',
+  NODE_LOST: () => 'The connection to the server was lost. It is not known whether anything changed: look again.',
   RATE_LIMITED: () => 'Too many calls. Try again in a moment.',
 };
 

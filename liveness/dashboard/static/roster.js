@@ -1,6 +1,6 @@
-// The workers of one namespace, as rows for the table. Three things keep them current: events, which tell every change
-// but plain renewals; pages read one after the other in the background, which tell everything; and rows that somebody
-// is looking at, which are asked for one by one when their lease has run down a good way.
+// The workers of one namespace, as rows for the table. Three sources keep them current: events, which report every change
+// but plain renewals; pages that are read one after the other in the background, which report everything; and single
+// requests for visible rows whose lease has run down by a good part.
 import { get, inNamespace } from './api.js';
 import { cell } from './cell.js';
 import { dataOf } from './event_words.js';
@@ -9,14 +9,14 @@ import { workerState, inactiveReason } from './words.js';
 
 const PAGE_SIZE = 1_000;
 export const WORKERS_MAX = 100_000;
-/** Between two rounds through all pages. */
+/** The pause between two rounds through all pages. */
 const ROUND_PAUSE_MS = 1.5 * SECOND;
-/** After a page, so many times as long as it took: a large fleet must not cost the server more than a tenth of its time. */
+/** The pause after a page, as a multiple of the time that it took: a large fleet may cost the server a tenth of its time. */
 const PAUSE_PER_PAGE = 9;
 const TELL_EVERY_MS = 250;
 const LOOK_EVERY_MS = SECOND;
 const LOOKS_AT_ONCE = 4;
-/** A lease is renewed at a third of its time as a rule; one that ran down further than this may have been renewed. */
+/** Workers usually renew a lease after a third of its time; a lease that ran down further was probably renewed. */
 const LOOK_BELOW = 0.6;
 const LOOK_AGAIN_MS = 2 * SECOND;
 
@@ -24,14 +24,14 @@ export class Roster {
   constructor(namespace) {
     this.namespace = namespace;
     this.rows = new Map();
-    /** Rises when anything has changed, a few times a second at most. */
+    /** Increases when any row has changed, a few times a second at most. */
     this.version = cell(0);
     /** {loading, complete, error} of the first round. */
     this.progress = cell({ loading: true, complete: false, error: null });
     this.visible = [];
     this.ended = new AbortController();
     this.telling = null;
-    /** How long the last page took. */
+    /** How long the request of the last page took. */
     this.pageMs = 0;
     this.looking = new Set();
   }
@@ -47,7 +47,7 @@ export class Roster {
     clearTimeout(this.telling);
   }
 
-  /** The rows that somebody sees now. */
+  /** The rows that are visible now. */
   show(keys) {
     this.visible = keys;
   }
@@ -94,7 +94,7 @@ export class Roster {
       if (token && !first) await this.pause(PAUSE_PER_PAGE * this.pageMs);
     } while (token && seen.size < WORKERS_MAX && !signal.aborted);
     if (token || signal.aborted) return;
-    // What was on no page is gone, unless an event has told of it since.
+    // A worker that was on no page is gone, unless an event has reported it since.
     for (const [key, row] of this.rows) if (!seen.has(key) && row.toldAt < began) this.rows.delete(key);
   }
 
@@ -105,7 +105,7 @@ export class Roster {
     });
   }
 
-  /** `asked`: when the answer was asked for. What an event has told since is newer. */
+  /** `asked`: the time of the request. Events that arrived after it are newer. */
   take(worker, asked) {
     const before = this.rows.get(worker.worker_instance_key);
     if (before && before.toldAt > asked) return;
@@ -130,14 +130,14 @@ export class Roster {
     }
     const before = this.rows.get(key);
     const change = changeOf(event, data, before);
-    // What is not known yet comes with its page; only an activation tells enough for a row.
+    // Unknown workers come with their page; only an activation contains enough for a new row.
     if (!change || (!before && !ACTIVATIONS.has(event.type))) return;
     const row = { ...(before ?? blank(key)), ...change, toldAt: performance.now() };
     row.hay = hayOf(row);
     this.rows.set(key, row);
   }
 
-  // -- rows that are looked at
+  // -- visible rows
 
   look() {
     if (document.hidden) return;
@@ -159,7 +159,7 @@ export class Roster {
       this.take(worker, asked);
       this.changed();
     } catch {
-      // The connection's banner says so, or the next round finds that it is gone.
+      // The banner says that the server cannot be reached, or the next round finds that the worker is gone.
     } finally {
       this.looking.delete(key);
       if (!this.ended.signal.aborted && performance.now() - asked < LOOK_EVERY_MS) this.look();
@@ -191,7 +191,7 @@ function rowOf(worker, asked) {
     draining: worker.draining,
     suspect: worker.suspect,
     attached: worker.attached,
-    /** On performance.now(): when the whole row was asked for, and when an event last told of it. */
+    /** On performance.now(): when the row was last requested, and when an event last changed it. */
     knownAt: asked,
     toldAt: 0,
   };
@@ -199,7 +199,7 @@ function rowOf(worker, asked) {
   return row;
 }
 
-/** What free text is looked for in; apart by a character that no name has. */
+/** The text that the filter searches; the parts are separated by a character that no name contains. */
 function hayOf(row) {
   return [row.key, row.host, row.build, row.queue, row.state, ...marksOf(row)].join('\n').toLowerCase();
 }

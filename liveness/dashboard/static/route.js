@@ -1,4 +1,4 @@
-// Where we are, in the address: #/view?name=value. Everything that a link should show is in there.
+// The current view and its parameters, in the address: #/view?name=value. A link to it shows the same.
 import { queryText } from './api.js';
 import { cell } from './cell.js';
 
@@ -21,7 +21,7 @@ export function go(view, params) {
   location.hash = href(view, params);
 }
 
-/** Change parameters of the current view without a step in the browser's history; null removes one. */
+/** Changes parameters of the current view without a new entry in the browser's history; null removes one. */
 export function adjust(changes) {
   const { view, params } = route.value;
   history.replaceState(null, '', href(view, { ...params, ...changes }));

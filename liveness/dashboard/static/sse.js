@@ -1,9 +1,9 @@
-// Server-sent events, read with fetch: unlike EventSource it says why a stream was refused, lets us choose when to try
-// again, and sends Last-Event-ID on a stream that this page has not opened itself.
+// Server-sent events, read with fetch. Unlike EventSource, it reports why a stream was refused, leaves the time of a retry to
+// the caller, and can send Last-Event-ID with the first request.
 
 /**
- * Yields {id, event, data} until the stream ends. `onSign` is called with whatever arrives, comments included.
- * Several lines of data are joined; an id holds until the next one, as the standard has it.
+ * Yields {id, event, data} until the stream ends. `onSign` is called whenever data arrive, comments included.
+ * Several lines of data are joined; an id is valid until the next one, as the standard says.
  */
 export async function* readEvents(body, onSign) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();

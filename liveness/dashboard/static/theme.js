@@ -1,4 +1,4 @@
-// Dark or light: as the system says, until somebody chooses. The choice is kept in this browser.
+// Dark or light colours: those of the system until the user chooses. The browser stores the choice.
 import { cell } from './cell.js';
 
 const KEY = 'liveness.theme';
@@ -26,7 +26,7 @@ export function toggleTheme() {
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    // then it holds until the page is left
+    // without storage, the choice is kept until the page is closed
   }
   theme.set(next);
 }

@@ -1,4 +1,4 @@
-// One beat for all that moves by itself, such as lease bars. It rests while nobody looks.
+// One timer for everything that moves by itself, such as lease bars. It pauses while the page is hidden.
 import { useEffect } from './html.js';
 
 const BEAT_MS = 250;
@@ -7,7 +7,7 @@ const movers = new Set();
 let timer = null;
 
 function beat() {
-  // Not over a copy: what moves may take others away with it, and those are not to be called any more.
+  // No copy of the set: a callback may remove others, which must not be called any more.
   if (!document.hidden) for (const move of movers) move();
 }
 
@@ -23,7 +23,7 @@ export function everyBeat(move) {
   };
 }
 
-/** Calls `move` now and with every beat while the component is there. */
+/** Calls `move` now and with every tick while the component is mounted. */
 export function useBeat(move, inputs) {
   useEffect(() => {
     move();
@@ -31,7 +31,7 @@ export function useBeat(move, inputs) {
   }, inputs);
 }
 
-/** Calls `work` now and again `ms` after it has ended, while the component is there and somebody looks. */
+/** Calls `work` now, and again `ms` after each end, while the component is mounted and the page is visible. */
 export function usePolling(work, ms, inputs) {
   useEffect(() => {
     const ended = new AbortController();

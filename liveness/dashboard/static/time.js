@@ -1,26 +1,26 @@
-// Times and durations: as the API writes them, as people read them, and what time it is on the server.
+// Times and durations: parsing, formatting, and the current time of the server.
 
 export const SECOND = 1_000;
 export const MINUTE = 60 * SECOND;
 export const HOUR = 60 * MINUTE;
 export const DAY = 24 * HOUR;
 
-/** RFC 3339 to milliseconds; null for what is not set. */
+/** RFC 3339 to milliseconds; null if it is not set. */
 export function parseTime(text) {
   const ms = text ? Date.parse(text) : NaN;
   return Number.isNaN(ms) ? null : ms;
 }
 
-/** "3.5s" to milliseconds; null for what is not set. */
+/** "3.5s" to milliseconds; null if it is not set. */
 export function parseDuration(text) {
   const seconds = text ? parseFloat(text) : NaN;
   return Number.isNaN(seconds) ? null : seconds * SECOND;
 }
 
-// The server's clock is counted on from its last known value with a clock that nobody sets.
+// The server's time is its last known value plus the time since then on a monotonic clock.
 let epoch = Date.now() - performance.now();
 
-/** `sent` and `received` are on performance.now(): the server read its clock somewhere in between. */
+/** `sent` and `received` are on performance.now(); the server read its clock between them. */
 export function heardServerTime(ms, sent, received) {
   if (ms !== null) epoch = ms - (sent + received) / 2;
 }
@@ -57,7 +57,7 @@ const whole = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyl
 
 export const showClock = (ms, withSeconds) => (withSeconds ? clock : clockShort).format(ms);
 
-/** Of today: the time alone. */
+/** Without the date if it is today. */
 export function showTime(ms) {
   if (ms === null) return '–';
   const time = clock.format(ms);

@@ -1,4 +1,4 @@
-// The picture of a worker's life: one lane per thing, time from left to right. Drag to look closer.
+// The timeline of a worker: lanes for leases, sessions, commands and more, with time from left to right. Drag to zoom.
 import { html, useLayoutEffect, useMemo, useRef, useState } from './html.js';
 import { useBeat } from './ticker.js';
 import { DAY, HOUR, MINUTE, SECOND, serverNow, showDuration, showTime } from './time.js';
@@ -9,7 +9,7 @@ const LANE = 34;
 const BAR = 20;
 const AXIS = 26;
 const LANES = ['lease', 'session', 'orders', 'holds', 'heartbeats'];
-/** Lanes that are not there when there is nothing on them. */
+/** Lanes that are hidden while they are empty. */
 const OPTIONAL = { orders: (life) => life.orders.length > 0, holds: (life) => life.held.some(({ count }) => count > 0) };
 const MARK = { birth: '●', session: '◆', return: '▲', end: '✕', closed: '■' };
 const LEAST_MS = SECOND;
@@ -17,7 +17,7 @@ const TICKS_MS = [
   SECOND, 5 * SECOND, 15 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, 365 * DAY,
 ]; // prettier-ignore
 
-/** life: as `lifeOf` makes it. beats: times of heartbeats as far as they are known. silences: [{from, to}]. */
+/** life: the result of `lifeOf`. beats: the known times of heartbeats. silences: [{from, to}]. */
 export function Timeline({ life, beats, silences }) {
   const box = useRef();
   const width = useWidth(box);
@@ -83,7 +83,7 @@ function wholeRange(life, now) {
   return { from: from - air, to: to + air };
 }
 
-/** Everything as bars, ticks and marks on lanes, whatever is seen of it. */
+/** All bars, ticks and marks of the lanes, visible or not. */
 function shapesOf(life, beats, silences, now) {
   const bars = [];
   const add = (lane, tone, span, label, text) =>
@@ -97,7 +97,7 @@ function shapesOf(life, beats, silences, now) {
   }
   life.sessions.forEach((one, at) => add('session', at % 2 ? 'session odd' : 'session', one, one.id, `session ${one.id || 'without a name'}`));
   for (const order of life.orders) add('orders', order.kind, order, order.kind, `${order.kind}${order.reason ? `: ${order.reason}` : ''}`);
-  for (const one of silences) add('heartbeats', 'silence', one, 'silence', `nothing was heard for ${showDuration(one.to - one.from)}`);
+  for (const one of silences) add('heartbeats', 'silence', one, 'silence', `no heartbeat for ${showDuration(one.to - one.from)}`);
   const marks = life.marks.map((mark, at) => ({ ...mark, key: `${mark.time} ${at}` }));
   const steps = life.held.some(({ count }) => count > 0) ? [...life.held, { time: life.closed ?? now, count: life.held.at(-1).count }] : null;
   return { bars, marks, steps, ticks: beats };
@@ -128,7 +128,7 @@ function Axis({ range, x, width, height }) {
   </g>`;
 }
 
-/** A line of steps: how many activities it held. */
+/** A step line of the number of held activities. */
 function heldPath(steps, x, range, base) {
   const most = Math.max(...steps.map(({ count }) => count));
   const y = (count) => base - (count / most) * (LANE - 12);
@@ -151,7 +151,7 @@ function timeAt(event, box, width, range) {
   return range.from + ((left - LABELS) / (width - LABELS - 8)) * (range.to - range.from);
 }
 
-/** A tip beside the pointer, inside the picture's box. */
+/** A tooltip beside the pointer, inside the timeline. */
 function at(event, text) {
   const box = event.currentTarget.closest('.timeline-box').getBoundingClientRect();
   return { x: Math.min(event.clientX - box.left + 12, Math.max(0, box.width - 280)), y: event.clientY - box.top + 14, text };

@@ -1,4 +1,4 @@
-// The API's constants as words, and which colour goes with each. A colour never says anything that the word does not.
+// The API's constants as words, and the colour of each. A colour never says more than the word.
 
 /** WORKER_STATE_CLEANED_UP → cleaned up */
 function tail(prefix, value) {
@@ -48,13 +48,13 @@ const REASONS = {
   DRAINED: 'drained',
 };
 
-/** Both the API's name and the one in events are understood. */
+/** Accepts both the API's name and the one in events. */
 export function inactiveReason(value) {
   const name = (value ?? '').replace('INACTIVE_REASON_', '');
   return REASONS[name] ?? named('')(name);
 }
 
-/** Whether a lease ended for silence or a broken stream: then there is a death certificate. */
+/** Whether a lease ended because of silence or a broken stream: then there is a death certificate. */
 export const isDeath = (value) => /(LEASE_EXPIRED|DISCONNECTED)$/.test(value ?? '');
 
 /** 1,234 · 12.3 k · 4.5 M */

@@ -1,4 +1,4 @@
-// Which rows are shown, and in which order. Words of the filter must all be found; "host:db-3" looks in one column only.
+// Filters and sorts the rows. A row must contain all words of the filter; "host:db-3" searches one column only.
 
 const FIELDS = ['key', 'host', 'build', 'queue', 'state'];
 
@@ -21,7 +21,7 @@ const STATES = ['active', 'inactive', 'cleaned up'];
 const ORDERS = {
   key: text((row) => row.key),
   state: number((row) => STATES.indexOf(row.state) - (row.suspect ? 0.5 : 0)),
-  // Those without a lease come after all that have one.
+  // Workers without a lease are sorted last.
   lease: number((row) => row.deadline ?? Number.MAX_SAFE_INTEGER),
   held: number((row) => row.held),
   queue: text((row) => row.queue),
@@ -29,7 +29,7 @@ const ORDERS = {
   host: text((row) => row.host),
 };
 
-/** sort: a column's name, with a minus in front for the other way round. Equal rows stay in the order of their keys. */
+/** sort: a column's name, with a leading minus for descending order. Equal rows are ordered by their keys. */
 export function orderOf(sort) {
   const name = sort.replace(/^-/, '');
   const order = ORDERS[name] ?? ORDERS.key;

@@ -1,16 +1,15 @@
-"""The broker: one connection to NATS JetStream, and one verdict for all on whether it takes messages.
+"""The connection to NATS JetStream, with one state for all publishers.
 
-    AWAY ──connected, and the stream is there──► TRIAL ──one message was answered──► READY
-      ▲                                            │                                  │
-      └── no connection, no leader, no answer in time, no room: whatever it is, it is not the message's fault ──┘
+    DOWN ──connected, and the stream exists──► PROBING ──one message was answered──► READY
+      ▲                                           │                                    │
+      └── no connection, no leader, no answer in time, no room: anything that is not the message's fault ──┘
 
-While it is AWAY, publishing fails at once and touches no network; one task tries to connect, with growing pauses that
-only an acknowledgement ends. In TRIAL one message goes ahead and all others wait for what becomes of it. So an outage
-costs the broker a few packets however much waits here. Messages are sent without waiting for earlier ones'
-acknowledgements.
+In DOWN, publishing fails at once and touches no network; one task tries to connect, with growing pauses that only an
+acknowledgement resets. In PROBING, one message is sent and all others wait for its outcome. So an outage costs the broker a few
+packets, however many messages wait. In READY, messages are sent without waiting for the acknowledgements of earlier ones.
 
-The client's own way of connecting again is switched off: it would keep messages in memory and send them some time
-later, when somebody else may own their shard.
+The client's own reconnection is switched off: it would keep messages in memory and send them later, when another node may own
+their shard.
 """
 
 from __future__ import annotations
@@ -39,28 +38,28 @@ logger = structlog.get_logger("liveness.relay")
 IN_FLIGHT_MAX = 2_000
 CONNECT_TIMEOUT_S = 10.0
 ACK_TIMEOUT_S = 5.0
-"""A stream whose leader was killed is without one for 4 to 8 s; waiting longer for an answer would gain nothing."""
+"""A stream has no leader for 4 to 8 s after its leader was killed; waiting longer for an answer would gain nothing."""
 BACKOFF_MS_MIN = 200
 BACKOFF_MS_MAX = 15_000
 DUPLICATE_WINDOW_S = 600.0
 REASON_CHARS_MAX = 300
 
-# By JetStream's own numbers: about the stream, although they are answers to a message.
+# JetStream's error numbers for problems of the stream, although they answer a message.
 _STREAM_MISMATCH = 10060
 _STREAM_SEALED = 10109
 _NAME_IN_USE = 10058
 
 
 class BrokerDown(SinkDown):
-    """It takes nothing now."""
+    """The broker accepts no messages now."""
 
 
 class MessageRefused(Exception):
-    """It took this message for a bad one. Says why."""
+    """The broker refused this message. The text says why."""
 
 
 class NatsClientMissing(Exception):
-    """A Python package is not installed. Says which."""
+    """A Python package is not installed. The text says which."""
 
 
 class BrokerConfig(NamedTuple):
@@ -73,7 +72,7 @@ class BrokerConfig(NamedTuple):
 
 
 class BrokerState(Enum):
-    DOWN = "away"
+    DOWN = "unavailable"
     PROBING = "connected, nothing published yet"
     READY = "ready"
 
@@ -86,7 +85,7 @@ class Broker:
         self.last_error = ""
         self.last_error_wall_ms = 0
         self.on_connected: list[Callable[[], None]] = []
-        """Told when it may be published to again."""
+        """Called when the broker is connected again."""
         self._down_reason = "not connected yet"
         self._clock = clock
         self._random = random
@@ -99,7 +98,7 @@ class Broker:
         self._ack_numbers = count(1)
         self._inbox = ""
         self._client_error = ""
-        """What the client said last about the connection."""
+        """The last error that the NATS client reported."""
         self._pending_acks: dict[str, asyncio.Future[Msg]] = {}
 
     @property
@@ -107,25 +106,25 @@ class Broker:
         return self.state is BrokerState.DOWN
 
     def down_reason(self) -> str:
-        """Why it takes nothing; empty if it does."""
-        return self.last_error or "it is away" if self.is_down else ""
+        """Why the broker accepts no messages; empty if it does."""
+        return self.last_error or "the broker is unavailable" if self.is_down else ""
 
     # -- publishing
 
     async def publish(self, subject: str, message_id: str, payload: bytes) -> bool:
-        """Return when the stream has acknowledged it; true if it had it already. Raises `BrokerDown`,
-        `MessageRefused`."""
+        """Publish a message and wait for the acknowledgement. Returns whether the stream had the message already. Raises
+        `BrokerDown` and `MessageRefused`."""
         async with self._in_flight_slots:
             probe = await self._await_probe()
             try:
                 return await self._send(subject, message_id, payload)
             finally:
                 if probe is not None and not probe.done():
-                    probe.set_result(None)  # cancelled: the next one is the trial
+                    probe.set_result(None)  # cancelled: the next message is the probe
                     self._probe = None
 
     async def _await_probe(self) -> asyncio.Future[None] | None:
-        """Returns the trial for whoever is on trial."""
+        """Wait while another message probes the broker. Returns a future if this message is the probe."""
         while self.state is BrokerState.PROBING:
             if self._probe is None:
                 self._probe = asyncio.get_running_loop().create_future()
@@ -154,7 +153,7 @@ class Broker:
         except nats.errors.MaxPayloadError:
             self._mark_ready()
             raise MessageRefused(
-                f"{len(payload)} bytes are more than the broker takes ({client.max_payload})"
+                f"{len(payload)} bytes are more than the broker accepts ({client.max_payload})"
             ) from None
         except TimeoutError:
             why = self._client_error or f"no acknowledgement within {ACK_TIMEOUT_S:g} s"
@@ -167,7 +166,7 @@ class Broker:
 
     def _check_ack(self, client: Client, message: Msg) -> bool:
         if message.headers and message.headers.get("Status") == "503":
-            raise self._mark_down(client, f"no stream takes {ALL} now")
+            raise self._mark_down(client, f"no stream accepts {ALL} now")
         answer: dict[str, Any] = json.loads(message.data)
         error = answer.get("error")
         if error is None:
@@ -193,7 +192,7 @@ class Broker:
     # -- the connection
 
     async def run(self) -> None:
-        """Connect, and connect again whenever it is lost."""
+        """Connect, and connect again whenever the connection is lost."""
         try:
             while True:
                 self._connection_lost.clear()
@@ -248,7 +247,7 @@ class Broker:
                 self.state = BrokerState.PROBING
 
     async def _ensure_stream(self, client: Client) -> None:
-        """Make it if it is missing; one that exists is its owner's affair."""
+        """Create the stream if it is missing. The configuration of an existing stream is left as it is."""
         from nats.js.api import StorageType, StreamConfig
         from nats.js.errors import BadRequestError, NotFoundError
 
@@ -271,15 +270,16 @@ class Broker:
                     raise
 
     def _mark_down(self, client: Client | None, why: str) -> BrokerDown:
-        """Nobody publishes over this connection any more, and all who wait for an answer are told."""
-        down = BrokerDown(f"the broker is away: {why}"[:REASON_CHARS_MAX])
+        """Give up this connection and fail all messages that wait for an acknowledgement."""
+
+        down = BrokerDown(f"the broker is unavailable: {why}"[:REASON_CHARS_MAX])
         if client is not self._client or self._connection_lost.is_set():
-            return down  # of a connection that was given up before
+            return down  # this connection was given up before
         self._failures += 1
         self.last_error = str(down)
         self.last_error_wall_ms = self._clock.wall_ms()
         if self._failures == 1:
-            logger.warning("broker away", why=why, unanswered=len(self._pending_acks))
+            logger.warning("broker unavailable", why=why, unanswered=len(self._pending_acks))
         self._fail_pending(down)
         return down
 
@@ -304,19 +304,19 @@ class Broker:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     await client.close()
             except _connection_errors() as error:  # a time-out is one of them
-                logger.debug("connection not closed in order", why=_reason(error))
+                logger.debug("broker connection not closed cleanly", why=_reason(error))
 
 
 def check_client_installed(config: BrokerConfig) -> None:
-    """The client is an extra: who relays nothing need not have it."""
+    """The NATS client is an optional dependency, needed only with a relay."""
     if find_spec("nats") is None:
         raise NatsClientMissing("a relay needs the package nats-py; install liveness[nats]")
     if config.creds_file and find_spec("nkeys") is None:
-        raise NatsClientMissing("a file of NATS credentials needs the package nkeys; install nats-py[nkeys]")
+        raise NatsClientMissing("relay_creds_file needs the package nkeys; install nats-py[nkeys]")
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """What the client raises when the connection is not well; the last ones are how it stumbles over one that is gone."""
+    """The exceptions of the NATS client on a bad connection. The last four are its bugs on a connection that is gone."""
     import nats.errors
 
     return (nats.errors.Error, OSError, EOFError, AttributeError, AssertionError, RuntimeError, ValueError)

@@ -1,8 +1,8 @@
-"""Publishes the log: the events of each shard that this node owns, in order, from where the broker has acknowledged them.
+"""Publishes the events of the shards that this node owns, in order, starting after the last acknowledged one.
 
 The log itself is the outbox. A cursor per shard says how far the acknowledgements reach; it moves only after them, in a
-transaction that checks that the shard is still ours. What was published without the cursor having moved is published
-again under the same message ids, which the stream drops.
+transaction that checks that this node still owns the shard. Events whose acknowledgement did not reach the cursor are
+published again with the same message ids, and the stream drops them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = structlog.get_logger("liveness.relay")
 EVENTS_PER_SHARD_MAX = 200
 EVENTS_PER_PASS_MAX = 1_000
 PASS_INTERVAL_MS = 50
-"""A pass ends with a commit of its own; events that come in between are published together."""
+"""Each pass ends with a commit; events that arrive between two passes are published together."""
 STORE_RETRY_MS = 1_000
 
 EventEncoder = Callable[[int, LogEntry], bytes]
 
 
 def message_id(shard_id: int, entry: LogEntry) -> str:
-    """The time tells apart what another database, or a restored one, has in the same place."""
+    """The id of an event's message. The time distinguishes it from an event with the same number in a restored database."""
     return f"{shard_id}-{entry.seq}-{entry.wall_ms}"
 
 
@@ -45,15 +45,15 @@ class LogPosition(NamedTuple):
 class EventRelay(NodeListener):
     def __init__(self, node: Node, broker: Broker, encode_event: EventEncoder) -> None:
         self.name = broker.config.stream
-        """Of the cursors in the store."""
+        """The name of the cursors in the store."""
         self._node = node
         self._broker = broker
         self._encode_event = encode_event
         self._opened_at: dict[int, LogPosition] = {}
-        """Where each shard's log ended when it was opened."""
+        """The end of each shard's log when the shard was opened."""
         self._cursors: dict[int, LogPosition] = {}
         self._first_shard_id = 0
-        """The shard whose turn it is to be published first."""
+        """The shard that is published first in the next pass."""
         self._wake = asyncio.Event()
         broker.on_connected.append(self._wake.set)
 
@@ -73,28 +73,26 @@ class EventRelay(NodeListener):
                 while await self._publish_pass() and not self._broker.is_down:
                     await self._node.clock.sleep(PASS_INTERVAL_MS)
             except StoreError as error:
-                logger.warning("events not relayed now", why=str(error))
+                logger.warning("events cannot be relayed now", why=str(error))
                 await self._node.clock.sleep(STORE_RETRY_MS)
                 self._wake.set()
 
     def cursor(self, shard: Shard) -> int | None:
-        """None while it is not known."""
+        """The last acknowledged sequence; None while it is not loaded."""
         position = self._cursors.get(shard.id)
         return position.seq if position is not None and position.epoch == shard.epoch else None
 
     async def _publish_pass(self) -> bool:
-        """One pass over the shards. Returns whether there may be more."""
+        """Publish one batch of each shard. Returns whether there may be more events."""
         await self._load_cursors()
         if self._broker.is_down:
-            return False  # that it is back wakes this
+            return False  # `run` is woken when the broker is connected again
         batches: list[tuple[Shard, int, list[LogEntry]]] = []
         left, more = EVENTS_PER_PASS_MAX, False
         for cursor, shard in self._shards_with_backlog():
             if left <= 0:
-                self._first_shard_id, more = (
-                    shard.id,
-                    True,
-                )  # in the next pass, so that no busy shard holds up another
+                # The next pass starts here, so that busy shards do not delay the others.
+                self._first_shard_id, more = shard.id, True
                 break
             through_seq, limit = shard.durable_feed_seq, min(left, EVENTS_PER_SHARD_MAX)
             entries = await self._node.store.read_log(shard.id, cursor, through_seq, limit)
@@ -123,8 +121,8 @@ class EventRelay(NodeListener):
         return end_seq
 
     async def publish(self, shard_id: int, entry: LogEntry) -> PublishResult | None:
-        """None: not acknowledged. An event that the broker refuses is passed over, and said so: those after it must
-        not wait for ever."""
+        """Publish one event. None: not acknowledged. An event that the broker refuses is logged and skipped, so that later
+        events need not wait for ever."""
         subject = event_subject(entry.namespace, shard_id)
         try:
             duplicate = await self._broker.publish(
@@ -140,7 +138,7 @@ class EventRelay(NodeListener):
     # -- cursors
 
     async def _load_cursors(self) -> None:
-        """Of shards that were opened since: as stored, or else at the end that the log had then."""
+        """Load the cursors of newly opened shards. A shard without a stored cursor starts at the end that its log had."""
         without_cursor = {
             shard.id: shard
             for shard in self._node.shards()
@@ -153,7 +151,7 @@ class EventRelay(NodeListener):
         for shard_id, shard in without_cursor.items():
             opened_at = self._opened_at[shard_id]
             if opened_at.epoch != shard.epoch:
-                continue  # opened once more while we read
+                continue  # the shard was opened again meanwhile
             if shard_id not in stored:
                 initial[shard] = opened_at.seq
             else:
@@ -172,7 +170,7 @@ class EventRelay(NodeListener):
                     self.name, owned, {shard.id: seq for shard, seq in positions.items()}
                 )
             except ShardsLost as error:
-                # Another's now: its cursor is where the new owner reads it.
+                # Another node owns these shards and continues from their stored cursors.
                 positions = {
                     shard: seq for shard, seq in positions.items() if shard.id not in error.shard_ids
                 }

@@ -1,7 +1,7 @@
-"""The relay to NATS JetStream, as a whole: reschedules as a sink, events from the log, and what operators ask of both.
+"""The relay to NATS JetStream: a sink for reschedules, the event relay, and the operators' status and replay of both.
 
-A reschedule's task is its outbox row. The activity stays RELEASED until the stream has acknowledged the message, and
-the task is DONE in the same commit that says so.
+The task of a reschedule is its outbox row. The activity stays RELEASED until the stream has acknowledged the message; the
+commit that changes the activity also marks the task as DONE.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RelaySink:
         await self.publish(key, activity, task)
 
     async def publish(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> bool:
-        """Whether the stream had it already."""
+        """Publish a reschedule. Returns whether the stream had it already."""
         shard_id = shard_of(key.namespace, key.workflow_id, self._shard_count)
         subject = reschedules_subject(key.namespace, activity.task_queue, shard_id)
         return await self._broker.publish(subject, delivery_id(task), payload(key, activity, task))
@@ -75,7 +75,7 @@ class Relay:
                 if self.events is not None:
                     group.create_task(self.events.run())
         except Exception:
-            # A bug. Messages wait, as for a broker that is away, and somebody has to hear of it.
+            # A bug. Messages wait as if the broker were unavailable, and the log must say why.
             logger.exception("relay stopped")
             raise
 
@@ -105,8 +105,10 @@ class Relay:
         )
 
     async def replay(self, selection: ReplaySelection) -> ReplayResult:
-        """Publish again, under the same message ids, what was acknowledged since then. Nothing is marked by it: it may
-        be repeated, and what is not acknowledged yet is on its way by itself."""
+        """Publish again, with the same message ids, the messages that were acknowledged since the given time.
+
+        A replay changes nothing in the store and may be repeated. Messages without an acknowledgement are published anyway.
+        """
         if selection.events and self.events is None:
             raise EventsNotRelayed
         replayed = ReplayResult()
@@ -149,7 +151,7 @@ class Relay:
     def _is_replayable(
         self, task: ActivityRescheduleTask, activity: Activity, selection: ReplaySelection
     ) -> bool:
-        """Handed on by this very task, and nothing has happened to it here since."""
+        """Whether this task handed the activity on, and the activity has not changed since."""
         return (
             activity.state is ActivityState.HANDED_ON
             and activity.releases[-1:] == (ReleasedAttempt(task.worker, task.epoch, task.activity.attempt),)
@@ -164,7 +166,7 @@ class Relay:
             return None
 
     async def _replay_events(self, shard: Shard, selection: ReplaySelection, replayed: ReplayResult) -> None:
-        """Up to the cursor and without moving it: what comes after is published in its turn."""
+        """Publish the events up to the cursor again. The event relay publishes those after it."""
         assert self.events is not None
         first_seq = await self._node.store.first_seq_since(shard.id, selection.since_wall_ms)
         through_seq = self.events.cursor(shard)

@@ -1,1 +1,1 @@
-"""Reschedules as signed HTTP requests."""
+"""Reschedules sent to another engine as signed HTTP requests."""

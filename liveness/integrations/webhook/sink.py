@@ -1,21 +1,23 @@
-"""The sink that ships with us: reschedules are posted to another engine, signed, so that it can run them.
+"""The webhook sink: it posts each reschedule, signed, to another engine that runs it.
 
-It speaks HTTP on the event loop, not in threads: one deadline covers a whole exchange, however slowly the other side
-talks, and an offer that is cancelled leaves nothing running. A delivery that was not answered with 2xx has failed;
-trying again and giving up are the queue's. The connection goes straight to the URL: no proxy, no redirect.
+The sink speaks HTTP on the event loop, not in threads: one deadline covers a whole exchange, however slowly the receiver
+answers, and a cancelled delivery leaves nothing running. h11 writes the request and parses the response; connecting, time-outs
+and bounds are handled here. Any answer but 2xx is a failed delivery; the task queue tries again and gives up.
+The sink connects straight to the URL: it uses no proxy and follows no redirect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import ssl
-from asyncio import IncompleteReadError, StreamReader
-from collections.abc import Iterable, Mapping
+from asyncio import StreamReader
+from collections.abc import Iterable
 from importlib.metadata import version
 from socket import gaierror
 from urllib.parse import urlsplit
+
+import h11
 
 from liveness.clock import Clock
 from liveness.domain.activity import Activity
@@ -27,23 +29,22 @@ from liveness.tasks.sinks import SinkSelector, no_sink, queue_matcher
 
 CONNECTIONS_MAX = 64
 """At a time. A batch of the queue is larger."""
-# With the longest time-out that can be set, these stay below the time that the queue gives a sink.
+# Together with the longest webhook_timeout_s, these stay below the time that the queue allows a sink.
 CONNECTION_WAIT_S = 5.0
 EXCERPT_WAIT_S = 1.0
-LINE_BYTES_MAX = 16 * 1024
-HEADERS_MAX = 100
+HEAD_KIB_MAX = 16
 RESPONSE_BYTES_MAX = 16 * 1024
 EXCERPT_CHARS_MAX = 200
 
 
 class WebhookFailed(Exception):
-    """The receiver has not taken a delivery. Says who it is and why, and nothing of what is secret."""
+    """The receiver did not accept a delivery. The message names the receiver and the reason, and holds no secret."""
 
 
 def sink_selector(
     url: str, secret: str, timeout_s: float, queues: Iterable[str], clock: Clock
 ) -> SinkSelector:
-    """`queues`: NAMESPACE/TASK_QUEUE each, where * alone stands for any. Without a URL, all stay in our matching."""
+    """`queues`: NAMESPACE/TASK_QUEUE each, where * alone stands for any. An empty URL selects no sink at all."""
     if not url:
         return no_sink
     sink = WebhookSink(url, secret, timeout_s, clock)
@@ -54,21 +55,20 @@ def sink_selector(
 class WebhookSink:
     def __init__(self, url: str, secret: str, timeout_s: float, clock: Clock) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None, "the settings let no URL pass that has no host"
+        assert parts.hostname is not None, "the settings accept no URL without a host"
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
         self._port = parts.port or (443 if self._tls else 80)
         authority = parts.netloc.rpartition("@")[2]
         self._display_name = f"{parts.scheme}://{authority}"
-        """For people, without path and query, where many a receiver has a key."""
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._request_prefix = (
-            f"POST {target} HTTP/1.1\r\n"
-            f"Host: {authority}\r\n"
-            f"User-Agent: liveness/{version('liveness')}\r\n"
-            "Content-Type: application/json\r\n"
-            "Connection: close\r\n"
-        )
+        """For people. Path and query are left out, since many receivers put a key there."""
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._headers = [
+            ("Host", authority),
+            ("User-Agent", f"liveness/{version('liveness')}"),
+            ("Content-Type", "application/json"),
+            ("Connection", "close"),
+        ]
         self._secret = secret
         self._timeout_s = timeout_s
         self._clock = clock
@@ -91,24 +91,24 @@ class WebhookSink:
             ) from None
 
     async def _deliver(self, delivery: str, body: bytes) -> None:
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_KIB_MAX * 1024)
+        request = self._request_bytes(http, delivery, body)
         writer = None
         try:
-            # The time-out is the one of the answer; what comes after its head is not worth failing for.
+            # The time-out ends with the head of the answer, which holds the status; the text is only for people.
             async with asyncio.timeout(self._timeout_s):
-                reader, writer = await asyncio.open_connection(
-                    self._host, self._port, ssl=self._tls, limit=LINE_BYTES_MAX
-                )
-                # Not waited for: who refuses a large delivery may answer before having read it.
-                writer.write(self._request_head(delivery, body) + body)
-                status, headers = await _read_response(reader)
-            excerpt = await _read_excerpt(reader, headers)
+                reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+                # Not drained: a receiver that refuses a large delivery may answer before it has read everything.
+                writer.write(request)
+                status = await _read_status(http, reader)
+            excerpt = await _read_excerpt(http, reader)
         except TimeoutError:
             raise WebhookFailed(f"{self._display_name} did not answer within {self._timeout_s:g} s") from None
         except InvalidHttpResponse as error:
             raise WebhookFailed(f"{self._display_name} {error}") from None
         except OSError as error:
-            what = "cannot be reached" if writer is None else "broke the connection"
-            raise WebhookFailed(f"{self._display_name} {what}: {_reason(error)}") from error
+            failure = "cannot be reached" if writer is None else "broke the connection"
+            raise WebhookFailed(f"{self._display_name} {failure}: {_reason(error)}") from error
         finally:
             if writer is not None:
                 writer.transport.abort()
@@ -118,78 +118,70 @@ class WebhookSink:
                 f"{self._display_name} answered {status}{redirects}" + (f": {excerpt}" if excerpt else "")
             )
 
-    def _request_head(self, delivery: str, body: bytes) -> bytes:
-        signature = sign(self._secret, body, self._clock.wall_ms() // 1_000)
-        return (
-            f"{self._request_prefix}"
-            f"Content-Length: {len(body)}\r\n"
-            f"{DELIVERY_HEADER}: {delivery}\r\n"
-            f"{SIGNATURE_HEADER}: {signature}\r\n"
-            "\r\n"
-        ).encode()
+    def _request_bytes(self, http: h11.Connection, delivery: str, body: bytes) -> bytes:
+        headers = [
+            *self._headers,
+            ("Content-Length", str(len(body))),
+            (DELIVERY_HEADER, delivery),
+            (SIGNATURE_HEADER, sign(self._secret, body, self._clock.wall_ms() // 1_000)),
+        ]
+        head = http.send(h11.Request(method="POST", target=self._target, headers=headers))
+        data = http.send(h11.Data(body))
+        http.send(h11.EndOfMessage())
+        assert head is not None
+        assert data is not None
+        return head + data
 
 
-# -- what is answered
+# -- reading the answer
 
 
 class InvalidHttpResponse(Exception):
-    """How the other side ended or garbled its answer."""
+    """The receiver's answer is not HTTP. The message follows the receiver's name in a sentence."""
 
 
-Headers = Mapping[bytes, bytes]
+async def _next_event(http: h11.Connection, reader: StreamReader) -> h11.Event | type[h11.PAUSED]:
+    while (event := http.next_event()) is h11.NEED_DATA:
+        http.receive_data(await reader.read(RESPONSE_BYTES_MAX))
+    return event  # type: ignore[return-value]
 
 
-async def _read_response(reader: StreamReader) -> tuple[int, Headers]:
-    status, headers = await _read_response_head(reader)
-    while status < 200:  # the deadline ends this
-        status, headers = await _read_response_head(reader)
-    return status, headers
-
-
-async def _read_response_head(reader: StreamReader) -> tuple[int, Headers]:
-    line = await _read_line(reader)
-    match = re.match(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r\n]", line)
-    if match is None:
-        raise InvalidHttpResponse(
-            "does not speak HTTP/1.1" if line else "closed the connection without an answer"
-        )
-    headers: dict[bytes, bytes] = {}
-    for _ in range(HEADERS_MAX):
-        name, _, value = (await _read_line(reader)).partition(b":")
-        if not name.strip():
-            return int(match[1]), headers
-        headers[name.lower()] = value.strip()
-    raise InvalidHttpResponse(f"answered with more than {HEADERS_MAX} headers")
-
-
-async def _read_line(reader: StreamReader) -> bytes:
+async def _read_status(http: h11.Connection, reader: StreamReader) -> int:
     try:
-        return await reader.readline()
-    except ValueError:
-        raise InvalidHttpResponse("answered with a line that is too long") from None
+        event = await _next_event(http, reader)
+        while isinstance(event, h11.InformationalResponse):  # the deadline ends this
+            event = await _next_event(http, reader)
+    except h11.RemoteProtocolError as error:
+        if http.trailing_data == (b"", True):
+            raise InvalidHttpResponse("closed the connection without an answer") from error
+        if error.error_status_hint == 431:
+            raise InvalidHttpResponse(f"answered with a head of more than {HEAD_KIB_MAX} KiB") from error
+        raise InvalidHttpResponse("does not speak HTTP/1.1") from error
+    assert isinstance(event, h11.Response), event
+    return event.status_code
 
 
-async def _read_excerpt(reader: StreamReader, headers: Headers) -> str:
-    """The beginning of the text, for people, as far as it comes at once. Reading it also lets the receiver end in peace:
-    closing on what was not read resets the connection."""
+async def _read_excerpt(http: h11.Connection, reader: StreamReader) -> str:
+    """Return the beginning of the answer's text, for people, as far as it arrives at once.
+
+    Reading it also lets the receiver finish: closing a connection with unread data resets it.
+    """
+    text = b""
     try:
         async with asyncio.timeout(EXCERPT_WAIT_S):
-            if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
-                size = int((await reader.readline()).partition(b";")[0], 16)  # the first chunk will do
-            else:
-                size = int(headers.get(b"content-length", RESPONSE_BYTES_MAX))
-            text = await reader.readexactly(min(size, RESPONSE_BYTES_MAX))
-    except IncompleteReadError as error:
-        text = error.partial
-    except (OSError, ValueError):
-        return ""
+            while len(text) < RESPONSE_BYTES_MAX and isinstance(
+                event := await _next_event(http, reader), h11.Data
+            ):
+                text += event.data
+    except (OSError, h11.RemoteProtocolError):
+        pass  # the excerpt ends here, the status stands
     # One line without control characters: it ends up in logs and on terminals.
     words = "".join(c if c.isprintable() else " " for c in text.decode(errors="replace")).split()
     return " ".join(words)[:EXCERPT_CHARS_MAX]
 
 
 def _reason(error: OSError) -> str:
-    """Numbers of TLS and of name resolution are not those of the system."""
+    # The error numbers of TLS and of name resolution are not those of the operating system.
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError | gaierror) or not error.errno:

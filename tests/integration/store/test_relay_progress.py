@@ -12,7 +12,7 @@ from tests.unit.store.samples import About, described, finished, key, renewals, 
 
 
 def parked(task_id: int) -> TaskUpdate:
-    return TaskUpdate(task_id, TaskState.RETRYING, PARKED_MS, 0, "the broker is away")
+    return TaskUpdate(task_id, TaskState.RETRYING, PARKED_MS, 0, "the broker is unavailable")
 
 
 async def test_a_cursor_is_where_it_was_left_and_never_moves_back(store: SqlStore) -> None:

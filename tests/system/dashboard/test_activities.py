@@ -105,7 +105,7 @@ async def test_dead_letters_are_retried_and_discarded(
     await expect(screen.dialog).to_contain_text("given up for good")
     await screen.confirm("Discard")
     await screen.shows_message("discarded")
-    await expect(screen.page.get_by_text("No task is like that.")).to_be_visible()
+    await expect(screen.page.get_by_text("No task matches.")).to_be_visible()
     await screen.open("tasks", state="done,discarded")
     await expect(screen.row("photo-1")).to_contain_text("done")
     await expect(screen.row("photo-2")).to_contain_text("discarded")

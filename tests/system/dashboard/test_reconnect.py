@@ -47,7 +47,7 @@ async def test_after_a_restart_the_stream_goes_on_right_after_the_last_event(
 
     own_server.stop()
     banner = reconnecting_screen.page.locator(".lost-banner")
-    await expect(banner).to_contain_text("The server cannot be reached. What you see is as of")
+    await expect(banner).to_contain_text("The server cannot be reached. This page shows the state as of")
     await expect(reconnecting_screen.page.locator(".line")).to_have_text("not live")
     # What happens before the page is back, it has to catch up with.
     await reconnecting_screen.page.context.set_offline(True)

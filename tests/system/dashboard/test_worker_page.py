@@ -150,7 +150,9 @@ async def test_nothing_is_done_without_confirmation(screen: Screen, api: ApiClie
 async def test_an_unknown_worker_is_told_in_plain_words(screen: Screen, api: ApiClient) -> None:
     screen.refusals_expected = True
     await screen.open("worker", key="nobody")
-    await expect(screen.page.get_by_role("alert")).to_contain_text("This worker is not known here any more.")
+    await expect(screen.page.get_by_role("alert")).to_contain_text(
+        "The server does not know this worker any more."
+    )
 
 
 @pytest.mark.phone

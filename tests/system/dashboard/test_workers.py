@@ -63,7 +63,7 @@ async def test_the_filter_finds_by_key_host_build_queue_and_state(screen: Screen
     ):
         await search.fill(text)
         await expect(keys).to_have_text(found)
-    await expect(screen.page.get_by_text("No worker is like that.")).to_be_visible()
+    await expect(screen.page.get_by_text("No worker matches.")).to_be_visible()
 
 
 async def test_filter_and_order_are_in_the_address(screen: Screen, api: ApiClient) -> None:

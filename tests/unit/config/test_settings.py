@@ -409,7 +409,7 @@ def test_the_secret_can_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
 def test_a_secret_file_that_cannot_be_used_is_told_without_what_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     flags = {"webhook_secret_file": str(file)}
-    start = f"the file of the webhook secret, {file},"
+    start = f"the webhook secret file {file}"
     assert refusal(flags, {}) == f"{start} cannot be read: No such file or directory."
     rule = "must hold a text of 16 to 1000 printable characters with no space around it."
     for content in (b"", b"hunter2", b"hunter2 hunter2\nhunter2 hunter2"):

@@ -197,7 +197,7 @@ def test_short_names_of_states_are_read_in_bodies_too() -> None:
 
 def test_a_body_may_repeat_what_the_path_says_but_not_contradict_it() -> None:
     assert to_json_value(build_request(PAUSE, "", b'{"namespace": "n"}'))["namespace"] == "n"
-    with pytest.raises(InvalidRequest, match=r"^namespace is one thing in the path and another in the body"):
+    with pytest.raises(InvalidRequest, match=r"^namespace has one value in the path and another in the body"):
         build_request(PAUSE, "", b'{"namespace": "m"}')
 
 
@@ -207,8 +207,8 @@ def test_a_body_may_repeat_what_the_path_says_but_not_contradict_it() -> None:
         (LIST, "filter.staets=ACTIVE", b"", "There is no query parameter filter.staets for ListWorkers"),
         (LIST, "namespace=m", b"", "There is no query parameter namespace"),
         (LIST, "filter=x", b"", "There is no query parameter filter "),
-        (LIST, "page_size=5&page_size=6", b"", "page_size is there twice"),
-        (LIST, "page_size=5&pageSize=5", b"", "page_size is there twice"),
+        (LIST, "page_size=5&page_size=6", b"", "page_size occurs twice"),
+        (LIST, "page_size=5&pageSize=5", b"", "page_size occurs twice"),
         (LIST, "page_size=many", b"", "page_size cannot be 'many'"),
         (LIST, "page_size=99999999999", b"", "page_size cannot be '99999999999'"),
         (LIST, "filter.states=DEAD", b"", "filter.states cannot be "),
@@ -231,7 +231,7 @@ def test_a_body_may_repeat_what_the_path_says_but_not_contradict_it() -> None:
         (HEARTBEAT, "", b"{", "The body is not valid JSON"),
         (HEARTBEAT, "", b"\xff", "The body is not valid JSON"),
         (HEARTBEAT, "", b'{"a": NaN}', "NaN is not JSON"),
-        (HEARTBEAT, "", b'{"sequence": 1, "sequence": 2}', "'sequence' is there twice"),
+        (HEARTBEAT, "", b'{"sequence": 1, "sequence": 2}', "'sequence' occurs twice"),
         (HEARTBEAT, "", b'{"sequence": -1}', "The body does not fit"),
         (HEARTBEAT, "", b'{"sequence": 1.5}', "The body does not fit"),
         (HEARTBEAT, "", b'{"lease_duration": "soon"}', "The body does not fit"),
@@ -251,7 +251,7 @@ def test_what_is_wrong_is_refused_by_name(match: Match, query: str, body: bytes,
 def test_a_name_that_is_there_twice_is_found_without_comparing_all_with_all() -> None:
     """Half a megabyte of names took a minute."""
     names = ",".join(f'"n{n}":1' for n in range(500_000))
-    with pytest.raises(InvalidRequest, match="'n499999' is there twice"):
+    with pytest.raises(InvalidRequest, match="'n499999' occurs twice"):
         build_request(HEARTBEAT, "", f'{{{names},"n499999":2}}'.encode())
 
 

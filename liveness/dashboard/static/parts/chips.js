@@ -1,4 +1,4 @@
-// A row of choices of which any number may be on; none on means all.
+// A row of toggle buttons. If none is on, all count as chosen.
 import { html } from '../html.js';
 import { Badge } from './badge.js';
 
@@ -13,5 +13,5 @@ export function Chips({ label, choices, chosen, onChange, counts = {} }) {
   </div>`;
 }
 
-/** As it stands in the address: "active,inactive". */
+/** Parses the list in the address: "active,inactive". */
 export const listOf = (text, known) => (text ?? '').split(',').filter((one) => known.includes(one));

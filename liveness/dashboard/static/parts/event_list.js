@@ -1,4 +1,4 @@
-// Events, readable: when, about whom, what. The whole event opens with a click.
+// A list of events with time, subject and sentence. A click shows the whole event.
 import { html } from '../html.js';
 import { sentenceOf, toneOfEvent } from '../event_words.js';
 import { parseTime } from '../time.js';

@@ -1,4 +1,4 @@
-// How much of a lease is left, running down by itself. Without a connection it stands still, and says so.
+// A bar that shows the remaining time of a lease and counts down. Without a connection it stops and says so.
 import { html, useMemo, useRef } from '../html.js';
 import { connection } from '../live.js';
 import { useBeat } from '../ticker.js';
@@ -8,11 +8,11 @@ export function LeaseBar({ deadline, leaseMs, suspect }) {
   const bar = useRef();
   const left = useRef();
   const box = useRef();
-  // A bar that has just come stands where it belongs; from there on it glides.
+  // A new bar starts at its value without a transition; later changes are animated.
   const first = useMemo(() => ({ transform: scale(shareOf(deadline, leaseMs)) }), []);
   useBeat(() => {
     if (connection.value.state !== 'live' || !box.current) return;
-    // Written to the elements themselves: dozens of bars move several times a second.
+    // Written to the elements directly: dozens of bars move several times a second.
     const ms = deadline - serverNow();
     const share = shareOf(deadline, leaseMs);
     bar.current.style.transform = scale(share);

@@ -1,4 +1,4 @@
-// What a view says when it has nothing to show yet, nothing at all, or cannot.
+// Notices for views that are loading, empty or failed.
 import { Unreachable } from '../api.js';
 import { html } from '../html.js';
 
@@ -6,5 +6,5 @@ export const Loading = ({ what = 'Loading' }) => html`<p class="notice" role="st
 
 export const Empty = ({ children }) => html`<p class="notice">${children}</p>`;
 
-/** That the server cannot be reached at all, the frame says once for all. */
+/** Shows nothing if the server cannot be reached: the frame of the page says that once. */
 export const Failure = ({ error }) => (error instanceof Unreachable ? null : html`<p class="notice bad" role="alert">${error.message}</p>`);

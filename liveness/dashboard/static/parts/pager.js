@@ -1,4 +1,4 @@
-// Pages forth and back. The API goes forward only, so the tokens that led here are kept.
+// Buttons for the next and the previous page. The API only goes forward, so the pager keeps the tokens of earlier pages.
 import { html, useState } from '../html.js';
 
 export function usePages(inputs) {

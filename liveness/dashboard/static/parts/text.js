@@ -1,4 +1,4 @@
-// Names that others chose: isolated, so that their direction stays their own, cut where there is no room, whole on hover.
+// Names from users: isolated from the surrounding text direction, truncated where there is no room, whole on hover.
 import { html, useRef } from '../html.js';
 import { connection } from '../live.js';
 import { activityHref, workerHref } from '../route.js';
@@ -19,14 +19,14 @@ export function ActivityLink({ ns, id }) {
   return html`<a class="link" href=${activityHref(ns, id)}><${Name}>${activityName(id)}<//></a>`;
 }
 
-/** The point in time, or how long ago it was; exactly on hover. */
+/** A point in time, or how long ago it was; the exact time on hover. */
 export function Time({ ms, ago = false }) {
   if (ms === null || ms === undefined) return html`<span class="mute">–</span>`;
   if (ago) return html`<${Ago} ms=${ms} />`;
   return html`<time datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}>${showTime(ms)}</time>`;
 }
 
-/** Goes on by itself, as long as we would hear if there was something newer. */
+/** Counts on by itself while the page is connected to the event stream. */
 function Ago({ ms }) {
   const place = useRef();
   useBeat(() => {

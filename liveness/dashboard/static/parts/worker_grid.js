@@ -1,4 +1,4 @@
-// A table that draws only the rows that are seen, and is moved in with the keyboard.
+// A table that draws only its visible rows and can be navigated with the keyboard.
 import { html, useEffect, useLayoutEffect, useRef, useState } from '../html.js';
 import { Icon } from '../icons.js';
 import { marksOf } from '../roster.js';
@@ -19,12 +19,12 @@ const COLUMNS = [
   ['host', 'host'],
 ];
 const narrow = matchMedia('(max-width: 760px)');
-/** As in the style sheet. */
+/** The same as in the style sheet. */
 const ROW_HEIGHT = { wide: 40, narrow: 92 };
 const HEAD_HEIGHT = 36;
 const SPARE_ROWS = 8;
 
-/** Where each table was left, by its address: who comes back finds it so. */
+/** The scroll position of each table by its address, restored when the user comes back. */
 const places = new Map();
 
 export function WorkerGrid({ ns, rows, sort, onSort, onVisible, nothing }) {
@@ -98,7 +98,7 @@ function Row({ ns, row, index, top, active, onPick }) {
   </div>`;
 }
 
-/** Goes back to where the table was left, as soon as there are rows enough. */
+/** Restores the scroll position as soon as there are enough rows. */
 function usePlace(box, view, length) {
   const left = useRef({ address: location.hash, wanted: places.get(location.hash) ?? 0 });
   useLayoutEffect(() => {
@@ -121,7 +121,7 @@ function reveal(box, index, view) {
   else if (top + view.rowHeight > box.scrollTop + view.height) box.scrollTop = top + view.rowHeight - view.height;
 }
 
-/** What part of the table is seen. */
+/** The visible part of the table. */
 function useView(box) {
   const [view, setView] = useState({ top: 0, height: 600, rowHeight: ROW_HEIGHT.wide });
   useLayoutEffect(() => {

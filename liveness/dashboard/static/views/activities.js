@@ -1,4 +1,4 @@
-// Activities of a namespace: which there are, where each is.
+// The list of a namespace's activities.
 import { cancelActivity, retryActivity } from '../actions.js';
 import { get, inNamespace } from '../api.js';
 import { html, useEffect, useState } from '../html.js';
@@ -45,7 +45,7 @@ export function Activities({ ns, params }) {
     ${error && html`<${Failure} error=${error} />`}
     <section class="card flush">
       ${!answer && !error && html`<${Loading} />`}
-      ${answer && activities.length === 0 && html`<${Empty}>No activity is like that.<//>`}
+      ${answer && activities.length === 0 && html`<${Empty}>No activity matches.<//>`}
       ${activities.length > 0 && html`<div class="scroll-x"><table class="table cards">
         <thead><tr><th>activity</th><th>state</th><th>held by</th><th>task queue</th><th>type</th><th class="num">attempt</th><th class="num">failures</th><th>since</th><th><span class="visually-hidden">actions</span></th></tr></thead>
         <tbody>${activities.map((activity) => html`<${Row} key=${JSON.stringify(activity.id)} ns=${ns} activity=${activity} refresh=${ask} />`)}</tbody>
@@ -78,7 +78,7 @@ export function ActivityButtons({ ns, id, state, refresh, small = false }) {
   </span>`;
 }
 
-/** A filter that the server applies, whole names only; it takes effect with Enter or when it is left. */
+/** A filter for whole names that the server applies; it takes effect with Enter or when the field loses the focus. */
 function Field({ label, name, value = '', type = 'text' }) {
   const [text, setText] = useState(value);
   useEffect(() => setText(value), [value]);

@@ -1,4 +1,4 @@
-// One activity: where it is, what it was given, what came of it.
+// One activity: its state, its input and its result.
 import { get, inNamespace } from '../api.js';
 import { html } from '../html.js';
 import { Icon } from '../icons.js';
@@ -66,7 +66,7 @@ function Payload({ title, bytes }) {
   return html`<section class="card"><h2>${title}</h2>${bytes ? html`<pre>${readable(bytes)}</pre>` : html`<p class="mute">None.</p>`}</section>`;
 }
 
-/** Base64 to JSON or text where it is any, else as it came. */
+/** Decodes base64 to JSON or text if it is any, else returns it as it is. */
 function readable(base64) {
   let text;
   try {
@@ -77,7 +77,7 @@ function readable(base64) {
   try {
     text = JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    // no JSON, then
+    // not JSON
   }
   return text.length > SHOWN_CHARACTERS ? `${text.slice(0, SHOWN_CHARACTERS)} …` : text;
 }

@@ -1,4 +1,4 @@
-// Why a lease ended for silence, and what became of it: the death certificate.
+// The death certificate: why a lease expired, and what happened to the activities.
 import { get, inNamespace } from '../api.js';
 import { html, useEffect, useState } from '../html.js';
 import { Badge } from '../parts/badge.js';
@@ -6,11 +6,11 @@ import { ActivityLink, Name, Time, WorkerLink } from '../parts/text.js';
 import { parseDuration, parseTime, showDuration, showTime } from '../time.js';
 import { activityState, counted, inactiveReason } from '../words.js';
 
-/** The certificates of a worker's deaths, by lease epoch; those that are not kept any more are left out. */
+/** The certificates of a worker's deaths by lease epoch; those that are not stored any more are left out. */
 export function useCertificates(ns, key, deaths) {
   const [found, setFound] = useState(new Map());
   const epochs = deaths.map(({ epoch }) => epoch).filter((epoch) => epoch !== null).slice(-CERTIFICATES_MAX);
-  // A verdict may change when the worker comes back, so each new event in its life asks again.
+  // A certificate may change when the worker comes back, so it is loaded again with each new event of the worker.
   useEffect(() => {
     const ended = new AbortController();
     const ask = async (epoch) => {
@@ -27,7 +27,7 @@ export function useCertificates(ns, key, deaths) {
 
 const CERTIFICATES_MAX = 10;
 
-/** Heartbeats and the silence at the end, for the timeline. */
+/** The last heartbeats and the silence after them, for the timeline. */
 export function lastSigns(certificates) {
   const beats = [];
   const silences = [];
@@ -87,7 +87,7 @@ function VerdictOf({ death }) {
   return html`<p class="verdict false">Verdict: FALSE. The same session came back ${showDuration(after)} later: it had been alive.</p>`;
 }
 
-/** How far apart the last heartbeats were, and the silence after them: a bar for each. */
+/** A bar for each interval between the last heartbeats, and one for the silence after them. */
 function Heartbeats({ beats, silence, granted }) {
   const gaps = beats.map((beat) => ({ time: parseTime(beat.time), gap: parseDuration(beat.gap) }));
   const longest = Math.max(1, silence ?? 0, granted ?? 0, ...gaps.map(({ gap }) => gap ?? 0));
@@ -109,7 +109,7 @@ function Company({ death }) {
     ['on the same host', death.host_name, company.same_host],
     ['of the same build', death.build_id, company.same_build],
     ['in the namespace', death.namespace, company.same_namespace],
-  ].filter(([, name]) => name); // without a host, nobody is on the same
+  ].filter(([, name]) => name); // a worker without a host name shares it with no other
   return html`<div>
     <h3>Who died with it</h3>
     <ul class="plain">${rows.map(

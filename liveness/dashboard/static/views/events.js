@@ -1,4 +1,4 @@
-// What happens, as it happens.
+// The live list of events.
 import { useCell } from '../cell.js';
 import { sentenceOf } from '../event_words.js';
 import { html, useState } from '../html.js';
@@ -30,7 +30,7 @@ export function Events({ ns }) {
       <button type="button" class="button" aria-pressed=${held !== null} onClick=${() => setHeld(held ? null : live)}>${held ? `Go on${missed ? ` (${count(missed)} new)` : ''}` : 'Hold still'}</button>
     </div>
     <section class="card flush">
-      ${found.length === 0 ? html`<${Empty}>${events.length ? 'No event is like that.' : 'Waiting for something to happen …'}<//>` : html`<${EventList} events=${found.slice(-SHOWN).reverse()} withSubject />`}
+      ${found.length === 0 ? html`<${Empty}>${events.length ? 'No event matches.' : 'Waiting for something to happen …'}<//>` : html`<${EventList} events=${found.slice(-SHOWN).reverse()} withSubject />`}
     </section>
   </div>`;
 }

@@ -1,4 +1,4 @@
-// Servers and what each of them serves.
+// The nodes and their shards.
 import { get } from '../api.js';
 import { useCell } from '../cell.js';
 import { wholeFleet } from '../fleet.js';
@@ -27,7 +27,7 @@ export function Nodes() {
       if (!signal.aborted) setState((was) => ({ ...was, error }));
     }
   }, ASK_EVERY_MS, []);
-  /** As a rule there is none, and it is not asked for again. */
+  /** Most servers have no relay; then its status is not requested again. */
   const refused = (error) => {
     if (error.reason === 'RELAY_NOT_CONFIGURED') relaying.current = false;
     return null;
@@ -58,14 +58,14 @@ export function Nodes() {
   </div>`;
 }
 
-/** One square for each shard: how many workers, whether it is served, what waits in its queue. */
+/** One square per shard: its workers, whether a node serves it, and the length of its queue. */
 function Shards({ shards, nodes }) {
   const fleet = useCell(wholeFleet.told);
   const queues = useMemo(() => new Map((fleet?.queues ?? []).map((queue) => [queue.shard_id, queue])), [fleet]);
   const fullest = Math.max(1, ...shards.map((shard) => Number(shard.active_workers)));
   const unserved = shards.filter((shard) => !shard.serving).length;
   return html`<section class="card">
-    <h2>Shards <span class="mute">${counted(shards.length, 'shard')}, ${unserved ? `${unserved} served by nobody` : 'all served'}</span></h2>
+    <h2>Shards <span class="mute">${counted(shards.length, 'shard')}, ${unserved ? `${unserved} without a node` : 'all served'}</span></h2>
     <ul class="shards">
       ${shards.map((shard) => {
         const queue = queues.get(shard.shard_id);
@@ -88,7 +88,7 @@ function Relay({ relay }) {
   const backlog = relay.shards.reduce((sum, shard) => sum + Number(shard.backlog), 0);
   return html`<section class="card"><h2>Relay to the message broker</h2>
     <ul class="plain">${relay.connections.map(
-      (one, at) => html`<li key=${at}><${Badge} word=${one.connected ? 'connected' : 'away'} tone=${one.connected ? 'good' : 'bad'} /> <${Name}>${one.servers.join(', ')}<//>, stream ${one.stream}
+      (one, at) => html`<li key=${at}><${Badge} word=${one.connected ? 'connected' : 'unavailable'} tone=${one.connected ? 'good' : 'bad'} /> <${Name}>${one.servers.join(', ')}<//>, stream ${one.stream}
         ${one.last_error && html` <span class="mute">last error <${Time} ms=${parseTime(one.last_error_time)} ago />: <bdi>${one.last_error}</bdi></span>`}</li>`,
     )}</ul>
     <p class="mute">${counted(postponed, 'reschedule')} wait for it; ${counted(backlog, 'event')} not yet acknowledged.</p>

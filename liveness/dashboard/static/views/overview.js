@@ -1,4 +1,4 @@
-// The fleet at a glance: what needs attention, how many there are, what was going on lately.
+// The overview: alerts, numbers of workers, and charts of the last minutes.
 import { pauseNamespace, releaseStorm, resumeNamespace } from '../actions.js';
 import { useCell } from '../cell.js';
 import { Chart } from '../charts.js';
@@ -23,7 +23,7 @@ export function Overview({ ns, params }) {
   const told = useCell(fleet.told);
   usePolling((signal) => (ns ? asked(fleet, signal) : undefined), ASK_EVERY_MS, [fleet]);
   const minutes = RANGES.includes(Number(params.range)) ? Number(params.range) : 15;
-  if (!told) return html`<${Loading} what="Looking at the fleet" />`;
+  if (!told) return html`<${Loading} what="Loading the fleet" />`;
   const since = told.time - minutes * MINUTE;
   const samples = told.samples.filter((sample) => sample.time >= since);
   return html`<div class="stack">

@@ -1,4 +1,4 @@
-// Reschedules that are under way, and those that failed too often: dead letters.
+// The list of reschedule tasks, which includes dead letters: tasks that failed too often.
 import { discardTask, retryTask } from '../actions.js';
 import { get } from '../api.js';
 import { html } from '../html.js';
@@ -16,7 +16,7 @@ import { taskState } from '../words.js';
 const STATES = ['pending', 'retrying', 'dead lettered', 'done', 'discarded'];
 const UNFINISHED = ['pending', 'retrying', 'dead lettered'];
 const PAGE_SIZE = 100;
-/** Tries are no events, so that the list is looked at again from time to time. */
+/** Tries of tasks write no events, so the list is loaded again at intervals. */
 const ASK_EVERY_MS = 3 * SECOND;
 
 export function Tasks({ ns, params }) {
@@ -36,14 +36,14 @@ export function Tasks({ ns, params }) {
   usePolling(() => ask(), ASK_EVERY_MS, []);
   const tasks = answer?.tasks ?? [];
   return html`<div class="stack">
-    <header class="view-head"><h1 tabindex="-1">Tasks</h1><span class="mute">what is still to be done for activities that lost their worker</span></header>
+    <header class="view-head"><h1 tabindex="-1">Tasks</h1><span class="mute">reschedules of activities that lost their worker</span></header>
     <div class="tools">
       <${Chips} label="States" choices=${STATES} chosen=${chosen} onChange=${(next) => adjust({ state: next.join(',') })} />
     </div>
     ${error && html`<${Failure} error=${error} />`}
     <section class="card flush">
       ${!answer && !error && html`<${Loading} />`}
-      ${answer && tasks.length === 0 && html`<${Empty}>${chosen.length ? 'No task is like that.' : 'Nothing is waiting: every lost activity has been moved on.'}<//>`}
+      ${answer && tasks.length === 0 && html`<${Empty}>${chosen.length ? 'No task matches.' : 'Nothing is waiting: every lost activity has been moved on.'}<//>`}
       ${tasks.length > 0 && html`<div class="scroll-x"><table class="table cards">
         <thead><tr><th>activity</th><th>state</th><th>lost by</th><th>namespace</th><th class="num">tries</th><th>last error</th><th>since</th><th><span class="visually-hidden">actions</span></th></tr></thead>
         <tbody>${tasks.map((task) => html`<${Row} key=${task.task_id} task=${task} refresh=${ask} />`)}</tbody>

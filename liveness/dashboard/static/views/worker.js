@@ -1,4 +1,4 @@
-// One worker: how it is, its whole life as a picture, why it died, what it holds, what happened.
+// One worker: its state, its timeline, its death certificates, its activities and its events.
 import { drainWorker, expireWorker, pauseWorker, resumeWorker } from '../actions.js';
 import { get, inNamespace } from '../api.js';
 import { useCell } from '../cell.js';
@@ -37,7 +37,7 @@ export function Worker({ ns, params }) {
   const allBeats = useMemo(() => [...new Set([...signs.beats, ...beats])], [signs, beats]);
 
   if (error && !worker) return html`<div class="stack"><${Back} ns=${ns} /><${Failure} error=${error} /></div>`;
-  if (!worker) return html`<${Loading} what="Looking for the worker" />`;
+  if (!worker) return html`<${Loading} what="Loading the worker" />`;
   return html`<div class="stack">
     <${Back} ns=${ns} />
     <${Head} ns=${ns} worker=${worker} refresh=${ask} />
@@ -57,7 +57,7 @@ export function Worker({ ns, params }) {
 
 const Back = ({ ns }) => html`<a class="back" href=${href('workers', { ns })}><${Icon} name="back" />Workers</a>`;
 
-/** The worker as it is, asked for every second, with the heartbeats that were seen meanwhile. */
+/** The worker, polled every second, and the heartbeats that the polls have seen. */
 function useWorker(ns, key) {
   const [state, setState] = useState({ worker: null, error: null, beats: NO_SIGNS });
   useEffect(() => setState({ worker: null, error: null, beats: NO_SIGNS }), [ns, key]);
@@ -114,7 +114,7 @@ function Facts({ worker }) {
     worker.cleanup_time && ['cleaned up at', html`<${Time} ms=${parseTime(worker.cleanup_time)} />`],
     worker.drain_deadline && ['drain ends', html`<${Time} ms=${parseTime(worker.drain_deadline)} />`],
     worker.disconnect_grace && ['stream grace', showDuration(parseDuration(worker.disconnect_grace))],
-    ['says of itself', workerStatus(worker.status)],
+    ['reported status', workerStatus(worker.status)],
     ['identity', worker.worker_identity && html`<${Name}>${worker.worker_identity}<//>`],
     ['task queue', worker.task_queue && html`<${Name}>${worker.task_queue}<//>`],
     ['build', worker.build_id && html`<${Name}>${worker.build_id}<//>`],
@@ -122,12 +122,12 @@ function Facts({ worker }) {
     ['process', worker.process_id && html`<${Name}>${worker.process_id}<//>`],
     ['SDK', worker.sdk_name && html`<${Name} plain>${`${worker.sdk_name} ${worker.sdk_version}`}<//>`],
     worker.start_time && ['started', html`<${Time} ms=${parseTime(worker.start_time)} ago />`],
-    ['now doing', worker.current_job && html`<${Name} plain>${worker.current_job}<//>`],
-    ['done', `${count(worker.successes)} well, ${count(worker.errors)} with an error`],
+    ['current job', worker.current_job && html`<${Name} plain>${worker.current_job}<//>`],
+    ['done', `${count(worker.successes)} succeeded, ${count(worker.errors)} failed`],
     ['last error', worker.last_error && html`<${Name} plain>${worker.last_error}<//>`],
     worker.loop_lag && ['loop lag', showDuration(parseDuration(worker.loop_lag))],
     ...Object.entries(worker.labels).map(([name, value]) => [html`<${Name} plain>${name}<//>`, html`<${Name}>${value}<//>`]),
-    ['can do', worker.capabilities.length > 0 && html`<${Name} plain>${worker.capabilities.join(', ')}<//>`],
+    ['capabilities', worker.capabilities.length > 0 && html`<${Name} plain>${worker.capabilities.join(', ')}<//>`],
     ['shard', worker.shard_id],
   ];
   return html`<section class="card"><h2>About it</h2>
@@ -138,7 +138,7 @@ function Facts({ worker }) {
 function Held({ ns, worker }) {
   const lists = [
     ['Activities it holds', worker.bound_activities, 'It holds nothing.'],
-    ['Taken from it, not yet let go', worker.cancel_activities, null],
+    ['Taken away, not released yet', worker.cancel_activities, null],
   ];
   return html`<section class="card">
     ${lists.map(

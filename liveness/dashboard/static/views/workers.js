@@ -1,4 +1,4 @@
-// All workers of a namespace. Only the rows that are seen are there: ten thousand cost no more than fifty.
+// All workers of a namespace. Only visible rows are drawn: ten thousand workers cost no more than fifty.
 import { useCell } from '../cell.js';
 import { html, useEffect, useMemo, useRef, useState } from '../html.js';
 import { Icon } from '../icons.js';
@@ -56,16 +56,16 @@ export function Workers({ ns, params }) {
     </div>
     ${progress.error && html`<${Failure} error=${progress.error} />`}
     <${WorkerGrid} ns=${ns} rows=${rows} sort=${sort} onSort=${(next) => adjust({ sort: next === 'key' ? null : next })} onVisible=${(keys) => roster.show(keys)}
-      nothing=${progress.loading ? 'Loading …' : total ? 'No worker is like that.' : 'No workers here. They show up by themselves with their first heartbeat.'} />
+      nothing=${progress.loading ? 'Loading …' : total ? 'No worker matches.' : 'No workers here. They show up by themselves with their first heartbeat.'} />
   </div>`;
 }
 
-/** What is typed counts at once; the address follows when the typing rests or the field is left. */
+/** The filter applies at once; the address follows when the user stops typing or leaves the field. */
 function useTextInAddress(initial) {
   const [text, setText] = useState(initial);
   const own = useRef(initial);
   useEffect(() => {
-    // Somebody went back or followed a link.
+    // The user went back or followed a link.
     if (initial !== own.current) {
       own.current = initial;
       setText(initial);

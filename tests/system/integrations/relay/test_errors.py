@@ -49,9 +49,9 @@ async def test_a_replay_to_a_broker_that_is_away_fails_and_says_why(
         async def away() -> bool:
             return not (await status(server)).connections[0].connected
 
-        await until(away, "the broker is away")
+        await until(away, "the broker is unavailable")
         said = await asyncio.to_thread(Shell(server.address).sentence, "relay", "replay", "--since", "1h")
-        assert "after 0 were published: the broker is away: " in said
+        assert "after 0 were published: the broker is unavailable: " in said
         assert said.endswith("try again (BROKER_UNAVAILABLE).")
 
 
@@ -79,5 +79,5 @@ async def test_a_server_that_cannot_relay_does_not_start(tmp_path: Path) -> None
     )  # fmt: skip
     assert ended.code == 2
     assert ended.stderr == (
-        "error: The server cannot relay: a file of NATS credentials needs the package nkeys; install nats-py[nkeys].\n"
+        "error: The server cannot relay: relay_creds_file needs the package nkeys; install nats-py[nkeys].\n"
     )

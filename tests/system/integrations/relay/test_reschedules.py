@@ -93,7 +93,7 @@ async def test_reschedules_wait_for_a_broker_that_comes_later(
     await until(all_postponed, "all wait for the broker")
     waiting = await tasks(server)
     assert {(task.state, task.attempts) for task in waiting} == {(admin_pb2.TASK_STATE_RETRYING, 0)}
-    assert all("the broker is away" in task.last_error for task in waiting)
+    assert all("the broker is unavailable" in task.last_error for task in waiting)
     shell = Shell(server.address)
     shown = await asyncio.to_thread(shell.ok, "relay", "status")
     assert "messages wait" in shown
@@ -243,7 +243,7 @@ async def test_a_message_that_the_broker_refuses_is_dead_lettered_alone(
 
         await until(settled, "the large one is given up, the others are done")
         (dead,) = [task for task in await tasks(server) if task.state == admin_pb2.TASK_STATE_DEAD_LETTERED]
-        assert "more than the broker takes (700)" in dead.last_error
+        assert "more than the broker accepts (700)" in dead.last_error
         assert sorted(body(message)["activity_id"] for message in await messages([broker])) == sorted(names)
 
 
@@ -317,7 +317,7 @@ async def test_credentials_are_shown_nowhere(make_server: MakeServer, tmp_path: 
         async def failed() -> bool:
             return bool((await status(server)).connections[0].last_error)
 
-        await until(failed, "the broker is away")
+        await until(failed, "the broker is unavailable")
         answer = await status(server)
         assert answer.connections[0].servers == [f"nats://***@127.0.0.1:{port}"]
         if where == "wrong password":
