@@ -1,4 +1,4 @@
-"""What a watcher is shown while commits are under way."""
+"""The events that a watcher sees while commits are in progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.engine.engine import NAMESPACE, Engine
 from tests.integration.store.faulty_store import FaultyStore
 
 NAMES = [n for n in map(str, range(100)) if shard_of(NAMESPACE, n, SHARD_COUNT) == 0][:2]
-"""Workers of one shard."""
+"""Two workers of the same shard."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def store(store_database: StoreDatabase) -> FaultyStore:
 
 
 async def seen(watching: AsyncIterator[EventBatch]) -> list[str | None]:
-    async with asyncio.timeout(10):  # for one who misses it, and would wait for ever
+    async with asyncio.timeout(10):  # a missed event would block for ever
         batch = await anext(watching)
     return [entry.worker for entry in batch.entries]
 

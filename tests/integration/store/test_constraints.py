@@ -1,4 +1,4 @@
-"""States that cannot be are not storable, whoever writes them."""
+"""The tables refuse impossible states, whatever code writes them."""
 
 from liveness.store.errors import CommitRejected
 from liveness.store.sql import SqlStore
@@ -66,7 +66,7 @@ IMPOSSIBLE = {
     ),
     "an activity before the first state": activity(0),
     "an activity after the last state": activity(11),
-    "an activity that is held by nobody": activity(4),
+    "an activity that is held without a holder": activity(4),
     "an activity that is available and held": activity(3, worker="w"),
     "an activity that completed and is held": activity(6, worker="w", finished="1"),
     "an activity that completed at no time": activity(6),
