@@ -112,7 +112,7 @@ async def test_a_poll_gets_at_most_the_requested_number_of_activities(
 
 
 async def test_only_the_current_session_of_an_active_worker_may_poll(activity_client: ActivityClient) -> None:
-    refused = await refusal(activity_client.poll("nobody"))
+    refused = await refusal(activity_client.poll("unknown"))
     assert refused.reason == "WORKER_NOT_FOUND"
     await activity_client.beat(lease_ms=1_000)
     assert (await refusal(activity_client.poll(session_id="another"))).reason == "SESSION_NOT_CURRENT"

@@ -260,7 +260,7 @@ async def test_one_stream_serves_many_workers_and_survives_a_refusal(
     await activity_client.beat("a", lease_ms=60_000)
     await activity_client.beat("b", lease_ms=60_000)
     await stream.attach_fully("a")
-    refused = unpack_status((await stream.attach("nobody")).status)
+    refused = unpack_status((await stream.attach("unknown")).status)
     assert refused.reason == "WORKER_NOT_FOUND"
     refused = unpack_status((await stream.attach("b", session="another")).status)
     assert refused.reason == "SESSION_NOT_CURRENT"

@@ -121,23 +121,25 @@ async def test_no_refusal_is_based_on_state_that_never_became_durable(
     store.close_gate()
     replacing = asyncio.create_task(harness.beat(session_id="s2", sequence=1))
     await store.reached.wait()
-    zombie = asyncio.create_task(harness.beat(session_id="s1", sequence=2))
-    goodbye = asyncio.create_task(harness.shut_down(session_id="s1"))
-    stranger = asyncio.create_task(harness.shut_down(session_id="s3"))
+    old_session_beat = asyncio.create_task(harness.beat(session_id="s1", sequence=2))
+    old_session_shutdown = asyncio.create_task(harness.shut_down(session_id="s1"))
+    unknown_session_shutdown = asyncio.create_task(harness.shut_down(session_id="s3"))
     described = asyncio.create_task(harness.describe())
     listed = asyncio.create_task(harness.listed())
     for _ in range(20):
         await harness.config()  # a round trip: the calls above have arrived
-    assert not any(task.done() for task in (replacing, zombie, goodbye, described, listed))
+    assert not any(
+        task.done() for task in (replacing, old_session_beat, old_session_shutdown, described, listed)
+    )
     store.faults.append(Fault.REJECTED)
     store.open_gate()
-    for task in (replacing, zombie, goodbye, described):
+    for task in (replacing, old_session_beat, old_session_shutdown, described):
         await unavailable(task)
     # The database may have answered late, and then its answer is correct.
     [shown] = await asyncio.gather(listed, return_exceptions=True)
     if not isinstance(shown, BaseException):
         assert [worker.session_id for worker in shown.workers] == ["s1"]
-    await asyncio.gather(stranger, return_exceptions=True)
+    await asyncio.gather(unknown_session_shutdown, return_exceptions=True)
     assert (await served(harness.describe)).session_id == "s1"
     assert (await harness.beat(session_id="s1", sequence=2)).outcome == RENEWED
 

@@ -127,8 +127,8 @@ async def test_a_pause_needs_exactly_one_way_to_select_workers(
 
 
 async def test_pausing_or_draining_an_unknown_worker_is_refused(activity_client: ActivityClient) -> None:
-    assert (await refusal(activity_client.pause("nobody"))).reason == "WORKER_NOT_FOUND"
-    assert (await refusal(activity_client.drain("nobody"))).reason == "WORKER_NOT_FOUND"
+    assert (await refusal(activity_client.pause("unknown"))).reason == "WORKER_NOT_FOUND"
+    assert (await refusal(activity_client.drain("unknown"))).reason == "WORKER_NOT_FOUND"
 
 
 # -- draining

@@ -67,7 +67,7 @@ async def test_an_activity_without_a_task_queue_gets_its_workers_queue(harness: 
 
 
 async def test_an_unknown_worker_is_not_found(harness: ServerHarness) -> None:
-    for call in (harness.describe("nobody"), harness.history("nobody")):
+    for call in (harness.describe("unknown"), harness.history("unknown")):
         refused = await refusal(call)
         assert (refused.code, refused.reason) == (grpc.StatusCode.NOT_FOUND, "WORKER_NOT_FOUND")
 

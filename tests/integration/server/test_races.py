@@ -157,10 +157,10 @@ async def test_racing_sessions_replace_each_other_and_only_the_last_stays_valid(
     await harness.advance(1)
     moved = {task.activity.activity_id for task in await harness.tasks(admin_pb2.TASK_STATE_DONE)}
     assert moved == set(sessions) - {sessions[last]}
-    zombies = await asyncio.gather(
+    replies = await asyncio.gather(
         *(harness.beat(session_id=s, sequence=2) for s in sessions), return_exceptions=True
     )
-    reasons = [unpack(z).reason if isinstance(z, grpc.aio.AioRpcError) else "OK" for z in zombies]
+    reasons = [unpack(z).reason if isinstance(z, grpc.aio.AioRpcError) else "OK" for z in replies]
     assert reasons.count("OK") == 1
     assert reasons.count("SESSION_SUPERSEDED") == 39
 

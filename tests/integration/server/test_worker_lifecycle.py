@@ -124,8 +124,8 @@ async def test_an_operator_forces_a_worker_out(harness: ServerHarness) -> None:
     assert (answer.state, answer.rescheduled_activities) == (INACTIVE, 1)
     assert (await harness.describe()).inactive_reason == worker_pb2.INACTIVE_REASON_FORCED
     assert (await refusal(harness.expire())).reason == "WORKER_NOT_ACTIVE"
-    assert (await refusal(harness.expire("nobody"))).reason == "WORKER_NOT_FOUND"
-    assert (await refusal(harness.shut_down("nobody"))).code is grpc.StatusCode.NOT_FOUND
+    assert (await refusal(harness.expire("unknown"))).reason == "WORKER_NOT_FOUND"
+    assert (await refusal(harness.shut_down("unknown"))).code is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_new_session_replaces_the_old_one_which_is_refused_from_then_on(
@@ -138,8 +138,8 @@ async def test_a_new_session_replaces_the_old_one_which_is_refused_from_then_on(
     assert not replaced.cancel_activities, "the old process is gone and has nothing to cancel"
     await harness.advance(1)
     assert [task.activity for task in await harness.tasks(admin_pb2.TASK_STATE_DONE)] == [charge]
-    zombie = await refusal(harness.beat(session_id="s1", sequence=6, bound_activities=[charge]))
-    assert (zombie.code, zombie.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_SUPERSEDED")
+    superseded = await refusal(harness.beat(session_id="s1", sequence=6, bound_activities=[charge]))
+    assert (superseded.code, superseded.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_SUPERSEDED")
     worker = await harness.describe()
     assert (worker.session_id, list(worker.bound_activities)) == ("s2", [ship])
 
