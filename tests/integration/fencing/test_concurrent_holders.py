@@ -89,7 +89,7 @@ async def test_the_new_holder_waits_for_an_earlier_write_and_then_sees_it(
 
 
 @pytest.mark.usefixtures("known")
-async def test_the_same_token_waits_and_passes(database: FencedDatabase) -> None:
+async def test_a_second_writer_with_the_same_token_waits_and_passes(database: FencedDatabase) -> None:
     """Two threads of one holder."""
     one, other = await database.writer(), await database.writer()
     await one.check("photo-17", NEW)
@@ -98,7 +98,7 @@ async def test_the_same_token_waits_and_passes(database: FencedDatabase) -> None
     await second
 
 
-async def test_of_many_concurrent_holders_the_newest_writes_last(database: FencedDatabase) -> None:
+async def test_the_newest_of_many_concurrent_holders_writes_last(database: FencedDatabase) -> None:
     """In any order, no holder writes after a newer one."""
     tokens = [FencingToken(attempt, 1) for attempt in range(1, 9)]
     writers = [await database.writer() for _ in tokens]

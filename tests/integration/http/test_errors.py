@@ -63,7 +63,7 @@ async def test_a_failed_precondition_is_400(http_harness: HttpHarness) -> None:
     assert answer.error["reason"] == "STALE_HEARTBEAT"
 
 
-async def test_a_limit_is_429_and_says_when_to_come_again(http_harness: HttpHarness) -> None:
+async def test_a_rate_limit_is_429_with_a_retry_delay(http_harness: HttpHarness) -> None:
     await http_harness.harness.configure(worker_heartbeat_rate=0.1)
     await http_harness.harness.beat("w", session_id="s", sequence=1)
     refused = None

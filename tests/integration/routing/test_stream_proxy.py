@@ -205,7 +205,7 @@ async def test_a_worker_is_attached_to_the_new_owner_when_its_shard_moves(
     shard = former.harness.server.node._shards[shard_id_of(worker)]
     assert shard is not None
     assert not shard.disconnected
-    # It stands there as it stood here.
+    # The worker is attached to the new owner with the same state.
     await next_owner.harness.admin.PauseWorkers(
         admin_pb2.PauseWorkersRequest(namespace=NAMESPACE, worker_instance_key=worker)
     )

@@ -294,7 +294,7 @@ async def test_unserved_shards_are_the_first_alert(stopped_harness: ServerHarnes
     assert harness.server.telemetry.shards_closed["lost"] == answer.alerts[0].count
 
 
-async def test_a_paused_namespace_is_shown_as_such(harness: ServerHarness) -> None:
+async def test_the_fleet_marks_a_paused_namespace(harness: ServerHarness) -> None:
     await harness.beat("w")
     await harness.beat("w", namespace="other")
     await ActivityClient(harness).pause(all=True)
@@ -302,7 +302,7 @@ async def test_a_paused_namespace_is_shown_as_such(harness: ServerHarness) -> No
     assert found == {NAMESPACE: True, "other": False}
 
 
-async def test_the_range_limits_how_far_back_samples_go(harness: ServerHarness) -> None:
+async def test_the_range_limits_the_age_of_samples(harness: ServerHarness) -> None:
     await harness.advance(20_000)
     assert len((await fleet(harness)).samples) == 10
     assert len((await fleet(harness, range=duration(6_000))).samples) == 3
@@ -346,7 +346,7 @@ async def test_worker_counts_are_correct_after_a_restart(harness: ServerHarness)
     assert (await fleet(harness, NAMESPACE)).samples[-1].active == 9
 
 
-async def test_suspects_are_counted_while_their_grace_runs(sqlite_harness: ServerHarness) -> None:
+async def test_disconnected_workers_are_counted_as_suspects_during_their_grace(sqlite_harness: ServerHarness) -> None:
     await sqlite_harness.beat("w", session_id="s", lease_ms=60_000)
     shard = sqlite_harness.server.node.shard(NAMESPACE, "w")
     key = WorkerKey(NAMESPACE, "w")

@@ -193,7 +193,7 @@ async def test_a_history_is_paged_in_both_directions(store: SqlStore) -> None:
 
 async def test_the_log_is_read_in_order_without_renewals_up_to_a_sequence(store: SqlStore) -> None:
     mine, other = await take(store, 0, 1)
-    await other.commit([About(described("elsewhere"), key())])
+    await other.commit([About(described("other shard"), key())])
     await mine.commit(
         [About(described("2"), key()), About(renewals(1)), About(described("4"), key("another"))]
     )

@@ -160,7 +160,7 @@ async def test_migrated_rows_can_be_looked_up_and_listed(old: StoreDatabase) -> 
     assert log == [entry for entry in V1.meaning if not isinstance(entry.event, RenewalBatch)]
 
 
-async def test_what_was_to_be_rescheduled_is_so_still_and_its_worker_was_lost_with_it(
+async def test_pending_reschedules_survive_the_migration_as_deaths(
     old: StoreDatabase,
 ) -> None:
     store = await old.open(SHARDS)

@@ -36,7 +36,7 @@ async def test_a_take_over_is_recorded_as_an_event(store: SqlStore) -> None:
     assert (entry.seq, entry.wall_ms, entry.namespace, entry.worker) == (image.last_seq, 123, None, None)
 
 
-async def test_only_the_named_shards_are_taken(store: SqlStore) -> None:
+async def test_a_take_over_takes_only_the_named_shards(store: SqlStore) -> None:
     images = await store.take_over([3, 1], "node-1", wall_ms=0)
     assert [image.shard_id for image in images] == [1, 3]
     assert [(await image_of(store, shard_id)).epoch for shard_id in range(SHARD_COUNT)] == [1, 2, 1, 2]

@@ -52,7 +52,7 @@ def test_a_table_shows_markup_and_controls_as_text(capsys: pytest.CaptureFixture
     assert out.replace("\n", "").isprintable()
 
 
-def test_without_a_terminal_nothing_is_cut_folded_or_coloured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_without_a_terminal_is_not_cut_folded_or_coloured(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 5_000
     print_table(("worker", "state", "last"), [(long, "ACTIVE", long), ("w", "INACTIVE", "")])
     head, first, second = capsys.readouterr().out.splitlines()

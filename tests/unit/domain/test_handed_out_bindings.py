@@ -223,7 +223,7 @@ def test_a_new_session_keeps_and_confirms_the_activities_it_names() -> None:
     assert reschedules_of(scenario) == [("not named", 1, True)], "the old process is gone"
 
 
-def test_a_new_session_that_names_another_attempt_loses_the_one_that_was_handed() -> None:
+def test_a_new_session_that_names_another_attempt_loses_the_handed_out_one() -> None:
     """No other worker would run it: the activity records that this worker holds attempt 1."""
     scenario = handed("x")
     scenario.beat(session_id="b", sequence=1, bound=(activity("x", 2),))

@@ -97,7 +97,7 @@ def test_a_different_worker_epoch_or_attempt_is_a_separate_loss(other: ActivityR
     assert len(rescheduled(task()).reschedule(other)) == 3
 
 
-def test_attempts_only_rise() -> None:
+def test_attempt_numbers_only_rise() -> None:
     assert rescheduled(task(attempt=5), task("worker-2", attempt=1)).known.attempt == 7
 
 

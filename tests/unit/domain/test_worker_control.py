@@ -158,14 +158,14 @@ def test_a_worker_that_is_not_draining_has_no_drain_deadline() -> None:
     assert registered().wait(2**60).end_drain() == ()
 
 
-def test_a_drain_ends_once() -> None:
+def test_a_drain_ends_only_once() -> None:
     scenario = registered()
     scenario.drain(10)
     assert scenario.wait(10).end_drain()
     assert scenario.end_drain() == ()
 
 
-def test_the_drained_session_stays_drained_when_it_comes_back() -> None:
+def test_a_resurrected_session_stays_draining() -> None:
     scenario = registered()
     scenario.drain(10)
     scenario.wait(10).end_drain()
@@ -175,7 +175,7 @@ def test_the_drained_session_stays_drained_when_it_comes_back() -> None:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_new_session_is_not_drained(*, silent: bool) -> None:
+def test_a_new_session_is_not_draining(*, silent: bool) -> None:
     scenario = registered(session_id="a")
     scenario.drain(10)
     if silent:

@@ -268,7 +268,7 @@ def test_an_active_worker_is_not_cleaned_up() -> None:
     assert registered().wait(10**12).clean_up() == ()
 
 
-def test_the_cleanup_delay_is_the_one_in_force_when_the_worker_left() -> None:
+def test_the_cleanup_delay_is_that_of_the_time_of_deactivation() -> None:
     scenario = registered()
     scenario.shut_down(policy=Policy(cleanup_delay_ms=5))
     assert scenario.wait(4).clean_up(Policy(cleanup_delay_ms=0)) == ()

@@ -373,8 +373,8 @@ async def test_a_refused_connection_is_reported() -> None:
 
 
 async def test_an_unknown_host_is_reported() -> None:
-    message = await failure(sink_to("http://nobody.invalid"))
-    assert re.fullmatch(r"http://nobody\.invalid cannot be reached: \w.+", message)
+    message = await failure(sink_to("http://unknown.invalid"))
+    assert re.fullmatch(r"http://unknown\.invalid cannot be reached: \w.+", message)
 
 
 async def test_a_hanging_receiver_fails_at_the_timeout(receiver: Receiver) -> None:
