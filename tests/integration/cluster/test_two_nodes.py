@@ -134,7 +134,7 @@ async def test_an_owner_that_lost_its_shards_commits_nothing_and_gets_them_back_
         second.clock.move(500)
         await second.server.membership.refresh()
     await second.server.membership.wait_for_rebalancing()
-    assert owned(first), "it takes itself for their owner still"
+    assert owned(first), "it still believes that it owns them"
     for shard in first.server.node.shards():
         first.server.node.committer.mark_dirty(shard)
     await first.server.node.barrier().wait()

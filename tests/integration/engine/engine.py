@@ -104,7 +104,7 @@ class Engine:
         await self.node.close()
 
     async def crash(self) -> None:
-        """Gone in the middle of things, as after `kill -9`; the database stays as the last commit left it."""
+        """End abruptly, as after `kill -9`; the database stays as the last commit left it."""
         await self.node._tasks.close()
 
     async def step(self, ms: int) -> None:

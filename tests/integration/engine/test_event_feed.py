@@ -45,7 +45,7 @@ class GateCloser(NodeListener):
             self._store.close_gate()
 
 
-async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_and_not_passed_over(
+async def test_events_decided_during_a_hanging_commit_are_delivered_once_durable(
     store: FaultyStore,
 ) -> None:
     engine = await Engine(store, ManualClock()).start()
@@ -55,7 +55,7 @@ async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_a
     first = asyncio.create_task(engine.beat(NAMES[0]))
     await store.reached.wait()
     second = asyncio.create_task(engine.beat(NAMES[1]))
-    await asyncio.sleep(0)  # decided, and to be committed after the first
+    await asyncio.sleep(0)  # decided; its commit follows the first
     gate_closer = GateCloser(store)
     engine.node.add_listener(gate_closer)
     store.open_gate()

@@ -288,11 +288,11 @@ async def test_a_slow_start_is_not_a_stall_and_heartbeats_are_read_first(
     await engine.beat(lease_ms=1_000)
     await engine.stop()
     engine = Engine(store, clock, grace_ms=0)
-    told: list[int] = []
+    stalls: list[int] = []
 
     class StallListener(NodeListener):
         def stalled(self, ms: int) -> None:
-            told.append(ms)
+            stalls.append(ms)
 
     engine.node.add_listener(StallListener())
     await engine.node.open()

@@ -21,7 +21,7 @@ class ManualDirectory(SingleNodeDirectory):
     reclaims_lost_shards = False
 
 
-async def test_whoever_is_not_sure_of_its_shards_commits_before_it_answers_a_read(
+async def test_an_owner_with_uncertain_ownership_commits_before_it_answers_a_read(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     clock = ManualClock()
@@ -47,7 +47,7 @@ async def test_an_owner_with_certain_ownership_answers_reads_from_memory(store: 
     before = engine.shard_of("w").clock_age_ms()
     clock.move(100)
     directory.owned_until_ms = clock.monotonic_ms() + 1
-    assert (await engine.liveness.describe_worker(ASKED)).worker.sequence == 1
+    assert (await engine.liveness.describe_worker(REQUEST)).worker.sequence == 1
     assert engine.shard_of("w").clock_age_ms() == before + 100, "without a commit"
     assert len(engine.node.shards()) == SHARD_COUNT
     await engine.stop()

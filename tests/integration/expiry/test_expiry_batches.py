@@ -98,7 +98,7 @@ async def test_a_worker_whose_stream_returns_before_its_turn_keeps_the_rest_of_i
     assert engine.worker(worker, namespace).inactive_reason is InactiveReason.LEASE_EXPIRED
 
 
-async def test_who_is_looked_at_again_while_it_waits_dies_once(store: SqlStore) -> None:
+async def test_a_worker_rechecked_while_it_waits_for_expiry_dies_once(store: SqlStore) -> None:
     engine = await partly_expired(store)
     for namespace, worker in active(engine):
         engine.shard_of(worker, namespace).recheck(WorkerKey(namespace, worker))

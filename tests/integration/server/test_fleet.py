@@ -346,7 +346,9 @@ async def test_worker_counts_are_correct_after_a_restart(harness: ServerHarness)
     assert (await fleet(harness, NAMESPACE)).samples[-1].active == 9
 
 
-async def test_disconnected_workers_are_counted_as_suspects_during_their_grace(sqlite_harness: ServerHarness) -> None:
+async def test_disconnected_workers_are_counted_as_suspects_during_their_grace(
+    sqlite_harness: ServerHarness,
+) -> None:
     await sqlite_harness.beat("w", session_id="s", lease_ms=60_000)
     shard = sqlite_harness.server.node.shard(NAMESPACE, "w")
     key = WorkerKey(NAMESPACE, "w")

@@ -239,7 +239,9 @@ async def test_the_largest_numbers_are_stored_unchanged(store: SqlStore) -> None
         errors=INT64_MAX,
         profile=profile(start_time_ns=INT64_MAX),
     )
-    largest_renewals = [renewals(1).renewals[0]._replace(sequence=INT64_MAX, at_ms=INT64_MAX, successes=INT64_MAX)]
+    largest_renewals = [
+        renewals(1).renewals[0]._replace(sequence=INT64_MAX, at_ms=INT64_MAX, successes=INT64_MAX)
+    ]
     row = renewals(INT64_MAX)._replace(renewals=largest_renewals)
     owner.observed_ms = owner.wall_ms = INT64_MAX
     await owner.commit([About(described(), key()), About(row)], workers={key(): worker})

@@ -51,6 +51,6 @@ async def test_activities_run_under_asyncio_without_moving_the_clock(liveness_se
         await asyncio.wait_for(running, TIMEOUT_S)
 
 
-def test_time_that_passes_by_itself_cannot_be_moved(live_liveness_server: LocalServer) -> None:
+def test_a_live_clock_cannot_be_moved(live_liveness_server: LocalServer) -> None:
     with pytest.raises(RuntimeError, match="uses the real clock"):
         live_liveness_server.advance(1)

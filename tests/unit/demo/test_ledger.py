@@ -104,7 +104,7 @@ def test_an_accepted_completion_of_a_superseded_worker_counts_as_a_duplicate() -
     assert not ledger.is_clean
 
 
-def test_a_completion_that_nobody_began_does_not_add_up() -> None:
+def test_a_completion_without_a_start_is_unbalanced() -> None:
     notes = [known for known in GOOD_NOTES if (known.kind, known.activity) != (NoteKind.STARTED, "block-2")]
 
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, notes)

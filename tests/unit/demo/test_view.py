@@ -59,7 +59,7 @@ def test_the_last_timeline_entry_is_visible() -> None:
     assert any("thing number 39" in line for line in drawn(DemoView(sample_frame(row(1))), 80, 24))
 
 
-def test_in_a_low_window_those_that_are_over_make_room() -> None:
+def test_a_low_window_hides_dead_workers_first() -> None:
     over = [row(number, ProcessState.KILLED, server_state="INACTIVE") for number in range(1, 10)]
 
     lines = drawn(DemoView(sample_frame(*over, row(10))), 80, 24)

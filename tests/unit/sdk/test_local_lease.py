@@ -174,7 +174,7 @@ def test_a_grace_longer_than_the_lease_is_capped_by_the_lease() -> None:
     assert local_lease.deadline_ms(known) == 980
 
 
-def test_a_lease_that_the_server_ended_is_over_until_the_next_acknowledgement() -> None:
+def test_a_lease_ended_by_the_server_is_invalid_until_the_next_acknowledgement() -> None:
     known = local_lease.lease_ended(local_lease.renewed(LocalLease(), 1_000, LEASE_MS))
     assert not local_lease.is_valid(known, 1_001)
     assert local_lease.is_valid(local_lease.renewed(known, 1_500, LEASE_MS), 1_501)
