@@ -1,4 +1,4 @@
-"""Numbers on the command lines of the harnesses, refused in words where they make no sense."""
+"""Argument types of the harnesses' command lines, which refuse invalid numbers with a clear message."""
 
 from __future__ import annotations
 

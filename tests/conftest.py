@@ -1,4 +1,4 @@
-"""Fixtures that tests of all parts share. Databases are real ones: see `tests.databases`."""
+"""Fixtures shared by all tests. Databases are real ones: see `tests.databases`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hypothesis import Phase, settings
 from liveness.store.sql import SqlStore
 from tests.databases import PostgresServer, StoreDatabase, postgres_store_database, sqlite_store_database
 
-# Read when gRPC is loaded. What it does in a process that was forked off, to start a program there, crashes that
-# process now and then while calls are on their way here.
+# gRPC reads this when it is loaded. Its fork support sometimes crashes a forked process that starts a program
+# while calls are in flight.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # A shared machine may stall for longer than any deadline that would mean something.
 settings.register_profile("liveness", deadline=None, print_blob=True)
 settings.load_profile("liveness")
-# For who wants to know whether a test fails, and not by which smallest example: finding that takes minutes.
+# For runs that only need to know whether a test fails: shrinking to the smallest example takes minutes.
 settings.register_profile(
     "hasty", settings.get_profile("liveness"), phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
@@ -35,8 +35,9 @@ SHARED_CLUSTER_TESTS = tuple(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests with a browser go to one process, so that there is one browser at a time; so do those of a file that share a
-    cluster. The marks that xdist has for this do not reach it: it looks for them in a place that pytest has given up."""
+    """Run browser tests in one process, so that only one browser runs at a time; likewise the tests of a file
+    that share a cluster. xdist's own group marks do not work here: it looks for them where pytest no longer
+    stores them."""
     from xdist.scheduler import LoadGroupScheduling
 
     class GroupedScheduling(LoadGroupScheduling):
@@ -60,8 +61,8 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_database(postgres: PostgresServer) -> Iterator[str]:
-    """The name of an empty database on `postgres`; `postgres.url(name)` leads to it. Of this test's own, because the
-    processes that tests start may outlive what they leave behind."""
+    """The name of an empty database on `postgres`; `postgres.url(name)` is its URL. Each test gets its own,
+    because processes that tests start may outlive the test."""
     name = postgres.create_database()
     yield name
     postgres.drop_database(name)
@@ -74,14 +75,15 @@ def _reused_database(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def emptied_database(postgres: PostgresServer, _reused_database: str) -> Iterator[str]:
-    """The same for tests that let go of it themselves: one after the other, which takes a tenth of the time."""
+    """A reused empty database, for tests that close their connections themselves; this takes a tenth of the
+    time."""
     yield _reused_database
     postgres.empty_database(_reused_database)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def dialect(request: pytest.FixtureRequest) -> str:
-    """Whoever uses this, or a fixture below, runs once on each database."""
+    """Tests that use this fixture, or one below, run once on each database."""
     chosen: str = request.param
     return chosen
 
@@ -103,5 +105,5 @@ async def store_database(
 
 @pytest.fixture
 async def store(store_database: StoreDatabase) -> SqlStore:
-    """An opened store. `store_database.open()` gives another on the same data, as after a crash."""
+    """An open store. `store_database.open()` gives another one on the same data, as after a crash."""
     return await store_database.open()

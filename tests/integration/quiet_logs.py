@@ -1,4 +1,4 @@
-"""Tests that make things go wrong thousands of times need no log of it."""
+"""Suppress logs in tests that cause thousands of failures."""
 
 from __future__ import annotations
 

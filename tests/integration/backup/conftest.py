@@ -1,4 +1,4 @@
-"""A node's database with something in every table."""
+"""The database of a node, with rows in every table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def harness(path: Path) -> AsyncIterator[ServerHarness]:
 
 @pytest.fixture
 async def activity_client(harness: ServerHarness) -> ActivityClient:
-    """One worker that holds something, one that has left, one activity to be had."""
+    """A database with an active worker that holds an activity, a shut-down worker and an available activity."""
     activity_client = ActivityClient(harness)
     await activity_client.beat("stays", bound_activities=[activity("kept")])
     await activity_client.beat("leaves", bound_activities=[activity("moved")])

@@ -1,4 +1,4 @@
-"""Copies of a SQLite database: whole and checked under their name, or not there at all."""
+"""Backups of a SQLite database: a complete and checked copy under its final name, or none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def copy(stopped_database: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy.db"
 
 
-async def test_the_copy_of_a_database_at_rest_holds_the_same_rows_and_the_database_is_not_touched(
+async def test_a_backup_of_a_stopped_database_has_the_same_rows_and_does_not_change_it(
     stopped_database: Path, tmp_path: Path
 ) -> None:
     before = files(stopped_database.parent)
@@ -65,7 +65,7 @@ async def test_the_copy_of_a_database_at_rest_holds_the_same_rows_and_the_databa
     assert [found.name for found in tmp_path.iterdir() if found.is_file()] == ["copy.db"]
 
 
-async def test_a_database_that_is_served_is_copied_as_of_now_and_neither_it_nor_its_wal_is_touched(
+async def test_a_backup_of_a_served_database_is_a_snapshot_and_does_not_change_it(
     activity_client: ActivityClient, path: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "copies"
@@ -80,33 +80,35 @@ async def test_a_database_that_is_served_is_copied_as_of_now_and_neither_it_nor_
 
 
 def _fingerprint(path: Path) -> list[tuple[int, int]]:
-    # By their times: reading them here would let go of the locks that this process's server has on them.
+    # Compared by time: reading the files here would release the locks of this process's server.
     found = [path.stat(), path.with_name("liveness.db-wal").stat()]
     return [(stat.st_size, stat.st_mtime_ns) for stat in found]
 
 
-async def test_commits_between_two_steps_do_not_begin_the_copy_anew(
+async def test_commits_during_a_backup_do_not_restart_the_copy(
     activity_client: ActivityClient, path: Path, tmp_path: Path
 ) -> None:
     loop = asyncio.get_running_loop()
-    told: list[int] = []
+    progress: list[int] = []
 
     def commit_meanwhile(what: str, done: int, total: int) -> None:
         if what == "copying":
-            told.append(done)
-            asyncio.run_coroutine_threadsafe(activity_client.schedule(f"during-{len(told)}"), loop).result(30)
+            progress.append(done)
+            asyncio.run_coroutine_threadsafe(
+                activity_client.schedule(f"during-{len(progress)}"), loop
+            ).result(30)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backup, "PAGES_PER_STEP", 4)
         await asyncio.to_thread(create_backup, path, tmp_path / "copy.db", commit_meanwhile)
-    assert len(told) > 3
-    assert told == sorted(set(told)), "it never went back"
+    assert len(progress) > 3
+    assert progress == sorted(set(progress)), "the copy never restarted"
     keys = [row[1] for row in rows(tmp_path / "copy.db")["activities"]]
     assert not [key for key in keys if "during" in str(key)]
 
 
 @pytest.mark.parametrize("name", ["copy.db", "node", "node/liveness.db"])
-async def test_what_is_there_is_not_overwritten(stopped_database: Path, tmp_path: Path, name: str) -> None:
+async def test_an_existing_file_is_not_overwritten(stopped_database: Path, tmp_path: Path, name: str) -> None:
     target = tmp_path / name
     if name == "copy.db":
         target.write_text("precious")
@@ -121,7 +123,7 @@ async def test_what_is_there_is_not_overwritten(stopped_database: Path, tmp_path
             create_backup(stopped_database, target, no_progress, replace=True)
 
 
-async def test_a_database_that_is_not_there_or_half_restored_is_not_copied(
+async def test_a_missing_or_partly_restored_database_is_not_copied(
     stopped_database: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreUnusable, match="does not exist"):
@@ -132,9 +134,7 @@ async def test_a_database_that_is_not_there_or_half_restored_is_not_copied(
     assert not (tmp_path / "copy.db").exists()
 
 
-async def test_what_an_interrupted_backup_left_is_cleared_away(
-    stopped_database: Path, tmp_path: Path
-) -> None:
+async def test_leftovers_of_an_interrupted_backup_are_removed(stopped_database: Path, tmp_path: Path) -> None:
     for name in ("copy.db.unfinished", "copy.db.unfinished-journal", "copy.db.unfinished-wal"):
         (tmp_path / name).write_bytes(b"half of something" * 1_000)
     create_backup(stopped_database, tmp_path / "copy.db", no_progress)
@@ -142,7 +142,7 @@ async def test_what_an_interrupted_backup_left_is_cleared_away(
     assert [found.name for found in tmp_path.iterdir() if found.is_file()] == ["copy.db"]
 
 
-async def test_two_backups_to_one_name_do_not_mix(stopped_database: Path, tmp_path: Path) -> None:
+async def test_concurrent_backups_to_one_file_are_refused(stopped_database: Path, tmp_path: Path) -> None:
     with (tmp_path / "copy.db.unfinished").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(BackupFailed, match="is being written by another process"):
@@ -150,10 +150,10 @@ async def test_two_backups_to_one_name_do_not_mix(stopped_database: Path, tmp_pa
     create_backup(stopped_database, tmp_path / "copy.db", no_progress)
 
 
-async def test_a_server_that_starts_and_stops_meanwhile_is_noticed(
+async def test_a_server_that_runs_during_the_backup_is_detected(
     harness: ServerHarness, activity_client: ActivityClient, path: Path, tmp_path: Path
 ) -> None:
-    """A file without a WAL is read as it lies, which holds only while nobody writes to it."""
+    """A file without a WAL is read directly, which is correct only while no process writes to it."""
     await harness.stop()
     loop = asyncio.get_running_loop()
     visits = 0
@@ -174,7 +174,7 @@ async def test_a_server_that_starts_and_stops_meanwhile_is_noticed(
     assert rows(tmp_path / "copy.db") == rows(path)
 
 
-# -- what is no backup
+# -- invalid backups
 
 
 def _sql(*statements: str) -> Callable[[Path], None]:
@@ -226,14 +226,14 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_what_is_damaged_or_tampered_with_is_no_backup(copy: Path, damage: str) -> None:
+async def test_a_damaged_or_altered_backup_is_refused(copy: Path, damage: str) -> None:
     check_database(copy, no_progress)
     DAMAGE[damage](copy)
     with pytest.raises(NotABackup, match="is not a whole backup"):
         check_database(copy, no_progress)
 
 
-async def test_tables_that_this_version_does_not_know_are_refused(copy: Path) -> None:
+async def test_a_backup_of_a_newer_version_is_refused(copy: Path) -> None:
     _sql(
         "UPDATE alembic_version SET version_num = '9999'",
         "UPDATE meta SET value = '9999' WHERE name = 'oldest_writer'",
@@ -242,7 +242,7 @@ async def test_tables_that_this_version_does_not_know_are_refused(copy: Path) ->
         check_database(copy, no_progress)
 
 
-async def test_a_damaged_database_gives_no_backup(stopped_database: Path, tmp_path: Path) -> None:
+async def test_a_damaged_database_is_not_backed_up(stopped_database: Path, tmp_path: Path) -> None:
     shutil.copyfile(stopped_database, tmp_path / "damaged.db")
     DAMAGE["an event that is gone"](tmp_path / "damaged.db")
     with pytest.raises(BackupFailed, match="itself is damaged: entries are missing"):

@@ -1,4 +1,4 @@
-"""A restored database is served by nobody else, forgets what came after the backup, and gives no token out twice."""
+"""A restored database has one owner, forgets everything after the backup, and issues no token twice."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ async def restore_backup(harness: ServerHarness, backup: Path, path: Path) -> Re
     return restored
 
 
-async def test_everything_is_as_it_was_but_that_all_leases_are_over(
+async def test_a_restore_keeps_everything_but_ends_all_leases(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path
 ) -> None:
     await activity_client.schedule("forgotten")
-    await activity_client.beat("newcomer")
+    await activity_client.beat("new worker")
     restored = await restore_backup(harness, backup, path)
     assert restored[:2] == (1, 1)
     worker = await harness.describe("stays")
@@ -81,7 +81,7 @@ async def test_everything_is_as_it_was_but_that_all_leases_are_over(
     assert kept.activity.workflow_id == "workflow-kept"
 
 
-async def test_a_worker_that_still_runs_comes_back_and_is_told_what_it_lost(
+async def test_a_running_worker_is_resurrected_after_a_restore_and_told_its_lost_activities(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path
 ) -> None:
     await activity_client.beat("stays")
@@ -92,7 +92,7 @@ async def test_a_worker_that_still_runs_comes_back_and_is_told_what_it_lost(
     assert [lost.workflow_id for lost in result.cancel_activities] == ["workflow-kept"]
 
 
-async def test_deaths_are_counted_as_of_the_backup_and_leases_that_restoring_ends_are_none(
+async def test_a_restore_keeps_the_death_counts_of_the_backup(
     harness: ServerHarness, activity_client: ActivityClient, path: Path, tmp_path: Path
 ) -> None:
     await harness.beat("lost", lease_ms=10_000)
@@ -107,16 +107,16 @@ async def test_deaths_are_counted_as_of_the_backup_and_leases_that_restoring_end
     assert await harness.server.store.verdicts() == before
 
 
-async def test_data_refuses_whoever_was_handed_the_work_after_the_backup(
+async def test_a_fencing_guard_refuses_a_holder_from_after_the_backup(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path
 ) -> None:
-    """Without a floor both would hold attempt 1 in lease 1, and the guard could not tell them apart."""
-    await activity_client.beat("zombie")
-    before = await activity_client.take("zombie")
+    """Without a token floor both would hold attempt 1 in lease 1, and the guard could not distinguish them."""
+    await activity_client.beat("former")
+    before = await activity_client.take("former")
     assert token(before) == (1, 1)
     await restore_backup(harness, backup, path)
-    await activity_client.beat("heir")
-    after = await activity_client.take("heir")
+    await activity_client.beat("successor")
+    after = await activity_client.take("successor")
     assert after.id == before.id
     guard, engine = FencingGuard(), create_engine("sqlite://")
     guard.create(engine)
@@ -126,43 +126,43 @@ async def test_data_refuses_whoever_was_handed_the_work_after_the_backup(
         with pytest.raises(StaleToken), guard.writing(connection, "photo", token(before)):
             pass
     engine.dispose()
-    assert (await refusal(activity_client.complete(before, "zombie"))).reason == "FENCED_OFF"
+    assert (await refusal(activity_client.complete(before, "former"))).reason == "FENCED_OFF"
 
 
 @pytest.mark.parametrize("way", ["scheduled anew", "claimed anew", "lost by a worker of the backup"])
-async def test_no_way_to_an_attempt_leads_below_the_floor(
+async def test_every_attempt_after_a_restore_is_at_or_above_the_token_floor(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path, way: str
 ) -> None:
     restored = await restore_backup(harness, backup, path)
-    await activity_client.beat("heir")
+    await activity_client.beat("successor")
     if way == "scheduled anew":
         await activity_client.schedule("anew")
     elif way == "claimed anew":
-        task = await activity_client.claim("anew", "heir", task_queue=QUEUE)
+        task = await activity_client.claim("anew", "successor", task_queue=QUEUE)
         assert token(task) == (restored.token_floor, restored.token_floor)
         return
     else:
         await harness.advance(1_000)
-    tasks = await activity_client.poll("heir", max_activities=10)
+    tasks = await activity_client.poll("successor", max_activities=10)
     assert tasks
     assert all(min(token(task)) >= restored.token_floor for task in tasks)
 
 
-async def test_the_same_backup_restored_twice_gives_no_token_twice(
+async def test_restoring_the_same_backup_twice_issues_no_token_twice(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path
 ) -> None:
     given = []
     for passed_ms in (0, 60_000):
         await harness.stop()
-        path.unlink()  # as on a disk that is lost: nothing but the backup and the clock can tell
+        path.unlink()  # as after the loss of the disk: only the backup and the clock are left
         harness.clock.jump_wall(passed_ms)
         await restore_backup(harness, backup, path)
-        await activity_client.beat("heir")
-        given.append(token(await activity_client.take("heir")))
+        await activity_client.beat("successor")
+        given.append(token(await activity_client.take("successor")))
     assert given[1].attempt - given[0].attempt == given[1].lease_epoch - given[0].lease_epoch == 60
 
 
-async def test_a_clock_that_went_back_is_outvoted_by_the_database_that_is_replaced(
+async def test_the_replaced_database_raises_the_token_floor_when_the_clock_went_back(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path
 ) -> None:
     first = await restore_backup(harness, backup, path)
@@ -171,7 +171,7 @@ async def test_a_clock_that_went_back_is_outvoted_by_the_database_that_is_replac
     assert second.token_floor == first.token_floor + TOKENS_SINCE_BACKUP_MAX
 
 
-def test_floors_rise_with_what_is_known_and_with_time_and_leave_room_for_attempts() -> None:
+def test_the_token_floor_rises_with_known_tokens_and_time_and_is_bounded() -> None:
     assert next_timeline(5, 0).token_floor == 5 + TOKENS_SINCE_BACKUP_MAX
     assert next_timeline(5, 1_800_000_000_000).token_floor == 1_800_000_000 - 1_577_836_800
     assert (
@@ -182,7 +182,7 @@ def test_floors_rise_with_what_is_known_and_with_time_and_leave_room_for_attempt
     assert next_timeline(5, 0).id != next_timeline(5, 0).id
 
 
-async def test_a_watcher_from_before_is_refused_even_when_the_log_has_grown_past_its_place(
+async def test_resume_tokens_from_before_a_restore_are_refused(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path
 ) -> None:
     watcher = await Watcher(harness).open()
@@ -199,7 +199,7 @@ async def test_a_watcher_from_before_is_refused_even_when_the_log_has_grown_past
     await Watcher(harness).open(resume_token=new)
 
 
-async def test_the_replaced_database_lends_its_rights_and_leaves_no_wal(
+async def test_a_restore_keeps_the_file_permissions_and_removes_the_old_wal(
     harness: ServerHarness, backup: Path, path: Path
 ) -> None:
     await harness.stop()
@@ -212,7 +212,7 @@ async def test_the_replaced_database_lends_its_rights_and_leaves_no_wal(
     await harness.start()
 
 
-async def test_a_database_is_not_replaced_without_being_asked_nor_while_it_is_served(
+async def test_a_restore_needs_force_and_a_stopped_server(
     harness: ServerHarness, backup: Path, path: Path
 ) -> None:
     with pytest.raises(StoreInUse):
@@ -227,9 +227,7 @@ async def test_a_database_is_not_replaced_without_being_asked_nor_while_it_is_se
     assert files(path.parent) == before
 
 
-async def test_a_backup_that_is_not_whole_replaces_nothing(
-    harness: ServerHarness, backup: Path, path: Path
-) -> None:
+async def test_an_invalid_backup_replaces_nothing(harness: ServerHarness, backup: Path, path: Path) -> None:
     await harness.stop()
     before = files(path.parent)
     with closing(sqlite3.connect(backup)) as connection:
@@ -242,7 +240,7 @@ async def test_a_backup_that_is_not_whole_replaces_nothing(
 
 
 class Killed(BaseException):
-    """Nothing that follows is done, as after `kill -9`."""
+    """Stops all further work, as `kill -9` does."""
 
 
 STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -266,7 +264,7 @@ class _KillingString(str):
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_an_interrupted_restore_leaves_the_old_database_or_a_server_that_says_what_to_do(
+async def test_an_interrupted_restore_keeps_the_old_database_or_refuses_to_start(
     harness: ServerHarness, activity_client: ActivityClient, backup: Path, path: Path, step: str
 ) -> None:
     await activity_client.schedule("after the backup")
@@ -282,12 +280,12 @@ async def test_an_interrupted_restore_leaves_the_old_database_or_a_server_that_s
     else:
         with pytest.raises(RestoreInterrupted, match="run `liveness restore` again"):
             await harness.start()
-    # Said again, it does it all.
+    # Repeating the restore completes it.
     await restore_backup(harness, backup, path)
     assert await activity_client.state("photo") == AVAILABLE
 
 
-async def test_a_postgresql_that_was_put_back_by_its_own_means_begins_a_new_history_too(
+async def test_a_restored_postgresql_database_starts_a_new_history(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
     harness = await ServerHarness(postgres.url(postgres_database)).start()
@@ -303,10 +301,10 @@ async def test_a_postgresql_that_was_put_back_by_its_own_means_begins_a_new_hist
     await harness.stop()
 
 
-async def test_a_backup_of_an_older_version_is_brought_up_to_date(
+async def test_a_backup_of_an_older_version_is_migrated(
     backup: Path, path: Path, harness: ServerHarness
 ) -> None:
-    """What a restored database lacks, its first start would add: restoring does it before it is in place."""
+    """The restore migrates the database before it is in place, instead of its first start."""
     await harness.stop()
     shutil.copyfile(backup, backup.with_name("older.db"))
     with closing(sqlite3.connect(backup.with_name("older.db"))) as connection:

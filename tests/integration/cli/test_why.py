@@ -1,4 +1,4 @@
-"""`liveness workers why`, on a server whose clock the test moves."""
+"""`liveness workers why`, on a server with a manual clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE_S = 30
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[LocalServer]:
-    """Its clock begins at 15:06:40 on 2025-06-15."""
+    """A local server whose clock starts at 15:06:40 on 2025-06-15."""
     with LocalServer(tmp_path) as server:
         yield server
 
@@ -32,7 +32,7 @@ def beat(shell: Shell, key: str = "worker-7", **fields: Any) -> None:
 
 
 def die(server: LocalServer, shell: Shell) -> None:
-    """Two heartbeats five seconds apart, and a lease of silence; two others of the host die with it."""
+    """Send two heartbeats five seconds apart and let the lease expire; two other workers of the host die too."""
     held = [activity("charge"), activity("ship")]
     beat(shell, sequence=1, host_name="db-3", build_id="b7", task_queue="queue", bound_activities=held)
     server.advance(5)
@@ -42,7 +42,7 @@ def die(server: LocalServer, shell: Shell) -> None:
     server.advance(LEASE_S)
 
 
-def test_the_first_line_says_it_all(local: LocalServer, shell: Shell) -> None:
+def test_the_first_line_summarises_the_death(local: LocalServer, shell: Shell) -> None:
     die(local, shell)
     assert shell.ok("workers", "why", "worker-7").splitlines()[0] == (
         "worker-7 fell silent at 15:06:45.000Z: no heartbeat for 30.0 s of a 30s lease; "
@@ -57,7 +57,9 @@ def test_the_first_line_says_it_all(local: LocalServer, shell: Shell) -> None:
     )
 
 
-def test_the_page_shows_heartbeats_company_and_where_the_work_went(local: LocalServer, shell: Shell) -> None:
+def test_the_output_shows_heartbeats_concurrent_deaths_and_activities(
+    local: LocalServer, shell: Shell
+) -> None:
     die(local, shell)
     out = shell.ok("workers", "why", "worker-7")
     fields = {line.rpartition("  ")[0].strip(): line for line in out.splitlines()}
@@ -76,22 +78,22 @@ def test_the_page_shows_heartbeats_company_and_where_the_work_went(local: LocalS
     ]
 
 
-def test_a_server_that_stood_still_is_shown(local: LocalServer, shell: Shell) -> None:
+def test_the_output_shows_a_stall_of_the_server(local: LocalServer, shell: Shell) -> None:
     beat(shell)
     node = local.server.node
 
-    async def stand_still() -> None:
+    async def cause_stall() -> None:
         local.server._clock.move(60_000)  # type: ignore[attr-defined]
         node.tick()
 
-    local._run_on_loop(stand_still())
+    local._run_on_loop(cause_stall())
     local.advance(LEASE_S)
     out = shell.ok("workers", "why", "worker-7")
     [stall] = [line for line in out.splitlines() if "stood still" in line]
     assert stall.split()[:4] == ["2025-06-15", "15:06:40.000Z", "60.0", "s"]
 
 
-def test_an_epoch_chooses_among_several_deaths(local: LocalServer, shell: Shell) -> None:
+def test_the_epoch_option_selects_one_of_several_deaths(local: LocalServer, shell: Shell) -> None:
     die(local, shell)
     beat(shell, sequence=3)
     local.advance(LEASE_S)
@@ -110,16 +112,16 @@ def test_json_has_every_field(local: LocalServer, shell: Shell) -> None:
     assert (death["stalls"], death["activity_count"], death["verdict"]) == ([], 2, "VERDICT_STANDS")
 
 
-def test_who_has_not_died_is_one_sentence(shell: Shell) -> None:
-    nobody = "There is no worker worker-7 in namespace default (WORKER_NOT_FOUND)."
-    assert shell.sentence("workers", "why", "worker-7") == nobody
+def test_a_worker_without_a_death_gives_one_sentence(shell: Shell) -> None:
+    not_found = "There is no worker worker-7 in namespace default (WORKER_NOT_FOUND)."
+    assert shell.sentence("workers", "why", "worker-7") == not_found
     beat(shell)
     assert shell.sentence("workers", "why", "worker-7") == (
         "Worker worker-7 has not died, as far as its history is kept; it is ACTIVE (DEATH_NOT_FOUND)."
     )
 
 
-def test_a_death_without_a_certificate_is_told_as_well(local: LocalServer, shell: Shell) -> None:
+def test_a_death_without_a_certificate_is_shown(local: LocalServer, shell: Shell) -> None:
     beat(shell)
     local.expire("worker-7")
     first = shell.ok("workers", "why", "worker-7").splitlines()[0]
@@ -127,7 +129,7 @@ def test_a_death_without_a_certificate_is_told_as_well(local: LocalServer, shell
     assert first.endswith("; verdict: stands")
 
 
-def test_hostile_texts_are_shown_not_obeyed(local: LocalServer, shell: Shell) -> None:
+def test_markup_in_client_text_is_shown_literally(local: LocalServer, shell: Shell) -> None:
     beat(shell, "[red]w[/red]", host_name="[blink]:smile:")
     local.advance(LEASE_S)
     out = shell.ok("workers", "why", "[red]w[/red]")

@@ -1,4 +1,4 @@
-"""A death among many, where the many lived on several nodes."""
+"""Concurrent deaths of workers on several nodes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ async def certificate(harness: ServerHarness, worker: str) -> DeathCertificate:
 
 @pytest.fixture
 async def nodes(harnesses: list[ServerHarness]) -> list[ServerHarness]:
-    """Two of them, whose workers died at once; each knows only its own."""
+    """Two nodes whose workers died at once; each node knows only its own deaths."""
     first, second, _ = harnesses
     await first.start(takeover_grace_ms=0)
     await second.start(takeover_grace_ms=0)
     await settled(first, second)
-    await first.configure(storm_hold_ms=0)  # one may hear of the other's and hold its own
+    await first.configure(
+        storm_hold_ms=0
+    )  # otherwise one node may learn of the other's deaths and hold its own expiries
     for index, worker in enumerate(WORKERS):
         host = f"db-{index % 2}"
         await first.beat(worker, session_id="s", sequence=1, lease_ms=LEASE_MS, host_name=host, build_id="b7")
@@ -49,7 +51,7 @@ def workers_of(harness: ServerHarness) -> list[str]:
     return [w for w in WORKERS if harness.server.node.serves(shard_of(NAMESPACE, w, SHARDS))]
 
 
-async def test_company_is_counted_over_all_nodes_whichever_is_asked(nodes: list[ServerHarness]) -> None:
+async def test_every_node_counts_concurrent_deaths_over_all_nodes(nodes: list[ServerHarness]) -> None:
     assert all(0 < deaths_at(harness) < len(WORKERS) for harness in nodes)
     assert sum(map(deaths_at, nodes)) == len(WORKERS)
     for harness in nodes:
@@ -58,7 +60,7 @@ async def test_company_is_counted_over_all_nodes_whichever_is_asked(nodes: list[
             assert (company.same_host, company.same_build, company.same_namespace) == (11, 23, 23)
 
 
-async def test_a_node_that_does_not_answer_is_left_out(nodes: list[ServerHarness]) -> None:
+async def test_deaths_of_an_unreachable_node_are_left_out(nodes: list[ServerHarness]) -> None:
     first, second = nodes
     mine = workers_of(first)[0]
     await second.server._grpc.stop(None)
@@ -66,8 +68,8 @@ async def test_a_node_that_does_not_answer_is_left_out(nodes: list[ServerHarness
     assert company.same_namespace == deaths_at(first) - 1
 
 
-async def test_a_death_is_told_by_whoever_serves_the_shard_now(nodes: list[ServerHarness]) -> None:
-    """What was recorded with the death outlives the node that knew it."""
+async def test_the_current_owner_of_the_shard_serves_the_certificate(nodes: list[ServerHarness]) -> None:
+    """The evidence recorded with the death survives the node that collected it."""
     first, second = nodes
     known = deaths_at(first)
     moved = workers_of(first)

@@ -1,4 +1,4 @@
-"""GetFleet of two nodes on one PostgreSQL: each answers for its shards, and whoever was asked adds up."""
+"""GetFleet of two nodes on one PostgreSQL: each node reports its shards, and the called node sums them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def pair(
     await first.start(takeover_grace_ms=0)
     await second.start(takeover_grace_ms=0)
     await settled(first, second)
-    while not (owned(first) and owned(second)):  # where shards belong depends on the ports
+    while not (owned(first) and owned(second)):  # the placement of shards depends on the ports
         await second.restart()
         await settled(first, second)
     yield first, second
@@ -45,7 +45,7 @@ async def fleet(harness: ServerHarness, **fields: Any) -> fleet_pb2.GetFleetResp
 
 
 def workers_of(harness: ServerHarness, count: int) -> list[str]:
-    """Names of workers that live there."""
+    """Return names of workers whose shards the node owns."""
     names = (f"w{number}" for number in range(10_000))
     mine = (name for name in names if shard_of(NAMESPACE, name, SHARDS) in owned(harness))
     return list(islice(mine, count))
@@ -85,21 +85,21 @@ async def test_both_nodes_give_the_same_answer_about_all_workers(
     assert alone.samples[0].heartbeats == 1
 
 
-async def test_latencies_of_both_are_added_up_by_bucket(pair: tuple[ServerHarness, ServerHarness]) -> None:
+async def test_latencies_of_both_nodes_are_added_by_bucket(pair: tuple[ServerHarness, ServerHarness]) -> None:
     first, second = pair
     for harness, seconds, calls in ((first, 0.004, 60), (second, 0.004, 39), (second, 2.0, 1)):
         for _ in range(calls):
             harness.server.telemetry.record_heartbeats(NAMESPACE, 1, seconds)
     await pass_time(first, second, ms=2_000)
     sample = (await fleet(first)).samples[-1]
-    assert 3 <= sample.latency_p50_ms <= sample.latency_p99_ms <= 5, "one of a hundred was slow"
+    assert 3 <= sample.latency_p50_ms <= sample.latency_p99_ms <= 5, "one of a hundred calls was slow"
     for _ in range(2):
         second.server.telemetry.record_heartbeats(NAMESPACE, 1, 2.0)
     second.server.telemetry.take_sample()
-    assert (await fleet(first)).samples[-1].latency_p99_ms > 1_000, "now three of them"
+    assert (await fleet(first)).samples[-1].latency_p99_ms > 1_000, "three calls were slow"
 
 
-async def test_a_moment_of_which_one_node_has_no_sample_yet_is_not_shown(
+async def test_a_sample_is_shown_only_when_both_nodes_have_it(
     pair: tuple[ServerHarness, ServerHarness],
 ) -> None:
     first, second = pair
@@ -112,14 +112,16 @@ async def test_a_moment_of_which_one_node_has_no_sample_yet_is_not_shown(
     assert [sample.active for sample in (await fleet(first)).samples] == [20, 20]
     await pass_time(first, ms=12_000)
     assert [sample.active for sample in (await fleet(first)).samples][-1] == 10, (
-        "who is long behind is not waited for"
+        "a node that is far behind is not waited for"
     )
 
 
 async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[ServerHarness, ServerHarness]) -> None:
     first, second = pair
     names = workers_of(first, 12) + workers_of(second, 12)
-    await first.configure(storm_hold_ms=0)  # one may hear of the other's and hold its own
+    await first.configure(
+        storm_hold_ms=0
+    )  # otherwise one node may learn of the other's deaths and hold its own expiries
     await first.batch(*(heartbeat(name, lease_ms=1_000) for name in names))
     await pass_time(first, second, ms=2_000)
     for each in pair:
@@ -128,7 +130,7 @@ async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[ServerHarness, S
         assert (alert.kind, alert.namespace, alert.count) == (fleet_pb2.ALERT_KIND_STORM, NAMESPACE, 24)
 
 
-async def test_shards_of_a_node_that_does_not_answer_count_as_served_by_nobody(
+async def test_shards_of_an_unreachable_node_count_as_unserved(
     pair: tuple[ServerHarness, ServerHarness],
 ) -> None:
     first, second = pair
@@ -141,7 +143,9 @@ async def test_shards_of_a_node_that_does_not_answer_count_as_served_by_nobody(
     ]
 
 
-async def test_a_shard_that_moves_takes_its_workers_along(pair: tuple[ServerHarness, ServerHarness]) -> None:
+async def test_the_workers_of_a_moved_shard_are_counted_on_its_new_node(
+    pair: tuple[ServerHarness, ServerHarness],
+) -> None:
     first, second = pair
     await first.batch(*(heartbeat(f"w{number}", lease_ms=60_000) for number in range(40)))
     await second.stop()

@@ -1,4 +1,4 @@
-"""How often a node looks at the registry."""
+"""The interval at which a node reads the registry."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ async def heartbeat_count_of(server: Server) -> int:
     return row.beat
 
 
-async def test_trouble_without_end_does_not_make_a_node_look_without_a_pause(tmp_path: Path) -> None:
-    """Each call that fails at a dead node asks for a look, which costs the database a transaction."""
+async def test_continuous_failures_do_not_make_a_node_read_the_registry_continuously(tmp_path: Path) -> None:
+    """Each failed call to a dead node requests a read, which costs the database a transaction."""
     clock = SystemClock()
     async with Server(Settings(db=f"sqlite:///{tmp_path}/liveness.db", listen="127.0.0.1:0")) as server:
         began_ms, before = clock.monotonic_ms(), await heartbeat_count_of(server)
@@ -27,7 +27,7 @@ async def test_trouble_without_end_does_not_make_a_node_look_without_a_pause(tmp
         assert passed_ms >= 4 * REFRESH_GAP_MS_MIN
 
 
-async def test_news_are_looked_at_long_before_the_next_look_is_due(tmp_path: Path) -> None:
+async def test_a_requested_refresh_happens_long_before_the_next_regular_one(tmp_path: Path) -> None:
     settings = Settings(db=f"sqlite:///{tmp_path}/liveness.db", listen="127.0.0.1:0", node_lease_ms=600_000)
     async with asyncio.timeout(30), Server(settings) as server:
         before = await heartbeat_count_of(server)

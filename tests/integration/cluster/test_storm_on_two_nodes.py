@@ -1,4 +1,4 @@
-"""The storm brake on two nodes: each judges by what it knows, and they tell each other."""
+"""The expiry throttle on two nodes: each decides on its own knowledge, and they exchange their death counts."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ def held(harness: ServerHarness) -> int:
     return harness.server.node.throttle.held_counts()[NAMESPACE]
 
 
-def dead(harness: ServerHarness) -> int:
+def recent_deaths(harness: ServerHarness) -> int:
     return harness.server.node.recent_deaths.count_last_minute(NAMESPACE)
 
 
-async def join(first: ServerHarness, second: ServerHarness, each: int) -> None:
+async def register_all(first: ServerHarness, second: ServerHarness, each: int) -> None:
     names = workers_of(first, each) + workers_of(second, each)
     await first.batch(*(heartbeat(name, lease_ms=LEASE_MS) for name in names))
 
 
-async def test_few_here_and_few_there_are_a_storm_for_who_has_heard_of_the_others(
+async def test_deaths_reported_by_another_node_count_towards_a_storm(
     pair: tuple[ServerHarness, ServerHarness],
 ) -> None:
     first, second = pair
-    await join(first, second, 12)
+    await register_all(first, second, 12)
     await pass_time(first, ms=LEASE_MS)
-    assert (dead(first), held(first)) == (12, 0), "for all it knew, they were few"
+    assert (recent_deaths(first), held(first)) == (12, 0), "the first node knew of too few deaths"
     death_rate = second.server.node.throttle.death_rate
     async with asyncio.timeout(10):
         while death_rate.on_other_nodes(NAMESPACE).dead < 12:
             await asyncio.sleep(0)
     await pass_time(second, ms=LEASE_MS)
-    assert (dead(second), held(second)) == (0, 12)
+    assert (recent_deaths(second), held(second)) == (0, 12)
 
 
-async def test_a_storm_over_both_nodes_is_told_and_released_as_one(
+async def test_a_storm_over_both_nodes_is_reported_and_released_as_one(
     pair: tuple[ServerHarness, ServerHarness],
 ) -> None:
     first, second = pair
-    await join(first, second, 24)
+    await register_all(first, second, 24)
     await pass_time(first, second, ms=LEASE_MS)
     assert (held(first), held(second)) == (24, 24)
     [alert] = (await fleet(second)).alerts
@@ -53,4 +53,4 @@ async def test_a_storm_over_both_nodes_is_told_and_released_as_one(
     request = admin_pb2.ReleaseStormRequest(namespace=NAMESPACE)
     assert (await first.admin.ReleaseStorm(request)).released == 48
     await pass_time(first, second, ms=250)
-    assert (dead(first), dead(second)) == (24, 24)
+    assert (recent_deaths(first), recent_deaths(second)) == (24, 24)

@@ -1,4 +1,4 @@
-"""Two nodes on one PostgreSQL, in one process, on clocks that the test moves."""
+"""Two nodes on one PostgreSQL, in one process, on manual clocks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def harnesses(postgres: PostgresServer, postgres_database: str) -> AsyncIt
 
 
 async def settled(*harnesses: ServerHarness) -> None:
-    """Let everybody look until each shard is where it belongs."""
+    """Refresh all memberships until each shard is served by its node."""
     for _ in range(20):
         for harness in harnesses:
             await harness.server.membership.refresh()
@@ -40,7 +40,7 @@ async def settled(*harnesses: ServerHarness) -> None:
             harness.server.membership.is_fully_serving for harness in harnesses
         ):
             return
-    raise AssertionError("shards do not come to rest")
+    raise AssertionError("the placement of shards does not settle")
 
 
 def owned(harness: ServerHarness) -> set[int]:
@@ -51,7 +51,7 @@ def addresses(*harnesses: ServerHarness) -> list[str]:
     return [harness.server.membership._own_row.address for harness in harnesses]
 
 
-async def test_shards_are_divided_by_where_they_belong_and_all_calls_are_served_by_any_node(
+async def test_shards_are_divided_by_placement_and_any_node_serves_any_call(
     harnesses: list[ServerHarness],
 ) -> None:
     first, second, _ = harnesses
@@ -79,7 +79,7 @@ async def test_shards_are_divided_by_where_they_belong_and_all_calls_are_served_
         assert [node.answering for node in nodes].count(True) == 1
 
 
-async def test_a_living_owner_is_not_robbed_and_a_silent_one_is(harnesses: list[ServerHarness]) -> None:
+async def test_only_the_shards_of_a_silent_owner_are_taken_over(harnesses: list[ServerHarness]) -> None:
     first, second, _ = harnesses
     await first.start()
     await second.start()
@@ -100,7 +100,7 @@ async def test_a_living_owner_is_not_robbed_and_a_silent_one_is(harnesses: list[
     assert states[first.server.node.owner] == admin_pb2.NODE_STATE_LOST
 
 
-async def test_who_stood_still_in_the_middle_of_a_transaction_keeps_nobody_from_its_shards(
+async def test_a_node_paused_within_a_transaction_does_not_block_the_take_over(
     harnesses: list[ServerHarness],
 ) -> None:
     first, second, _ = harnesses
@@ -120,7 +120,7 @@ async def test_who_stood_still_in_the_middle_of_a_transaction_keeps_nobody_from_
         await connection.invalidate()
 
 
-async def test_whoever_was_robbed_can_commit_nothing_and_gets_its_shards_back_in_peace(
+async def test_an_owner_that_lost_its_shards_commits_nothing_and_gets_them_back_later(
     harnesses: list[ServerHarness],
 ) -> None:
     first, second, _ = harnesses
@@ -134,17 +134,17 @@ async def test_whoever_was_robbed_can_commit_nothing_and_gets_its_shards_back_in
         second.clock.move(500)
         await second.server.membership.refresh()
     await second.server.membership.wait_for_rebalancing()
-    assert owned(first), "it takes itself for their owner still"
+    assert owned(first), "it still believes that it owns them"
     for shard in first.server.node.shards():
         first.server.node.committer.mark_dirty(shard)
     await first.server.node.barrier().wait()
-    assert not owned(first), "a commit tells"
+    assert not owned(first), "the commit reveals the loss"
     await settled(first, second)
     for key in keys:
         assert (await second.beat(key)).outcome == RENEWED
 
 
-async def test_an_observer_that_stood_still_takes_nobody_for_lost(harnesses: list[ServerHarness]) -> None:
+async def test_a_paused_observer_declares_no_node_lost(harnesses: list[ServerHarness]) -> None:
     first, second, _ = harnesses
     await first.start()
     await second.start()
@@ -157,7 +157,7 @@ async def test_an_observer_that_stood_still_takes_nobody_for_lost(harnesses: lis
     assert owned(second) == before
 
 
-async def test_a_node_that_stops_hands_everything_over(harnesses: list[ServerHarness]) -> None:
+async def test_a_stopping_node_hands_over_all_its_shards(harnesses: list[ServerHarness]) -> None:
     first, second, _ = harnesses
     await first.start()
     await second.start()
@@ -174,7 +174,7 @@ async def test_a_node_that_stops_hands_everything_over(harnesses: list[ServerHar
     assert [node.node_id for node in nodes] == [second.server.node.owner]
 
 
-async def test_shards_taken_without_an_answer_are_read_again_where_they_belong(
+async def test_shards_taken_with_an_unknown_outcome_are_read_again_by_their_node(
     harnesses: list[ServerHarness],
 ) -> None:
     first, second, third = harnesses
@@ -191,12 +191,12 @@ async def test_shards_taken_without_an_answer_are_read_again_where_they_belong(
     await second.server.membership.wait_for_rebalancing()
     view = await store.read_cluster()
     stranded = {head.shard_id for head in view.shards if head.owner == second.server.node.owner} - before
-    assert stranded, "taken, by what the database says"
-    assert owned(second) == before, "and not known here"
+    assert stranded, "taken, according to the database"
+    assert owned(second) == before, "but unknown to this node"
     store.lost_take_overs = 0
     await third.start()
     while not any(choose_node(id, addresses(second, third)) == addresses(third)[0] for id in stranded):
-        await third.restart()  # at another port, at which some of them belong to it
+        await third.restart()  # on another port, so that some of the shards are placed on it
     await settled(second, third)
     assert owned(second) | owned(third) == before | lost
     for number in range(20):
@@ -204,7 +204,7 @@ async def test_shards_taken_without_an_answer_are_read_again_where_they_belong(
         assert (await third.beat(f"w{number}")).outcome == RENEWED
 
 
-async def test_a_quota_holds_over_all_nodes(harnesses: list[ServerHarness]) -> None:
+async def test_a_worker_quota_holds_over_all_nodes(harnesses: list[ServerHarness]) -> None:
     for harness in harnesses:
         await harness.start()
     await settled(*harnesses)

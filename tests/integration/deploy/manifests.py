@@ -1,4 +1,4 @@
-"""The examples in deploy/, read as what they are for."""
+"""The parsed deployment examples in deploy/."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def of_kind(*kinds: str) -> list[dict[str, Any]]:
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    """By the name of what makes them."""
+    """Return the pod templates by the name of their controller."""
     return {
         found["metadata"]["name"]: found["spec"]["template"] for found in of_kind("StatefulSet", "Deployment")
     }
@@ -43,15 +43,15 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def unit(path: Path) -> RawConfigParser:
-    # systemd allows a key to come twice; ours never do, and then it would be a mistake.
+    # systemd allows repeated keys; in our files they would be a mistake.
     parser = RawConfigParser(strict=True, delimiters=("=",), comment_prefixes=("#",))
-    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names are as they are written
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keep the case of names
     parser.read_string(path.read_text(encoding="utf-8"))
     return parser
 
 
 def commands() -> dict[str, list[str]]:
-    """What is run, by where it is said: the arguments of `liveness`."""
+    """Return the arguments of `liveness` by the file that contains them."""
     found = {}
     for path in UNITS:
         program, *arguments = shlex.split(unit(path)["Service"]["ExecStart"])
@@ -64,7 +64,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def variables() -> dict[str, dict[str, str]]:
-    """Those of ours that are set, by where. A value that comes from elsewhere is empty."""
+    """Return our variables by file. A value that comes from another source is empty."""
     found: dict[str, dict[str, str]] = {
         name: {each["name"]: each.get("value", "") for each in container(pod)["env"]}
         for name, pod in pods().items()

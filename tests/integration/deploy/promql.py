@@ -1,4 +1,4 @@
-"""As much of PromQL as is needed to know what an expression speaks of: metrics, matchers, labels it groups by."""
+"""A partial PromQL parser: metrics, matchers and grouping labels of an expression."""
 
 from __future__ import annotations
 

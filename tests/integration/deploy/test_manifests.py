@@ -1,4 +1,4 @@
-"""The deployment examples say what is true of this version: commands, flags, settings, ports, probes, time-outs."""
+"""The deployment examples match this version: commands, flags, settings, ports, probes and time-outs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.integration.deploy.manifests import (
 )
 
 READINESS = "liveness.readiness"
-YET_TO_COME = {"advertise", "node_lease_ms"}
-"""Settings of many nodes, which the manifests use already."""
+FUTURE_SETTINGS = {"advertise", "node_lease_ms"}
+"""Multi-node settings that the manifests already use."""
 SETTINGS = Settings()
 
 
@@ -40,11 +40,11 @@ def need(command: str) -> None:
         pytest.skip(f"this version has no `liveness {command}` yet")
 
 
-# -- what is run
+# -- commands
 
 
 @pytest.mark.parametrize("where", commands())
-def test_a_command_is_understood_with_all_its_flags(where: str) -> None:
+def test_every_command_parses_with_its_flags(where: str) -> None:
     name, *arguments = commands()[where]
     need(name)
     context = click.Context(main)
@@ -55,21 +55,21 @@ def test_a_command_is_understood_with_all_its_flags(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", variables())
-def test_each_variable_is_a_setting_and_has_a_value_that_it_may_have(where: str) -> None:
-    assert variables()[where], "there are some"
+def test_each_variable_is_a_setting_with_a_valid_value(where: str) -> None:
+    assert variables()[where], "at least one variable is set"
     for name, value in variables()[where].items():
         settings = {variable_name(setting): setting for setting in SETTING_TYPES}
-        if name not in settings and name.removeprefix("LIVENESS_").lower() in YET_TO_COME:
+        if name not in settings and name.removeprefix("LIVENESS_").lower() in FUTURE_SETTINGS:
             continue
         assert name in settings
-        # Kubernetes puts names of its own in here.
+        # Kubernetes substitutes names here.
         shown = re.sub(r"\$\((\w+)\)", "name", value)
         if shown:
             load_settings({}, {name: shown})
 
 
-def test_flags_of_servers_are_those_of_serve() -> None:
-    """`make_context` above would let an argument pass that belongs to another command."""
+def test_only_known_commands_are_used() -> None:
+    """`make_context` above would accept an argument of another command."""
     assert {arguments[0] for arguments in commands().values()} == {"serve", "frontend", "backup"}
 
 
@@ -77,11 +77,11 @@ def test_flags_of_servers_are_those_of_serve() -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_every_unit(path: Path, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("there is no systemd-analyze here")
-    # It looks for the program, too.
+    # It also checks that the program exists.
     here = Path(sys.executable).with_name("liveness")
     copy = tmp_path / path.name
     copy.write_text(path.read_text(encoding="utf-8").replace("/opt/liveness/bin/liveness", str(here)))
@@ -93,17 +93,17 @@ def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_unit_gives_the_server_time_to_end_and_always_starts_it_again() -> None:
+def test_the_unit_gives_the_server_time_to_stop_and_always_restarts_it() -> None:
     service = unit(DEPLOY / "systemd" / "liveness.service")["Service"]
     assert service["KillSignal"] == "SIGTERM"
     assert service["Restart"] == "always"
     assert int(service["TimeoutStopSec"]) >= 2 * SETTINGS.shutdown_timeout_s
-    assert service["Type"] != "notify", "nobody would notify"
-    assert f"/var/lib/{service['StateDirectory']}/" in service["ExecStart"], "all else is read-only to it"
+    assert service["Type"] != "notify", "the server sends no notification"
+    assert f"/var/lib/{service['StateDirectory']}/" in service["ExecStart"], "all other folders are read-only"
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_is_not_root_and_may_write_to_its_own_folders_only(path: Path) -> None:
+def test_a_unit_is_not_root_and_writes_only_to_its_own_folders(path: Path) -> None:
     service = unit(path)["Service"]
     assert service["User"] == "liveness"
     assert service["ProtectSystem"] == "strict"
@@ -119,17 +119,17 @@ def test_the_timer_starts_the_backup() -> None:
 # -- the image
 
 
-def test_the_image_is_made_in_two_stages_from_plain_names_and_is_not_root() -> None:
+def test_the_image_is_built_in_two_stages_and_does_not_run_as_root() -> None:
     stages = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
     assert len(stages) == 2
-    assert all("/" not in stage for stage in stages), "no host of a registry"
+    assert all("/" not in stage for stage in stages), "base images name no registry"
     user = re.findall(r"^USER (\d+):(\d+)$", CONTAINERFILE, re.MULTILINE)
     assert user == [("10001", "10001")]
     for pod in pods().values():
         assert pod["spec"]["securityContext"]["runAsUser"] == 10_001
 
 
-def test_the_image_gets_all_that_the_distribution_consists_of() -> None:
+def test_the_image_copies_all_parts_of_the_distribution() -> None:
     copied = set(re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE))
     names = {name for line in copied for name in line.split()}
     assert names == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "liveness", "tasks"}
@@ -141,13 +141,13 @@ def test_the_image_gets_all_that_the_distribution_consists_of() -> None:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_manifests_are_whole(path: Path) -> None:
+def test_manifests_contain_complete_objects(path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("kind: ") > 0
     for found in objects():
         assert {"apiVersion", "kind", "metadata"} <= set(found)
 
 
-def test_there_is_what_a_cluster_needs() -> None:
+def test_the_manifests_contain_the_objects_of_a_cluster() -> None:
     names = sorted((found["kind"], found["metadata"]["name"]) for found in objects())
     assert names == [
         ("Deployment", "liveness-frontend"),
@@ -169,7 +169,7 @@ def selected(selector: dict[str, str]) -> list[dict[str, Any]]:
     return [pod for pod in pods().values() if matches(selector, pod["metadata"]["labels"])]
 
 
-def test_whatever_selects_pods_selects_those_of_one_kind() -> None:
+def test_every_selector_matches_pods_of_one_kind() -> None:
     for found in of_kind("Service"):
         assert len(selected(found["spec"]["selector"])) == 1, found["metadata"]["name"]
     for found in of_kind("PodDisruptionBudget", "StatefulSet", "Deployment"):
@@ -177,7 +177,7 @@ def test_whatever_selects_pods_selects_those_of_one_kind() -> None:
 
 
 @pytest.mark.parametrize("name", pods())
-def test_ports_are_those_that_are_listened_on(name: str) -> None:
+def test_ports_match_the_listen_addresses(name: str) -> None:
     own = container(pods()[name])
     listen = own["args"][own["args"].index("--listen") + 1]
     port = int(listen.rpartition(":")[2])
@@ -196,26 +196,26 @@ def test_ports_are_those_that_are_listened_on(name: str) -> None:
             assert {each["name"] for each in service["spec"]["ports"]} <= set(ports)
 
 
-def test_prometheus_is_led_to_the_port_where_a_server_shows_its_numbers() -> None:
+def test_prometheus_annotations_name_the_port_of_the_metrics() -> None:
     pod = pods()["liveness"]
     own, annotations = container(pod), pod["metadata"]["annotations"]
     listen = own["args"][own["args"].index("--http") + 1]
-    assert listen.startswith("0.0.0.0:"), "who scrapes comes by the pod's address"
+    assert listen.startswith("0.0.0.0:"), "Prometheus connects to the address of the pod"
     assert own["ports"][1:] == [{"name": "http", "containerPort": int(listen.rpartition(":")[2])}]
     assert annotations["prometheus.io/port"] == listen.rpartition(":")[2]
     assert annotations["prometheus.io/scrape"] == "true"
     assert annotations["prometheus.io/path"] == "/metrics"
 
 
-def test_a_server_is_ready_when_it_holds_its_shards_and_alive_when_it_answers() -> None:
+def test_readiness_checks_the_shards_and_liveness_only_the_answer() -> None:
     own = container(pods()["liveness"])
     assert own["readinessProbe"]["grpc"]["service"] == READINESS
     assert "service" not in own["livenessProbe"]["grpc"]
     assert "service" not in own["startupProbe"]["grpc"]
 
 
-async def test_the_health_service_knows_the_names_that_probes_ask_for(tmp_path: Path) -> None:
-    """A probe for a name that is not known never succeeds."""
+async def test_the_health_service_knows_the_names_of_the_probes(tmp_path: Path) -> None:
+    """A probe for an unknown name never succeeds."""
     import grpc
     from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -239,7 +239,7 @@ async def test_the_health_service_knows_the_names_that_probes_ask_for(tmp_path: 
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_nodes_reach_each_other_under_the_names_that_they_give() -> None:
+def test_nodes_advertise_names_that_resolve() -> None:
     [found] = of_kind("StatefulSet")
     [headless] = [each for each in of_kind("Service") if each["spec"].get("clusterIP") == "None"]
     assert found["spec"]["serviceName"] == headless["metadata"]["name"]
@@ -247,20 +247,22 @@ def test_nodes_reach_each_other_under_the_names_that_they_give() -> None:
     [port] = headless["spec"]["ports"]
     advertised = variables()["liveness"]["LIVENESS_ADVERTISE"]
     assert advertised == f"$(POD_NAME).{headless['metadata']['name']}.$(POD_NAMESPACE).svc:{port['port']}"
-    # A headless service leads to the pods themselves: its port is theirs.
+    # A headless service resolves to the pods, so its port is theirs.
     assert port["port"] == container(pods()["liveness"])["ports"][0]["containerPort"]
     names = [each["name"] for each in container(pods()["liveness"])["env"]]
-    assert names.index("POD_NAME") < names.index("LIVENESS_ADVERTISE"), "only what came before is filled in"
+    assert names.index("POD_NAME") < names.index("LIVENESS_ADVERTISE"), (
+        "only earlier variables are substituted"
+    )
     assert names.index("POD_NAMESPACE") < names.index("LIVENESS_ADVERTISE")
 
 
 @pytest.mark.parametrize("name", pods())
-def test_a_pod_has_time_to_end(name: str) -> None:
+def test_a_pod_has_time_to_stop(name: str) -> None:
     assert pods()[name]["spec"]["terminationGracePeriodSeconds"] >= 2 * SETTINGS.shutdown_timeout_s
 
 
 @pytest.mark.parametrize("name", pods())
-def test_the_database_comes_from_the_secret_and_nothing_secret_is_written_down(name: str) -> None:
+def test_the_database_url_comes_from_the_secret(name: str) -> None:
     [secret] = of_kind("Secret")
     [db] = [each for each in container(pods()[name])["env"] if each["name"] == "LIVENESS_DB"]
     reference = db["valueFrom"]["secretKeyRef"]
@@ -271,7 +273,7 @@ def test_the_database_comes_from_the_secret_and_nothing_secret_is_written_down(n
 
 
 @pytest.mark.parametrize("name", pods())
-def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
+def test_a_container_has_minimal_privileges(name: str) -> None:
     spec, own = pods()[name]["spec"], container(pods()[name])
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
@@ -280,4 +282,4 @@ def test_a_container_can_do_no_more_than_it_must(name: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert "/" not in own["image"], "no host of a registry"
+    assert "/" not in own["image"], "the image names no registry"

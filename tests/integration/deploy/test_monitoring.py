@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard speak of metrics and labels that a live server really has."""
+"""Alert rules and the dashboard use metrics and labels that a live server exports."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ QUERIES = [
     for panel in PANELS
     for target in panel.get("targets", ())
 ]
-OF_PROMETHEUS = {"job", "instance"}
-"""Labels that Prometheus adds to everything that it scrapes."""
+PROMETHEUS_LABELS = {"job", "instance"}
+"""Labels that Prometheus adds to everything it scrapes."""
 
 
 class RefusingSink:
-    """A receiver of reschedules."""
+    """A sink that refuses every reschedule."""
 
     async def deliver(self, key: Any, activity: Any, task: Any) -> None:
         raise RuntimeError("no")
 
 
 @pytest.fixture(scope="module")
-async def shown(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
-    """By a server to which everything happened that is counted by a label."""
+async def exposition(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
+    """The metrics of a server on which every labelled event has happened."""
     folder: Path = tmp_path_factory.mktemp("live")
     harness = await ServerHarness(f"sqlite:///{folder}/liveness.db").start(
         takeover_grace_ms=0, sink=RefusingSink(), task_attempts_max=2
@@ -60,52 +60,52 @@ async def shown(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
     return Exposition(text)
 
 
-def known(shown: Exposition, selector: Selector) -> set[str]:
-    """The labels of its metric."""
-    if selector.metric == "up":  # Prometheus' own
-        return set(OF_PROMETHEUS)
-    labels = shown.labels()
-    assert selector.metric in labels, f"no server shows {selector.metric}"
-    return labels[selector.metric] | OF_PROMETHEUS
+def labels_of(exposition: Exposition, selector: Selector) -> set[str]:
+    """Return the labels of the selector's metric."""
+    if selector.metric == "up":  # a metric of Prometheus itself
+        return set(PROMETHEUS_LABELS)
+    labels = exposition.labels()
+    assert selector.metric in labels, f"no server exports {selector.metric}"
+    return labels[selector.metric] | PROMETHEUS_LABELS
 
 
-def check(expression: Expression, shown: Exposition) -> None:
+def check(expression: Expression, exposition: Exposition) -> None:
     assert expression.selectors
     for selector in expression.selectors:
-        labels = known(shown, selector)
+        labels = labels_of(exposition, selector)
         assert expression.groupings <= labels, selector.metric
         values: dict[str, set[str]] = {}
-        for sample in shown.samples:
+        for sample in exposition.samples:
             if sample.name == selector.metric:
                 for name, value in sample.labels.items():
                     values.setdefault(name, set()).add(value)
         for matcher in selector.matchers:
             assert matcher.label in labels, f"{selector.metric} has no label {matcher.label}"
-            if matcher.label in OF_PROMETHEUS or matcher.value.startswith("$"):
+            if matcher.label in PROMETHEUS_LABELS or matcher.value.startswith("$"):
                 continue
             for value in matcher.value.split("|") if matcher.operator == "=~" else [matcher.value]:
                 assert value in values[matcher.label], f"{selector.metric} never has {matcher.label}={value}"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-async def test_a_rule_speaks_of_metrics_and_labels_that_there_are(
-    rule: dict[str, Any], shown: Exposition
+async def test_alert_rules_use_existing_metrics_and_labels(
+    rule: dict[str, Any], exposition: Exposition
 ) -> None:
-    check(read(rule["expr"]), shown)
+    check(read(rule["expr"]), exposition)
 
 
 @pytest.mark.parametrize("query", QUERIES)
-async def test_a_panel_speaks_of_metrics_and_labels_that_there_are(query: str, shown: Exposition) -> None:
-    check(read(query), shown)
+async def test_dashboard_panels_use_existing_metrics_and_labels(query: str, exposition: Exposition) -> None:
+    check(read(query), exposition)
 
 
-async def test_the_dashboards_variables_speak_of_metrics_and_labels_that_there_are(shown: Exposition) -> None:
+async def test_dashboard_variables_use_existing_metrics_and_labels(exposition: Exposition) -> None:
     variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
     assert variables.keys() == {"datasource", "job", "namespace"}
     for name in ("job", "namespace"):
         [(expression, label)] = re.findall(r"label_values\((.*), (\w+)\)", variables[name]["definition"])
         [selector] = read(expression).selectors
-        assert label in known(shown, selector)
+        assert label in labels_of(exposition, selector)
 
 
 def test_the_dashboard_shows_every_metric() -> None:
@@ -122,8 +122,8 @@ def test_the_dashboard_shows_every_metric() -> None:
         assert names & used or metric.name == "liveness_build_info", metric.name
 
 
-def test_the_dashboard_can_be_imported_anywhere() -> None:
-    """It names no data source of ours, and its panels do not lie on each other."""
+def test_the_dashboard_can_be_imported_into_any_grafana() -> None:
+    """It names no specific data source, and its panels do not overlap."""
     assert DASHBOARD["uid"]
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
     taken: set[tuple[int, int]] = set()
@@ -142,18 +142,18 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_a_rule_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_rule_has_a_severity_and_a_description(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     annotations = rule["annotations"]
     assert annotations["summary"]
     assert len(annotations["description"]) > 60
-    # A summary can only name what the expression leaves.
+    # A summary can only use labels that the expression keeps.
     named = set(re.findall(r"\$labels\.(\w+)", annotations["summary"]))
-    assert named <= read(rule["expr"]).groupings | OF_PROMETHEUS
+    assert named <= read(rule["expr"]).groupings | PROMETHEUS_LABELS
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_commands_that_a_rule_tells_to_run_exist(rule: dict[str, Any]) -> None:
+def test_commands_in_alert_descriptions_exist(rule: dict[str, Any]) -> None:
     for line in re.findall(r"`liveness ([a-z -]+)`", rule["annotations"]["description"]):
         command: click.Command | None = main
         for name in line.split():
@@ -162,21 +162,21 @@ def test_commands_that_a_rule_tells_to_run_exist(rule: dict[str, Any]) -> None:
             assert command is not None, line
 
 
-def test_alerts_that_name_each_other_exist() -> None:
+def test_alerts_named_in_descriptions_exist() -> None:
     names = {rule["alert"] for rule in RULES}
     assert len(names) == len(RULES)
     for rule in RULES:
         assert set(re.findall(r"Liveness[A-Z]\w+", rule["annotations"]["description"])) <= names
 
 
-def test_a_storm_is_the_same_to_prometheus_as_to_the_server() -> None:
+def test_the_storm_alert_uses_the_thresholds_of_the_server() -> None:
     [storm] = [rule for rule in RULES if rule["alert"] == "LivenessStorm"]
     assert f">= {DEFAULT_POLICY.storm_min_workers}" in storm["expr"]
     assert f"> {DEFAULT_POLICY.storm_share:g} * (" in storm["expr"]
     assert "[1m]" in storm["expr"]
 
 
-def test_expressions_are_read_as_they_are_meant() -> None:
+def test_promql_expressions_are_parsed() -> None:
     read_back = read(
         'sum by (job, le) (rate(a_bucket{job=~"$job",x="1,}"}[5m])) > 0.3 * (max(b{}) + c) and on (job) absent(d) == 0'
     )

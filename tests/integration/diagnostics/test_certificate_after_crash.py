@@ -1,4 +1,4 @@
-"""What a certificate says of a worker whose server crashed in between."""
+"""Death certificates of workers whose server crashed before the death."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def death_of(engine: Engine, worker: str) -> WorkerDeactivated:
     return event
 
 
-async def test_a_crash_and_the_time_after_it_lie_between_the_last_heartbeat_and_the_death(
+async def test_a_certificate_contains_a_crash_between_the_last_heartbeat_and_the_death(
     store: SqlStore, clock: ManualClock
 ) -> None:
     engine = await Engine(store, clock, grace_ms=0).start()
@@ -41,17 +41,19 @@ async def test_a_crash_and_the_time_after_it_lie_between_the_last_heartbeat_and_
     await engine.advance(5_000)
     certificate = (await death_of(engine, "w")).certificate
     assert certificate is not None
-    assert certificate.heartbeats == (heard,), "the server has seen no other itself"
+    assert certificate.heartbeats == (heard,), "the new owner has seen no other heartbeat"
     assert [(stall.wall_ms, stall.duration_ms) for stall in certificate.stalls] == [(back, None)]
     assert certificate.silence_ms == 5_000
     await engine.stop()
 
 
-async def test_only_so_many_workers_per_shard_have_a_rhythm(store: SqlStore, clock: ManualClock) -> None:
+async def test_the_number_of_heartbeat_histories_per_shard_is_bounded(
+    store: SqlStore, clock: ManualClock
+) -> None:
     engine = Engine(store, clock, grace_ms=0)
     engine.node._evidence_sources.histories_max = 1
     await engine.start()
-    engine.node.policies.replace("", {"storm_hold_ms": 0})  # so many would be held
+    engine.node.policies.replace("", {"storm_hold_ms": 0})  # otherwise a storm would hold the expiries
     for sequence in (1, 2):
         for n in range(20):
             await engine.beat(f"w{n}", lease_ms=5_000, sequence=sequence, session_id="s")
@@ -59,5 +61,5 @@ async def test_only_so_many_workers_per_shard_have_a_rhythm(store: SqlStore, clo
     await engine.advance(5_000)
     deaths = [(await death_of(engine, f"w{n}")).certificate for n in range(20)]
     shown = [len(certificate.heartbeats) for certificate in deaths if certificate is not None]
-    assert sorted(shown) == [1] * 16 + [2] * 4, "one of each of the four shards"
+    assert sorted(shown) == [1] * 16 + [2] * 4, "one worker in each of the four shards"
     await engine.stop()

@@ -1,4 +1,4 @@
-"""Matching: in turns, at once, and without losing anything when commits fail."""
+"""Matching is fair and immediate, and loses nothing when commits fail."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def waiting(engine: Engine, count: int) -> None:
 
 
 async def poll_waiting(engine: Engine) -> None:
-    """A poll waits, and matching has seen that it cannot be served."""
+    """Wait until a poll waits and matching has found nothing for it."""
     await waiting(engine, 1)
     while engine.matching._scheduled_turn is not None:
         await asyncio.sleep(0)
@@ -66,8 +66,9 @@ def held(engine: Engine, name: str) -> Activity:
     return found
 
 
-async def test_a_long_queue_holds_up_no_other(engine: Engine) -> None:
-    """Six hundred polls wait for as many activities of one queue, one poll for one of another: it gets its turn."""
+async def test_a_long_queue_does_not_block_another(engine: Engine) -> None:
+    """Six hundred polls wait for as many activities of one queue; one poll of another queue still gets its
+    turn."""
     await engine.beat("w")
     order: list[str] = []
     engine.node.policies.replace("", {"max_bindings_per_worker": 100_000})
@@ -75,20 +76,20 @@ async def test_a_long_queue_holds_up_no_other(engine: Engine) -> None:
         await engine.beat(name)
     many = [schedule(engine, f"many-{number}", "many") for number in range(600)]
     await asyncio.gather(*many, schedule(engine, "few", "few"))
-    crowd = [poll(engine, "many", "many") for _ in range(600)]
-    lone = poll(engine, "few", "few")
+    many_polls = [poll(engine, "many", "many") for _ in range(600)]
+    few_poll = poll(engine, "few", "few")
     while len(engine.matching._polls) < 2:
         await asyncio.sleep(0)
     [alone] = engine.matching._polls[WorkerKey(NAMESPACE, "few")]
     alone.completion.add_done_callback(lambda _: order.append("few"))
     for one in engine.matching._polls[WorkerKey(NAMESPACE, "many")]:
         one.completion.add_done_callback(lambda _: order.append("many"))
-    await asyncio.wait([lone, *crowd])
+    await asyncio.wait([few_poll, *many_polls])
     assert held(engine, "few").state is ActivityState.STARTED
-    assert order.index("few") < 300, "it did not have to wait for the whole crowd"
+    assert order.index("few") < 300, "it was served before most of the others"
 
 
-async def test_a_client_gone_wild_cannot_wait_without_end(
+async def test_the_number_of_waiting_polls_per_worker_is_limited(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liveness.dispatch.matching.POLLS_PER_WORKER_MAX", 3)
@@ -104,7 +105,7 @@ async def test_a_client_gone_wild_cannot_wait_without_end(
     assert len(await poll(engine)) == 1
 
 
-async def test_several_waiting_workers_share_what_comes(engine: Engine) -> None:
+async def test_waiting_workers_share_the_available_activities(engine: Engine) -> None:
     for worker in ("a", "b"):
         await engine.beat(worker)
     for number in range(10):
@@ -114,10 +115,10 @@ async def test_several_waiting_workers_share_what_comes(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
-async def test_a_commit_that_fails_hands_nobody_anything_for_good(
+async def test_a_hand_out_with_a_failed_commit_is_withdrawn(
     engine: Engine, store: FaultyStore, fault: Fault
 ) -> None:
-    """The poll is not answered. If the hand-out was committed all the same, it is found and taken back."""
+    """The poll fails. If the hand-out was committed nevertheless, it is detected and taken back."""
     await engine.beat("w", lease_ms=60_000)
     await schedule(engine, "a")
     store.faults.append(fault)
@@ -133,7 +134,7 @@ async def test_a_commit_that_fails_hands_nobody_anything_for_good(
     assert task.attempt == (2 if done else 1)
 
 
-async def test_polls_survive_the_re_reading_of_shards(engine: Engine, store: FaultyStore) -> None:
+async def test_waiting_polls_survive_the_re_reading_of_shards(engine: Engine, store: FaultyStore) -> None:
     await engine.beat("w", lease_ms=60_000)
     open_poll = poll(engine)
     await waiting(engine, 1)
@@ -160,8 +161,8 @@ async def test_available_activities_are_found_when_a_shard_is_opened_in_order_of
     assert len(await poll(again, limit=5)) == 2
 
 
-async def test_a_worker_that_is_bound_to_nothing_of_it_gives_it_up_in_the_end(engine: Engine) -> None:
-    """Only the activity's side became durable: nobody works on it and no reschedule is on its way."""
+async def test_an_activity_whose_holder_has_no_binding_becomes_available(engine: Engine) -> None:
+    """Only the activity's side became durable: no worker runs it and no reschedule is pending."""
     await engine.beat("w", lease_ms=3_600_000)
     await schedule(engine, "a")
     shard = engine.ownership.shard(key("a"))
@@ -173,10 +174,10 @@ async def test_a_worker_that_is_bound_to_nothing_of_it_gives_it_up_in_the_end(en
     assert held(engine, "a").attempt == 2
 
 
-async def test_a_worker_that_does_not_hold_what_it_is_bound_to_has_its_hand_free_in_the_end(
+async def test_a_binding_to_an_activity_that_the_worker_does_not_hold_is_removed(
     engine: Engine,
 ) -> None:
-    """Only the worker's side became durable, and the worker never heard of it."""
+    """Only the worker's side became durable, and the worker never received it."""
     await engine.beat("w", lease_ms=5_000)
     await schedule(engine, "a")
     engine.shard_of("w").change_worker(WORKER, worker_control.bind(held(engine, "a").bound()))
@@ -191,8 +192,8 @@ async def test_a_worker_that_does_not_hold_what_it_is_bound_to_has_its_hand_free
     assert [bound.activity_id for bound in engine.worker("w").bindings.values()] == ["a"]
 
 
-async def test_what_cannot_be_taken_from_its_worker_now_is_taken_from_it_later(engine: Engine) -> None:
-    """The caller left, and the worker's shard is being read again just then: the activity need not wait for it."""
+async def test_a_binding_that_cannot_be_removed_now_is_removed_later(engine: Engine) -> None:
+    """The caller left while the worker's shard was being re-read: the activity does not wait for it."""
     await engine.beat("w", lease_ms=20_000)
     name = next(str(n) for n in range(100) if engine.ownership.shard(key(str(n))) is not engine.shard_of("w"))
     await schedule(engine, name)
@@ -209,10 +210,10 @@ async def test_what_cannot_be_taken_from_its_worker_now_is_taken_from_it_later(e
     assert engine.worker("w").bindings == {}
 
 
-async def test_a_claim_that_only_the_activity_knows_of_is_made_anew(
+async def test_a_claim_that_only_the_activity_recorded_is_repeated(
     engine: Engine, store: FaultyStore
 ) -> None:
-    """The worker's shard was lost with the commit before: the first claim is not answered, the second holds."""
+    """The worker's shard was lost with the previous commit: the first claim fails, the second succeeds."""
     await engine.beat("w", lease_ms=60_000)
     name = next(str(n) for n in range(100) if engine.ownership.shard(key(str(n))) is not engine.shard_of("w"))
     spec = ActivitySpec("", "queue", b"", Retry())
@@ -234,7 +235,7 @@ async def test_a_claim_that_only_the_activity_knows_of_is_made_anew(
     await engine.ownership.complete(key(name), AttemptHolder("w", 1, 2), b"")
 
 
-async def test_a_claim_of_what_its_worker_let_go_of_is_made_anew(engine: Engine) -> None:
+async def test_an_activity_that_its_worker_unbound_can_be_claimed_again(engine: Engine) -> None:
     await engine.beat("w", lease_ms=60_000)
     spec = ActivitySpec("", "queue", b"", Retry())
     await engine.ownership.claim(key("a"), spec, WORKER, "")
@@ -244,7 +245,7 @@ async def test_a_claim_of_what_its_worker_let_go_of_is_made_anew(engine: Engine)
     await engine.ownership.complete(key("a"), AttemptHolder("w", 1, 2), b"")
 
 
-async def test_a_waiting_poll_is_served_once_its_worker_has_room_again(engine: Engine) -> None:
+async def test_a_waiting_poll_is_served_when_its_worker_falls_below_the_quota(engine: Engine) -> None:
     engine.node.policies.replace("", {"max_bindings_per_worker": 1})
     await engine.beat("w", lease_ms=60_000)
     for name in ("a", "b", "c"):
@@ -254,13 +255,13 @@ async def test_a_waiting_poll_is_served_once_its_worker_has_room_again(engine: E
     await poll_waiting(engine)
     await engine.ownership.complete(key("a"), AttemptHolder("w", 1, 1), b"")
     assert [task.id.activity_id for task in await ended] == ["b"]
-    let_go = poll(engine)
+    unbound = poll(engine)
     await poll_waiting(engine)
     await engine.beat("w", lease_ms=60_000, unbound_activities=[activity("b")])
-    assert [task.id.activity_id for task in await let_go] == ["c"]
+    assert [task.id.activity_id for task in await unbound] == ["c"]
 
 
-async def test_what_its_worker_named_without_its_queue_moves_on_in_its_own(engine: Engine) -> None:
+async def test_an_activity_bound_without_a_queue_is_rescheduled_in_its_own_queue(engine: Engine) -> None:
     await engine.beat("w", lease_ms=1_000, task_queue="mine")
     await schedule(engine, "a", "its own")
     await poll(engine, "its own")
@@ -272,18 +273,20 @@ async def test_what_its_worker_named_without_its_queue_moves_on_in_its_own(engin
     assert task.attempt == 2
 
 
-async def test_a_reschedule_that_is_still_on_its_way_is_not_forestalled(engine: Engine) -> None:
-    """The death must be counted, and counting it is the task's."""
+async def test_dispatch_verification_leaves_a_pending_reschedule_to_its_task(engine: Engine) -> None:
+    """The reschedule task must count the death."""
     await engine.beat("w", lease_ms=1_000)
     await schedule(engine, "a")
     await poll(engine)
-    await engine.advance(12_000)  # the lease is over; verification has looked, the queue was not worked off
+    await engine.advance(
+        12_000
+    )  # the lease is over and the dispatch was verified, but the queue has not run yet
     assert held(engine, "a").state is ActivityState.STARTED
     await engine.queue.run_until_idle()
     assert (held(engine, "a").state, held(engine, "a").deaths) == (ActivityState.AVAILABLE, 1)
 
 
-async def test_what_a_worker_bound_by_itself_is_handed_out_once_it_was_lost(engine: Engine) -> None:
+async def test_a_lost_activity_that_was_bound_by_heartbeat_is_handed_out(engine: Engine) -> None:
     await engine.beat("own", lease_ms=1_000, bound_activities=[activity("a")])
     await engine.beat("w", lease_ms=60_000)
     await engine.advance(1_500)

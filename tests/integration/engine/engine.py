@@ -1,4 +1,4 @@
-"""A node with its services and tasks, without gRPC around it, on a clock that tests move."""
+"""A node with its services and tasks, without gRPC, on a manual clock."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ class Engine:
         return self
 
     async def stop(self) -> None:
-        """An orderly end: everything is committed and checkpointed."""
+        """Stop gracefully: everything is committed and checkpointed."""
         await self.node.close()
 
     async def crash(self) -> None:
-        """Gone in the middle of things, as after `kill -9`; the database stays as the last commit left it."""
+        """End abruptly, as after `kill -9`; the database stays as the last commit left it."""
         await self.node._tasks.close()
 
     async def step(self, ms: int) -> None:
-        """Time passes and the node looks at it once; returns when what it decided is committed or lost."""
+        """Move the clock, tick once, and return when the decisions are committed or lost."""
         self.clock.move(ms)
         self.node.tick()
         await self.node.barrier().wait()
@@ -119,7 +119,7 @@ class Engine:
             ms -= STEP_MS
 
     async def recovered(self) -> None:
-        """Return when every shard serves."""
+        """Wait until every shard serves."""
         while len(self.node.shards()) < SHARD_COUNT:
             self._opened.event.clear()
             await self._opened.event.wait()

@@ -1,4 +1,4 @@
-"""Checkpoints and compaction shorten the way back and change nothing else."""
+"""Checkpoints and compaction shorten recovery and change nothing else."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ async def store(store_database: StoreDatabase) -> FaultyStore:
     return store
 
 
-def everybody(engine: Engine) -> dict[WorkerKey, Worker]:
+def all_workers(engine: Engine) -> dict[WorkerKey, Worker]:
     return {key: worker for shard in engine.node.shards() for key, worker in shard.workers.items()}
 
 
 async def run_workload(engine: Engine, turns: int) -> None:
-    """Renewals, changes, a few comings and goings."""
+    """Send renewals, binding changes, new terms and new descriptions."""
     for turn in range(turns):
         for number in range(12):
             key = WorkerKey(NAMESPACE, f"w{number}")
@@ -47,7 +47,7 @@ async def renewals(store_database: StoreDatabase) -> int:
     return sum(RENEWALS_KIND in row for row in rows)
 
 
-async def test_workers_are_read_back_as_they_were_from_log_checkpoint_or_both(
+async def test_recovery_from_log_checkpoint_or_both_gives_the_same_workers(
     store_database: StoreDatabase, store: FaultyStore
 ) -> None:
     engine = await Engine(store, ManualClock()).start()
@@ -56,14 +56,14 @@ async def test_workers_are_read_back_as_they_were_from_log_checkpoint_or_both(
         if checkpointed:
             await engine.maintenance.checkpoint()
             await run_workload(engine, 2)
-        before = everybody(engine)
+        before = all_workers(engine)
         await engine.crash()
         engine = await Engine(store, ManualClock()).start()
-        assert everybody(engine) == before
+        assert all_workers(engine) == before
     await engine.stop()
 
 
-async def test_compaction_leaves_no_renewal_that_a_checkpoint_contains(
+async def test_compaction_deletes_the_renewals_that_a_checkpoint_contains(
     store_database: StoreDatabase, store: FaultyStore
 ) -> None:
     engine = await Engine(store, ManualClock()).start()
@@ -71,42 +71,42 @@ async def test_compaction_leaves_no_renewal_that_a_checkpoint_contains(
     assert await renewals(store_database) > 0
     await engine.maintenance.checkpoint()
     assert await renewals(store_database) == 0
-    before = everybody(engine)
+    before = all_workers(engine)
     await engine.crash()
     engine = await Engine(store, ManualClock()).start()
-    assert everybody(engine) == before
+    assert all_workers(engine) == before
     await engine.stop()
 
 
-async def test_an_orderly_end_leaves_nothing_to_replay(store: FaultyStore) -> None:
+async def test_a_graceful_stop_leaves_nothing_to_replay(store: FaultyStore) -> None:
     engine = await Engine(store, ManualClock()).start()
     await run_workload(engine, 3)
-    before = everybody(engine)
+    before = all_workers(engine)
     await engine.stop()
     images = await store.take_over(range(4), "reader", 0)
     assert all(image.tail == [] for image in images)
     engine = await Engine(store, ManualClock()).start()
-    assert everybody(engine) == before
+    assert all_workers(engine) == before
     await engine.stop()
 
 
 @pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
-async def test_a_checkpoint_that_failed_costs_nothing(store: FaultyStore, fault: Fault) -> None:
+async def test_a_failed_checkpoint_loses_nothing(store: FaultyStore, fault: Fault) -> None:
     engine = await Engine(store, ManualClock()).start()
     await run_workload(engine, 3)
-    before = everybody(engine)
+    before = all_workers(engine)
     store.faults.append(fault)
     await engine.maintenance.checkpoint()
     await engine.recovered()
-    assert everybody(engine) == before
+    assert all_workers(engine) == before
     await engine.maintenance.checkpoint()
     await engine.crash()
     engine = await Engine(store, ManualClock()).start()
-    assert everybody(engine) == before
+    assert all_workers(engine) == before
     await engine.stop()
 
 
-async def test_retention_of_events_does_not_touch_what_recovery_needs(
+async def test_event_retention_keeps_the_events_that_recovery_needs(
     store_database: StoreDatabase, store: FaultyStore
 ) -> None:
     clock = ManualClock()
@@ -114,10 +114,10 @@ async def test_retention_of_events_does_not_touch_what_recovery_needs(
     await run_workload(engine, 4)
     clock.jump_wall(40 * 86_400_000)
     await engine.maintenance.apply_retention()
-    before = everybody(engine)
+    before = all_workers(engine)
     await engine.crash()
     engine = await Engine(store, clock).start()
-    assert everybody(engine) == before
+    assert all_workers(engine) == before
     await engine.maintenance.checkpoint()
     clock.jump_wall(40 * 86_400_000)
     await engine.maintenance.apply_retention()
@@ -126,5 +126,5 @@ async def test_retention_of_events_does_not_touch_what_recovery_needs(
     )
     await engine.crash()
     engine = await Engine(store, clock).start()
-    assert everybody(engine) == before
+    assert all_workers(engine) == before
     await engine.stop()

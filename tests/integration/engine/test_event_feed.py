@@ -1,4 +1,4 @@
-"""What a watcher is shown while commits are under way."""
+"""The events that a watcher sees while commits are in progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.engine.engine import NAMESPACE, Engine
 from tests.integration.store.faulty_store import FaultyStore
 
 NAMES = [n for n in map(str, range(100)) if shard_of(NAMESPACE, n, SHARD_COUNT) == 0][:2]
-"""Workers of one shard."""
+"""Two workers of the same shard."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def store(store_database: StoreDatabase) -> FaultyStore:
 
 
 async def seen(watching: AsyncIterator[EventBatch]) -> list[str | None]:
-    async with asyncio.timeout(10):  # for one who misses it, and would wait for ever
+    async with asyncio.timeout(10):  # a missed event would block for ever
         batch = await anext(watching)
     return [entry.worker for entry in batch.entries]
 
@@ -45,7 +45,7 @@ class GateCloser(NodeListener):
             self._store.close_gate()
 
 
-async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_and_not_passed_over(
+async def test_events_decided_during_a_hanging_commit_are_delivered_once_durable(
     store: FaultyStore,
 ) -> None:
     engine = await Engine(store, ManualClock()).start()
@@ -55,7 +55,7 @@ async def test_what_is_decided_while_a_commit_hangs_is_seen_once_it_is_durable_a
     first = asyncio.create_task(engine.beat(NAMES[0]))
     await store.reached.wait()
     second = asyncio.create_task(engine.beat(NAMES[1]))
-    await asyncio.sleep(0)  # decided, and to be committed after the first
+    await asyncio.sleep(0)  # decided; its commit follows the first
     gate_closer = GateCloser(store)
     engine.node.add_listener(gate_closer)
     store.open_gate()

@@ -1,4 +1,4 @@
-"""A shard that is handed over takes along all that was decided before."""
+"""A hand-over of a shard includes all earlier decisions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.databases import SHARD_COUNT, StoreDatabase
 from tests.integration.engine.engine import Engine
 
 
-async def test_what_was_decided_before_a_hand_over_and_acknowledged_after_it_is_found_by_the_next_owner(
+async def test_the_next_owner_reads_everything_decided_before_the_hand_over(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     clock = ManualClock()
@@ -20,7 +20,7 @@ async def test_what_was_decided_before_a_hand_over_and_acknowledged_after_it_is_
         asyncio.create_task(old.beat("known", sequence=2, session_id="s")),
         asyncio.create_task(old.beat("new", sequence=1, session_id="s")),
     ]
-    await asyncio.sleep(0)  # both are decided, and wait for the commit
+    await asyncio.sleep(0)  # both are decided and wait for the commit
     assert (old.worker("known").sequence, old.worker("new").sequence) == (2, 1)
     assert len(await old.node.hand_over(range(SHARD_COUNT))) == SHARD_COUNT
     assert [answer.lease_epoch for answer in await asyncio.gather(*waiting)] == [1, 1]

@@ -1,4 +1,4 @@
-"""Silence counts only while somebody listens."""
+"""Silence counts only while the owner of the shard is listening."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clock() -> ManualClock:
 
 
 async def wait_past_grace(engine: Engine) -> Engine:
-    """Past the grace after its start."""
+    """Advance past the take-over grace."""
     await engine.advance(GRACE_MS)
     return engine
 
@@ -50,7 +50,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_it_never_runs_backwards_nor_faster_than_time_nor_a_second_past_what_is_durable(
+def test_the_observed_clock_never_runs_backwards_faster_than_time_or_far_past_the_durable_time(
     script: list[tuple[str, int]],
 ) -> None:
     clock = ManualClock()
@@ -70,14 +70,16 @@ def test_it_never_runs_backwards_nor_faster_than_time_nor_a_second_past_what_is_
             durable, handed = handed[0], None
             listening.commit_ended()
         now = observed.now_ms(listening.now_ms())
-        assert now >= last, "never back"
-        assert now - last <= STEP_MS_MAX, "a second per step at most"
+        assert now >= last, "never backwards"
+        assert now - last <= STEP_MS_MAX, "at most a second per step"
         assert now - 500 <= clock.monotonic_ms() - began_ms, "never faster than time"
         assert now - durable <= STEP_MS_MAX
         last = now
 
 
-async def test_it_is_written_at_least_once_a_second(store: FaultyStore, clock: ManualClock) -> None:
+async def test_the_observed_clock_is_written_at_least_once_a_second(
+    store: FaultyStore, clock: ManualClock
+) -> None:
     engine = await Engine(store, clock).start()
     await engine.advance(5_000)
     await engine.crash()
@@ -87,9 +89,7 @@ async def test_it_is_written_at_least_once_a_second(store: FaultyStore, clock: M
     await engine.stop()
 
 
-async def test_a_process_that_stood_still_observed_one_second_at_most(
-    store: FaultyStore, clock: ManualClock
-) -> None:
+async def test_a_paused_process_observes_at_most_one_second(store: FaultyStore, clock: ManualClock) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
     await engine.beat(lease_ms=5_000)
     await engine.step(3_600_000)
@@ -101,7 +101,7 @@ async def test_a_process_that_stood_still_observed_one_second_at_most(
     await engine.stop()
 
 
-async def test_a_commit_that_hangs_freezes_it_and_costs_nobody_a_lease(
+async def test_a_hanging_commit_stops_the_observed_clock_and_ends_no_lease(
     store: FaultyStore, clock: ManualClock
 ) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
@@ -115,7 +115,7 @@ async def test_a_commit_that_hangs_freezes_it_and_costs_nobody_a_lease(
         engine.node.tick()
         await asyncio.sleep(0)
     assert engine.shard_of("quiet").now_ms() - before <= 1_000
-    assert engine.worker("quiet").state is ACTIVE, "twenty seconds in which nobody could be heard"
+    assert engine.worker("quiet").state is ACTIVE, "no heartbeat could be received for twenty seconds"
     store.open_gate()
     assert (await hanging).lease_epoch == 1
     await engine.advance(700)
@@ -125,10 +125,10 @@ async def test_a_commit_that_hangs_freezes_it_and_costs_nobody_a_lease(
     await engine.stop()
 
 
-async def test_of_commits_that_hang_a_quarter_of_a_second_each_counts(
+async def test_each_hanging_commit_counts_as_a_quarter_of_a_second(
     store: FaultyStore, clock: ManualClock
 ) -> None:
-    """A heartbeat waits for two at most, which takes half of the shortest lease and not more."""
+    """A heartbeat waits for at most two commits, which is at most half of the shortest lease."""
     engine = await wait_past_grace(await Engine(store, clock).start())
     await engine.beat("quiet", lease_ms=1_000)
     before = engine.shard_of("quiet").now_ms()
@@ -150,7 +150,7 @@ async def test_of_commits_that_hang_a_quarter_of_a_second_each_counts(
     await engine.stop()
 
 
-async def test_a_database_out_of_reach_costs_nobody_a_lease(store: FaultyStore, clock: ManualClock) -> None:
+async def test_an_unreachable_database_ends_no_lease(store: FaultyStore, clock: ManualClock) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
     await engine.beat(lease_ms=5_000)
     for _ in range(60):
@@ -163,7 +163,7 @@ async def test_a_database_out_of_reach_costs_nobody_a_lease(store: FaultyStore, 
 
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
-async def test_a_wall_clock_that_jumps_changes_nothing(
+async def test_a_jump_of_the_wall_clock_does_not_affect_leases(
     store: FaultyStore, clock: ManualClock, jump_ms: int
 ) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
@@ -177,7 +177,7 @@ async def test_a_wall_clock_that_jumps_changes_nothing(
 
 
 @pytest.mark.parametrize("down_ms", [0, 60_000, 86_400_000])
-async def test_time_without_a_server_is_not_silence(
+async def test_downtime_of_the_server_does_not_count_as_silence(
     store: FaultyStore, clock: ManualClock, down_ms: int
 ) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
@@ -193,7 +193,7 @@ async def test_time_without_a_server_is_not_silence(
     await engine.stop()
 
 
-async def test_after_a_take_over_no_lease_ends_for_a_grace(store: FaultyStore, clock: ManualClock) -> None:
+async def test_no_lease_expires_during_the_take_over_grace(store: FaultyStore, clock: ManualClock) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
     await engine.beat(lease_ms=2_000)
     await engine.advance(1_500)
@@ -206,7 +206,7 @@ async def test_after_a_take_over_no_lease_ends_for_a_grace(store: FaultyStore, c
     await engine.stop()
 
 
-async def test_a_silent_worker_gets_the_grace_three_times_and_not_a_fourth(
+async def test_a_silent_worker_gets_the_take_over_grace_at_most_three_times(
     store: FaultyStore, clock: ManualClock
 ) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
@@ -224,7 +224,9 @@ async def test_a_silent_worker_gets_the_grace_three_times_and_not_a_fourth(
     await engine.stop()
 
 
-async def test_a_heartbeat_earns_the_grace_anew(store: FaultyStore, clock: ManualClock) -> None:
+async def test_a_heartbeat_renews_the_right_to_the_take_over_grace(
+    store: FaultyStore, clock: ManualClock
+) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
     for _ in range(TAKEOVER_GRACES_MAX + 2):
         await engine.beat(lease_ms=1_000)
@@ -235,15 +237,15 @@ async def test_a_heartbeat_earns_the_grace_anew(store: FaultyStore, clock: Manua
     await engine.stop()
 
 
-async def test_after_standing_still_heartbeats_are_heard_before_leases_end(
+async def test_after_a_pause_pending_heartbeats_are_read_before_leases_expire(
     store: FaultyStore, clock: ManualClock
 ) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
     await engine.beat(lease_ms=1_000)
     await engine.advance(500)
     await engine.step(60_000)
-    assert engine.shard_of("w").now_ms() >= engine.worker("w").deadline_ms, "its time is up"
-    assert engine.worker("w").state is ACTIVE, "but its heartbeat may lie unread"
+    assert engine.shard_of("w").now_ms() >= engine.worker("w").deadline_ms, "the deadline has passed"
+    assert engine.worker("w").state is ACTIVE, "a heartbeat may still be unread"
     await engine.beat(lease_ms=1_000)
     await engine.advance(750)
     assert engine.worker("w").state is ACTIVE
@@ -252,7 +254,7 @@ async def test_after_standing_still_heartbeats_are_heard_before_leases_end(
     await engine.stop()
 
 
-async def test_a_silent_worker_is_inactive_within_a_second_of_its_lease(
+async def test_a_silent_worker_becomes_inactive_within_a_second_after_its_lease(
     store: FaultyStore, clock: ManualClock
 ) -> None:
     engine = await wait_past_grace(await Engine(store, clock).start())
@@ -266,7 +268,7 @@ async def test_a_silent_worker_is_inactive_within_a_second_of_its_lease(
     await engine.stop()
 
 
-async def test_while_a_shard_is_re_read_its_workers_are_asked_to_try_again(
+async def test_heartbeats_are_refused_as_unavailable_while_their_shard_is_re_read(
     store: FaultyStore, clock: ManualClock
 ) -> None:
     engine = await Engine(store, clock).start()
@@ -279,25 +281,25 @@ async def test_while_a_shard_is_re_read_its_workers_are_asked_to_try_again(
     await engine.stop()
 
 
-async def test_a_start_that_takes_its_time_is_no_stall_but_heartbeats_are_heard_first(
+async def test_a_slow_start_is_not_a_stall_and_heartbeats_are_read_first(
     store: FaultyStore, clock: ManualClock
 ) -> None:
     engine = await Engine(store, clock, grace_ms=0).start()
     await engine.beat(lease_ms=1_000)
     await engine.stop()
     engine = Engine(store, clock, grace_ms=0)
-    told: list[int] = []
+    stalls: list[int] = []
 
     class StallListener(NodeListener):
         def stalled(self, ms: int) -> None:
-            told.append(ms)
+            stalls.append(ms)
 
     engine.node.add_listener(StallListener())
     await engine.node.open()
     clock.move(30_000)
     engine.node.start(tick=False)
     await engine.step(250)
-    assert (told, engine.worker("w").state) == ([], ACTIVE)
+    assert (stalls, engine.worker("w").state) == ([], ACTIVE)
     await engine.advance(1_500)
-    assert (told, engine.worker("w").state) == ([], INACTIVE)
+    assert (stalls, engine.worker("w").state) == ([], INACTIVE)
     await engine.stop()

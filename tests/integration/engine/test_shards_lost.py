@@ -1,4 +1,4 @@
-"""An owner that may have been robbed without noticing, as one that stood still."""
+"""An owner that may have lost its shards without noticing, for example after a pause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from liveness.v1 import service_pb2
 from tests.databases import SHARD_COUNT, StoreDatabase
 from tests.integration.engine.engine import NAMESPACE, Engine
 
-ASKED = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key="w")
+REQUEST = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key="w")
 
 
 class ManualDirectory(SingleNodeDirectory):
@@ -21,7 +21,7 @@ class ManualDirectory(SingleNodeDirectory):
     reclaims_lost_shards = False
 
 
-async def test_whoever_is_not_sure_of_its_shards_commits_before_it_answers_a_read(
+async def test_an_owner_with_uncertain_ownership_commits_before_it_answers_a_read(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     clock = ManualClock()
@@ -32,14 +32,14 @@ async def test_whoever_is_not_sure_of_its_shards_commits_before_it_answers_a_rea
     await new.beat("w", sequence=2, session_id="s")
     directory.owned_until_ms = clock.monotonic_ms()
     with pytest.raises(Unavailable):
-        await old.liveness.describe_worker(ASKED)
+        await old.liveness.describe_worker(REQUEST)
     assert old.node.shards() == []
-    assert (await new.liveness.describe_worker(ASKED)).worker.sequence == 2
+    assert (await new.liveness.describe_worker(REQUEST)).worker.sequence == 2
     await new.stop()
     await old.crash()
 
 
-async def test_whoever_is_sure_of_its_shards_answers_reads_from_memory(store: SqlStore) -> None:
+async def test_an_owner_with_certain_ownership_answers_reads_from_memory(store: SqlStore) -> None:
     clock = ManualClock()
     directory = ManualDirectory()
     engine = await Engine(store, clock, directory=directory).start()
@@ -47,7 +47,7 @@ async def test_whoever_is_sure_of_its_shards_answers_reads_from_memory(store: Sq
     before = engine.shard_of("w").clock_age_ms()
     clock.move(100)
     directory.owned_until_ms = clock.monotonic_ms() + 1
-    assert (await engine.liveness.describe_worker(ASKED)).worker.sequence == 1
+    assert (await engine.liveness.describe_worker(REQUEST)).worker.sequence == 1
     assert engine.shard_of("w").clock_age_ms() == before + 100, "without a commit"
     assert len(engine.node.shards()) == SHARD_COUNT
     await engine.stop()

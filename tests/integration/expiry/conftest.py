@@ -1,4 +1,4 @@
-"""Fixtures of these tests."""
+"""Shared fixtures for the tests of expiry."""
 
 from tests.integration.quiet_logs import quiet
 

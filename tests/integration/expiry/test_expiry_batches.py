@@ -1,4 +1,4 @@
-"""More leases end together than one commit should hold."""
+"""Mass expiries that exceed the size of one commit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HELD = 1_000
 WORKERS = [
     (f"namespace-{number % 2}", f"w-{number}") for number in range(EXPIRIES_PER_COMMIT_MAX // HELD + 2)
 ]
-"""In two namespaces, in each of which they are too few for a storm."""
+"""Spread over two namespaces, in each of which they are too few for a storm."""
 
 
 async def partly_expired(store: SqlStore) -> Engine:
-    """Fallen silent, all at once, until the first of them are ended."""
+    """All workers fall silent at once; the first of them have been expired."""
     engine = await Engine(store, ManualClock(), grace_ms=0).start()
     for namespace, worker in WORKERS:
         held = [activity(f"{worker}-{number}") for number in range(HELD)]
@@ -47,7 +47,7 @@ async def waiting_reschedules(engine: Engine) -> int:
     return sum(count.tasks for count in await engine.store.count_tasks(range(SHARD_COUNT)))
 
 
-async def test_they_are_ended_in_several_commits_and_nothing_is_left_out(store: SqlStore) -> None:
+async def test_a_mass_expiry_is_split_over_commits_and_complete(store: SqlStore) -> None:
     engine = await partly_expired(store)
     ended = len(WORKERS) - len(active(engine))
     assert 0 < ended < len(WORKERS)
@@ -57,7 +57,7 @@ async def test_they_are_ended_in_several_commits_and_nothing_is_left_out(store: 
     assert await waiting_reschedules(engine) == len(WORKERS) * HELD
 
 
-async def test_who_is_heard_of_before_its_turn_keeps_its_lease_for_as_long_as_it_lasts(
+async def test_a_heartbeat_before_its_worker_is_expired_renews_the_lease(
     store: SqlStore,
 ) -> None:
     engine = await partly_expired(store)
@@ -98,7 +98,7 @@ async def test_a_worker_whose_stream_returns_before_its_turn_keeps_the_rest_of_i
     assert engine.worker(worker, namespace).inactive_reason is InactiveReason.LEASE_EXPIRED
 
 
-async def test_who_is_looked_at_again_while_it_waits_dies_once(store: SqlStore) -> None:
+async def test_a_worker_rechecked_while_it_waits_for_expiry_dies_once(store: SqlStore) -> None:
     engine = await partly_expired(store)
     for namespace, worker in active(engine):
         engine.shard_of(worker, namespace).recheck(WorkerKey(namespace, worker))
@@ -108,7 +108,7 @@ async def test_who_is_looked_at_again_while_it_waits_dies_once(store: SqlStore) 
     assert sum(death_rate.recent(namespace) for namespace in death_rate.namespaces()) == len(WORKERS)
 
 
-async def test_queues_wait_until_all_are_ended(store: SqlStore) -> None:
+async def test_queues_pause_until_all_expired_leases_are_ended(store: SqlStore) -> None:
     engine = await partly_expired(store)
     waiting = await waiting_reschedules(engine)
     await engine.queue.run_until_idle()
@@ -118,7 +118,7 @@ async def test_queues_wait_until_all_are_ended(store: SqlStore) -> None:
     assert await waiting_reschedules(engine) == 0
 
 
-async def test_queues_do_not_wait_for_ever(store: SqlStore) -> None:
+async def test_queues_pause_for_a_bounded_time(store: SqlStore) -> None:
     engine = await partly_expired(store)
     waiting = await waiting_reschedules(engine)
     await engine.queue.run_until_idle()
@@ -127,7 +127,7 @@ async def test_queues_do_not_wait_for_ever(store: SqlStore) -> None:
     assert await waiting_reschedules(engine) < waiting
 
 
-async def test_who_takes_the_shards_meanwhile_ends_the_rest(
+async def test_the_next_owner_ends_the_remaining_expired_leases(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     old = await partly_expired(store)

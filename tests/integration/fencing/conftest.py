@@ -1,4 +1,4 @@
-"""An empty database with the guard's table and one that it protects, once on SQLite and once on PostgreSQL."""
+"""An empty database with the guard's table and a protected table, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.fencing.fenced_database import FencedDatabase
 
 @pytest.fixture
 def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a database without tables."""
+    """The URL of a database without tables."""
     if dialect == "sqlite":
         return f"sqlite:///{tmp_path / 'fenced.db'}"
     address: str = request.getfixturevalue("postgres").url(request.getfixturevalue("postgres_database"))

@@ -1,4 +1,4 @@
-"""Real databases with a guard and something to protect, and hands that write to them in transactions of their own."""
+"""Real databases with a fencing guard and a protected table, and writers with separate transactions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from liveness.fencing import FencingGuard, StaleToken
 T = TypeVar("T")
 
 SECONDS_MAX = 60
-"""For what must happen: long enough for a machine that does many other things."""
+"""The time-out of waits that must end; long enough for a busy machine."""
 
 
 class FencingToken(NamedTuple):
-    """Shaped like the SDK's, which would bring gRPC into every process that writes."""
+    """The same fields as the SDK's token, whose import would load gRPC into every writing process."""
 
     attempt: int
     lease_epoch: int
@@ -31,11 +31,11 @@ class FencingToken(NamedTuple):
 metadata = MetaData()
 guard = FencingGuard(metadata)
 notes = Table("notes", metadata, Column("resource", Text, primary_key=True), Column("text", Text))
-"""What the guard protects."""
+"""The table that the guard protects."""
 
 
 def put_note(connection: Connection, resource: str, content: str) -> None:
-    """Blindly, as somebody does who believes to be the only one."""
+    """Overwrite without looking, as a holder does that believes to be the only one."""
     connection.execute(notes.delete().where(notes.c.resource == resource))
     connection.execute(notes.insert().values(resource=resource, text=content))
 
@@ -46,7 +46,7 @@ def note(connection: Connection, resource: str) -> str | None:
 
 
 def sqlite_engine(url: str, *, wait_seconds: float = SECONDS_MAX) -> Engine:
-    """As SQLAlchemy makes it by default, but for how long a statement waits for others."""
+    """SQLAlchemy's default engine, except for the time a statement waits for a lock."""
     return create_engine(url, poolclass=NullPool, connect_args={"timeout": wait_seconds})
 
 
@@ -57,11 +57,11 @@ def postgres_engine(url: str, **options: Any) -> AsyncEngine:
 
 
 class Writer(ABC):
-    """One connection. What it runs is one transaction until `commit` or `rollback`."""
+    """One connection; everything it runs is one transaction until `commit` or `rollback`."""
 
     @abstractmethod
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Call with the connection first."""
+        """Call `work` with the connection as its first argument."""
 
     @abstractmethod
     async def commit(self) -> None: ...
@@ -71,7 +71,7 @@ class Writer(ABC):
 
     @abstractmethod
     async def until_waiting(self) -> None:
-        """Return when what it runs cannot go on because of another's lock."""
+        """Return when its statement waits for a lock of another writer."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -80,7 +80,7 @@ class Writer(ABC):
         await self.run(guard.check, resource, token, holder)
 
     async def refusal(self, resource: str, token: FencingToken) -> StaleToken | None:
-        """What a check is answered with."""
+        """Run a check and return its refusal."""
         try:
             await self.check(resource, token)
         except StaleToken as refused:
@@ -89,7 +89,7 @@ class Writer(ABC):
 
 
 class SqliteWriter(Writer):
-    """On a thread of its own, because it blocks while it waits."""
+    """Runs in its own thread, because it blocks while it waits."""
 
     def __init__(self, engine: Engine) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -119,7 +119,7 @@ class SqliteWriter(Writer):
         await self.run(lambda connection: connection.rollback())
 
     async def until_waiting(self) -> None:
-        """SQLite does not tell who waits, but a write that began while another holds the file cannot but wait."""
+        """SQLite does not report waiters, but a write that starts while another holds the file must wait."""
         async with asyncio.timeout(SECONDS_MAX):
             await self._writes.wait()
 
@@ -156,7 +156,7 @@ class PostgresWriter(Writer):
 
 
 class FencedDatabase:
-    """One database with the tables in it."""
+    """One database with both tables."""
 
     def __init__(self, dialect: str, url: str) -> None:
         self.dialect = dialect
@@ -164,7 +164,7 @@ class FencedDatabase:
         self._writers: list[Writer] = []
 
     async def writer(self, **options: Any) -> Writer:
-        """Each is a worker of its own. Options are those of the engine, on PostgreSQL."""
+        """Create a writer, which plays one worker. The options are those of the PostgreSQL engine."""
         writer: Writer
         if self.dialect == "sqlite":
             writer = SqliteWriter(sqlite_engine(self.url))
@@ -178,7 +178,7 @@ class FencedDatabase:
         return writer
 
     async def read_committed(self, work: Callable[..., T], *args: Any) -> T:
-        """At what is committed."""
+        """Run `work` on the committed state."""
         writer = await self.writer()
         try:
             return await writer.run(work, *args)
@@ -186,7 +186,7 @@ class FencedDatabase:
             await self.roll_back(writer)
 
     async def roll_back(self, writer: Writer) -> None:
-        """Roll back what it has not committed."""
+        """Close the writer and roll back its uncommitted work."""
         self._writers.remove(writer)
         await writer.close()
 
@@ -196,5 +196,5 @@ class FencedDatabase:
         await writer.commit()
 
     async def close(self) -> None:
-        """All together, because some may be waiting for others."""
+        """Close all writers concurrently, because some may wait for others."""
         await asyncio.gather(*(self.roll_back(writer) for writer in list(self._writers)))

@@ -1,4 +1,4 @@
-"""Two holders at the same moment: whoever checks second waits until the first's transaction has ended."""
+"""Two concurrent holders: the second check waits until the first transaction has ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLD, NEW = FencingToken(1, 4), FencingToken(2, 1)
 
 
 async def waiting(writer: Writer, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-    """The work under way, at the point where another's lock holds it up."""
+    """Start the work and return when it waits for a lock of another writer."""
     task = asyncio.create_task(work)
     await writer.until_waiting()
     assert not task.done()
@@ -35,7 +35,7 @@ async def waiting(writer: Writer, work: Coroutine[None, None, None]) -> asyncio.
 
 @pytest.fixture(params=[False, True], ids=["first token", "later token"])
 async def known(request: pytest.FixtureRequest, database: FencedDatabase) -> bool:
-    """Whether the resource was written before: the row is updated then, and inserted otherwise."""
+    """Whether the resource was written before: then its row is updated, otherwise inserted."""
     if request.param:
         writer = await database.writer()
         await writer.check("photo-17", FencingToken(1, 1))
@@ -44,42 +44,42 @@ async def known(request: pytest.FixtureRequest, database: FencedDatabase) -> boo
 
 
 @pytest.mark.usefixtures("known")
-async def test_a_zombie_waits_for_the_new_holder_and_is_refused(database: FencedDatabase) -> None:
-    newer, zombie = await database.writer(), await database.writer()
+async def test_a_former_holder_waits_for_the_new_one_and_is_refused(database: FencedDatabase) -> None:
+    newer, former = await database.writer(), await database.writer()
     await newer.check("photo-17", NEW)
-    late = await waiting(zombie, zombie.check("photo-17", OLD))
+    late = await waiting(former, former.check("photo-17", OLD))
     await newer.run(put_note, "photo-17", "by the new holder")
     await newer.commit()
     with pytest.raises(StaleToken) as caught:
         await late
     assert caught.value.newest == SeenToken(*NEW)
-    await zombie.rollback()
+    await former.rollback()
     assert await database.read_committed(note, "photo-17") == "by the new holder"
 
 
-async def test_a_zombie_may_write_if_the_new_holder_rolled_back(
+async def test_a_former_holder_may_write_if_the_new_one_rolled_back(
     database: FencedDatabase, known: bool
 ) -> None:
-    """Nothing newer is at the data then."""
-    newer, zombie = await database.writer(), await database.writer()
+    """No newer token is recorded then."""
+    newer, former = await database.writer(), await database.writer()
     await newer.check("photo-17", NEW)
-    late = await waiting(zombie, zombie.check("photo-17", OLD))
+    late = await waiting(former, former.check("photo-17", OLD))
     await newer.rollback()
     await late
-    await zombie.commit()
+    await former.commit()
     assert await database.read_committed(guard.newest, "photo-17") == SeenToken(*OLD)
 
 
 @pytest.mark.usefixtures("known")
-async def test_the_new_holder_waits_for_a_write_that_was_checked_before_and_then_sees_it(
+async def test_the_new_holder_waits_for_an_earlier_write_and_then_sees_it(
     database: FencedDatabase,
 ) -> None:
-    """Check and write are one: the late write is wholly before the new holder's, and never after."""
-    newer, zombie = await database.writer(), await database.writer()
-    await zombie.check("photo-17", OLD)
+    """Check and write are atomic: the late write is completely before the new holder's, never after it."""
+    newer, former = await database.writer(), await database.writer()
+    await former.check("photo-17", OLD)
     takes_over = await waiting(newer, newer.check("photo-17", NEW))
-    await zombie.run(put_note, "photo-17", "by the old holder, in time")
-    await zombie.commit()
+    await former.run(put_note, "photo-17", "by the old holder, in time")
+    await former.commit()
     await takes_over
     assert await newer.run(note, "photo-17") == "by the old holder, in time"
     await newer.run(put_note, "photo-17", "by the new holder")
@@ -89,7 +89,7 @@ async def test_the_new_holder_waits_for_a_write_that_was_checked_before_and_then
 
 
 @pytest.mark.usefixtures("known")
-async def test_the_same_token_waits_and_passes(database: FencedDatabase) -> None:
+async def test_a_second_writer_with_the_same_token_waits_and_passes(database: FencedDatabase) -> None:
     """Two threads of one holder."""
     one, other = await database.writer(), await database.writer()
     await one.check("photo-17", NEW)
@@ -98,10 +98,10 @@ async def test_the_same_token_waits_and_passes(database: FencedDatabase) -> None
     await second
 
 
-async def test_many_at_once_leave_the_newest(database: FencedDatabase) -> None:
-    """Whatever the order in which they come: nobody writes after a newer one."""
+async def test_the_newest_of_many_concurrent_holders_writes_last(database: FencedDatabase) -> None:
+    """In any order, no holder writes after a newer one."""
     tokens = [FencingToken(attempt, 1) for attempt in range(1, 9)]
-    hands = [await database.writer() for _ in tokens]
+    writers = [await database.writer() for _ in tokens]
 
     async def write(writer: Writer, token: FencingToken) -> None:
         try:
@@ -113,16 +113,16 @@ async def test_many_at_once_leave_the_newest(database: FencedDatabase) -> None:
         except StaleToken:
             await writer.rollback()
 
-    await asyncio.gather(*(write(*pair) for pair in zip(hands, tokens, strict=True)))
+    await asyncio.gather(*(write(*pair) for pair in zip(writers, tokens, strict=True)))
     assert await database.read_committed(note, "photo-17") == "8"
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"])
 @pytest.mark.parametrize(("mine", "passes"), [(OLD, False), (NEW, True), (FencingToken(3, 1), True)])
-async def test_a_first_token_recorded_between_two_statements_of_a_check_is_judged(
+async def test_a_first_token_recorded_between_two_statements_of_a_check_is_compared(
     database: FencedDatabase, mine: FencingToken, passes: bool
 ) -> None:
-    """There is no row yet when the check wants to update it, and there is one when it looks why."""
+    """The row does not exist when the check tries to update it, and exists when the check reads the cause."""
     other = await database.writer()
     engine = postgres_engine(database.url)
     between = iter([other.check("photo-17", NEW), other.commit()])
@@ -139,11 +139,11 @@ async def test_a_first_token_recorded_between_two_statements_of_a_check_is_judge
         else:
             with pytest.raises(StaleToken):
                 await guard.check_async(connection, "photo-17", mine)
-    assert next(between, None) is None, "nothing came between"
+    assert next(between, None) is None, "both steps ran between the statements"
 
 
-async def test_a_check_costs_one_statement(database: FencedDatabase) -> None:
-    """After the first of a resource, which has to find out that it is the first."""
+async def test_a_check_needs_one_statement(database: FencedDatabase) -> None:
+    """Except for the first check of a resource, which must find that no row exists."""
     writer = await database.writer()
     counts = []
     for _ in range(2):
@@ -166,8 +166,8 @@ def statements_of_a_check(connection: Connection) -> list[str]:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"])
-async def test_other_resources_do_not_wait(database: FencedDatabase) -> None:
-    """On SQLite everybody waits for everybody who writes, with or without a guard."""
+async def test_checks_of_other_resources_do_not_wait(database: FencedDatabase) -> None:
+    """On SQLite all writers wait for each other, with or without a guard."""
     one, other = await database.writer(), await database.writer()
     await one.check("photo-17", NEW)
     await other.check("photo-18", OLD)
@@ -175,13 +175,13 @@ async def test_other_resources_do_not_wait(database: FencedDatabase) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"])
-async def test_a_refused_zombie_holds_nobody_up(database: FencedDatabase) -> None:
+async def test_a_refused_former_holder_blocks_no_writer(database: FencedDatabase) -> None:
     """Even if it keeps its transaction open."""
-    newer, zombie = await database.writer(), await database.writer()
+    newer, former = await database.writer(), await database.writer()
     await newer.check("photo-17", NEW)
     await newer.commit()
     with pytest.raises(StaleToken):
-        await zombie.check("photo-17", OLD)
+        await former.check("photo-17", OLD)
     await newer.check("photo-17", NEW)
     await newer.commit()
 
@@ -189,14 +189,14 @@ async def test_a_refused_zombie_holds_nobody_up(database: FencedDatabase) -> Non
 @pytest.mark.parametrize("dialect", ["sqlite"])
 @pytest.mark.usefixtures("known")
 async def test_a_check_locks_the_file(database: FencedDatabase) -> None:
-    """Shown by somebody who does not wait at all."""
+    """Shown by a writer that does not wait for locks."""
     newer = await database.writer()
     await newer.check("photo-17", NEW)
-    impatient = sqlite_engine(database.url, wait_seconds=0)
-    with impatient.connect() as zombie:
+    no_wait_engine = sqlite_engine(database.url, wait_seconds=0)
+    with no_wait_engine.connect() as former:
         with pytest.raises(OperationalError, match="locked"):
-            guard.check(zombie, "photo-17", OLD)
-        zombie.rollback()
+            guard.check(former, "photo-17", OLD)
+        former.rollback()
         await newer.commit()
         with pytest.raises(StaleToken):
-            guard.check(zombie, "photo-17", OLD)
+            guard.check(former, "photo-17", OLD)

@@ -1,4 +1,4 @@
-"""Transactions that read from a snapshot: what they cannot see stops them too, and running them again decides."""
+"""Snapshot transactions: they cannot write past a token they do not see, and a retry decides."""
 
 from __future__ import annotations
 
@@ -31,37 +31,38 @@ def take_snapshot(connection: Connection) -> None:
 @pytest.mark.parametrize("dialect", ["postgresql"])
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 class TestPostgresSnapshots:
-    async def test_a_zombie_behind_its_snapshot_cannot_write(
+    async def test_a_former_holder_with_an_old_snapshot_cannot_write(
         self, database: FencedDatabase, level: str
     ) -> None:
-        newer, zombie = await database.writer(), await database.writer(isolation_level=level)
+        newer, former = await database.writer(), await database.writer(isolation_level=level)
         await newer.check("photo-17", FencingToken(1, 1))
         await newer.commit()
-        await zombie.run(take_snapshot)
+        await former.run(take_snapshot)
         await newer.check("photo-17", NEW)
         await newer.run(put_note, "photo-17", "by the new holder")
         await newer.commit()
         with pytest.raises(DBAPIError) as caught:
-            await zombie.check("photo-17", OLD)
+            await former.check("photo-17", OLD)
         assert getattr(caught.value.orig, "sqlstate", None) == "40001"
-        await zombie.rollback()
+        await former.rollback()
         with pytest.raises(StaleToken):
-            await zombie.check("photo-17", OLD)
+            await former.check("photo-17", OLD)
 
-    async def test_a_zombie_whose_snapshot_shows_the_new_holder_is_refused(
+    async def test_a_former_holder_whose_snapshot_shows_the_new_one_is_refused(
         self, database: FencedDatabase, level: str
     ) -> None:
-        newer, zombie = await database.writer(), await database.writer(isolation_level=level)
+        newer, former = await database.writer(), await database.writer(isolation_level=level)
         await newer.check("photo-17", NEW)
         await newer.commit()
         with pytest.raises(StaleToken):
-            await zombie.check("photo-17", OLD)
+            await former.check("photo-17", OLD)
 
     @pytest.mark.parametrize(("mine", "passes"), [(OLD, False), (FencingToken(3, 1), True)])
-    async def test_a_first_token_that_the_snapshot_hides_is_no_verdict(
+    async def test_a_first_token_hidden_by_the_snapshot_neither_passes_nor_refuses(
         self, database: FencedDatabase, level: str, mine: FencingToken, passes: bool
     ) -> None:
-        """It may be older or newer: to call the rightful holder stale would be as wrong as to let a zombie through."""
+        """The hidden token may be older or newer: to refuse the current holder would be as wrong as to admit
+        a former one."""
         other, writer = await database.writer(), await database.writer(isolation_level=level)
         await writer.run(take_snapshot)
         await other.check("photo-17", NEW)
@@ -84,7 +85,7 @@ class TestPostgresSnapshots:
             with pytest.raises(StaleToken):
                 await writer.check("photo-17", mine)
 
-    async def test_the_holder_itself_writes_as_usual(self, database: FencedDatabase, level: str) -> None:
+    async def test_the_current_holder_writes_repeatedly(self, database: FencedDatabase, level: str) -> None:
         writer = await database.writer(isolation_level=level)
         for token in (OLD, OLD, NEW):
             await writer.check("photo-17", token)
@@ -93,7 +94,8 @@ class TestPostgresSnapshots:
 
 @pytest.mark.parametrize("dialect", ["sqlite"])
 class TestSqliteWithExplicitTransactions:
-    """Write-ahead log, and transactions that begin where SQLAlchemy says: the driver's own guess is switched off."""
+    """Write-ahead log, with transactions that start where SQLAlchemy says instead of where the driver
+    guesses."""
 
     @pytest.fixture
     def engine(self, database: FencedDatabase) -> Iterator[Engine]:
@@ -111,18 +113,18 @@ class TestSqliteWithExplicitTransactions:
         yield engine
         engine.dispose()
 
-    def test_a_transaction_that_read_before_the_new_holder_wrote_cannot_write(self, engine: Engine) -> None:
-        with engine.connect() as newer, engine.connect() as zombie:
-            take_snapshot(zombie)
+    def test_a_transaction_that_read_before_the_new_holders_write_cannot_write(self, engine: Engine) -> None:
+        with engine.connect() as newer, engine.connect() as former:
+            take_snapshot(former)
             guard.check(newer, "photo-17", NEW)
             newer.commit()
             with pytest.raises(OperationalError, match="locked"):
-                guard.check(zombie, "photo-17", OLD)
-            zombie.rollback()
+                guard.check(former, "photo-17", OLD)
+            former.rollback()
             with pytest.raises(StaleToken):
-                guard.check(zombie, "photo-17", OLD)
+                guard.check(former, "photo-17", OLD)
 
-    def test_the_check_is_rolled_back_with_the_rest(self, engine: Engine) -> None:
+    def test_a_rollback_includes_the_check(self, engine: Engine) -> None:
         with engine.connect() as writer:
             guard.check(writer, "photo-17", NEW)
             put_note(writer, "photo-17", "half a thumbnail")
@@ -130,7 +132,7 @@ class TestSqliteWithExplicitTransactions:
             assert guard.newest(writer, "photo-17") is None
             assert note(writer, "photo-17") is None
 
-    def test_the_table_is_created_for_good(self, engine: Engine) -> None:
+    def test_creating_the_table_is_committed(self, engine: Engine) -> None:
         apart = FencingGuard(table_name="apart")
         apart.create(engine)
         with engine.begin() as writer:
@@ -138,7 +140,7 @@ class TestSqliteWithExplicitTransactions:
 
 
 class TestWithoutATransaction:
-    """A check that is committed by itself would protect nothing, and nobody would notice."""
+    """A check that is committed by itself would protect nothing, and would go unnoticed."""
 
     @pytest.mark.parametrize("dialect", ["postgresql"])
     @pytest.mark.parametrize("known", [False, True])
@@ -165,12 +167,12 @@ class TestWithoutATransaction:
             guard.check(connection, "photo-17", NEW)
 
 
-async def test_a_savepoint_of_the_caller_is_enough_of_a_transaction(database: FencedDatabase) -> None:
-    """What is rolled back to it takes the token along."""
+async def test_a_savepoint_of_the_caller_counts_as_a_transaction(database: FencedDatabase) -> None:
+    """Rolling back to the savepoint includes the token."""
     writer = await database.writer()
 
     def work(connection: Connection) -> None:
-        connection.execute(text("UPDATE notes SET text = text"))  # where SQLite's driver begins a transaction
+        connection.execute(text("UPDATE notes SET text = text"))  # SQLite's driver starts a transaction here
         part = connection.begin_nested()
         guard.check(connection, "photo-17", NEW)
         put_note(connection, "photo-17", "half a thumbnail")

@@ -1,4 +1,4 @@
-"""The guard in all that SQLAlchemy offers to write with: sessions, connections, plain and with asyncio."""
+"""The guard with SQLAlchemy's sessions and connections, synchronous and asynchronous."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ class TestPlain:
         yield engine
         engine.dispose()
 
-    def test_a_session_writes_what_was_checked_and_a_zombies_session_does_not(self, engine: Engine) -> None:
+    def test_only_the_session_of_the_newest_holder_writes(self, engine: Engine) -> None:
         with Session(engine) as session, guard.writing(session, "photo-17", NEW, "worker-b"):
             session.add(Thumbnail(photo="17", content="new"))
         with Session(engine) as session:
             with pytest.raises(StaleToken), guard.writing(session, "photo-17", OLD, "worker-a"):
-                pytest.fail("a zombie's code must not run")
+                pytest.fail("code of a former holder must not run")
             assert session.get_one(Thumbnail, "17").content == "new"
             assert guard.newest(session, "photo-17") == SeenToken(*NEW)
 
-    def test_an_error_in_the_body_rolls_the_token_back_too(self, engine: Engine) -> None:
+    def test_an_error_in_the_body_rolls_back_the_token(self, engine: Engine) -> None:
         with Session(engine) as session:
             with pytest.raises(IntegrityError), guard.writing(session, "photo-17", NEW):
                 session.add_all([Thumbnail(photo="17", content="half"), Thumbnail(photo="18")])
             assert guard.newest(session, "photo-17") is None
             assert session.get(Thumbnail, "17") is None
 
-    def test_a_session_that_has_begun_cannot_begin_to_write(self, engine: Engine) -> None:
-        """What it read already may be older than what the check would let it write over."""
+    def test_a_session_with_an_open_transaction_cannot_start_a_guarded_write(self, engine: Engine) -> None:
+        """Rows it has read may be older than the rows that the check would let it overwrite."""
         with Session(engine) as session:
             session.get(Thumbnail, "17")
             with pytest.raises(InvalidRequestError), guard.writing(session, "photo-17", NEW):
                 pytest.fail("not reached")
 
-    def test_a_connection(self, engine: Engine) -> None:
+    def test_a_connection_can_be_guarded(self, engine: Engine) -> None:
         with engine.connect() as connection:
             with guard.writing(connection, "photo-17", NEW):
                 pass
             with pytest.raises(StaleToken), guard.writing(connection, "photo-17", OLD):
-                pytest.fail("a zombie's code must not run")
+                pytest.fail("code of a former holder must not run")
 
-    def test_a_scoped_session(self, engine: Engine) -> None:
+    def test_a_scoped_session_can_be_guarded(self, engine: Engine) -> None:
         session = scoped_session(sessionmaker(engine))
         with guard.writing(session, "photo-17", NEW):
             pass
@@ -77,8 +77,8 @@ class TestPlain:
             guard.check(session, "photo-17", OLD)
         session.remove()
 
-    def test_a_check_writes_nothing_of_what_the_session_has_pending(self, engine: Engine) -> None:
-        """An error in the caller's own rows is the caller's, and must not look like a race for the token."""
+    def test_a_check_does_not_flush_pending_rows(self, engine: Engine) -> None:
+        """An error in the caller's own rows must not look like a race for the token."""
         with Session(engine) as session:
             session.add(Thumbnail(photo="17", content="first"))
             session.commit()
@@ -87,18 +87,18 @@ class TestPlain:
             with pytest.raises(IntegrityError, match="thumbnails"):
                 session.commit()
 
-    def test_a_session_over_several_databases_finds_the_guards(
+    def test_a_session_over_several_databases_uses_that_of_the_guard(
         self, engine: Engine, tmp_path: object
     ) -> None:
-        elsewhere = create_engine(f"sqlite:///{tmp_path}/elsewhere.db")
-        with Session(elsewhere, binds={guard.table: engine, Thumbnail: engine}) as session:
+        other_engine = create_engine(f"sqlite:///{tmp_path}/other.db")
+        with Session(other_engine, binds={guard.table: engine, Thumbnail: engine}) as session:
             guard.check(session, "photo-17", NEW)
             session.commit()
-        elsewhere.dispose()
+        other_engine.dispose()
         with engine.connect() as connection:
             assert guard.newest(connection, "photo-17") == SeenToken(*NEW)
 
-    def test_the_table_is_created_from_an_engine_and_kept_if_it_is_there(self, engine: Engine) -> None:
+    def test_creating_an_existing_table_keeps_it(self, engine: Engine) -> None:
         apart = FencingGuard(table_name="apart")
         apart.create(engine)
         with engine.begin() as connection:
@@ -118,15 +118,13 @@ class TestAsyncio:
         yield engine
         await engine.dispose()
 
-    async def test_a_session_writes_what_was_checked_and_a_zombies_session_does_not(
-        self, engine: AsyncEngine
-    ) -> None:
+    async def test_only_the_session_of_the_newest_holder_writes(self, engine: AsyncEngine) -> None:
         async with AsyncSession(engine) as session, guard.writing_async(session, "photo-17", NEW, "worker-b"):
             session.add(Thumbnail(photo="17", content="new"))
         async with AsyncSession(engine) as session:
             with pytest.raises(StaleToken):
                 async with guard.writing_async(session, "photo-17", OLD, "worker-a"):
-                    pytest.fail("a zombie's code must not run")
+                    pytest.fail("code of a former holder must not run")
             with pytest.raises(StaleToken):
                 await guard.check_async(session, "photo-17", OLD, "worker-a")
             assert (await session.get_one(Thumbnail, "17")).content == "new"
@@ -134,7 +132,7 @@ class TestAsyncio:
             assert recorded is not None
             assert (recorded, recorded.holder) == (SeenToken(*NEW), "worker-b")
 
-    async def test_an_error_in_the_body_rolls_the_token_back_too(self, engine: AsyncEngine) -> None:
+    async def test_an_error_in_the_body_rolls_back_the_token(self, engine: AsyncEngine) -> None:
         async with AsyncSession(engine) as session:
             with pytest.raises(IntegrityError):
                 async with guard.writing_async(session, "photo-17", NEW):
@@ -142,14 +140,14 @@ class TestAsyncio:
             assert await session.run_sync(guard.newest, "photo-17") is None
             assert await session.get(Thumbnail, "17") is None
 
-    async def test_a_connection(self, engine: AsyncEngine) -> None:
+    async def test_a_connection_can_be_guarded(self, engine: AsyncEngine) -> None:
         async with engine.connect() as connection:
             async with guard.writing_async(connection, "photo-17", NEW):
                 pass
             with pytest.raises(StaleToken):
                 await guard.check_async(connection, "photo-17", OLD)
 
-    async def test_the_table_is_created_where_a_transaction_is_under_way(self, engine: AsyncEngine) -> None:
+    async def test_the_table_can_be_created_within_a_transaction(self, engine: AsyncEngine) -> None:
         apart = FencingGuard(table_name="apart")
         async with engine.begin() as connection:
             for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which tokens may write, and what is recorded."""
+"""The order of tokens, and the recorded token."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ fresh = count()
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(tokens, st.booleans()), max_size=12))
-async def test_accepted_tokens_never_go_down(
+async def test_accepted_tokens_never_decrease(
     database: FencedDatabase, steps: list[tuple[FencingToken, bool]]
 ) -> None:
-    """And each check is accepted exactly if nothing newer was committed."""
+    """Each check is accepted exactly if no newer token was committed."""
     resource = f"resource-{next(fresh)}"
     writer = await database.writer()
     newest: FencingToken | None = None
@@ -49,7 +49,7 @@ async def test_accepted_tokens_never_go_down(
 
 
 @pytest.mark.parametrize(
-    ("recorded", "shown", "passes"),
+    ("recorded", "given", "passes"),
     [
         ((2, 5), (2, 5), True),
         ((2, 5), (2, 6), True),
@@ -58,26 +58,26 @@ async def test_accepted_tokens_never_go_down(
         ((2, 5), (1, 9), False),
     ],
 )
-async def test_the_attempt_counts_first_and_then_the_epoch(
-    database: FencedDatabase, recorded: tuple[int, int], shown: tuple[int, int], passes: bool
+async def test_tokens_are_ordered_by_attempt_and_then_by_epoch(
+    database: FencedDatabase, recorded: tuple[int, int], given: tuple[int, int], passes: bool
 ) -> None:
     writer = await database.writer()
     await writer.check("photo-17", FencingToken(*recorded))
     await writer.commit()
     if passes:
-        await writer.check("photo-17", FencingToken(*shown))
+        await writer.check("photo-17", FencingToken(*given))
         return
     with pytest.raises(StaleToken):
-        await writer.check("photo-17", FencingToken(*shown))
+        await writer.check("photo-17", FencingToken(*given))
 
 
-async def test_resources_do_not_touch_each_other(database: FencedDatabase) -> None:
+async def test_resources_are_independent(database: FencedDatabase) -> None:
     writer = await database.writer()
     await writer.check("photo-17", FencingToken(5, 1))
     await writer.check("photo-18", FencingToken(1, 1))
 
 
-async def test_the_refusal_says_what_happened(database: FencedDatabase) -> None:
+async def test_a_refusal_names_resource_tokens_and_holders(database: FencedDatabase) -> None:
     writer = await database.writer()
     await writer.check("photo-17", FencingToken(3, 1), "worker-b")
     with pytest.raises(StaleToken) as caught:
@@ -91,7 +91,7 @@ async def test_the_refusal_says_what_happened(database: FencedDatabase) -> None:
     )
 
 
-def test_a_refusal_passes_between_processes() -> None:
+def test_a_refusal_can_be_pickled() -> None:
     refused = StaleToken("photo-{17}", SeenToken(1, 2), SeenToken(2, 1, "worker-b"))
     copy = pickle.loads(pickle.dumps(refused))
     assert str(copy) == str(refused)
@@ -99,7 +99,7 @@ def test_a_refusal_passes_between_processes() -> None:
 
 
 async def test_a_refusal_changes_nothing(database: FencedDatabase) -> None:
-    """The transaction is still good for what does not need the token."""
+    """The transaction can still be used for writes that do not need the token."""
     writer = await database.writer()
     await writer.check("photo-17", FencingToken(3, 1), "worker-b")
     await writer.commit()
@@ -114,7 +114,7 @@ async def test_a_refusal_changes_nothing(database: FencedDatabase) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first token", "later token"])
-async def test_a_rollback_leaves_nothing(database: FencedDatabase, known: bool) -> None:
+async def test_a_rollback_discards_token_and_write(database: FencedDatabase, known: bool) -> None:
     writer = await database.writer()
     if known:
         await writer.check("photo-17", FencingToken(1, 1), "worker-a")
@@ -128,7 +128,7 @@ async def test_a_rollback_leaves_nothing(database: FencedDatabase, known: bool) 
     assert await database.read_committed(note, "photo-17") is None
 
 
-async def test_people_see_who_wrote_last_and_when(database: FencedDatabase) -> None:
+async def test_the_last_holder_and_its_time_are_recorded(database: FencedDatabase) -> None:
     writer = await database.writer()
     for attempt, holder in ((1, "worker-a"), (2, "worker-b")):
         await writer.check("photo-17", FencingToken(attempt, 1), holder)
@@ -141,28 +141,28 @@ async def test_people_see_who_wrote_last_and_when(database: FencedDatabase) -> N
     assert await database.read_committed(row) == ("worker-b", True)
 
 
-async def test_the_table_can_be_created_by_many_at_once(dialect: str, url: str) -> None:
+async def test_the_table_can_be_created_concurrently(dialect: str, url: str) -> None:
     database = FencedDatabase(dialect, url)
     apart = FencingGuard(table_name="fences")
-    hands = [await database.writer() for _ in range(8)]
+    writers = [await database.writer() for _ in range(8)]
 
     async def start(worker: int) -> None:
-        await hands[worker].run(apart.create)
-        await hands[worker].run(apart.check, f"photo-{worker}", FencingToken(1, 1))
-        await hands[worker].commit()
+        await writers[worker].run(apart.create)
+        await writers[worker].run(apart.check, f"photo-{worker}", FencingToken(1, 1))
+        await writers[worker].commit()
 
     try:
-        await asyncio.gather(*(start(worker) for worker in range(len(hands))))
+        await asyncio.gather(*(start(worker) for worker in range(len(writers))))
         rows = await database.read_committed(
             lambda connection: connection.scalar(select(func.count()).select_from(apart.table))
         )
     finally:
         await database.close()
-    assert rows == len(hands)
+    assert rows == len(writers)
 
 
-async def test_the_table_belongs_to_the_metadata_it_was_given(database: FencedDatabase) -> None:
-    """So that whatever creates and migrates the user's tables does it for this one too."""
+async def test_the_table_belongs_to_the_given_metadata(database: FencedDatabase) -> None:
+    """Tools that create and migrate the user's tables therefore include it."""
     tables = await database.read_committed(lambda connection: set(inspect(connection).get_table_names()))
     assert tables == {"liveness_fencing_tokens", "notes"}
     assert guard.table.metadata is notes.metadata
@@ -183,32 +183,32 @@ class TestRowsThatCarryTheirToken:
         touched: int = connection.execute(statement.values(thumbnail=thumbnail)).rowcount
         return touched
 
-    async def test_older_tokens_touch_no_row(self, database: FencedDatabase) -> None:
+    async def test_older_tokens_update_no_row(self, database: FencedDatabase) -> None:
         writer = await database.writer()
         await writer.run(self.photos.metadata.create_all)
         first = self.photos.insert().values(id="17", attempt=0, lease_epoch=0)
         other = self.photos.insert().values(id="18", attempt=0, lease_epoch=0)
         await writer.run(lambda connection: (connection.execute(first), connection.execute(other)))
         assert await writer.run(self.write, FencingToken(2, 2), "by the second") == 1
-        assert await writer.run(self.write, FencingToken(1, 9), "by a zombie") == 0
-        assert await writer.run(self.write, FencingToken(2, 1), "by a zombie") == 0
+        assert await writer.run(self.write, FencingToken(1, 9), "by the first") == 0
+        assert await writer.run(self.write, FencingToken(2, 1), "by the first") == 0
         assert await writer.run(self.write, FencingToken(2, 2), "by the second again") == 1
         rows = await writer.run(
             lambda connection: connection.execute(select(self.photos).order_by(self.photos.c.id)).all()
         )
         assert [tuple(row) for row in rows] == [("17", 2, 2, "by the second again"), ("18", 0, 0, None)]
 
-    async def test_a_zombie_waits_for_the_new_holder_and_then_touches_no_row(
+    async def test_a_former_holder_waits_for_the_new_one_and_then_updates_no_row(
         self, database: FencedDatabase
     ) -> None:
-        newer, zombie = await database.writer(), await database.writer()
+        newer, former = await database.writer(), await database.writer()
         await newer.run(self.photos.metadata.create_all)
         first = self.photos.insert().values(id="17", attempt=1, lease_epoch=1)
         await newer.run(lambda connection: connection.execute(first))
         await newer.commit()
         await newer.run(self.write, FencingToken(2, 1), "by the second")
-        late = asyncio.create_task(zombie.run(self.write, FencingToken(1, 1), "by a zombie"))
-        await zombie.until_waiting()
+        late = asyncio.create_task(former.run(self.write, FencingToken(1, 1), "by the first"))
+        await former.until_waiting()
         assert not late.done()
         await newer.commit()
         assert await late == 0

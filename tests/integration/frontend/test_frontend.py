@@ -1,4 +1,4 @@
-"""A whole frontend before real nodes that share a PostgreSQL."""
+"""A complete frontend for real nodes that share a PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.server.server_harness import NAMESPACE, REGISTERED, heart
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 MANY = 64
-"""So many shards that each node wins some, whatever its address is."""
+"""Enough shards that each node gets some, whatever its address."""
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -42,7 +42,7 @@ class Nodes:
         return server
 
     async def share(self) -> None:
-        """Until each has its part."""
+        """Wait until each node has its share of shards."""
         while not all(server.membership.is_fully_serving and server.node.shards() for server in self.servers):
             await asyncio.sleep(0.01)
 
@@ -64,7 +64,7 @@ async def nodes(postgres: PostgresServer, postgres_database: str) -> AsyncIterat
 
 @pytest.fixture(params=["db", "nodes"])
 async def frontend(nodes: Nodes, request: pytest.FixtureRequest) -> AsyncIterator[Frontend]:
-    """That looks into the database, or asks one of the nodes."""
+    """A frontend that reads the registry from the database or from one of the nodes."""
     where: dict[str, Any] = (
         {"db": nodes.url} if request.param == "db" else {"nodes": (nodes.servers[0].address,)}
     )
@@ -89,7 +89,7 @@ async def health(frontend: Frontend, wanted: int) -> None:
     raise AssertionError("the health never became what was wanted")
 
 
-async def test_every_worker_is_reached_wherever_it_lives(nodes: Nodes, client: Client) -> None:
+async def test_every_worker_is_reached_on_any_node(nodes: Nodes, client: Client) -> None:
     workers = [f"w{number}" for number in range(40)]
     beats = await asyncio.gather(
         *(client.liveness.RecordWorkerHeartbeat(beat_request(worker)) for worker in workers)
@@ -106,7 +106,7 @@ async def test_every_worker_is_reached_wherever_it_lives(nodes: Nodes, client: C
     assert counted.total == 40
 
 
-async def test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes: Nodes, client: Client) -> None:
+async def test_a_stopping_node_loses_no_heartbeat_and_no_stream(nodes: Nodes, client: Client) -> None:
     workers = [f"w{number}" for number in range(12)]
     for worker in workers:
         await client.liveness.RecordWorkerHeartbeat(
@@ -141,16 +141,16 @@ async def test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes: Nodes, 
     assert await stream.ping() == []
 
 
-async def test_clients_of_one_node_notice_as_little_of_another(nodes: Nodes) -> None:
+async def test_clients_of_a_node_do_not_notice_the_stop_of_another(nodes: Nodes) -> None:
     client = Client(nodes.servers[0].address)
     try:
-        await test_every_worker_is_reached_wherever_it_lives(nodes, client)
-        await test_a_node_that_stops_costs_no_heartbeat_and_no_stream(nodes, client)
+        await test_every_worker_is_reached_on_any_node(nodes, client)
+        await test_a_stopping_node_loses_no_heartbeat_and_no_stream(nodes, client)
     finally:
         await client.channel.close()
 
 
-async def test_nodes_that_join_are_found(nodes: Nodes, frontend: Frontend, client: Client) -> None:
+async def test_calls_reach_nodes_that_join(nodes: Nodes, frontend: Frontend, client: Client) -> None:
     joined = await nodes.start()
     await nodes.share()
     while len({owner.node_id for owner in frontend.routes.owners().values()}) < 3:
@@ -162,7 +162,7 @@ async def test_nodes_that_join_are_found(nodes: Nodes, frontend: Frontend, clien
     assert any(key.instance_key == worker for shard in joined.node.shards() for key in shard.workers)
 
 
-async def test_a_frontend_without_nodes_says_so_and_serves_when_there_are_some(nodes: Nodes) -> None:
+async def test_a_frontend_without_reachable_nodes_reports_not_serving(nodes: Nodes) -> None:
     (address,) = {server.address for server in nodes.servers[:1]}
     unused = "127.0.0.1:1"
     async with Frontend(FrontendSettings(listen="127.0.0.1:0", nodes=(unused,))) as frontend:
@@ -178,8 +178,8 @@ async def test_a_frontend_without_nodes_says_so_and_serves_when_there_are_some(n
         await health(frontend, SERVING)
 
 
-async def test_calls_that_only_newer_nodes_know_are_carried_as_they_are(frontend: Frontend) -> None:
-    """Here no node knows it either, and says so itself."""
+async def test_unknown_calls_are_forwarded_unchanged(frontend: Frontend) -> None:
+    """No node knows the call here either, and the node refuses it."""
     async with grpc.aio.insecure_channel(frontend.address) as channel:
         call: Any = channel.unary_unary("/liveness.v1.LivenessService/CallOfTheFuture")
         with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -11,7 +11,7 @@ from tests.integration.http.http_harness import HttpHarness
 
 @pytest.fixture
 async def stopped_harness(tmp_path: Path) -> AsyncIterator[HttpHarness]:
-    """Where the test itself opens a house."""
+    """A harness whose server the test starts itself."""
     http_harness = HttpHarness(f"sqlite:///{tmp_path}/liveness.db")
     yield http_harness
     await http_harness.close()

@@ -1,4 +1,4 @@
-"""A client of HTTP that sends exactly what it is told, so that tests can send what no library would."""
+"""An HTTP client that sends exactly the given bytes, so that tests can send invalid requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON = {"Content-Type": "application/json"}
 class Answer:
     code: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header names are in lower case."""
     body: bytes
 
     def json(self) -> Any:
@@ -39,7 +39,7 @@ class ServerEvent:
 
 
 class Connection:
-    """One connection."""
+    """One HTTP connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self.reader = reader
@@ -76,7 +76,7 @@ class Connection:
         await self.reader.readline()
 
     async def events(self) -> AsyncIterator[ServerEvent | str]:
-        """Events, and comments as texts."""
+        """Yield server-sent events, and comments as text."""
         text = ""
         async for chunk in self.chunks():
             text += chunk.decode()
@@ -115,7 +115,7 @@ class Client:
             return await http_connection.answer(verb)
 
     async def get(self, target: str, **headers: str) -> Any:
-        """What must be a success, as JSON."""
+        """Send a GET that must succeed, and return the JSON."""
         answer = await self.ask("GET", target, headers)
         assert answer.code == 200, answer
         return answer.json()
@@ -126,7 +126,7 @@ class Client:
         return answer.json()
 
     async def refused(self, verb: str, target: str, value: Any = None) -> tuple[int, str, str]:
-        """HTTP code, reason and message of what must be refused."""
+        """Send a call that must be refused, and return its HTTP code, reason and message."""
         body = b"" if value is None else json.dumps(value).encode()
         answer = await self.ask(verb, target, JSON if body else None, body)
         assert answer.code >= 400, answer

@@ -1,4 +1,4 @@
-"""A server with a face, in this process, on a clock that tests move."""
+"""A server with its HTTP server, in this process, on a manual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HttpHarness:
     async def open(
         self, *, settings: dict[str, Any] | None = None, host: str = "127.0.0.1", **http_server: Any
     ) -> HttpHarness:
-        """Again at the same port, if it was open before."""
+        """Start; a second start uses the same port."""
         await self.harness.start(**(settings or {}))
         listen_address = bind_address(host, self.port)
         self.port = listen_address.port
@@ -34,7 +34,7 @@ class HttpHarness:
         return self
 
     async def close(self) -> None:
-        """In the order in which a process does it."""
+        """Stop in the order that a process uses."""
         if self._is_open:
             self._is_open = False
             self.http_server.stop_accepting()

@@ -1,4 +1,4 @@
-"""Every call by HTTP: the same as by gRPC, under the names of the contract."""
+"""Every call over HTTP has the same effect as over gRPC, with the names of the contract."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN = {
 def target(endpoint: Endpoint) -> str:
     parts = [KNOWN[str(part)] if isinstance(part, FieldPath) else part for part in endpoint.segments]
     said = set(map(str, endpoint.variables))
-    # What one way says in the path, another says in the query.
+    # A path variable of one endpoint is a query parameter of another.
     asked = {name for each in BINDINGS if each.method is endpoint.method for name in map(str, each.variables)}
     query = (
         "&".join(f"{name}={KNOWN[name]}" for name in sorted(asked - said)) if endpoint.verb == "GET" else ""
@@ -41,16 +41,16 @@ def target(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_every_call_but_the_two_way_stream_has_a_place(method: MethodDescriptor) -> None:
+def test_every_call_except_the_bidirectional_stream_has_an_endpoint(method: MethodDescriptor) -> None:
     assert any(endpoint.method is method for endpoint in BINDINGS) != method.client_streaming
 
 
-def test_no_two_calls_share_a_place() -> None:
-    places = [(endpoint.verb, endpoint.template) for endpoint in BINDINGS]
-    assert len(set(places)) == len(places) > 40
+def test_no_two_calls_share_an_endpoint() -> None:
+    endpoints = [(endpoint.verb, endpoint.template) for endpoint in BINDINGS]
+    assert len(set(endpoints)) == len(endpoints) > 40
 
 
-def test_only_what_changes_nothing_is_a_get() -> None:
+def test_exactly_the_reading_calls_use_get() -> None:
     for endpoint in BINDINGS:
         reads = endpoint.method.name.startswith(("Get", "List", "Describe", "Count", "Watch"))
         assert (endpoint.verb == "GET") == reads, endpoint.method.name
@@ -61,13 +61,13 @@ def test_only_what_changes_nothing_is_a_get() -> None:
     [each for each in BINDINGS if each.verb == "GET" and not each.method.server_streaming],
     ids=lambda endpoint: endpoint.template,
 )
-async def test_every_question_is_answered(http_harness: HttpHarness, endpoint: Endpoint) -> None:
+async def test_every_get_endpoint_answers(http_harness: HttpHarness, endpoint: Endpoint) -> None:
     await http_harness.harness.beat("w", task_queue="q")
     id = {name.removeprefix("id."): KNOWN[name] for name in KNOWN if name.startswith("id.")}
     await http_harness.client.post("/v1/namespaces/orders/activities", {"id": id, "task_queue": "q"})
     answer = await http_harness.client.ask("GET", target(endpoint))
     if endpoint.method.name == "GetDeathCertificate":
-        assert answer.error["reason"] == "DEATH_NOT_FOUND"  # it lives
+        assert answer.error["reason"] == "DEATH_NOT_FOUND"  # the worker is alive
         return
     if endpoint.method.name == "GetRelayStatus":
         assert answer.error["reason"] == "RELAY_NOT_CONFIGURED"
@@ -78,7 +78,7 @@ async def test_every_question_is_answered(http_harness: HttpHarness, endpoint: E
     assert set(always) <= set(shown)
 
 
-async def test_a_worker_is_registered_renewed_and_says_goodbye(client: Client) -> None:
+async def test_a_worker_registers_renews_and_shuts_down_over_http(client: Client) -> None:
     beat = {"session_id": "s", "sequence": "1", "task_queue": "q", "lease_duration": "5.5s"}
     worker_path = "/v1/namespaces/orders/workers/w-1"
     first = await client.post(f"{worker_path}/heartbeat", beat)
@@ -93,21 +93,23 @@ async def test_a_worker_is_registered_renewed_and_says_goodbye(client: Client) -
     assert [event["type"] for event in history] == ["WorkerRegistered", "WorkerDeactivated"]
 
 
-async def test_a_call_without_anything_to_say_needs_no_body(http_harness: HttpHarness) -> None:
+async def test_a_call_without_parameters_needs_no_body(http_harness: HttpHarness) -> None:
     await http_harness.harness.beat("w")
     answer = await http_harness.client.ask("POST", "/v1/namespaces/orders/workers/w/expire", JSON)
     assert (answer.code, answer.json()["state"]) == (200, "WORKER_STATE_INACTIVE")
 
 
-async def test_an_activity_goes_from_scheduled_to_completed(
+async def test_an_activity_is_scheduled_polled_and_completed_over_http(
     http_harness: HttpHarness, client: Client
 ) -> None:
     await http_harness.harness.beat("w", task_queue="q", session_id="s", sequence=1)
     id = {"workflow_id": "wf", "run_id": "r", "activity_id": "a"}
-    there = "/v1/namespaces/orders"
+    namespace_path = "/v1/namespaces/orders"
     job = {"id": id, "task_queue": "q", "input": "aGVsbG8=", "activity_type": "t"}
-    assert (await client.post(f"{there}/activities", job))["created"] is True
-    taken = await client.post(f"{there}/activities/poll", {"worker_instance_key": "w", "wait": "10s"})
+    assert (await client.post(f"{namespace_path}/activities", job))["created"] is True
+    taken = await client.post(
+        f"{namespace_path}/activities/poll", {"worker_instance_key": "w", "wait": "10s"}
+    )
     (task,) = taken["activities"]
     assert (task["id"], task["input"]) == (id, "aGVsbG8=")
     done = {
@@ -116,10 +118,12 @@ async def test_an_activity_goes_from_scheduled_to_completed(
         "lease_epoch": task["lease_epoch"],
         "attempt": task["attempt"],
     }
-    assert await client.post(f"{there}/activity/complete", done) == {}
-    known = await client.get(f"{there}/activities/wf/r/a")
+    assert await client.post(f"{namespace_path}/activity/complete", done) == {}
+    known = await client.get(f"{namespace_path}/activities/wf/r/a")
     assert known["activity"]["state"] == "ACTIVITY_STATE_COMPLETED"
-    assert await client.get(f"{there}/activity?id.workflow_id=wf&id.run_id=r&id.activity_id=a") == known
+    assert (
+        await client.get(f"{namespace_path}/activity?id.workflow_id=wf&id.run_id=r&id.activity_id=a") == known
+    )
 
 
 async def test_settings_are_changed_with_patch(client: Client) -> None:
@@ -148,7 +152,7 @@ async def test_settings_are_changed_with_patch(client: Client) -> None:
         "~",
     ],
 )
-async def test_any_name_can_stand_in_a_path_or_a_query(
+async def test_any_name_can_be_used_in_a_path_or_a_query(
     http_harness: HttpHarness, client: Client, key: str
 ) -> None:
     escaped = quote(key, safe="")
@@ -163,7 +167,7 @@ async def test_any_name_can_stand_in_a_path_or_a_query(
     assert renewed["outcome"] == "HEARTBEAT_OUTCOME_RENEWED"
 
 
-async def test_filters_stand_in_the_query(http_harness: HttpHarness, client: Client) -> None:
+async def test_filters_and_pages_are_query_parameters(http_harness: HttpHarness, client: Client) -> None:
     await http_harness.harness.beat("a", build_id="1")
     await http_harness.harness.beat("b", build_id="2")
     await http_harness.harness.beat("c", build_id="2")
@@ -184,7 +188,7 @@ async def test_filters_stand_in_the_query(http_harness: HttpHarness, client: Cli
     assert await keys(rest) == ["c"]
 
 
-async def test_a_client_that_leaves_takes_its_call_with_it(http_harness: HttpHarness) -> None:
+async def test_a_client_that_disconnects_cancels_its_call(http_harness: HttpHarness) -> None:
     await http_harness.harness.beat("w", task_queue="q")
     body = json.dumps({"worker_instance_key": "w", "wait": "60s"}).encode()
     polls = http_harness.harness.server.matching._polls

@@ -1,4 +1,4 @@
-"""Refusals by HTTP: the code of HTTP, the status of gRPC, a reason for machines, and all details."""
+"""Errors over HTTP: the HTTP code, the gRPC status, a reason for machines, and all details."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from tests.integration.http.http_harness import HttpHarness
 HEARTBEAT = "/v1/namespaces/orders/workers/w/heartbeat"
 
 
-def test_every_code_of_grpc_has_one_of_http() -> None:
+def test_every_grpc_code_has_an_http_code() -> None:
     assert set(HTTP_CODES) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
     assert all(400 <= code <= 599 for code in HTTP_CODES.values())
 
 
-async def test_what_is_not_there_is_404_with_its_reason_and_fields(client: Client) -> None:
-    answer = await client.ask("GET", "/v1/namespaces/orders/workers/nobody")
+async def test_an_unknown_worker_is_404_with_reason_and_fields(client: Client) -> None:
+    answer = await client.ask("GET", "/v1/namespaces/orders/workers/unknown")
     assert (answer.code, answer.headers["content-type"]) == (404, "application/json")
     assert answer.json() == {
         "error": {
             "code": 404,
             "status": "NOT_FOUND",
-            "message": "There is no worker nobody in namespace orders.",
+            "message": "There is no worker unknown in namespace orders.",
             "reason": "WORKER_NOT_FOUND",
             "details": [
                 {
                     "@type": "type.googleapis.com/google.rpc.ErrorInfo",
                     "reason": "WORKER_NOT_FOUND",
                     "domain": "liveness",
-                    "metadata": {"worker": "nobody", "namespace": "orders"},
+                    "metadata": {"worker": "unknown", "namespace": "orders"},
                 }
             ],
         }
     }
 
 
-async def test_a_field_that_the_server_refuses_is_named(client: Client) -> None:
+async def test_a_refused_field_is_named(client: Client) -> None:
     answer = await client.ask("POST", HEARTBEAT, JSON, b'{"lease_duration": "0s"}')
     assert (answer.code, answer.error["reason"]) == (400, "INVALID_FIELD")
     (violation,) = answer.error["details"][1]["field_violations"]
     assert violation["field"] == "heartbeat.lease_duration"
 
 
-async def test_what_the_state_forbids_is_400(http_harness: HttpHarness) -> None:
+async def test_a_failed_precondition_is_400(http_harness: HttpHarness) -> None:
     await http_harness.harness.beat("w", session_id="s", sequence=5)
     answer = await http_harness.client.ask("POST", HEARTBEAT, JSON, b'{"session_id": "s", "sequence": 4}')
     assert (answer.code, answer.error["status"]) == (400, "FAILED_PRECONDITION")
     assert answer.error["reason"] == "STALE_HEARTBEAT"
 
 
-async def test_a_limit_is_429_and_says_when_to_come_again(http_harness: HttpHarness) -> None:
+async def test_a_rate_limit_is_429_with_a_retry_delay(http_harness: HttpHarness) -> None:
     await http_harness.harness.configure(worker_heartbeat_rate=0.1)
     await http_harness.harness.beat("w", session_id="s", sequence=1)
     refused = None
@@ -99,7 +99,7 @@ async def test_an_item_of_a_batch_is_refused_alone(http_harness: HttpHarness) ->
         ("GET", "/v1/namespaces/%FF/workers", 400, "INVALID_FIELD"),
     ],
 )
-async def test_what_only_http_knows_has_the_same_form(
+async def test_errors_of_the_http_layer_have_the_same_form(
     client: Client, verb: str, target: str, code: int, reason: str
 ) -> None:
     answer = await client.ask(verb, target, JSON)
@@ -110,12 +110,12 @@ async def test_what_only_http_knows_has_the_same_form(
     assert ("allow" in answer.headers) == (code == 405)
 
 
-async def test_a_path_for_other_verbs_says_which(client: Client) -> None:
+async def test_a_wrong_method_lists_the_allowed_ones(client: Client) -> None:
     answer = await client.ask("PUT", "/v1/namespaces/orders/config", JSON)
     assert answer.headers["allow"] == "GET, PATCH"
 
 
-async def test_a_call_that_takes_too_long_is_504(http_harness: HttpHarness) -> None:
+async def test_a_call_that_exceeds_its_timeout_is_504(http_harness: HttpHarness) -> None:
     await http_harness.harness.beat("w", task_queue="q")
     poll = json.dumps({"worker_instance_key": "w", "wait": "60s"}).encode()
     target = "/v1/namespaces/orders/activities/poll"
@@ -124,14 +124,14 @@ async def test_a_call_that_takes_too_long_is_504(http_harness: HttpHarness) -> N
 
 
 @pytest.mark.parametrize("text", ["5", "0s", "-1s", "5h", "11m", "1e3s", "", "s"])
-async def test_a_time_that_cannot_be_is_refused(client: Client, text: str) -> None:
+async def test_an_invalid_timeout_header_is_refused(client: Client, text: str) -> None:
     answer = await client.ask("GET", "/v1/server", {"X-Timeout": text})
     assert (answer.code, answer.error["reason"]) == (400, "INVALID_FIELD")
     assert "X-Timeout" in answer.error["message"]
 
 
 class RefusingNode(grpc.GenericRpcHandler):
-    """A node that refuses everything with whatever it is told, and remembers what it was asked."""
+    """A node that refuses every call with a given error, and records the metadata."""
 
     def __init__(self) -> None:
         self.error: LivenessError | grpc.StatusCode = grpc.StatusCode.INTERNAL
@@ -152,7 +152,7 @@ class RefusingNode(grpc.GenericRpcHandler):
             if isinstance(self.error, LivenessError):
                 trailers = ((DETAILS_KEY, status_of(self.error).SerializeToString()),)
                 await context.abort(code_of(self.error), str(self.error), trailers)
-            await context.abort(self.error, "so it is")
+            await context.abort(self.error, "refused")
 
         return grpc.unary_unary_rpc_method_handler(refuse)
 
@@ -173,18 +173,20 @@ async def node() -> AsyncIterator[tuple[RefusingNode, Client]]:
 
 
 @pytest.mark.parametrize("code", HTTP_CODES, ids=lambda code: code.name)
-async def test_each_code_becomes_its_own(node: tuple[RefusingNode, Client], code: grpc.StatusCode) -> None:
+async def test_each_grpc_code_becomes_its_http_code(
+    node: tuple[RefusingNode, Client], code: grpc.StatusCode
+) -> None:
     handler, client = node
     handler.error = code
     answer = await client.ask("GET", "/v1/server")
     assert (answer.code, answer.error["status"]) == (HTTP_CODES[code], code.name)
-    assert (answer.error["message"], answer.error["reason"], answer.error["details"]) == ("so it is", "", [])
+    assert (answer.error["message"], answer.error["reason"], answer.error["details"]) == ("refused", "", [])
 
 
-async def test_a_node_that_is_away_is_503() -> None:
-    nowhere = bind_address("127.0.0.1", 0)  # bound, but nobody listens
+async def test_an_unreachable_node_is_503() -> None:
+    unreachable = bind_address("127.0.0.1", 0)  # bound, but not listening
     listen_address = bind_address("127.0.0.1", 0)
-    http_server = HttpServer(f"127.0.0.1:{nowhere.port}", listen_address, SystemClock())
+    http_server = HttpServer(f"127.0.0.1:{unreachable.port}", listen_address, SystemClock())
     await http_server.start()
     try:
         answer = await Client(listen_address.port).ask("GET", "/v1/server")
@@ -193,10 +195,10 @@ async def test_a_node_that_is_away_is_503() -> None:
         assert (await Client(listen_address.port).ask("GET", "/healthz")).code == 200
     finally:
         await http_server.stop()
-        nowhere.socket.close()
+        unreachable.socket.close()
 
 
-async def test_deadline_and_trace_are_passed_on(node: tuple[RefusingNode, Client]) -> None:
+async def test_deadline_and_trace_headers_are_forwarded(node: tuple[RefusingNode, Client]) -> None:
     handler, client = node
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     await client.ask("GET", "/v1/server", {**trace, "X-Timeout": "2m", "Cookie": "c", "Authorization": "x"})
@@ -208,7 +210,7 @@ async def test_deadline_and_trace_are_passed_on(node: tuple[RefusingNode, Client
     assert 15 < handler.time_s < 35
 
 
-async def test_a_poll_may_take_as_long_as_it_waits_and_a_little_more(
+async def test_the_deadline_of_a_poll_exceeds_its_wait(
     node: tuple[RefusingNode, Client],
 ) -> None:
     handler, client = node
@@ -216,7 +218,7 @@ async def test_a_poll_may_take_as_long_as_it_waits_and_a_little_more(
     assert 60 < handler.time_s < 95
 
 
-async def test_who_leaves_cancels_the_call(node: tuple[RefusingNode, Client]) -> None:
+async def test_a_disconnected_client_cancels_the_call(node: tuple[RefusingNode, Client]) -> None:
     handler, client = node
     handler.waits = True
     async with client.connect() as http_connection:

@@ -1,4 +1,4 @@
-"""Events as they happen, over HTTP: each once, in order, over reconnects and restarts, and a clean end."""
+"""Server-sent events: each event once and in order, over reconnects and restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = "/v1/namespaces/orders/events"
 
 
 class EventSource:
-    """What a browser's EventSource does with a stream."""
+    """Reads a stream as a browser's EventSource does."""
 
     def __init__(self, stream: AsyncIterator[ServerEvent | str], last_id: str = "") -> None:
         self._stream = stream
@@ -45,7 +45,7 @@ class EventSource:
 
 @asynccontextmanager
 async def watching(client: Client, target: str = EVENTS, last_id: str = "") -> AsyncIterator[EventSource]:
-    """Open, and past the first answer, which only says where the stream begins."""
+    """Open a stream and read the first answer, which only contains the start position."""
     async with client.connect() as http_connection:
         await http_connection.send("GET", target, {"Last-Event-ID": last_id} if last_id else {})
         code, headers = await http_connection.head()
@@ -60,7 +60,7 @@ def registered(*workers: str) -> list[tuple[str, str]]:
     return [(worker, "WorkerRegistered") for worker in workers]
 
 
-async def test_events_come_as_they_happen(http_harness: HttpHarness) -> None:
+async def test_events_are_streamed_as_they_happen(http_harness: HttpHarness) -> None:
     await http_harness.harness.beat("before")
     async with watching(http_harness.client) as source:
         await http_harness.harness.beat("a")
@@ -69,7 +69,7 @@ async def test_events_come_as_they_happen(http_harness: HttpHarness) -> None:
         assert (await source.until(2))[1] == ("a", "WorkerDeactivated")
 
 
-async def test_a_stream_may_begin_with_the_oldest_event_or_be_about_one_worker(
+async def test_a_stream_can_start_with_the_oldest_event_or_select_one_worker(
     http_harness: HttpHarness,
 ) -> None:
     for worker in ("a", "b"):
@@ -84,7 +84,7 @@ async def test_a_stream_may_begin_with_the_oldest_event_or_be_about_one_worker(
         assert ("", "ShardTaken") in source.types
 
 
-async def test_who_comes_back_misses_nothing_and_sees_nothing_twice(http_harness: HttpHarness) -> None:
+async def test_a_reconnecting_client_gets_every_event_exactly_once(http_harness: HttpHarness) -> None:
     async with watching(http_harness.client) as source:
         await http_harness.harness.beat("a")
         await source.until(1)
@@ -93,7 +93,7 @@ async def test_who_comes_back_misses_nothing_and_sees_nothing_twice(http_harness
     async with watching(http_harness.client, last_id=source.last_id) as again:
         await http_harness.harness.beat("d")
         assert sorted(await again.until(3)) == registered("b", "c", "d")
-    # A token in the query does the same; the header, which is newer, goes before it.
+    # A token in the query does the same; the header is newer and takes precedence.
     async with watching(http_harness.client, f"{EVENTS}?resume_token={source.last_id}") as again:
         assert sorted(await again.until(3)) == registered("b", "c", "d")
     await http_harness.harness.beat("e")
@@ -102,7 +102,7 @@ async def test_who_comes_back_misses_nothing_and_sees_nothing_twice(http_harness
         assert await last.until(1) == registered("e")
 
 
-async def test_a_token_that_does_not_belong_here_is_refused_before_the_stream_begins(
+async def test_an_invalid_resume_token_is_refused_before_the_stream_starts(
     http_harness: HttpHarness,
 ) -> None:
     async with watching(http_harness.client) as source:
@@ -116,7 +116,7 @@ async def test_a_token_that_does_not_belong_here_is_refused_before_the_stream_be
         assert (answer.code, answer.error["reason"]) == (400, "RESUME_TOKEN_INVALID")
 
 
-async def test_silence_is_filled_with_comments(http_harness: HttpHarness) -> None:
+async def test_an_idle_stream_sends_comments(http_harness: HttpHarness) -> None:
     async with watching(http_harness.client) as source:
         for _ in range(2):
             reading = asyncio.ensure_future(source.next())
@@ -128,7 +128,7 @@ async def test_silence_is_filled_with_comments(http_harness: HttpHarness) -> Non
         assert await source.until(1) == registered("a")
 
 
-async def test_a_server_that_stops_ends_its_streams_and_the_next_one_goes_on(
+async def test_a_stopping_server_ends_its_streams_and_the_next_one_resumes(
     http_harness: HttpHarness,
 ) -> None:
     async with watching(http_harness.client) as source:
@@ -145,7 +145,7 @@ async def test_a_server_that_stops_ends_its_streams_and_the_next_one_goes_on(
         assert sorted(seen) == registered("b", "c")
 
 
-async def test_a_client_that_leaves_frees_its_place(stopped_harness: HttpHarness) -> None:
+async def test_a_disconnected_client_frees_its_stream(stopped_harness: HttpHarness) -> None:
     await stopped_harness.open(streams_max=1)
     async with watching(stopped_harness.client):
         answer = await stopped_harness.client.ask("GET", EVENTS)
@@ -162,14 +162,15 @@ async def _code(client: Client) -> int:
         return code
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody(http_harness: HttpHarness) -> None:
-    """Neither others, nor the end of the server."""
+async def test_a_client_that_does_not_read_blocks_neither_others_nor_the_shutdown(
+    http_harness: HttpHarness,
+) -> None:
     async with http_harness.client.connect() as http_connection:
         await http_connection.send("GET", f"{EVENTS}?from_beginning=true")
         await http_connection.head()
         async with watching(http_harness.client) as other:
             number = 0
-            while not is_stuck(http_harness):
+            while not has_blocked_client(http_harness):
                 number += 1
                 assert number < 5_000
                 await http_harness.harness.beat(
@@ -179,19 +180,19 @@ async def test_a_client_that_does_not_read_holds_up_nobody(http_harness: HttpHar
         await http_harness.close()
 
 
-def is_stuck(http_harness: HttpHarness) -> bool:
-    """Whether somebody does not read, and all that lies in between is full."""
+def has_blocked_client(http_harness: HttpHarness) -> bool:
+    """Return whether a client does not read and all buffers are full."""
     connections: Any = http_harness.http_server._uvicorn.server_state.connections
     return any(connection.flow.write_paused for connection in connections)
 
 
-async def test_a_stream_ends_when_the_time_that_was_asked_for_is_over(http_harness: HttpHarness) -> None:
+async def test_a_stream_ends_at_its_timeout(http_harness: HttpHarness) -> None:
     async with http_harness.client.connect() as http_connection:
         await http_connection.send("GET", EVENTS, {"X-Timeout": "200ms"})
         await http_connection.head()
         await EventSource(http_connection.events()).ended()
 
 
-async def test_an_unknown_parameter_is_refused_before_the_stream_begins(client: Client) -> None:
+async def test_an_unknown_parameter_is_refused_before_the_stream_starts(client: Client) -> None:
     code, reason, _ = await client.refused("GET", f"{EVENTS}?since=yesterday")
     assert (code, reason) == (400, "UNKNOWN_PARAMETER")

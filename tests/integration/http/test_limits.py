@@ -1,4 +1,4 @@
-"""Nobody takes more than there is: bodies, headers, the event loop's time."""
+"""Limits on bodies, headers and work on the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEARTBEAT = "/v1/namespaces/orders/workers/w/heartbeat"
 MIB = 1024 * 1024
 
 
-async def test_too_large_a_body_is_refused_before_it_is_sent(client: Client) -> None:
+async def test_a_too_large_body_is_refused_before_it_is_sent(client: Client) -> None:
     async with client.connect() as http_connection:
         await http_connection.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(16 * MIB + 1)})
         answer = await http_connection.answer()
@@ -23,7 +23,7 @@ async def test_too_large_a_body_is_refused_before_it_is_sent(client: Client) -> 
     assert "16 MiB" in answer.error["message"]
 
 
-async def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(stopped_harness: HttpHarness) -> None:
+async def test_a_chunked_body_is_refused_at_the_size_limit(stopped_harness: HttpHarness) -> None:
     await stopped_harness.open(body_reader=BodyReader(body_bytes_max=1_000))
     head = f"POST {HEARTBEAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     async with stopped_harness.client.connect() as http_connection:
@@ -34,7 +34,7 @@ async def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(stopped_harne
     assert (answer.code, answer.error["reason"]) == (413, "BODY_TOO_LARGE")
 
 
-async def test_bodies_of_all_together_are_limited_and_room_is_given_back(
+async def test_the_total_size_of_all_bodies_is_limited(
     stopped_harness: HttpHarness,
 ) -> None:
     await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000))
@@ -42,7 +42,7 @@ async def test_bodies_of_all_together_are_limited_and_room_is_given_back(
     async with stopped_harness.client.connect() as slow:
         await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
         refused = await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)
-        while refused.code != 503:  # until the slow one has arrived
+        while refused.code != 503:  # until the slow request has arrived
             refused = await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)
         assert (refused.error["reason"], refused.headers["retry-after"]) == ("TOO_MANY_BODIES", "1")
         slow.writer.write(body[-1:])
@@ -50,7 +50,7 @@ async def test_bodies_of_all_together_are_limited_and_room_is_given_back(
     assert (await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)).code != 503
 
 
-async def test_a_body_that_never_comes_to_its_end_gives_its_room_back(stopped_harness: HttpHarness) -> None:
+async def test_a_body_that_never_ends_times_out_and_frees_its_bytes(stopped_harness: HttpHarness) -> None:
     await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000, read_timeout_s=0.2))
     body = json.dumps({"last_error": "x" * 6_000}).encode()
     async with stopped_harness.client.connect() as slow:
@@ -60,7 +60,7 @@ async def test_a_body_that_never_comes_to_its_end_gives_its_room_back(stopped_ha
         assert (await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)).code == 200
 
 
-async def test_whoever_vanishes_without_a_goodbye_is_noticed(http_harness: HttpHarness) -> None:
+async def test_connections_use_tcp_keepalive(http_harness: HttpHarness) -> None:
     async with http_harness.client.connect() as http_connection:
         await http_connection.send("GET", "/healthz")
         await http_connection.answer()
@@ -69,7 +69,7 @@ async def test_whoever_vanishes_without_a_goodbye_is_noticed(http_harness: HttpH
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
-async def test_a_connection_serves_one_request_after_the_other(client: Client) -> None:
+async def test_a_connection_serves_several_requests(client: Client) -> None:
     async with client.connect() as http_connection:
         for _ in range(3):
             await http_connection.send("GET", "/v1/server")
@@ -80,32 +80,32 @@ async def test_a_connection_serves_one_request_after_the_other(client: Client) -
             assert (await http_connection.answer()).code == 200
 
 
-async def test_large_messages_are_read_and_written_beside_the_event_loop(http_harness: HttpHarness) -> None:
-    """A heartbeat does not wait until a long list has become JSON."""
+async def test_large_messages_are_converted_outside_the_event_loop(http_harness: HttpHarness) -> None:
+    """Heartbeats do not wait for the conversion of a long list to JSON."""
     threads: list[str] = []
     thread: Any = http_harness.http_server._app._executor
     submit = thread.submit
 
-    def noted(*work: Any) -> Any:
+    def recorded_submit(*work: Any) -> Any:
         threads.append("used")
         return submit(*work)
 
-    thread.submit = noted
+    thread.submit = recorded_submit
     beats = [{"worker_instance_key": f"w-{n}", "last_error": "x" * 100} for n in range(1_000)]
     await http_harness.client.post("/v1/namespaces/orders/heartbeats", {"heartbeats": beats})
-    assert len(threads) == 2, "the request, and the answer"
+    assert len(threads) == 2, "the request and the answer"
     listed = await http_harness.client.get("/v1/namespaces/orders/workers?page_size=1000")
     assert (len(listed["workers"]), len(threads)) == (1_000, 3)
     await http_harness.client.get("/v1/server")
     assert len(threads) == 3
 
 
-async def test_a_token_for_many_shards_fits_into_a_header(http_harness: HttpHarness) -> None:
+async def test_a_large_resume_token_fits_into_a_header(http_harness: HttpHarness) -> None:
     answer = await http_harness.client.ask("GET", "/v1/events", {"Last-Event-ID": "x" * 100_000})
     assert (answer.code, answer.error["reason"]) == (400, "RESUME_TOKEN_INVALID")
 
 
-async def test_what_is_no_http_ends_the_connection_and_nothing_else(client: Client) -> None:
+async def test_bytes_that_are_not_http_end_only_their_connection(client: Client) -> None:
     for junk in (
         b"\x16\x03\x01\x02\x00",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -120,7 +120,7 @@ async def test_what_is_no_http_ends_the_connection_and_nothing_else(client: Clie
     assert (await client.ask("GET", "/healthz")).code == 200
 
 
-async def test_a_client_that_breaks_off_in_the_middle_of_its_body_changes_nothing(
+async def test_a_client_that_disconnects_within_its_body_changes_nothing(
     http_harness: HttpHarness,
 ) -> None:
     async with http_harness.client.connect() as http_connection:

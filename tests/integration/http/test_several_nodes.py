@@ -1,4 +1,4 @@
-"""Several nodes: each one's face answers for all."""
+"""Several nodes: the HTTP server of each node answers for all."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def worker_on(http_harness: HttpHarness) -> str:
     return next(key for key in map("w-{}".format, range(1_000)) if shard_of("orders", key, SHARDS) in mine)
 
 
-async def test_a_call_about_another_nodes_worker_is_answered(
+async def test_any_node_answers_calls_about_workers_of_another(
     http_harnesses: tuple[HttpHarness, HttpHarness],
 ) -> None:
-    here, there = http_harnesses
-    key = worker_on(there)
+    first, second = http_harnesses
+    key = worker_on(second)
     worker_path = f"/v1/namespaces/orders/workers/{key}"
-    made = await here.client.post(f"{worker_path}/heartbeat", {"session_id": "s", "sequence": 2})
+    made = await first.client.post(f"{worker_path}/heartbeat", {"session_id": "s", "sequence": 2})
     assert made["outcome"] == "HEARTBEAT_OUTCOME_REGISTERED"
-    assert (await here.client.get(worker_path)) == (await there.client.get(worker_path))
-    code, reason, _ = await here.client.refused(
+    assert (await first.client.get(worker_path)) == (await second.client.get(worker_path))
+    code, reason, _ = await first.client.refused(
         "POST", f"{worker_path}/heartbeat", {"session_id": "s", "sequence": 1}
     )
     assert (code, reason) == (400, "STALE_HEARTBEAT")
-    assert len((await here.client.get("/v1/nodes"))["nodes"]) == 2
+    assert len((await first.client.get("/v1/nodes"))["nodes"]) == 2
 
 
-async def test_a_watcher_here_sees_what_happens_there(
+async def test_a_watch_on_one_node_gets_events_of_another(
     http_harnesses: tuple[HttpHarness, HttpHarness],
 ) -> None:
-    here, there = http_harnesses
-    key = worker_on(there)
-    async with watching(here.client) as source:
-        await there.client.post(f"/v1/namespaces/orders/workers/{key}/heartbeat", {})
+    first, second = http_harnesses
+    key = worker_on(second)
+    async with watching(first.client) as source:
+        await second.client.post(f"/v1/namespaces/orders/workers/{key}/heartbeat", {})
         assert await source.until(1) == [(key, "WorkerRegistered")]

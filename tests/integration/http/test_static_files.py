@@ -1,4 +1,4 @@
-"""The dashboard's files, and what lies beside the API."""
+"""The dashboard's files and the endpoints beside the API."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ async def harness_with_files(stopped_harness: HttpHarness, tmp_path: Path) -> Cl
     return stopped_harness.client
 
 
-async def test_the_dashboard_is_at_the_root(client: Client) -> None:
+async def test_the_dashboard_is_served_at_the_root(client: Client) -> None:
     answer = await client.ask("GET", "/")
     assert (answer.code, answer.headers["content-type"]) == (200, TYPES["index.html"])
     assert answer.body == (STATIC / "index.html").read_bytes()
 
 
 @pytest.mark.parametrize("name", TYPES)
-async def test_each_file_says_what_it_is(harness_with_files: Client, name: str) -> None:
+async def test_each_file_has_its_content_type(harness_with_files: Client, name: str) -> None:
     answer = await harness_with_files.ask("GET", f"/static/{name}")
     assert (answer.code, answer.headers["content-type"]) == (200, TYPES[name])
     assert answer.body == f"this is {name}".encode()
 
 
-async def test_a_copy_is_used_again_only_while_it_is_the_same(harness_with_files: Client) -> None:
+async def test_cached_files_are_revalidated_by_etag(harness_with_files: Client) -> None:
     first = await harness_with_files.ask("GET", "/static/app.js")
     assert first.headers["cache-control"] == "no-cache"
     tag = first.headers["etag"]
@@ -58,7 +58,7 @@ async def test_a_copy_is_used_again_only_while_it_is_the_same(harness_with_files
     assert other.code == 200
 
 
-async def test_the_head_alone_can_be_asked_for(harness_with_files: Client) -> None:
+async def test_head_requests_are_answered(harness_with_files: Client) -> None:
     answer = await harness_with_files.ask("HEAD", "/static/app.js")
     assert (answer.code, answer.headers["content-length"]) == (200, str(len("this is app.js")))
 
@@ -69,11 +69,13 @@ async def test_the_head_alone_can_be_asked_for(harness_with_files: Client) -> No
      "/static/vendor", "/static//app.js", "/static/app.js/", "/static/%00", "/static/....//secret.txt", "/../secret.txt",
      "/static/vendor/../../secret.txt", "//etc/passwd", "http://127.0.0.1/static/app.js"],
 )  # fmt: skip
-async def test_nothing_else_is_served(harness_with_files: Client, target: str) -> None:
+async def test_paths_outside_the_static_folder_are_not_served(
+    harness_with_files: Client, target: str
+) -> None:
     assert (await harness_with_files.ask("GET", target)).code == 404
 
 
-async def test_whether_the_process_answers_and_is_ready_is_told(http_harness: HttpHarness) -> None:
+async def test_health_and_readiness_are_reported(http_harness: HttpHarness) -> None:
     assert await http_harness.client.get("/healthz") == {"status": "SERVING"}
     assert await http_harness.client.get("/readyz") == {"status": "SERVING"}
     await http_harness.harness.server._health.enter_graceful_shutdown()
@@ -82,7 +84,7 @@ async def test_whether_the_process_answers_and_is_ready_is_told(http_harness: Ht
     assert (await http_harness.client.ask("GET", "/healthz")).code == 200
 
 
-async def test_metrics_are_shown_if_there_are_any(stopped_harness: HttpHarness) -> None:
+async def test_metrics_are_served_if_configured(stopped_harness: HttpHarness) -> None:
     await stopped_harness.open(
         metrics=lambda: (b"liveness_up 1\n", "text/plain; version=0.0.4; charset=utf-8")
     )
@@ -92,7 +94,7 @@ async def test_metrics_are_shown_if_there_are_any(stopped_harness: HttpHarness) 
     assert (await stopped_harness.client.ask("GET", "/metrics", {"Host": "evil.example"})).code == 421
 
 
-async def test_what_goes_wrong_inside_is_told_in_the_log_only(stopped_harness: HttpHarness) -> None:
+async def test_internal_errors_are_only_in_the_log(stopped_harness: HttpHarness) -> None:
     def broken() -> tuple[bytes, str]:
         raise RuntimeError("the secret is 1234")
 

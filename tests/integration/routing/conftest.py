@@ -13,7 +13,7 @@ __all__ = ["quiet"]
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Two owners and a door."""
+    """Two owners and a frontend."""
     cluster = await Cluster(tmp_path).start("a", "b")
     yield cluster
     await cluster.stop()

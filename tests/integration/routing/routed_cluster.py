@@ -1,7 +1,7 @@
-"""Owners of shards, each a real server on a database of its own, and a door before them that has no shards.
+"""Owners of shards, each a real server on its own database, and a frontend without shards.
 
-Who owns what is set by the test: `RoutingTable` is filled by hand, and each owner refuses what is not its own as a node of a
-cluster does.
+The test sets the ownership: it fills the `RoutingTable` itself, and each owner refuses calls for shards it
+does not own, as the nodes of a cluster do.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class RecordedCall(NamedTuple):
 
 
 class CallRecorder(grpc.aio.ServerInterceptor):
-    """Notes what arrives, and can hold calls back or add to their metadata."""
+    """Records the received calls, and can delay them or add metadata."""
 
     def __init__(self) -> None:
         self.received: list[RecordedCall] = []
         self.ended: list[str] = []
-        """Methods of calls that are over, one way or the other."""
+        """Methods of finished calls, with any outcome."""
         self.gate: asyncio.Event | None = None
         self.arrived = asyncio.Event()
         self.metadata_to_add: tuple[tuple[str, str], ...] = ()
@@ -97,7 +97,7 @@ class Owner:
         self.name = name
         self.owned: set[int] = set()
         self.hints: dict[int, Route] = {}
-        """Whom it names when it is asked for what is not its own."""
+        """The owners it names when it refuses a call for another's shard."""
         self.recorder = CallRecorder()
         self.address = "127.0.0.1:0"
         self._cluster = cluster
@@ -113,7 +113,7 @@ class Owner:
             self.refuse_others(shard_id)
             return find(shard_id)
 
-        setattr(node, "shard_by_id", shard_by_id)  # noqa: B010 - what ownership does
+        setattr(node, "shard_by_id", shard_by_id)  # noqa: B010 - refuses shards of others
         self.streams = self.harness.server.streams
         self.gateway = Gateway(
             self._cluster.routes,
@@ -158,7 +158,7 @@ class Owner:
         await self._server.start()
 
     async def kill(self) -> None:
-        """As when the process is killed: connections end, nobody says a word."""
+        """Close the connections without notice, as when the process is killed."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -174,7 +174,7 @@ class Owner:
 
 
 class OwnedShardsOnly(LivenessService):
-    """Refuses the heartbeats of workers on shards of others, one by one."""
+    """Refuses heartbeats of workers on shards of other owners, one by one."""
 
     def __init__(self, owner: Owner, *parts: Any) -> None:
         super().__init__(*parts)
@@ -223,7 +223,7 @@ class ClusterServiceStub:
 
 
 class RoutingFrontend:
-    """A frontend without eyes: its routes are the test's."""
+    """A frontend whose routing table the test fills."""
 
     def __init__(self, routes: RoutingTable) -> None:
         self.routes = routes
@@ -285,7 +285,7 @@ class Cluster:
             await owner.stop()
 
     def publish(self) -> None:
-        """Everybody hears who lives and who owns what."""
+        """Publish the members and the owner of each shard."""
         self._epoch += 1
         self.routes.replace(
             [Member(owner.name, owner.address) for owner in self.owners.values()],
@@ -297,7 +297,7 @@ class Cluster:
         )
 
     def move(self, shard_id: int, to: str, *, hint: bool = True) -> None:
-        """Another owner has it. Only the former one may tell."""
+        """Move the shard to another owner; only the former owner may give a hint."""
         self._epoch += 1
         for owner in self.owners.values():
             owner.owned.discard(shard_id)
@@ -311,14 +311,15 @@ class Cluster:
         return owner
 
     def worker_owned_by(self, name: str, at: int = 0) -> str:
-        """One of those whose shard is this owner's."""
+        """Return the name of a worker whose shard this owner has; `at` selects one of them."""
         found = (f"w{number}" for number in range(10_000))
         return [worker for _, worker in zip(range(10_000), found, strict=False) if self.owner_of(worker).name == name][at]  # fmt: skip
 
 
 class Client:
     def __init__(self, address: str) -> None:
-        # Untyped: tests send what the types forbid, and raw bytes. A connection of its own, to be cut.
+        # Untyped, because tests send invalid values and raw bytes. It has its own connection, which tests
+        # cut.
         self.channel: Any = grpc.aio.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )

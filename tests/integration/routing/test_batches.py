@@ -1,4 +1,4 @@
-"""A batch whose workers live on several nodes is answered as one, in its own order."""
+"""A batch for workers on several nodes gets one answer in its own order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def send(client: Client, workers: list[str], **fields: int) -> list[Item]:
 
 
 @given(st.lists(st.integers(0, 4), max_size=40))
-def test_what_is_split_and_merged_keeps_its_order(owners: list[int]) -> None:
+def test_splitting_and_merging_a_batch_keeps_its_order(owners: list[int]) -> None:
     parts = group_by_target(owners)
     assert sorted(position for part in parts.values() for position in part) == list(range(len(owners)))
     merged: list[tuple[int, int] | None] = [None] * len(owners)
@@ -36,7 +36,7 @@ def test_what_is_split_and_merged_keeps_its_order(owners: list[int]) -> None:
     assert merged == list(zip(owners, range(len(owners)), strict=True))
 
 
-async def test_each_item_is_its_owners_in_request_order(cluster: Cluster) -> None:
+async def test_each_item_is_answered_by_its_owner_in_request_order(cluster: Cluster) -> None:
     workers = [f"w{number}" for number in range(40)]
     for client in (cluster.client, cluster.connect(cluster.owners["a"].address)):
         lease_ms = {worker: 2_000 + 10 * at for at, worker in enumerate(workers)}
@@ -68,7 +68,7 @@ async def test_items_follow_a_shard_that_moved(cluster: Cluster) -> None:
     assert [item.result.outcome for item in items] == [REGISTERED] * 30
 
 
-async def test_items_of_a_node_that_goes_away_are_sent_to_the_next(cluster: Cluster) -> None:
+async def test_items_of_a_lost_node_are_sent_to_the_next_owner(cluster: Cluster) -> None:
     workers = [f"w{number}" for number in range(30)]
     recorder = cluster.owners["a"].recorder
     recorder.gate = asyncio.Event()
@@ -81,30 +81,30 @@ async def test_items_of_a_node_that_goes_away_are_sent_to_the_next(cluster: Clus
     assert [item.result.outcome for item in await sending] == [REGISTERED] * 30
 
 
-async def test_a_node_whose_shards_leave_during_a_batch_sends_the_items_after_them(cluster: Cluster) -> None:
+async def test_a_node_forwards_items_whose_shards_move_during_the_batch(cluster: Cluster) -> None:
     a = cluster.owners["a"]
     workers = [cluster.worker_owned_by("a", at) for at in range(10)]
     client = cluster.connect(a.address)
     cluster.move(shard_id_of(workers[0]), "b")
-    # The table is not what it was any more when the batch is served.
+    # The ownership changes between routing and serving the batch.
     a.gateway.owns_all_shards = lambda: True
     items = await send(client, workers)
     assert [item.result.outcome for item in items] == [REGISTERED] * 10
 
 
-async def test_items_that_nobody_serves_in_time_are_refused_alone(cluster: Cluster) -> None:
+async def test_items_of_an_unserved_shard_are_refused_alone(cluster: Cluster) -> None:
     a, b = cluster.worker_owned_by("a"), cluster.worker_owned_by("b")
     cluster.owners["a"].owned.discard(shard_id_of(a))
     request = service_pb2.RecordWorkerHeartbeatsRequest(
         namespace=NAMESPACE, heartbeats=[heartbeat(a), heartbeat(b)]
     )
     items = (await cluster.client.liveness.RecordWorkerHeartbeats(request, timeout=3)).items
-    # The node's last word, not that of a try which had no time to be answered.
+    # The last refusal of the node, not that of a try without enough time for an answer.
     assert unpack_status(items[0].status).reason == "SHARD_UNAVAILABLE"
     assert items[1].result.outcome == REGISTERED
 
 
-async def test_what_is_wrong_with_the_whole_is_refused_as_a_whole(cluster: Cluster) -> None:
+async def test_an_invalid_batch_is_refused_as_a_whole(cluster: Cluster) -> None:
     call = cluster.client.liveness.RecordWorkerHeartbeats
     beats = [heartbeat(f"w{number}") for number in range(1_001)]
     request = service_pb2.RecordWorkerHeartbeatsRequest(namespace=NAMESPACE, heartbeats=beats)

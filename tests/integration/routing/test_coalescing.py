@@ -1,4 +1,4 @@
-"""Single heartbeats for one owner travel together, and each caller is told of its own."""
+"""Single heartbeats for one owner are sent as batches, and each caller gets its own answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.routing.test_retries import shard_id_of
 from tests.integration.server.server_harness import REGISTERED, refusal, unpack
 
 
-async def test_many_heartbeats_are_few_calls(cluster: Cluster) -> None:
+async def test_many_heartbeats_are_sent_in_few_calls(cluster: Cluster) -> None:
     workers = [f"w{number}" for number in range(300)]
     gate = asyncio.Event()
     for owner in cluster.owners.values():
@@ -36,8 +36,8 @@ async def test_many_heartbeats_are_few_calls(cluster: Cluster) -> None:
         await cluster.owner_of(worker).harness.describe(worker)
 
 
-async def test_what_comes_while_one_is_under_way_waits_for_nobody_but_a_moment(cluster: Cluster) -> None:
-    """The owner holds the first batch back; the second leaves all the same."""
+async def test_heartbeats_do_not_wait_for_the_answer_to_an_earlier_batch(cluster: Cluster) -> None:
+    """The owner delays the first batch; the second is sent nevertheless."""
     recorder = cluster.owners["a"].recorder
     recorder.gate = gate = asyncio.Event()
     workers = [cluster.worker_owned_by("a", at) for at in range(21)]
@@ -55,8 +55,8 @@ async def test_what_comes_while_one_is_under_way_waits_for_nobody_but_a_moment(c
     assert len(recorder.received) <= 10
 
 
-async def test_each_caller_is_told_of_its_own(cluster: Cluster) -> None:
-    """The same code, message and details as if it had come alone."""
+async def test_each_caller_gets_its_own_answer(cluster: Cluster) -> None:
+    """It has the same code, message and details as that of a single call."""
     recorder = cluster.owners["a"].recorder
     good, bad = cluster.worker_owned_by("a"), cluster.worker_owned_by("a", 1)
     direct = cluster.connect(cluster.owners["a"].address)
@@ -74,7 +74,7 @@ async def test_each_caller_is_told_of_its_own(cluster: Cluster) -> None:
     assert set(recorder.methods()) == {"RecordWorkerHeartbeats"}
 
 
-async def test_namespaces_travel_apart(cluster: Cluster) -> None:
+async def test_heartbeats_of_different_namespaces_are_not_mixed(cluster: Cluster) -> None:
     def request(namespace: str) -> service_pb2.RecordWorkerHeartbeatRequest:
         sent = beat_request("w")
         sent.namespace = namespace
@@ -89,24 +89,24 @@ async def test_namespaces_travel_apart(cluster: Cluster) -> None:
         assert (await owner.harness.describe("w", namespace)).namespace == namespace
 
 
-async def test_who_gives_up_gives_up_alone(cluster: Cluster) -> None:
+async def test_a_caller_that_times_out_or_cancels_does_not_affect_others(cluster: Cluster) -> None:
     recorder = cluster.owners["a"].recorder
     recorder.gate = gate = asyncio.Event()
     workers = [cluster.worker_owned_by("a", at) for at in range(3)]
     call = cluster.client.liveness.RecordWorkerHeartbeat
-    patient = asyncio.ensure_future(call(beat_request(workers[0])))
+    long_call = asyncio.ensure_future(call(beat_request(workers[0])))
     await recorder.arrived.wait()
-    hasty = asyncio.ensure_future(refusal(call(beat_request(workers[1]), timeout=0.2)))
-    gone = call(beat_request(workers[2]))
+    short_call = asyncio.ensure_future(refusal(call(beat_request(workers[1]), timeout=0.2)))
+    cancelled_call = call(beat_request(workers[2]))
     await asyncio.sleep(0)
-    gone.cancel()
-    assert (await hasty).code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert not patient.done()
+    cancelled_call.cancel()
+    assert (await short_call).code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert not long_call.done()
     gate.set()
-    assert (await patient).outcome == REGISTERED
+    assert (await long_call).outcome == REGISTERED
 
 
-async def test_those_whose_shard_moved_are_sent_after_it(cluster: Cluster) -> None:
+async def test_heartbeats_follow_a_shard_that_moved(cluster: Cluster) -> None:
     workers = [cluster.worker_owned_by("a", at) for at in range(12)]
     moved = shard_id_of(workers[0])
     cluster.move(moved, "b")
@@ -117,7 +117,9 @@ async def test_those_whose_shard_moved_are_sent_after_it(cluster: Cluster) -> No
         await cluster.owners[expected].harness.describe(worker)
 
 
-async def test_a_batch_has_bounds(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_size_and_number_of_batches_are_bounded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(coalescing, "BATCH_ITEMS_MAX", 5)
     monkeypatch.setattr(coalescing, "BATCHES_IN_FLIGHT_MAX", 2)
     workers = [cluster.worker_owned_by("a", at) for at in range(50)]
@@ -127,7 +129,7 @@ async def test_a_batch_has_bounds(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     assert cluster.frontend.gateway.coalescer._queues == {}
 
 
-async def test_tracing_does_not_keep_heartbeats_apart(cluster: Cluster) -> None:
+async def test_trace_metadata_does_not_prevent_coalescing(cluster: Cluster) -> None:
     metadata = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
     worker = cluster.worker_owned_by("a")
     await cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker), metadata=metadata)

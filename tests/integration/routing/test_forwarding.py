@@ -1,4 +1,4 @@
-"""Calls reach the owner of their shard, and come back as the owner answered them."""
+"""Calls reach the owner of their shard, and the caller gets the owner's answer unchanged."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def poll_request(worker: str, wait_ms: int) -> activity_pb2.PollActivityRequest:
     )
 
 
-def test_every_method_has_its_place() -> None:
-    """A new call must be given one: sent anywhere, it would miss its shard."""
+def test_every_method_has_a_routing_rule() -> None:
+    """A new call needs a rule: sent to any node, it would miss its shard."""
     methods = {f"{service.name}/{method.name}" for service in SERVICES for method in service.methods}
     assert ROUTING_RULES.keys() == methods
     assert rule_of("LivenessService", "CallOfANewerVersion").kind is RoutingKind.ANY_NODE
@@ -67,7 +67,7 @@ async def test_each_call_reaches_the_owner_of_its_shard(cluster: Cluster) -> Non
         assert {received.to for received in recorder.received} == {name}
 
 
-async def test_settings_of_a_namespace_are_one_shards(cluster: Cluster) -> None:
+async def test_settings_of_a_namespace_are_routed_to_one_shard(cluster: Cluster) -> None:
     owner = cluster.owner_of("")
     await cluster.client.admin.UpdateConfig(
         admin_pb2.UpdateConfigRequest(namespace=NAMESPACE, set=admin_pb2.NamespaceConfig(max_workers=7))
@@ -77,7 +77,7 @@ async def test_settings_of_a_namespace_are_one_shards(cluster: Cluster) -> None:
     assert owner.recorder.methods() == ["UpdateConfig", "GetConfig"]
 
 
-async def test_what_any_node_can_answer_is_spread_over_those_that_stay(cluster: Cluster) -> None:
+async def test_calls_for_any_node_are_spread_over_nodes_that_are_not_leaving(cluster: Cluster) -> None:
     info = service_pb2.GetServerInfoRequest()
     for _ in range(4):
         await cluster.client.liveness.GetServerInfo(info)
@@ -90,7 +90,7 @@ async def test_what_any_node_can_answer_is_spread_over_those_that_stay(cluster: 
     assert [len(owner.recorder.received) for owner in cluster.owners.values()] == [2, 5]
 
 
-async def test_a_node_forwards_what_is_anothers_and_serves_what_is_its_own(cluster: Cluster) -> None:
+async def test_a_node_forwards_calls_of_other_shards_and_serves_its_own(cluster: Cluster) -> None:
     a, b = cluster.owners.values()
     client = cluster.connect(a.address)
     await client.liveness.RecordWorkerHeartbeat(beat_request(cluster.worker_owned_by("b")))
@@ -104,7 +104,7 @@ async def test_a_node_forwards_what_is_anothers_and_serves_what_is_its_own(clust
 
 
 async def test_a_forwarded_call_is_never_forwarded_again(cluster: Cluster) -> None:
-    """Two nodes that take each other for the owner would send it to and fro."""
+    """Two nodes that each consider the other the owner would forward the call back and forth."""
     a, b = cluster.owners.values()
     client, request = cluster.connect(a.address), describe_request(cluster.worker_owned_by("b"))
     refused = await refusal(client.liveness.DescribeWorker(request, metadata=(("liveness-to", "a"),)))
@@ -112,7 +112,7 @@ async def test_a_forwarded_call_is_never_forwarded_again(cluster: Cluster) -> No
     assert b.recorder.received == []
 
 
-async def test_a_call_for_another_node_is_refused_in_words(cluster: Cluster) -> None:
+async def test_a_call_addressed_to_another_node_is_refused_with_an_explanation(cluster: Cluster) -> None:
     a = cluster.owners["a"]
     request = describe_request(cluster.worker_owned_by("a"))
     for address, found in ((a.address, "a"), (cluster.frontend.address, "a frontend")):
@@ -122,7 +122,7 @@ async def test_a_call_for_another_node_is_refused_in_words(cluster: Cluster) -> 
         assert "set its --advertise" in refused.message
 
 
-async def test_two_nodes_at_one_address_are_told_apart(cluster: Cluster) -> None:
+async def test_two_nodes_with_one_address_are_detected(cluster: Cluster) -> None:
     a, b = cluster.owners.values()
     epoch = 9
     cluster.routes.replace(
@@ -133,7 +133,7 @@ async def test_two_nodes_at_one_address_are_told_apart(cluster: Cluster) -> None
     assert b.recorder.received == []
 
 
-async def test_metadata_pass_both_ways(cluster: Cluster) -> None:
+async def test_metadata_is_forwarded_in_both_directions(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     recorder = cluster.owners["a"].recorder
     recorder.metadata_to_add = (("said-by", "the owner"),)
@@ -141,7 +141,7 @@ async def test_metadata_pass_both_ways(cluster: Cluster) -> None:
     call = cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker), metadata=metadata)
     await call
     (received,) = recorder.received
-    assert received.method == "RecordWorkerHeartbeat"  # alone, as it has something of its own to say
+    assert received.method == "RecordWorkerHeartbeat"  # not coalesced, because it has its own metadata
     got = [(name, value) for name, value in received.metadata if name.startswith(("x-", "liveness"))]
     assert got == [*metadata, ("liveness-to", "a")]
     assert [name for name, _ in received.metadata].count("user-agent") == 1
@@ -149,7 +149,7 @@ async def test_metadata_pass_both_ways(cluster: Cluster) -> None:
     assert ("said-by", "the owner") in tuple(await call.trailing_metadata())
 
 
-async def test_a_refusal_is_the_owners_own(cluster: Cluster) -> None:
+async def test_a_refusal_of_the_owner_is_forwarded_unchanged(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("b")
     direct = cluster.connect(cluster.owners["b"].address)
     cluster.owners["b"].recorder.metadata_to_add = (("said-by", "the owner"),)
@@ -165,29 +165,29 @@ async def test_a_refusal_is_the_owners_own(cluster: Cluster) -> None:
         assert errors[0][0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_request_that_is_no_message_is_refused_before_it_travels(cluster: Cluster) -> None:
+async def test_a_malformed_request_is_refused_without_forwarding(cluster: Cluster) -> None:
     call = cluster.client.channel.unary_unary("/liveness.v1.LivenessService/DescribeWorker")
     assert (await refusal(call(b"\xff"))).reason == "MALFORMED_REQUEST"
     assert all(owner.recorder.received == [] for owner in cluster.owners.values())
 
 
-async def test_a_request_without_a_heartbeat_is_the_owners_to_refuse(cluster: Cluster) -> None:
+async def test_a_request_without_a_heartbeat_is_refused_by_the_owner(cluster: Cluster) -> None:
     request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE)
     refused = await refusal(cluster.client.liveness.RecordWorkerHeartbeat(request))
     assert refused.violations == [("heartbeat", "must be set")]
 
 
 @pytest.mark.parametrize(("timeout", "low", "high"), [(3, 2, 3), (None, 9, 10)])
-async def test_the_deadline_passes_on(cluster: Cluster, timeout: int | None, low: int, high: int) -> None:
+async def test_the_deadline_is_forwarded(cluster: Cluster, timeout: int | None, low: int, high: int) -> None:
     worker = cluster.worker_owned_by("a")
     await cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker), timeout=timeout)
     await cluster.client.liveness.DescribeWorker(describe_request(worker), timeout=timeout)
     for received in cluster.owners["a"].recorder.received:
         assert received.remaining_s is not None
-        assert low < received.remaining_s < high + 0.5  # on the wire it is rounded up
+        assert low < received.remaining_s < high + 0.5  # gRPC rounds it up
 
 
-async def test_a_poll_may_wait_longer_than_other_calls(cluster: Cluster) -> None:
+async def test_a_poll_has_a_longer_deadline_than_other_calls(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     await cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker))
     await cluster.client.activities.PollActivity(poll_request(worker, 0))
@@ -196,7 +196,7 @@ async def test_a_poll_may_wait_longer_than_other_calls(cluster: Cluster) -> None
     assert remaining_s > 60
 
 
-async def test_who_goes_away_takes_the_call_back(cluster: Cluster) -> None:
+async def test_a_cancelled_call_is_cancelled_at_the_owner(cluster: Cluster) -> None:
     worker, recorder = cluster.worker_owned_by("a"), cluster.owners["a"].recorder
     await cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker))
     recorder.gate = asyncio.Event()
@@ -209,9 +209,9 @@ async def test_who_goes_away_takes_the_call_back(cluster: Cluster) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_a_watch_is_served_by_any_node_and_ends_with_the_door(cluster: Cluster) -> None:
+async def test_a_watch_is_served_by_any_node_and_ends_with_the_gateway(cluster: Cluster) -> None:
     for owner in cluster.owners.values():
-        owner.owned.update(range(SHARDS))  # each of these has all logs, not only those of its shards
+        owner.owned.update(range(SHARDS))  # each of these nodes has all logs, not only those of its shards
     client = cluster.client
     stream = client.liveness.WatchEvents(
         service_pb2.WatchEventsRequest(namespace=NAMESPACE, from_beginning=True)
@@ -222,15 +222,15 @@ async def test_a_watch_is_served_by_any_node_and_ends_with_the_door(cluster: Clu
     assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
-async def test_the_owners_refusal_of_a_watch_passes_on(cluster: Cluster) -> None:
+async def test_the_refusal_of_a_watch_is_forwarded(cluster: Cluster) -> None:
     request = service_pb2.WatchEventsRequest(resume_token="nonsense")
     assert (
         await refusal(cluster.client.liveness.WatchEvents(request).read())
     ).reason == "RESUME_TOKEN_INVALID"
 
 
-def test_shards_are_those_of_the_nodes() -> None:
-    """What the table picks is what a node looks up."""
+def test_routing_rules_and_nodes_use_the_same_shard_keys() -> None:
+    """The routing table selects the same shard as the node."""
     by_worker = rule_of("LivenessService", "DescribeWorker").shard_key
     by_activity = rule_of("ActivityService", "CompleteActivity").shard_key
     assert by_worker is not None

@@ -1,4 +1,4 @@
-"""Shards move and nodes go away; who called is answered all the same, and nothing happens twice."""
+"""Calls are answered although shards move and nodes are lost, and no call takes effect twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shard_id_of(worker: str) -> int:
     return shard_of(NAMESPACE, worker, SHARDS)
 
 
-async def test_a_former_owner_shows_the_way(cluster: Cluster) -> None:
+async def test_a_former_owner_names_the_new_one(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     cluster.move(shard_id_of(worker), "b")
     result = await cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker))
@@ -34,7 +34,7 @@ async def test_a_former_owner_shows_the_way(cluster: Cluster) -> None:
     assert (a, b) == (["RecordWorkerHeartbeats"], ["RecordWorkerHeartbeats", "DescribeWorker"])
 
 
-async def test_a_call_waits_while_nobody_serves_the_shard(cluster: Cluster) -> None:
+async def test_a_call_waits_while_its_shard_is_unserved(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     cluster.owners["a"].owned.discard(shard_id_of(worker))
     beat = asyncio.ensure_future(cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker)))
@@ -57,7 +57,7 @@ async def test_a_call_waits_while_no_owner_is_known(cluster: Cluster) -> None:
     assert (await described).reason == "WORKER_NOT_FOUND"
 
 
-async def test_the_last_refusal_comes_before_the_deadline(cluster: Cluster) -> None:
+async def test_the_last_refusal_is_returned_before_the_deadline(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     cluster.owners["a"].owned.discard(shard_id_of(worker))
     for request, call in (
@@ -69,7 +69,7 @@ async def test_the_last_refusal_comes_before_the_deadline(cluster: Cluster) -> N
     assert len(cluster.owners["a"].recorder.received) > 4
 
 
-async def test_a_call_survives_the_node_that_was_to_serve_it(cluster: Cluster) -> None:
+async def test_a_call_is_retried_when_its_node_is_killed(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     recorder = cluster.owners["a"].recorder
     recorder.gate = asyncio.Event()
@@ -78,7 +78,7 @@ async def test_a_call_survives_the_node_that_was_to_serve_it(cluster: Cluster) -
     await recorder.arrived.wait()
     await cluster.owners["a"].kill()
     while cluster.routes.owner(shard_id_of(worker)) is not None:
-        await asyncio.sleep(0.001)  # the door finds out by itself
+        await asyncio.sleep(0.001)  # the frontend notices it by itself
     assert cluster.frontend.failures > 0
     gone = cluster.owners["a"].owned
     cluster.owners["b"].owned |= gone
@@ -88,8 +88,8 @@ async def test_a_call_survives_the_node_that_was_to_serve_it(cluster: Cluster) -
     assert (await described).reason == "WORKER_NOT_FOUND"
 
 
-async def test_a_node_that_says_nothing_more_is_left_when_it_counts_as_lost(cluster: Cluster) -> None:
-    """Its machine vanished: no connection ends. That nobody knows it any more ends the calls to it."""
+async def test_calls_to_a_silent_node_are_retried_when_it_is_declared_lost(cluster: Cluster) -> None:
+    """Its machine vanished, so no connection ends. Its removal from the members ends the calls to it."""
     worker = cluster.worker_owned_by("a")
     cluster.owners["a"].recorder.gate = asyncio.Event()
     beat = asyncio.ensure_future(cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker)))
@@ -112,7 +112,7 @@ def _poll(client: Client, worker: str) -> Awaitable[Any]:
 
 
 @pytest.mark.parametrize("call", [_retry, _poll])
-async def test_what_must_not_happen_twice_is_not_sent_twice(
+async def test_a_call_that_is_not_idempotent_is_not_sent_twice(
     cluster: Cluster, call: Callable[[Client, str], Awaitable[Any]]
 ) -> None:
     worker = cluster.worker_owned_by("a")
@@ -130,7 +130,7 @@ async def test_what_must_not_happen_twice_is_not_sent_twice(
     assert cluster.owners["b"].recorder.received == []
 
 
-async def test_what_must_not_happen_twice_still_finds_a_shard_that_moved(cluster: Cluster) -> None:
+async def test_a_call_that_is_not_idempotent_still_follows_a_moved_shard(cluster: Cluster) -> None:
     worker = cluster.worker_owned_by("a")
     cluster.move(shard_id_of(worker), "b")
     id = activity_pb2.ActivityId(workflow_id=worker, run_id="r", activity_id="x")
@@ -139,14 +139,14 @@ async def test_what_must_not_happen_twice_still_finds_a_shard_that_moved(cluster
     assert cluster.owners["b"].recorder.methods() == ["RetryActivity"]
 
 
-async def test_any_node_will_do_when_one_is_gone(cluster: Cluster) -> None:
+async def test_calls_for_any_node_avoid_a_killed_node(cluster: Cluster) -> None:
     await cluster.owners["a"].kill()
     for _ in range(4):
         await cluster.client.liveness.GetServerInfo(service_pb2.GetServerInfoRequest())
     assert cluster.owners["b"].recorder.methods() == ["GetServerInfo"] * 4
 
 
-async def test_a_node_serves_a_call_whose_shard_it_takes_meanwhile(cluster: Cluster) -> None:
+async def test_a_node_serves_a_forwarded_call_after_it_takes_the_shard(cluster: Cluster) -> None:
     a, b = cluster.owners.values()
     worker = cluster.worker_owned_by("b")
     b.owned.discard(shard_id_of(worker))
@@ -160,8 +160,8 @@ async def test_a_node_serves_a_call_whose_shard_it_takes_meanwhile(cluster: Clus
     await a.harness.describe(worker)
 
 
-async def test_a_shard_that_leaves_a_node_with_a_call_in_hand_takes_it_along(cluster: Cluster) -> None:
-    """The node still took it for its own when the call came in."""
+async def test_a_call_is_forwarded_when_its_shard_leaves_the_node_meanwhile(cluster: Cluster) -> None:
+    """The node still owned the shard when the call arrived."""
     a = cluster.owners["a"]
     worker = cluster.worker_owned_by("a")
     shard_id = shard_id_of(worker)
@@ -176,7 +176,7 @@ async def test_a_shard_that_leaves_a_node_with_a_call_in_hand_takes_it_along(clu
     assert [received.method for received in cluster.owners["b"].recorder.received] == ["DescribeWorker"]
 
 
-async def test_with_no_node_a_call_is_refused_in_words() -> None:
+async def test_without_nodes_a_call_is_refused_with_an_explanation() -> None:
     for routes in (RoutingTable(0), RoutingTable(SHARDS)):
         frontend = await RoutingFrontend(routes).start()
         async with grpc.aio.insecure_channel(frontend.address) as channel:

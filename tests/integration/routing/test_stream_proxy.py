@@ -1,4 +1,4 @@
-"""Attach, where the client is connected elsewhere: what it sees does not depend on where its workers live."""
+"""Attach through another node or a frontend: the client sees the same, wherever its workers' shards are."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Stream:
         self.call: Any = client.liveness.Attach()
 
     async def attach(self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s") -> Any:
-        await self.ask(worker, grace_ms, session)
+        await self.request_attach(worker, grace_ms, session)
         return (await self.read()).attached
 
-    async def ask(self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s") -> None:
+    async def request_attach(self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s") -> None:
         request = AttachRequest.Attach(namespace=NAMESPACE, worker_instance_key=worker, session_id=session)
         if grace_ms is not None:
             request.disconnect_grace.CopyFrom(duration(grace_ms))
@@ -47,7 +47,7 @@ class Stream:
         await self.call.write(AttachRequest(detach=detach))
 
     async def ping(self, number: int = 1) -> list[AttachResponse]:
-        """What came before the answer."""
+        """Send a ping and return the messages before its answer."""
         await self.call.write(AttachRequest(ping=AttachRequest.Ping(number=number)))
         before = []
         while not (message := await self.read()).HasField("pong"):
@@ -59,16 +59,16 @@ class Stream:
         return await asyncio.wait_for(self.call.read(), 10)
 
     async def cut(self) -> None:
-        """As when the process is killed: the connection is gone."""
+        """Close the connection, as when the process is killed."""
         await self._client.channel.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async def look() -> None:
+    async def poll() -> None:
         while not condition():
             await asyncio.sleep(0.001)
 
-    await asyncio.wait_for(look(), 10)
+    await asyncio.wait_for(poll(), 10)
 
 
 def is_attached(owner: Owner, worker: str, session: str = "s") -> bool:
@@ -86,7 +86,7 @@ async def beat(owner: Owner, worker: str) -> None:
 
 @pytest.fixture(params=["a frontend", "a node"])
 async def stream(cluster: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
-    """Of a client at a frontend, or at node a, which has shards of its own."""
+    """The stream of a client of a frontend, or of node a, which owns shards itself."""
     address = cluster.frontend.address if request.param == "a frontend" else cluster.owners["a"].address
     stream = Stream(cluster.connect(address))
     yield stream
@@ -95,7 +95,7 @@ async def stream(cluster: Cluster, request: pytest.FixtureRequest) -> AsyncItera
 
 @pytest.fixture
 async def workers(cluster: Cluster) -> tuple[str, str]:
-    """One of a's and one of b's, known to both, so that their shards can move."""
+    """One worker of each owner, known to both owners so that their shards can move."""
     found = cluster.worker_owned_by("a"), cluster.worker_owned_by("b")
     for owner in cluster.owners.values():
         shards = set(owner.owned)
@@ -107,7 +107,7 @@ async def workers(cluster: Cluster) -> tuple[str, str]:
 
 
 def move(cluster: Cluster, worker: str, to: str) -> None:
-    """As a node does that hands a shard over: those who relay hear of it, then the new owner is known."""
+    """Hand a shard over as a node does: proxied streams are told, then the new owner is known."""
     former, shard_id = cluster.owner_of(worker), shard_id_of(worker)
     shard = former.harness.server.node._shards[shard_id]
     assert shard is not None
@@ -115,7 +115,7 @@ def move(cluster: Cluster, worker: str, to: str) -> None:
     former.streams.shard_closed(shard)
 
 
-async def test_one_stream_carries_workers_of_many_owners(
+async def test_one_stream_serves_workers_of_several_owners(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     await stream.attach_fully(*workers)
@@ -128,7 +128,7 @@ async def test_one_stream_carries_workers_of_many_owners(
         assert (orders.worker_instance_key, orders.pause) == (worker, True)
 
 
-async def test_a_break_is_told_to_every_owner(
+async def test_every_owner_is_told_of_a_broken_stream(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     await stream.attach_fully(*workers)
@@ -144,12 +144,12 @@ async def test_a_break_is_told_to_every_owner(
         )
 
 
-async def test_a_goodbye_is_never_overtaken(
+async def test_a_detach_is_forwarded_before_the_break(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
-    """Attached, detached and cut in one breath."""
+    """The client attaches, detaches and closes without waiting."""
     for worker in workers:
-        await stream.ask(worker)
+        await stream.request_attach(worker)
         await stream.detach(worker)
     await stream.ping()
     await stream.cut()
@@ -160,12 +160,12 @@ async def test_a_goodbye_is_never_overtaken(
         assert not (await owner.harness.describe(worker)).suspect
 
 
-async def test_a_break_never_overtakes_what_was_asked(
+async def test_an_attach_is_forwarded_before_the_break(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     for worker in workers:
-        await stream.ask(worker)
-    await stream.ping()  # the gateway has it; whether the owners have answered is not known
+        await stream.request_attach(worker)
+    await stream.ping()  # the gateway has received it; the owners may not have answered yet
     await stream.cut()
     for owner, worker in zip(cluster.owners.values(), workers, strict=True):
         disconnected = owner.harness.server.node._shards[shard_id_of(worker)]
@@ -173,18 +173,18 @@ async def test_a_break_never_overtakes_what_was_asked(
         await until(lambda shard=disconnected: shard.disconnected)  # type: ignore[misc]
 
 
-async def test_a_refusal_is_the_owners_and_ends_nothing(
+async def test_a_refused_attach_is_the_owners_and_does_not_end_the_stream(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     a, b = workers
-    assert unpack_status((await stream.attach("nobody")).status).reason == "WORKER_NOT_FOUND"
+    assert unpack_status((await stream.attach("unknown")).status).reason == "WORKER_NOT_FOUND"
     assert unpack_status((await stream.attach(b, session="x")).status).reason == "SESSION_NOT_CURRENT"
     await stream.attach_fully(a, b)
     assert unpack_status((await stream.attach(b, session="x")).status).reason == "SESSION_NOT_CURRENT"
-    assert is_attached(cluster.owners["b"], b)  # a second wish that is refused leaves the first one granted
+    assert is_attached(cluster.owners["b"], b)  # a refused second attach keeps the first
 
 
-async def test_a_stream_that_makes_no_sense_is_refused_in_words(stream: Stream) -> None:
+async def test_an_empty_stream_message_is_refused(stream: Stream) -> None:
     await stream.call.write(AttachRequest())
     with pytest.raises(grpc.aio.AioRpcError, match="must be attach, detach or ping") as refused:
         await stream.read()
@@ -192,7 +192,7 @@ async def test_a_stream_that_makes_no_sense_is_refused_in_words(stream: Stream) 
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_worker_whose_shard_moves_is_attached_there_and_nobody_notices(
+async def test_a_worker_is_attached_to_the_new_owner_when_its_shard_moves(
     cluster: Cluster, stream: Stream, workers: tuple[str, str], which: int
 ) -> None:
     await stream.attach_fully(*workers)
@@ -205,7 +205,7 @@ async def test_a_worker_whose_shard_moves_is_attached_there_and_nobody_notices(
     shard = former.harness.server.node._shards[shard_id_of(worker)]
     assert shard is not None
     assert not shard.disconnected
-    # It stands there as it stood here.
+    # The worker is attached to the new owner with the same state.
     await next_owner.harness.admin.PauseWorkers(
         admin_pb2.PauseWorkersRequest(namespace=NAMESPACE, worker_instance_key=worker)
     )
@@ -228,10 +228,10 @@ async def test_orders_given_during_a_move_are_not_lost(
     assert (await stream.read()).orders.pause is True
 
 
-async def test_a_former_owner_that_never_told_is_left_all_the_same(
+async def test_a_worker_is_attached_to_the_new_owner_without_a_hint(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
-    """That the shard has another owner is enough."""
+    """The new owner in the routing table is enough."""
     worker = workers[1]
     await stream.attach_fully(worker)
     cluster.move(shard_id_of(worker), "a", hint=False)
@@ -240,7 +240,7 @@ async def test_a_former_owner_that_never_told_is_left_all_the_same(
     assert await stream.ping() == []
 
 
-async def test_an_owner_that_vanishes_costs_nobody_anything(
+async def test_a_lost_owner_does_not_count_as_a_broken_stream(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     await stream.attach_fully(*workers)
@@ -257,7 +257,7 @@ async def test_an_owner_that_vanishes_costs_nobody_anything(
     assert await stream.ping() == []
 
 
-async def test_an_owner_that_comes_back_finds_its_workers_standing(
+async def test_workers_are_attached_again_when_their_owner_returns(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     await stream.attach_fully(*workers)
@@ -269,22 +269,22 @@ async def test_an_owner_that_comes_back_finds_its_workers_standing(
     assert await stream.ping() == []
 
 
-async def test_who_asks_while_the_shard_is_on_the_move_is_answered_when_it_serves(
+async def test_an_attach_during_a_move_is_answered_when_the_shard_serves(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
     worker, b = workers[1], cluster.owners["b"]
     b.owned.discard(shard_id_of(worker))
-    await stream.ask(worker)
+    await stream.request_attach(worker)
     await stream.ping()
     b.owned.add(shard_id_of(worker))
     assert not (await stream.read()).attached.HasField("status")
 
 
-async def test_a_worker_that_attached_elsewhere_is_no_longer_this_streams(
+async def test_a_stream_gives_up_a_worker_that_attached_through_another_one(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
-    """Its process came back through another door before the old stream was known to be dead. The old one must not push
-    the new one aside when the shard moves, and then take the worker down with it."""
+    """The process attached through another node before its old stream was known to be broken. When the shard
+    moves, the old stream must not replace the new one and then end the lease when it breaks."""
     worker = workers[1]
     await stream.attach_fully(worker)
     other = Stream(cluster.connect(cluster.owners["b"].address))
@@ -304,7 +304,9 @@ async def test_a_worker_that_attached_elsewhere_is_no_longer_this_streams(
     assert (await seen(a, worker))[2] is True
 
 
-async def test_the_end_of_the_gateway_counts_for_nothing(cluster: Cluster, workers: tuple[str, str]) -> None:
+async def test_the_end_of_the_gateway_does_not_count_as_a_break(
+    cluster: Cluster, workers: tuple[str, str]
+) -> None:
     stream = Stream(cluster.connect(cluster.frontend.address))
     await stream.attach_fully(*workers)
     cluster.frontend.gateway.close_streams()
@@ -315,10 +317,11 @@ async def test_the_end_of_the_gateway_counts_for_nothing(cluster: Cluster, worke
         assert await seen(owner, worker) == (ACTIVE, False, False)
 
 
-async def test_a_worker_that_comes_back_after_its_shard_moved_stands_again(
+async def test_a_worker_resurrected_after_a_move_is_attached_again(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:
-    """Its lease had ended when the shard moved; its next heartbeat resurrects it, and the stream is still its own."""
+    """Its lease had ended when the shard moved; its next heartbeat resurrects it, and the stream still
+    belongs to it."""
     worker, a = workers[1], cluster.owners["a"]
     await stream.attach_fully(worker)
     a.owned.add(shard_id_of(worker))
@@ -343,7 +346,7 @@ async def test_a_worker_that_comes_back_after_its_shard_moved_stands_again(
     await until(lambda: is_attached(a, worker))
 
 
-async def test_a_relay_has_bounds(
+async def test_the_number_of_proxied_streams_is_bounded(
     cluster: Cluster, workers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarded_streams, "STREAMS_MAX", 0)

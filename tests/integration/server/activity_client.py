@@ -1,4 +1,4 @@
-"""Calls about activities, short enough for tests to read like stories."""
+"""A short-hand client for the activity calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def activity_id(name: str) -> pb.ActivityId:
 
 
 class ActivityClient:
-    """A site, seen by those who schedule and those who work."""
+    """The activity calls of callers that schedule and of workers, on one server."""
 
     def __init__(self, harness: ServerHarness) -> None:
         self.harness = harness
         self._sequences: dict[str, int] = {}
 
     async def beat(self, worker: str = "w", **fields: Any) -> Any:
-        """The next heartbeat of the worker's one session."""
+        """Send the next heartbeat of the worker's single session."""
         self._sequences[worker] = self._sequences.get(worker, 0) + 1
         return await self.harness.beat(
             worker, session_id=f"session-{worker}", sequence=self._sequences[worker], task_queue=QUEUE,
@@ -48,7 +48,7 @@ class ActivityClient:
         return answer
 
     async def poll(self, worker: str = "w", *, wait_ms: int = 0, **fields: Any) -> list[pb.ActivityTask]:
-        """Without `wait_ms`: what is there now."""
+        """Poll; without `wait_ms`, return only the activities available now."""
         request = pb.PollActivityRequest(
             namespace=NAMESPACE, worker_instance_key=worker, wait=duration(wait_ms), **fields
         )
@@ -56,7 +56,7 @@ class ActivityClient:
         return list(answer.activities)
 
     async def take(self, worker: str = "w", **fields: Any) -> pb.ActivityTask:
-        """Wait for one activity."""
+        """Poll until one activity is handed out."""
         [task] = await self.poll(worker, wait_ms=60_000, **fields)
         return task
 

@@ -16,7 +16,7 @@ __all__ = ["quiet"]
 
 @pytest.fixture(scope="session")
 async def migrated_template(postgres: PostgresServer) -> tuple[PostgresServer, str]:
-    """A database that has its tables already, to be copied: making them takes longer than most tests here."""
+    """A migrated database to copy: creating the tables takes longer than most tests here."""
     name = postgres.create_database()
     store = SqlStore(PostgresDatabase(postgres.url(name)))
     await store.open(SHARDS, "tests")
@@ -26,7 +26,7 @@ async def migrated_template(postgres: PostgresServer) -> tuple[PostgresServer, s
 
 @pytest.fixture
 def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database on each dialect."""
+    """The URL of an empty database, for each dialect."""
     if dialect == "sqlite":
         yield f"sqlite:///{tmp_path}/liveness.db"
         return
@@ -38,7 +38,7 @@ def url(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
 
 @pytest.fixture
 async def stopped_harness(url: str) -> AsyncIterator[ServerHarness]:
-    """A database on which the test itself starts a server."""
+    """A harness whose server the test starts itself."""
     harness = ServerHarness(url)
     yield harness
     await harness.stop()
@@ -52,7 +52,7 @@ async def harness(stopped_harness: ServerHarness) -> ServerHarness:
 
 @pytest.fixture
 async def sqlite_harness(tmp_path: Path) -> AsyncIterator[ServerHarness]:
-    """A running server on SQLite, for what does not depend on the database."""
+    """A running server on SQLite, for tests that do not depend on the database."""
     harness = await ServerHarness(f"sqlite:///{tmp_path}/liveness.db").start()
     yield harness
     await harness.stop()

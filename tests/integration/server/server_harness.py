@@ -1,4 +1,4 @@
-"""A real server on a real database with a real gRPC client, and a clock that tests move."""
+"""A real server on a real database with a real gRPC client, on a manual clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Dump = dict[str, list[tuple[Any, ...]]]
 
 
 class Refusal(NamedTuple):
-    """An error answer, unpacked."""
+    """The unpacked status of a refused call."""
 
     code: grpc.StatusCode
     reason: str
@@ -53,13 +53,13 @@ class Refusal(NamedTuple):
 
 
 class ServerHarness:
-    """One database, and servers on it one after the other."""
+    """One database, and the servers that run on it one after the other."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.clock = ManualClock()
         self.server: Server
-        # Untyped: tests send what the types forbid, and raw bytes.
+        # Untyped, because tests send invalid values and raw bytes.
         self.channel: Any
         self.liveness: Any
         self.admin: Any
@@ -101,7 +101,7 @@ class ServerHarness:
         if self._running:
             self._running = False
             if self.store is not None:
-                self.store.open_gate()  # a test that failed may have left it closed
+                self.store.open_gate()  # a failed test may have left it closed
             await self.channel.close()
             await self.server.stop()
 
@@ -172,7 +172,7 @@ class ServerHarness:
     async def configure(
         self, namespace: str = NAMESPACE, unset: Any = (), **values: Any
     ) -> admin_pb2.UpdateConfigResponse:
-        """Durations are given as NAME_ms."""
+        """Update settings; durations are named NAME_ms."""
         return await self.admin.UpdateConfig(
             admin_pb2.UpdateConfigRequest(namespace=namespace, set=config(**values), unset=unset)
         )
@@ -180,7 +180,7 @@ class ServerHarness:
     async def config(self, namespace: str = NAMESPACE) -> admin_pb2.GetConfigResponse:
         return await self.admin.GetConfig(admin_pb2.GetConfigRequest(namespace=namespace))
 
-    # -- the database itself
+    # -- the database
 
     def _database(self) -> Database:
         if self.url.startswith("sqlite"):
@@ -188,7 +188,7 @@ class ServerHarness:
         return PostgresDatabase(self.url)
 
     async def dump(self, *without: str) -> Dump:
-        """Every row of every table, for comparing; `shards` holds the clock and moves by itself."""
+        """Return every row of every table for comparisons; `shards` contains the clock and changes by itself."""
 
         def read(connection: Connection) -> Dump:
             return {
@@ -224,7 +224,7 @@ def config(**values: float) -> admin_pb2.NamespaceConfig:
 
 
 async def refusal(call: Awaitable[Any]) -> Refusal:
-    """The call must be refused; returns how."""
+    """Await a call that must be refused, and return the refusal."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call
     return unpack(raised.value)

@@ -1,4 +1,4 @@
-"""The life of an activity, over gRPC and on both databases."""
+"""The life cycle of an activity over gRPC on both databases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_scheduled_activity_is_handed_to_a_poll_and_completed(
     assert (await activity_client.harness.describe()).bound_activity_count == 0
 
 
-async def test_scheduling_the_same_again_changes_nothing_whatever_became_of_it(
+async def test_scheduling_an_activity_again_changes_nothing_in_any_state(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat()
@@ -66,7 +66,7 @@ async def test_scheduling_the_same_again_changes_nothing_whatever_became_of_it(
     assert await activity_client.poll() == []
 
 
-async def test_scheduling_something_else_under_the_same_id_is_refused(
+async def test_scheduling_a_different_activity_under_the_same_id_is_refused(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.schedule("a", input=b"1")
@@ -76,7 +76,7 @@ async def test_scheduling_something_else_under_the_same_id_is_refused(
     assert (await activity_client.describe("a")).input == b"1"
 
 
-async def test_a_delayed_activity_becomes_available_when_its_time_has_come(
+async def test_a_delayed_activity_becomes_available_after_its_delay(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat()
@@ -91,7 +91,7 @@ async def test_a_delayed_activity_becomes_available_when_its_time_has_come(
 # -- polling
 
 
-async def test_a_waiting_poll_is_answered_by_what_is_scheduled_later(activity_client: ActivityClient) -> None:
+async def test_a_waiting_poll_gets_an_activity_scheduled_later(activity_client: ActivityClient) -> None:
     await activity_client.beat()
     waiting = asyncio.ensure_future(activity_client.take())
     while not activity_client.harness.server.matching._polls:
@@ -100,17 +100,19 @@ async def test_a_waiting_poll_is_answered_by_what_is_scheduled_later(activity_cl
     assert (await waiting).id == activity_id("a")
 
 
-async def test_a_poll_takes_several_and_leaves_the_rest(activity_client: ActivityClient) -> None:
+async def test_a_poll_gets_at_most_the_requested_number_of_activities(
+    activity_client: ActivityClient,
+) -> None:
     await activity_client.beat()
     for name in "abcde":
         await activity_client.schedule(name)
     first = await activity_client.poll(max_activities=3)
-    assert [task.id.activity_id for task in first] == ["a", "b", "c"], "in the order in which they came"
+    assert [task.id.activity_id for task in first] == ["a", "b", "c"], "in the order of scheduling"
     assert len(await activity_client.poll(max_activities=3)) == 2
 
 
-async def test_only_a_live_worker_may_poll(activity_client: ActivityClient) -> None:
-    refused = await refusal(activity_client.poll("nobody"))
+async def test_only_the_current_session_of_an_active_worker_may_poll(activity_client: ActivityClient) -> None:
+    refused = await refusal(activity_client.poll("unknown"))
     assert refused.reason == "WORKER_NOT_FOUND"
     await activity_client.beat(lease_ms=1_000)
     assert (await refusal(activity_client.poll(session_id="another"))).reason == "SESSION_NOT_CURRENT"
@@ -118,7 +120,7 @@ async def test_only_a_live_worker_may_poll(activity_client: ActivityClient) -> N
     assert (await refusal(activity_client.poll())).reason == "WORKER_NOT_ACTIVE"
 
 
-async def test_a_poll_ends_when_the_lease_does(activity_client: ActivityClient) -> None:
+async def test_a_poll_ends_when_the_lease_ends(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=1_000)
     waiting = asyncio.ensure_future(refusal(activity_client.take()))
     while not activity_client.harness.server.matching._polls:
@@ -127,7 +129,9 @@ async def test_a_poll_ends_when_the_lease_does(activity_client: ActivityClient) 
     assert (await waiting).reason == "WORKER_NOT_ACTIVE"
 
 
-async def test_queues_and_namespaces_are_kept_apart(activity_client: ActivityClient) -> None:
+async def test_a_poll_gets_only_activities_of_its_queue_and_namespace(
+    activity_client: ActivityClient,
+) -> None:
     await activity_client.beat()
     await activity_client.schedule("a", task_queue="other")
     await activity_client.schedule("a", namespace="billing")
@@ -150,26 +154,26 @@ async def test_a_worker_is_never_handed_more_than_its_quota(activity_client: Act
 # -- fencing
 
 
-async def test_a_zombies_completion_is_refused_and_exactly_one_is_recorded(
+async def test_the_completion_of_an_expired_worker_is_refused(
     activity_client: ActivityClient,
 ) -> None:
-    await activity_client.beat("zombie", lease_ms=1_000)
-    await activity_client.beat("heir", lease_ms=60_000)
+    await activity_client.beat("expired", lease_ms=1_000)
+    await activity_client.beat("successor", lease_ms=60_000)
     await activity_client.schedule("a")
-    stale = await activity_client.take("zombie")
+    stale = await activity_client.take("expired")
     await activity_client.harness.advance(1_500)
-    fresh = await activity_client.take("heir")
+    fresh = await activity_client.take("successor")
     assert (fresh.attempt, fresh.failures) == (2, 1)
-    refused = await refusal(activity_client.complete(stale, "zombie", b"old"))
+    refused = await refusal(activity_client.complete(stale, "expired", b"old"))
     assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "FENCED_OFF")
-    assert "attempt 2 is held by worker heir" in refused.message
-    await activity_client.complete(fresh, "heir", b"new")
-    assert (await refusal(activity_client.complete(stale, "zombie", b"old"))).reason == "FENCED_OFF"
+    assert "attempt 2 is held by worker successor" in refused.message
+    await activity_client.complete(fresh, "successor", b"new")
+    assert (await refusal(activity_client.complete(stale, "expired", b"old"))).reason == "FENCED_OFF"
     assert (await activity_client.describe("a")).result == b"new"
 
 
-async def test_a_token_is_refused_from_the_moment_the_lease_is_over(activity_client: ActivityClient) -> None:
-    """Also before anything was done about the activity."""
+async def test_a_token_is_refused_as_soon_as_the_lease_ends(activity_client: ActivityClient) -> None:
+    """Even before the activity is rescheduled."""
     await activity_client.beat()
     await activity_client.schedule("a")
     task = await activity_client.take()
@@ -180,7 +184,7 @@ async def test_a_token_is_refused_from_the_moment_the_lease_is_over(activity_cli
 
 
 @pytest.mark.parametrize("token", [{"lease_epoch": 2}, {"attempt": 2}])
-async def test_a_token_must_be_right_in_every_part(
+async def test_a_token_with_a_wrong_epoch_or_attempt_is_refused(
     activity_client: ActivityClient, token: dict[str, int]
 ) -> None:
     await activity_client.beat()
@@ -204,7 +208,7 @@ async def test_a_resurrected_workers_old_token_is_refused(activity_client: Activ
     await activity_client.complete(again)
 
 
-async def test_completing_failing_and_releasing_again_are_answered_alike(
+async def test_repeated_complete_fail_and_release_calls_have_no_further_effect(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat()
@@ -237,7 +241,7 @@ async def test_a_failed_attempt_is_tried_again_after_its_back_off(activity_clien
         assert (seen.state, seen.failures, seen.last_failure) == (AVAILABLE, failures, f"no {failures}")
 
 
-async def test_an_exhausted_retry_policy_ends_it(activity_client: ActivityClient) -> None:
+async def test_an_exhausted_retry_policy_fails_the_activity(activity_client: ActivityClient) -> None:
     await activity_client.beat()
     await activity_client.schedule("a", retry_policy=pb.RetryPolicy(maximum_attempts=2))
     assert (await activity_client.fail(await activity_client.take())).state == WAITING
@@ -245,10 +249,10 @@ async def test_an_exhausted_retry_policy_ends_it(activity_client: ActivityClient
     assert (await activity_client.fail(await activity_client.take(), message="twice")).state == FAILED
     assert (await activity_client.describe("a")).last_failure == "twice"
     assert await activity_client.retry("a") == AVAILABLE
-    assert (await activity_client.take()).failures == 0, "a fresh start"
+    assert (await activity_client.take()).failures == 0, "a retry resets the failures"
 
 
-async def test_a_failure_may_rule_out_or_hasten_the_next_attempt(activity_client: ActivityClient) -> None:
+async def test_a_failure_can_forbid_or_schedule_the_next_attempt(activity_client: ActivityClient) -> None:
     await activity_client.beat()
     await activity_client.schedule("a")
     await activity_client.schedule("b")
@@ -275,7 +279,7 @@ async def test_an_activity_that_kills_its_workers_is_quarantined(activity_client
     assert (await activity_client.take("fourth")).failures == 0
 
 
-async def test_an_attempt_that_ends_otherwise_breaks_the_row_of_deaths(
+async def test_an_attempt_that_ends_without_a_death_resets_the_deaths_in_a_row(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.schedule("a", retry_policy=pb.RetryPolicy(maximum_worker_deaths=2))
@@ -290,7 +294,7 @@ async def test_an_attempt_that_ends_otherwise_breaks_the_row_of_deaths(
     assert await activity_client.state("a") == AVAILABLE
 
 
-async def test_the_namespace_says_how_many_deaths_are_too_many(activity_client: ActivityClient) -> None:
+async def test_the_namespace_sets_the_limit_of_worker_deaths(activity_client: ActivityClient) -> None:
     await activity_client.harness.configure(max_worker_deaths=1)
     await activity_client.schedule("a")
     await activity_client.beat(lease_ms=1_000)
@@ -313,7 +317,7 @@ async def test_a_claim_is_exclusive_and_may_be_repeated(activity_client: Activit
     assert (await refusal(activity_client.claim("file", "second"))).reason == "ACTIVITY_FINISHED"
 
 
-async def test_of_many_that_claim_at_once_one_succeeds(activity_client: ActivityClient) -> None:
+async def test_exactly_one_of_many_concurrent_claims_succeeds(activity_client: ActivityClient) -> None:
     workers = [f"w{number}" for number in range(20)]
     for worker in workers:
         await activity_client.beat(worker)
@@ -323,7 +327,7 @@ async def test_of_many_that_claim_at_once_one_succeeds(activity_client: Activity
     assert sum(isinstance(answer, pb.ActivityTask) for answer in answers) == 1
 
 
-async def test_what_a_lost_worker_had_claimed_can_be_claimed_by_another(
+async def test_the_claim_of_an_expired_worker_passes_to_another_worker(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat("first", lease_ms=1_000)
@@ -334,7 +338,7 @@ async def test_what_a_lost_worker_had_claimed_can_be_claimed_by_another(
     assert (claimed.attempt, claimed.input) == (2, b"path")
 
 
-async def test_a_released_claim_is_free(activity_client: ActivityClient) -> None:
+async def test_a_released_activity_can_be_claimed_again(activity_client: ActivityClient) -> None:
     await activity_client.beat("first")
     await activity_client.beat("second")
     await activity_client.release(await activity_client.claim("file", "first"), "first")
@@ -342,7 +346,9 @@ async def test_a_released_claim_is_free(activity_client: ActivityClient) -> None
     assert (await activity_client.claim("file", "second")).attempt == 2
 
 
-async def test_a_claim_needs_a_live_lease_and_room(activity_client: ActivityClient) -> None:
+async def test_a_claim_needs_an_active_worker_below_its_binding_quota(
+    activity_client: ActivityClient,
+) -> None:
     assert (await refusal(activity_client.claim("file"))).reason == "WORKER_NOT_FOUND"
     await activity_client.harness.configure(max_bindings_per_worker=1)
     await activity_client.beat()
@@ -356,20 +362,20 @@ async def test_a_claim_needs_a_live_lease_and_room(activity_client: ActivityClie
 # -- cancelling
 
 
-async def test_a_cancelled_activity_is_over_and_its_worker_is_told(activity_client: ActivityClient) -> None:
+async def test_a_cancelled_activity_ends_and_its_worker_is_told(activity_client: ActivityClient) -> None:
     await activity_client.beat()
     await activity_client.schedule("a")
     task = await activity_client.take()
     assert await activity_client.cancel("a", "not needed") is True
     assert await activity_client.state("a") == CANCELLED
-    told = await activity_client.beat()
-    assert [(ref.activity_id, ref.attempt) for ref in told.cancel_activities] == [("a", 1)]
+    reply = await activity_client.beat()
+    assert [(ref.activity_id, ref.attempt) for ref in reply.cancel_activities] == [("a", 1)]
     assert (await refusal(activity_client.complete(task))).reason == "FENCED_OFF"
-    assert await activity_client.cancel("a") is False, "the same again"
-    assert not (await activity_client.beat(unbound_activities=told.cancel_activities)).cancel_activities
+    assert await activity_client.cancel("a") is False, "repeated cancellations change nothing"
+    assert not (await activity_client.beat(unbound_activities=reply.cancel_activities)).cancel_activities
 
 
-async def test_an_available_activity_is_cancelled_before_anybody_gets_it(
+async def test_a_cancelled_available_activity_is_not_handed_out(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat()
@@ -382,29 +388,29 @@ async def test_an_available_activity_is_cancelled_before_anybody_gets_it(
     assert (await refusal(activity_client.cancel("b"))).reason == "ACTIVITY_FINISHED"
 
 
-# -- lost answers
+# -- lost poll answers
 
 
-async def test_what_is_never_confirmed_is_taken_back(activity_client: ActivityClient) -> None:
-    """The poll's answer got lost: the worker heartbeats on and knows nothing of what it holds."""
-    await activity_client.beat("deaf", lease_ms=60_000)
+async def test_an_unconfirmed_hand_out_is_taken_back(activity_client: ActivityClient) -> None:
+    """The answer to the poll was lost: the worker sends heartbeats and does not know of the activity."""
+    await activity_client.beat("uninformed", lease_ms=60_000)
     await activity_client.beat("other", lease_ms=60_000)
     await activity_client.schedule("a")
-    task = await activity_client.take("deaf")
+    task = await activity_client.take("uninformed")
     await activity_client.harness.advance(9_000)
-    await activity_client.beat("deaf", lease_ms=60_000)
+    await activity_client.beat("uninformed", lease_ms=60_000)
     assert await activity_client.poll("other") == []
     await activity_client.harness.advance(1_500)
     assert (await activity_client.take("other")).attempt == 2
-    told = await activity_client.beat("deaf", lease_ms=60_000)
-    assert [(ref.activity_id, ref.attempt) for ref in told.cancel_activities] == [("a", 1)]
-    assert (await refusal(activity_client.complete(task, "deaf"))).reason == "FENCED_OFF"
+    reply = await activity_client.beat("uninformed", lease_ms=60_000)
+    assert [(ref.activity_id, ref.attempt) for ref in reply.cancel_activities] == [("a", 1)]
+    assert (await refusal(activity_client.complete(task, "uninformed"))).reason == "FENCED_OFF"
 
 
-async def test_a_worker_that_dies_before_it_can_confirm_is_counted_as_a_death(
+async def test_a_death_before_the_confirmation_counts_as_a_death(
     activity_client: ActivityClient,
 ) -> None:
-    """An activity that kills its worker at once must not look like an answer that was lost."""
+    """An activity that kills its worker at once must not look like a lost answer."""
     await activity_client.schedule("poison")
     for number in range(3):
         await activity_client.beat(f"w{number}", lease_ms=30_000)
@@ -413,7 +419,7 @@ async def test_a_worker_that_dies_before_it_can_confirm_is_counted_as_a_death(
     assert await activity_client.state("poison") == QUARANTINED
 
 
-async def test_what_is_confirmed_stays(activity_client: ActivityClient) -> None:
+async def test_a_confirmed_hand_out_is_not_taken_back(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=60_000)
     await activity_client.schedule("a")
     await activity_client.take()
@@ -426,7 +432,7 @@ async def test_what_is_confirmed_stays(activity_client: ActivityClient) -> None:
     assert (await activity_client.describe("a")).attempt == 1
 
 
-async def test_a_caller_that_left_is_handed_nothing(activity_client: ActivityClient) -> None:
+async def test_a_cancelled_poll_gets_no_activity(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=60_000)
     waiting = asyncio.ensure_future(activity_client.take())
     while not activity_client.harness.server.matching._polls:
@@ -438,10 +444,10 @@ async def test_a_caller_that_left_is_handed_nothing(activity_client: ActivityCli
     assert (await activity_client.take()).attempt == 1
 
 
-async def test_a_worker_that_lets_go_of_what_it_was_handed_sends_it_back(
+async def test_unbinding_a_handed_out_activity_makes_it_available_again(
     activity_client: ActivityClient,
 ) -> None:
-    """By a heartbeat that unbinds it, or one with the whole set and without it."""
+    """Either by an unbinding heartbeat or by a full set that lacks it."""
     await activity_client.beat(lease_ms=60_000)
     await activity_client.schedule("a")
     await activity_client.schedule("b")
@@ -458,8 +464,8 @@ async def test_a_worker_that_lets_go_of_what_it_was_handed_sends_it_back(
     ]
 
 
-async def test_a_whole_set_that_crosses_a_poll_drops_nothing(activity_client: ActivityClient) -> None:
-    """The worker wrote it before the poll's answer came."""
+async def test_a_full_set_sent_before_the_poll_answer_drops_nothing(activity_client: ActivityClient) -> None:
+    """The worker built the full set before the answer to its poll arrived."""
     await activity_client.beat(lease_ms=60_000)
     await activity_client.schedule("a")
     await activity_client.take()
@@ -470,7 +476,7 @@ async def test_a_whole_set_that_crosses_a_poll_drops_nothing(activity_client: Ac
 # -- restarts
 
 
-async def test_everything_is_there_after_a_restart(activity_client: ActivityClient) -> None:
+async def test_activities_survive_a_restart_in_every_state(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=60_000)
     for name in ("done", "held", "free", "later", "gone"):
         delay = {"start_delay": duration(30_000)} if name == "later" else {}
@@ -493,7 +499,7 @@ async def test_everything_is_there_after_a_restart(activity_client: ActivityClie
     assert (await activity_client.take()).id == activity_id("later")
 
 
-async def test_a_finished_activity_is_remembered_when_it_has_left_memory(
+async def test_a_finished_activity_that_left_memory_is_read_from_the_store(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat()
@@ -509,7 +515,7 @@ async def test_a_finished_activity_is_remembered_when_it_has_left_memory(
     assert (await activity_client.describe("a")).result == b"r"
 
 
-async def test_finished_activities_are_let_go_of_after_their_retention(
+async def test_finished_activities_are_deleted_after_their_retention(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.harness.configure(activity_retention_ms=1_000)
@@ -545,7 +551,7 @@ async def test_activities_are_listed_by_state_queue_and_worker(activity_client: 
     assert await names(states=[AVAILABLE], task_queue="other") == ["c"]
 
 
-async def test_a_long_list_comes_in_pages(activity_client: ActivityClient) -> None:
+async def test_a_long_list_of_activities_is_paged(activity_client: ActivityClient) -> None:
     names = [f"{number:02}" for number in range(25)]
     for name in names:
         await activity_client.schedule(name)
@@ -588,7 +594,7 @@ async def test_a_long_list_comes_in_pages(activity_client: ActivityClient) -> No
             worker_instance_key="w", lease_epoch=1), "attempt"),
     ],
 )  # fmt: skip
-async def test_bad_input_is_refused_by_name_and_changes_nothing(
+async def test_invalid_input_is_refused_with_its_field_and_changes_nothing(
     activity_client: ActivityClient, method: str, request_: object, field: str
 ) -> None:
     before = await activity_client.harness.dump("shards")

@@ -30,7 +30,7 @@ DISCARDED = admin_pb2.TASK_STATE_DISCARDED
 
 
 class FailingSink:
-    """Sink that fails for some activities until it is healed."""
+    """A sink that fails for some activities until the test clears `poison`."""
 
     def __init__(self, *poison: str, message: str = "no") -> None:
         self.poison = set(poison)
@@ -51,13 +51,13 @@ async def test_settings_apply_at_once(harness: ServerHarness) -> None:
     answer = await harness.configure(max_lease_ms=40_000, default_lease_ms=20_000)
     assert answer.overrides == config(max_lease_ms=40_000, default_lease_ms=20_000)
     assert answer.effective.max_lease == duration(40_000)
-    assert answer.effective.min_lease == duration(1_000), "every field of what is in force is set"
+    assert answer.effective.min_lease == duration(1_000), "every effective field is set"
     assert (await harness.beat("after")).granted_lease_duration == duration(20_000)
     assert (await harness.beat("before", lease_ms=60_000)).granted_lease_duration == duration(40_000)
     assert (await harness.beat(namespace="other")).granted_lease_duration == duration(30_000)
 
 
-async def test_settings_reach_the_heartbeats_that_go_on_as_before(harness: ServerHarness) -> None:
+async def test_changed_settings_apply_to_unchanged_heartbeats(harness: ServerHarness) -> None:
     for sequence in range(1, 4):
         await harness.beat(session_id="s", sequence=sequence, lease_ms=60_000)
     await harness.configure("", max_lease_ms=45_000)
@@ -65,7 +65,7 @@ async def test_settings_reach_the_heartbeats_that_go_on_as_before(harness: Serve
     assert renewed.granted_lease_duration == duration(45_000)
 
 
-async def test_namespaces_inherit_what_they_do_not_set(harness: ServerHarness) -> None:
+async def test_namespaces_inherit_settings_they_do_not_override(harness: ServerHarness) -> None:
     await harness.configure("", default_lease_ms=10_000, max_workers=7)
     await harness.configure(max_workers=3)
     mine, other = await harness.config(), await harness.config("other")
@@ -92,7 +92,9 @@ async def test_settings_survive_a_restart_and_are_recorded_as_events(harness: Se
     ]
 
 
-async def test_a_default_under_which_some_namespace_makes_no_sense_is_refused(harness: ServerHarness) -> None:
+async def test_a_default_that_contradicts_the_overrides_of_a_namespace_is_refused(
+    harness: ServerHarness,
+) -> None:
     await harness.configure(default_lease_ms=50_000)
     refused = await refusal(harness.configure("", max_lease_ms=40_000))
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
@@ -111,7 +113,7 @@ async def test_the_cleanup_delay_can_be_changed_while_running(harness: ServerHar
     assert (await harness.describe("b")).state == INACTIVE
 
 
-async def test_a_tombstone_may_be_kept_for_ever(harness: ServerHarness) -> None:
+async def test_a_tombstone_retention_of_zero_keeps_tombstones_for_ever(harness: ServerHarness) -> None:
     await harness.configure(cleanup_delay_ms=0, tombstone_retention_ms=0)
     await harness.beat()
     await harness.shut_down()
@@ -126,7 +128,7 @@ async def test_a_tombstone_may_be_kept_for_ever(harness: ServerHarness) -> None:
 # -- shards
 
 
-async def test_shards_tell_their_places_and_people(harness: ServerHarness) -> None:
+async def test_listed_shards_report_their_epoch_workers_and_checkpoint(harness: ServerHarness) -> None:
     for number in range(40):
         await harness.beat(f"w{number}")
     for number in range(10):
@@ -144,7 +146,7 @@ async def test_shards_tell_their_places_and_people(harness: ServerHarness) -> No
     shards = (await harness.admin.ListShards(admin_pb2.ListShardsRequest())).shards
     assert {shard.epoch for shard in shards} == {2}
     assert all(shard.checkpoint_sequence == shard.last_sequence - 1 for shard in shards), (
-        "it stopped in order"
+        "the server stopped gracefully"
     )
 
 
@@ -158,7 +160,7 @@ async def lose(
     await harness.shut_down(worker, namespace)
 
 
-async def test_one_poison_activity_blocks_nobody_and_is_retried_with_backoff_until_dead_lettered(
+async def test_a_poison_activity_is_retried_until_dead_lettered_and_blocks_no_other(
     stopped_harness: ServerHarness,
 ) -> None:
     sink = FailingSink("poison")
@@ -178,11 +180,11 @@ async def test_one_poison_activity_blocks_nobody_and_is_retried_with_backoff_unt
             waited += 50
         waits.append(waited)
     assert waits[0] >= 250
-    assert waits[2] > waits[0], "each time it waits longer"
+    assert waits[2] > waits[0], "the backoff grows"
     [task] = await harness.tasks()
     assert task.state == DEAD_LETTERED
     await harness.advance(600_000)
-    assert (await harness.tasks())[0].attempts == 4, "and then it is left alone"
+    assert (await harness.tasks())[0].attempts == 4, "a dead letter is not retried"
     await lose(harness, "c", worker="other")
     await harness.advance(1)
     assert sorted(sink.offered) == ["a", "b", "c"]
@@ -197,7 +199,7 @@ async def test_one_poison_activity_blocks_nobody_and_is_retried_with_backoff_unt
     assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "TASK_FINISHED")
 
 
-async def test_a_discarded_task_is_never_tried_again(stopped_harness: ServerHarness) -> None:
+async def test_a_discarded_task_is_never_retried(stopped_harness: ServerHarness) -> None:
     sink = FailingSink("poison")
     harness = await stopped_harness.start(sink=sink)
     await lose(harness, "poison")
@@ -217,12 +219,12 @@ async def test_a_discarded_task_is_never_tried_again(stopped_harness: ServerHarn
     assert refused.reason == "TASK_FINISHED"
 
 
-async def test_a_discard_wins_over_an_attempt_that_is_under_way(stopped_harness: ServerHarness) -> None:
+async def test_a_discard_takes_precedence_over_a_running_attempt(stopped_harness: ServerHarness) -> None:
     class Slow(FailingSink):
         async def deliver(self, key: ActivityKey, activity: Activity, lost: ActivityRescheduleTask) -> None:
             if key.activity_id in self.poison and self.offered == ["go"]:
                 [shard] = [shard for shard in harness.server.node.shards() if key in shard.activities]
-                # The operator's update and the runner's own meet in one commit.
+                # The updates of the operator and of the runner are in one commit.
                 shard.update_task(TaskUpdate(task.task_id, TaskState.DISCARDED, 0, 1, ""))
             await super().deliver(key, activity, lost)
 
@@ -237,7 +239,7 @@ async def test_a_discard_wins_over_an_attempt_that_is_under_way(stopped_harness:
     assert [task.state for task in await harness.tasks(DISCARDED)] == [DISCARDED]
 
 
-async def test_tasks_wait_for_the_next_server_when_one_stops_before_their_turn(
+async def test_tasks_that_are_not_done_are_run_by_the_next_server(
     stopped_harness: ServerHarness,
 ) -> None:
     sink = FailingSink("poison", message="\0 and \ud800")
@@ -246,7 +248,9 @@ async def test_tasks_wait_for_the_next_server_when_one_stops_before_their_turn(
     await harness.restart(sink=sink)
     await harness.advance(1)
     assert sink.offered == ["a"]
-    assert [task.state for task in await harness.tasks()] == [RETRYING], "whatever its error says"
+    assert [task.state for task in await harness.tasks()] == [RETRYING], (
+        "an unstorable error text does no harm"
+    )
     sink.poison.clear()
     await harness.advance(2_000)
     assert sink.offered == ["a", "poison"]
@@ -278,7 +282,7 @@ async def test_tasks_are_listed_by_namespace_and_state_in_pages(stopped_harness:
     assert (await refusal(harness.admin.ListTasks(request))).reason == "PAGE_TOKEN_INVALID"
 
 
-async def test_finished_tasks_are_let_go_after_their_retention(stopped_harness: ServerHarness) -> None:
+async def test_finished_tasks_are_deleted_after_their_retention(stopped_harness: ServerHarness) -> None:
     harness = await stopped_harness.start(task_retention_s=60.0)
     await lose(harness, "a")
     await harness.advance(1)

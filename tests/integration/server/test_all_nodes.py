@@ -1,4 +1,4 @@
-"""What is asked of other nodes comes to an end when one of them goes away in the middle of it."""
+"""Calls to all other nodes end when one of those nodes is lost during the call."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PATH = "AdminService/ListShards"
 
 
 class SilentNode(grpc.GenericRpcHandler):
-    """A node that hears what it is asked, and never answers."""
+    """A node that receives calls and never answers."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        async def never(request: bytes, context: object) -> bytes:
-            self.asked.set()
+        async def never_answer(request: bytes, context: object) -> bytes:
+            self.called.set()
             await asyncio.Event().wait()
             return b""
 
-        return grpc.unary_unary_rpc_method_handler(never)
+        return grpc.unary_unary_rpc_method_handler(never_answer)
 
 
 @pytest.fixture
@@ -44,18 +44,18 @@ async def silent_node() -> AsyncIterator[tuple[SilentNode, str]]:
     await server.stop(None)
 
 
-async def test_a_node_that_is_given_up_in_the_middle_of_a_call_is_left_out_or_named(
+async def test_a_node_lost_during_a_call_is_skipped_or_reported(
     silent_node: tuple[SilentNode, str],
 ) -> None:
-    """Its channel is closed then, which ends the call without a status. Whoever waits must hear of it all the same."""
+    """Closing its channel ends the call without a status; the caller must still be told."""
     handler, address = silent_node
     routes, peers = RoutingTable(1), Peers("me")
     routes.replace([Member("gone", address)], {0: ("gone", 1)})
     all_nodes = AllNodes("me", routes, peers)
 
     async def ended(call: asyncio.Task[list[admin_pb2.ListShardsResponse]]) -> None:
-        await handler.asked.wait()
-        handler.asked.clear()
+        await handler.called.wait()
+        handler.called.clear()
         peers.set_addresses(())
         await asyncio.wait([call], timeout=TIMEOUT_S)
         assert call.done()
@@ -71,12 +71,12 @@ async def test_a_node_that_is_given_up_in_the_middle_of_a_call_is_left_out_or_na
     async with asyncio.timeout(3 * TIMEOUT_S):
         await ended(skip_failed := ask(skip_failed=True))
         assert skip_failed.result() == []
-        await ended(impatient := ask(skip_failed=False))
+        await ended(strict := ask(skip_failed=False))
         with pytest.raises(NodeLost):
-            impatient.result()
+            strict.result()
 
 
-async def test_who_asks_may_go_away(silent_node: tuple[SilentNode, str]) -> None:
+async def test_a_call_to_all_nodes_can_be_cancelled(silent_node: tuple[SilentNode, str]) -> None:
     handler, address = silent_node
     routes, peers = RoutingTable(1), Peers("me")
     routes.replace([Member("slow", address)], {0: ("slow", 1)})
@@ -87,7 +87,7 @@ async def test_who_asks_may_go_away(silent_node: tuple[SilentNode, str]) -> None
         )
     )
     async with asyncio.timeout(TIMEOUT_S):
-        await handler.asked.wait()
+        await handler.called.wait()
         call.cancel()
         await asyncio.wait([call])
         assert call.cancelled()

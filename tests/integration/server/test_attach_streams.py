@@ -1,4 +1,4 @@
-"""Attach: orders at once, and what the breaking of a stream means."""
+"""Attach streams: immediate orders, and the effect of a broken stream on the lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.server.server_harness import ACTIVE, INACTIVE, NAMESPACE,
 
 class Stream:
     def __init__(self, harness: ServerHarness) -> None:
-        # A channel of its own: it is torn down as a killed process's is.
+        # A separate channel, closed as abruptly as that of a killed process.
         self._channel = grpc.aio.insecure_channel(
             harness.server.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -37,7 +37,7 @@ class Stream:
         return (await self.read()).attached
 
     async def attach_fully(self, worker: str = "w", grace_ms: int | None = 2_000) -> Any:
-        """Attached, and the first orders read."""
+        """Attach and read the first orders."""
         attached = await self.attach(worker, grace_ms)
         assert not attached.HasField("status"), attached.status
         assert (await self.read()).HasField("orders")
@@ -60,7 +60,7 @@ class Stream:
         return await asyncio.wait_for(self.call.read(), 10)
 
     async def cut(self) -> None:
-        """As when the process is killed: the connection is gone."""
+        """Close the connection, as when the process is killed."""
         await self._channel.close()
 
 
@@ -84,7 +84,7 @@ async def cut(activity_client: ActivityClient, stream: Stream, worker: str = "w"
         await asyncio.sleep(0.001)
 
 
-async def test_a_grace_becomes_a_term_of_the_lease_but_is_never_longer(
+async def test_the_granted_grace_is_at_most_the_lease(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=5_000)
@@ -93,7 +93,7 @@ async def test_a_grace_becomes_a_term_of_the_lease_but_is_never_longer(
     assert (await stream.attach_fully(grace_ms=60_000)).disconnect_grace == duration(5_000)
 
 
-async def test_a_broken_stream_makes_suspect_and_the_grace_ends_the_lease(
+async def test_a_broken_stream_marks_the_worker_as_suspect_and_ends_its_lease_after_the_grace(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -114,7 +114,7 @@ async def test_a_broken_stream_makes_suspect_and_the_grace_ends_the_lease(
     assert (await activity_client.describe("a")).worker_deaths == 1
 
 
-async def test_a_heartbeat_within_the_grace_saves_the_lease(
+async def test_a_heartbeat_within_the_grace_keeps_the_lease(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -122,13 +122,13 @@ async def test_a_heartbeat_within_the_grace_saves_the_lease(
     await stream.attach_fully()
     await cut(activity_client, stream)
     await activity_client.harness.advance(1_900)
-    await activity_client.beat(lease_ms=60_000)  # the short way
+    await activity_client.beat(lease_ms=60_000)  # the fast path
     assert (await activity_client.harness.describe()).suspect is False
     await activity_client.harness.advance(50_000)
     assert (await activity_client.harness.describe()).state == ACTIVE
 
 
-async def test_a_new_stream_within_the_grace_saves_the_lease(
+async def test_a_new_stream_within_the_grace_keeps_the_lease(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -143,8 +143,10 @@ async def test_a_new_stream_within_the_grace_saves_the_lease(
     await again.cut()
 
 
-async def test_only_the_last_stream_counts(activity_client: ActivityClient, stream: Stream) -> None:
-    """It came back before the server noticed that the old one was gone."""
+async def test_the_break_of_an_older_stream_does_not_count(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    """The worker attached again before the server noticed that the old stream was broken."""
     await activity_client.beat(lease_ms=60_000)
     await stream.attach_fully()
     again = Stream(activity_client.harness)
@@ -157,7 +159,7 @@ async def test_only_the_last_stream_counts(activity_client: ActivityClient, stre
     await again.cut()
 
 
-async def test_a_client_that_asked_for_no_grace_keeps_its_plain_lease(
+async def test_a_broken_stream_without_a_grace_does_not_affect_the_lease(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -168,7 +170,7 @@ async def test_a_client_that_asked_for_no_grace_keeps_its_plain_lease(
     assert (seen.state, seen.suspect) == (ACTIVE, False)
 
 
-async def test_a_goodbye_is_no_break(activity_client: ActivityClient, stream: Stream) -> None:
+async def test_a_detach_is_not_a_break(activity_client: ActivityClient, stream: Stream) -> None:
     await activity_client.beat(lease_ms=60_000)
     await stream.attach_fully()
     await stream.detach()
@@ -178,7 +180,7 @@ async def test_a_goodbye_is_no_break(activity_client: ActivityClient, stream: St
     assert (seen.state, seen.suspect) == (ACTIVE, False)
 
 
-async def test_the_servers_own_end_counts_for_nothing(
+async def test_a_server_shutdown_does_not_count_as_a_break(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -191,7 +193,7 @@ async def test_the_servers_own_end_counts_for_nothing(
     assert (seen.state, seen.suspect) == (ACTIVE, False)
 
 
-async def test_a_break_that_a_crash_forgets_counts_for_nothing(
+async def test_a_break_before_a_server_restart_does_not_count(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -202,7 +204,7 @@ async def test_a_break_that_a_crash_forgets_counts_for_nothing(
     assert (await activity_client.harness.describe()).state == ACTIVE
 
 
-async def test_another_sessions_stream_says_nothing_about_this_one(
+async def test_the_stream_of_a_replaced_session_does_not_count(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -214,7 +216,7 @@ async def test_another_sessions_stream_says_nothing_about_this_one(
     assert (seen.state, seen.suspect, seen.attached) == (ACTIVE, False, False)
 
 
-async def test_orders_come_at_once(activity_client: ActivityClient, stream: Stream) -> None:
+async def test_orders_are_sent_on_the_stream_at_once(activity_client: ActivityClient, stream: Stream) -> None:
     await activity_client.beat(lease_ms=60_000)
     await activity_client.schedule("a")
     await activity_client.take()
@@ -235,7 +237,7 @@ async def test_orders_come_at_once(activity_client: ActivityClient, stream: Stre
     assert (orders.state, orders.lease_epoch) == (INACTIVE, 1)
 
 
-async def test_the_next_attempt_of_what_was_taken_before_is_taken_at_once_too(
+async def test_the_cancellation_of_the_next_attempt_is_sent_at_once_too(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -243,7 +245,7 @@ async def test_the_next_attempt_of_what_was_taken_before_is_taken_at_once_too(
     await activity_client.take()
     await stream.attach_fully()
     await activity_client.harness.advance(5_000)
-    await activity_client.beat(lease_ms=60_000)  # which does not confirm it
+    await activity_client.beat(lease_ms=60_000)  # does not confirm it
     await activity_client.harness.advance(5_500)
     assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [1]
     task = await activity_client.take()
@@ -252,13 +254,13 @@ async def test_the_next_attempt_of_what_was_taken_before_is_taken_at_once_too(
     assert [ref.attempt for ref in (await stream.read()).orders.cancel_activities] == [2]
 
 
-async def test_one_stream_serves_many_workers_and_a_refusal_ends_it_for_nobody(
+async def test_one_stream_serves_many_workers_and_survives_a_refusal(
     activity_client: ActivityClient, stream: Stream
 ) -> None:
     await activity_client.beat("a", lease_ms=60_000)
     await activity_client.beat("b", lease_ms=60_000)
     await stream.attach_fully("a")
-    refused = unpack_status((await stream.attach("nobody")).status)
+    refused = unpack_status((await stream.attach("unknown")).status)
     assert refused.reason == "WORKER_NOT_FOUND"
     refused = unpack_status((await stream.attach("b", session="another")).status)
     assert refused.reason == "SESSION_NOT_CURRENT"
@@ -271,9 +273,7 @@ async def test_one_stream_serves_many_workers_and_a_refusal_ends_it_for_nobody(
     ]
 
 
-async def test_the_same_session_keeps_its_grace_when_it_comes_back(
-    activity_client: ActivityClient, stream: Stream
-) -> None:
+async def test_a_resurrected_session_keeps_its_grace(activity_client: ActivityClient, stream: Stream) -> None:
     await activity_client.beat(lease_ms=60_000)
     await stream.attach_fully()
     await activity_client.harness.expire()
@@ -282,7 +282,7 @@ async def test_the_same_session_keeps_its_grace_when_it_comes_back(
     assert (await activity_client.harness.describe()).suspect is True
 
 
-async def test_a_stream_that_makes_no_sense_is_refused_in_words(stream: Stream) -> None:
+async def test_an_empty_stream_message_is_refused(stream: Stream) -> None:
     await stream.call.write(AttachRequest())
     with pytest.raises(grpc.aio.AioRpcError, match="must be attach, detach or ping") as refused:
         await stream.read()

@@ -1,4 +1,4 @@
-"""Whatever a client sends: a clear refusal that changes nothing, and never INTERNAL or UNKNOWN."""
+"""Invalid requests get a clear refusal and change nothing; no request is answered with INTERNAL or UNKNOWN."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ METHODS = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-FINE = (
+EXPECTED_CODES = (
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -58,7 +58,7 @@ async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
 
 
 async def raw(harness: ServerHarness, path: str, payload: bytes) -> grpc.StatusCode:
-    """Send bytes as they are; returns the status."""
+    """Send the raw bytes and return the status code."""
     if METHODS[path].server_streaming:
         stream = harness.channel.unary_stream(path)(payload)
         try:
@@ -84,16 +84,16 @@ DURATIONS = {
 
 
 @pytest.mark.parametrize("name", DURATIONS)
-async def test_a_lease_that_is_no_duration_is_refused_by_name_and_rule(
+async def test_an_invalid_lease_duration_is_refused_with_its_field_and_rule(
     sqlite_harness: ServerHarness, name: str
 ) -> None:
     value, rule = DURATIONS[name]
     refused = await refusal(sqlite_harness.beat(lease_duration=value))
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
-    [(field, told)] = refused.violations
+    [(field, description)] = refused.violations
     assert field == refused.fields["field"] == "heartbeat.lease_duration"
-    assert told == refused.fields["rule"]
-    assert told.startswith(rule)
+    assert description == refused.fields["rule"]
+    assert description.startswith(rule)
     assert await sqlite_harness.count() == {}
 
 
@@ -117,7 +117,7 @@ IDENTIFIERS = {
 
 
 @pytest.mark.parametrize("name", IDENTIFIERS)
-async def test_an_identifier_that_is_none_is_refused_wherever_it_stands(
+async def test_an_invalid_identifier_is_refused_in_every_field(
     sqlite_harness: ServerHarness, name: str
 ) -> None:
     harness = sqlite_harness
@@ -156,9 +156,9 @@ async def test_an_identifier_that_is_none_is_refused_wherever_it_stands(
     for field, call in calls.items():
         refused = await refusal(call)
         assert refused.code is grpc.StatusCode.INVALID_ARGUMENT, field
-        [(named, told)] = refused.violations
+        [(named, description)] = refused.violations
         assert named == field.strip()
-        assert told.startswith(rule)
+        assert description.startswith(rule)
     assert await harness.dump("shards") == before
 
 
@@ -177,7 +177,7 @@ VALID = [
 ]
 
 
-async def test_any_other_identifier_is_served_under_exactly_its_name(harness: ServerHarness) -> None:
+async def test_a_valid_identifier_is_served_unchanged(harness: ServerHarness) -> None:
     for name in VALID:
         registered = await harness.beat(name, namespace=name, session_id=name, task_queue=name)
         assert registered.outcome == REGISTERED
@@ -259,7 +259,7 @@ async def test_sizes_at_their_limits_are_served(harness: ServerHarness) -> None:
     assert (await refusal(harness.beat("numbers", session_id="s", sequence=5))).reason == "STALE_HEARTBEAT"
 
 
-async def test_any_moment_that_a_timestamp_can_name_is_a_start_time(harness: ServerHarness) -> None:
+async def test_the_first_and_last_timestamps_are_accepted_as_start_times(harness: ServerHarness) -> None:
     first, last = Timestamp(seconds=-62_135_596_800), Timestamp(seconds=253_402_300_799, nanos=999_999_999)
     await harness.beat("first", start_time=first)
     await harness.beat("last", start_time=last)
@@ -268,14 +268,14 @@ async def test_any_moment_that_a_timestamp_can_name_is_a_start_time(harness: Ser
     assert (await harness.describe("last")).start_time == last
 
 
-async def test_a_message_beyond_all_bounds_is_refused_unread(sqlite_harness: ServerHarness) -> None:
+async def test_a_message_above_the_size_limit_is_refused(sqlite_harness: ServerHarness) -> None:
     refused = await refusal(sqlite_harness.beat(current_job="x" * 17_000_000))
     assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await sqlite_harness.beat()).outcome == REGISTERED
 
 
 @pytest.mark.parametrize("path", METHODS)
-async def test_bytes_that_are_no_message_are_refused(sqlite_harness: ServerHarness, path: str) -> None:
+async def test_bytes_that_do_not_parse_are_refused(sqlite_harness: ServerHarness, path: str) -> None:
     before = await sqlite_harness.dump("shards")
     first_string = b"\x0a\x02\xff\xfe"  # field 1 with bytes that are not UTF-8
     for payload in (b"\xff", b"\x0a\x05ab", b"\x00", b"\x0b", b"\x0f\x01", b"\xff" * 1_000, b"\x0a" * 1_001):
@@ -285,24 +285,26 @@ async def test_bytes_that_are_no_message_are_refused(sqlite_harness: ServerHarne
     assert await sqlite_harness.dump("shards") == before
 
 
-async def test_a_malformed_message_is_explained(sqlite_harness: ServerHarness) -> None:
+async def test_a_malformed_message_is_refused_with_its_reason(sqlite_harness: ServerHarness) -> None:
     call = sqlite_harness.channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")(b"\xff")
     refused = await refusal(call)
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
 
 
-async def test_an_empty_message_is_answered_by_every_call(sqlite_harness: ServerHarness) -> None:
+async def test_every_call_answers_an_empty_message(sqlite_harness: ServerHarness) -> None:
     for path in METHODS:
-        assert await raw(sqlite_harness, path, b"") in FINE
+        assert await raw(sqlite_harness, path, b"") in EXPECTED_CODES
 
 
-async def test_a_method_that_is_not_there_is_unimplemented(sqlite_harness: ServerHarness) -> None:
+async def test_an_unknown_method_is_unimplemented(sqlite_harness: ServerHarness) -> None:
     refused = await refusal(sqlite_harness.channel.unary_unary("/liveness.v1.LivenessService/Nothing")(b""))
     assert refused.code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_noise_is_never_answered_with_internal_or_unknown(sqlite_harness: ServerHarness) -> None:
-    """Random bytes, and valid messages with bytes changed, to every call."""
+async def test_random_bytes_are_never_answered_with_internal_or_unknown(
+    sqlite_harness: ServerHarness,
+) -> None:
+    """Every call gets random bytes and valid messages with changed bytes."""
     harness = sqlite_harness
     await harness.beat("w", session_id="s", sequence=1, bound_activities=[activity("a")])
     seed = service_pb2.RecordWorkerHeartbeatRequest(
@@ -327,12 +329,12 @@ async def test_noise_is_never_answered_with_internal_or_unknown(sqlite_harness: 
         chunk = inputs[start : start + 50]
         codes = await asyncio.gather(*(raw(harness, path, payload) for path, payload in chunk))
         for (path, payload), code in zip(chunk, codes, strict=True):
-            assert code in FINE, (path, payload, code)
+            assert code in EXPECTED_CODES, (path, payload, code)
     assert (await harness.beat("still alive")).outcome == REGISTERED
 
 
 def forge(token: str, position: object) -> str:
-    """A token with another place in it: its form is no secret."""
+    """Replace the position in a token; the format of tokens is not secret."""
     listing, _ = msgspec.json.decode(urlsafe_b64decode(token))
     return urlsafe_b64encode(msgspec.json.encode([listing, position])).decode()
 
@@ -365,7 +367,7 @@ TOKENS = ["x", "====", "é", "bnVsbA==", "W10=", NESTED, "W" * 100_001, "eyJhIjo
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:8])
-async def test_a_token_that_is_none_is_refused(sqlite_harness: ServerHarness, token: str) -> None:
+async def test_an_invalid_token_is_refused(sqlite_harness: ServerHarness, token: str) -> None:
     await sqlite_harness.beat()
     calls = {
         "PAGE_TOKEN_INVALID": [
@@ -397,7 +399,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_settings_that_make_no_sense_are_refused_and_change_nothing(harness: ServerHarness) -> None:
+async def test_inconsistent_settings_are_refused_and_change_nothing(harness: ServerHarness) -> None:
     before, stored = await harness.config(), await harness.dump("shards")
     for name, values in CONFIGS.items():
         refused = await refusal(harness.configure(**values))
@@ -408,7 +410,7 @@ async def test_settings_that_make_no_sense_are_refused_and_change_nothing(harnes
 
 
 @pytest.mark.parametrize("duration", [Duration(seconds=-1), Duration(seconds=INT64_MAX), Duration(nanos=-5)])
-async def test_a_setting_that_is_no_duration_is_refused(
+async def test_a_setting_with_an_invalid_duration_is_refused(
     sqlite_harness: ServerHarness, duration: Duration
 ) -> None:
     request = admin_pb2.UpdateConfigRequest(namespace=NAMESPACE)
@@ -417,7 +419,7 @@ async def test_a_setting_that_is_no_duration_is_refused(
     assert refused.fields["field"] == "set.cleanup_delay"
 
 
-async def test_the_largest_settings_are_kept_over_a_restart(harness: ServerHarness) -> None:
+async def test_the_largest_settings_survive_a_restart(harness: ServerHarness) -> None:
     await harness.configure(max_workers=2**53, max_bindings_per_worker=2**53, worker_heartbeat_rate=1.7e308)
     await harness.beat()
     before = await harness.config()
@@ -426,7 +428,7 @@ async def test_the_largest_settings_are_kept_over_a_restart(harness: ServerHarne
 
 
 @pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-9])
-async def test_a_tiny_rate_is_a_refusal_with_a_hint_and_not_an_overflow(
+async def test_a_tiny_rate_gives_a_retry_hint_without_overflow(
     sqlite_harness: ServerHarness, rate: float
 ) -> None:
     await sqlite_harness.configure(worker_heartbeat_rate=rate)
@@ -436,7 +438,7 @@ async def test_a_tiny_rate_is_a_refusal_with_a_hint_and_not_an_overflow(
     assert refused.retry_ms
 
 
-async def test_a_key_that_is_none_is_refused_as_such_also_where_rates_are_limited(
+async def test_an_invalid_key_is_refused_as_invalid_even_with_a_rate_limit(
     sqlite_harness: ServerHarness,
 ) -> None:
     await sqlite_harness.configure(worker_heartbeat_rate=0.5)
@@ -444,7 +446,7 @@ async def test_a_key_that_is_none_is_refused_as_such_also_where_rates_are_limite
         assert (await refusal(sqlite_harness.beat("x" * 100_000))).reason == "INVALID_FIELD"
 
 
-async def test_task_ids_beyond_any_task_are_not_found(harness: ServerHarness) -> None:
+async def test_unknown_task_ids_are_not_found(harness: ServerHarness) -> None:
     for task_id in (0, 1, INT64_MAX, 2**63, 2**64 - 1):
         for call in (
             harness.admin.RetryTask(admin_pb2.RetryTaskRequest(task_id=task_id)),
@@ -460,7 +462,7 @@ async def test_watching_a_worker_needs_its_namespace(sqlite_harness: ServerHarne
     assert refused.fields["field"] == "namespace"
 
 
-async def test_a_bad_heartbeat_in_a_batch_is_explained_like_a_single_one(
+async def test_an_invalid_heartbeat_in_a_batch_gets_the_same_refusal_as_a_single_one(
     sqlite_harness: ServerHarness,
 ) -> None:
     [item] = await sqlite_harness.batch(heartbeat(lease_duration=Duration(seconds=-1)))
@@ -469,7 +471,7 @@ async def test_a_bad_heartbeat_in_a_batch_is_explained_like_a_single_one(
     assert refused.violations == [("heartbeat.lease_duration", "must not be negative")]
 
 
-async def test_a_namespace_message_may_be_configured_by_every_field(harness: ServerHarness) -> None:
+async def test_every_field_of_the_namespace_configuration_can_be_set(harness: ServerHarness) -> None:
     values: dict[str, Any] = {
         "default_lease_ms": 2_500,
         "min_lease_ms": 1_500,

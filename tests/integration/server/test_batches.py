@@ -1,4 +1,4 @@
-"""RecordWorkerHeartbeats: many heartbeats in one call, each on its own."""
+"""RecordWorkerHeartbeats: many heartbeats in one call, each handled separately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.server.server_harness import (
 )
 
 
-async def test_a_bad_heartbeat_fails_alone_and_order_is_kept(harness: ServerHarness) -> None:
+async def test_an_invalid_heartbeat_fails_alone_and_the_order_is_kept(harness: ServerHarness) -> None:
     await harness.beat("stale", session_id="s", sequence=9)
     items = await harness.batch(
         heartbeat("a", session_id="s", sequence=1),
@@ -33,7 +33,7 @@ async def test_a_bad_heartbeat_fails_alone_and_order_is_kept(harness: ServerHarn
     assert {worker.worker_instance_key for worker in (await harness.listed()).workers} == {"stale", "a", "c"}
 
 
-async def test_the_same_worker_several_times_is_served_in_order(harness: ServerHarness) -> None:
+async def test_several_heartbeats_of_one_worker_are_applied_in_order(harness: ServerHarness) -> None:
     items = await harness.batch(
         heartbeat(session_id="s1", sequence=1, bound_activities=[activity("a")]),
         heartbeat(session_id="s1", sequence=2, bound_activities=[activity("b")]),
@@ -55,16 +55,16 @@ async def test_the_same_worker_several_times_is_served_in_order(harness: ServerH
     assert (await harness.describe()).sequence == 2
 
 
-async def test_an_empty_batch_is_answered_with_nothing(harness: ServerHarness) -> None:
+async def test_an_empty_batch_gets_an_empty_answer(harness: ServerHarness) -> None:
     assert await harness.batch() == []
 
 
-async def test_a_namespace_that_is_none_fails_the_whole_batch(harness: ServerHarness) -> None:
+async def test_an_invalid_namespace_fails_the_whole_batch(harness: ServerHarness) -> None:
     refused = await refusal(harness.batch(heartbeat(), namespace=""))
     assert (refused.code, refused.fields["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "namespace")
 
 
-async def test_a_thousand_workers_come_and_go_on_in_one_call_each(harness: ServerHarness) -> None:
+async def test_a_thousand_workers_register_and_renew_in_one_call_each(harness: ServerHarness) -> None:
     workers = [f"w{number}" for number in range(1_000)]
     first = await harness.batch(*(heartbeat(worker, session_id="s", sequence=1) for worker in workers))
     assert {item.result.outcome for item in first} == {REGISTERED}
@@ -78,7 +78,7 @@ async def test_a_thousand_workers_come_and_go_on_in_one_call_each(harness: Serve
     assert await harness.count() == {1: 1_000}
 
 
-async def test_a_batch_over_a_quota_is_served_up_to_it(harness: ServerHarness) -> None:
+async def test_a_batch_above_the_quota_is_served_up_to_the_quota(harness: ServerHarness) -> None:
     await harness.configure(max_workers=3)
     items = await harness.batch(*(heartbeat(f"w{number}") for number in range(5)))
     assert [item.HasField("result") for item in items] == [True, True, True, False, False]

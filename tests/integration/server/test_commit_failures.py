@@ -1,4 +1,4 @@
-"""When a commit fails, nobody is told that it took place, and what did take place is found again."""
+"""When a commit fails, no caller is told that it succeeded, and the server reads the actual state again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def store(harness: ServerHarness) -> FaultyStore:
 
 
 async def served(call: Any) -> Any:
-    """The call's answer once shards that are being re-read serve again."""
+    """Repeat the call until shards that are being re-read serve again."""
     while True:
         try:
             return await call()
@@ -52,7 +52,7 @@ async def served(call: Any) -> Any:
 
 
 async def while_time_passes(harness: ServerHarness, call: Awaitable[Any]) -> Any:
-    """Where nodes carry calls, they wait for a shard's owner on this clock."""
+    """Move the clock while the call runs: forwarding nodes wait on it for the owner of a shard."""
     waiting = asyncio.ensure_future(call)
     while not waiting.done():
         await asyncio.wait([waiting], timeout=0.01)
@@ -63,11 +63,11 @@ async def while_time_passes(harness: ServerHarness, call: Awaitable[Any]) -> Any
 async def unavailable(call: Awaitable[Any]) -> None:
     refused = await refusal(call)
     assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "SHARD_UNAVAILABLE")
-    assert refused.retry_ms, "with a hint when to try again"
+    assert refused.retry_ms, "the refusal contains a retry delay"
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS)
-async def test_a_caller_whose_commit_failed_is_told_and_the_truth_is_read_back(
+async def test_a_caller_of_a_failed_commit_is_told_and_the_stored_state_is_read_again(
     harness: ServerHarness, store: FaultyStore, fault: Fault
 ) -> None:
     await harness.beat(session_id="s", sequence=1, bound_activities=[activity("a")])
@@ -80,14 +80,14 @@ async def test_a_caller_whose_commit_failed_is_told_and_the_truth_is_read_back(
     assert {bound.activity_id for bound in worker.bound_activities} == ({"a", "b"} if took_place else {"a"})
     [after] = [s for s in harness.server.node.shards() if s.workers]
     assert after is not before
-    assert after.epoch == before.epoch + 1, "it was given up and taken again"
+    assert after.epoch == before.epoch + 1, "the shard was given up and taken again"
     again = await harness.beat(session_id="s", sequence=2, bound_activities=[activity("b")])
-    assert again.outcome == (REPEATED if took_place else RENEWED), "the first call after it is served"
+    assert again.outcome == (REPEATED if took_place else RENEWED), "the next call is served"
     assert {bound.activity_id for bound in (await harness.describe()).bound_activities} == {"a", "b"}
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS)
-async def test_all_callers_of_a_failed_group_are_told(
+async def test_all_callers_of_a_failed_group_commit_are_told(
     harness: ServerHarness, store: FaultyStore, fault: Fault
 ) -> None:
     store.close_gate()
@@ -106,45 +106,45 @@ async def test_all_callers_of_a_failed_group_are_told(
     assert count == {ACTIVE: 51 if fault is Fault.UNKNOWN_DONE else 1}
 
 
-async def test_a_batch_with_a_failed_commit_fails_item_by_item(
-    harness: ServerHarness, store: FaultyStore
-) -> None:
+async def test_a_failed_commit_fails_each_item_of_a_batch(harness: ServerHarness, store: FaultyStore) -> None:
     store.faults.append(Fault.REJECTED)
     items = await harness.batch(*(heartbeat(f"w{number}") for number in range(10)))
     assert {unpack_status(item.status).reason for item in items} == {"SHARD_UNAVAILABLE"}
     assert await served(harness.count) == {}
 
 
-async def test_a_refusal_that_rests_on_what_was_never_durable_is_not_given(
+async def test_no_refusal_is_based_on_state_that_never_became_durable(
     harness: ServerHarness, store: FaultyStore
 ) -> None:
-    """The session that would have replaced it never came to be, so the old one must not be sent away."""
+    """The replacing session was never committed, so the old session must not be refused."""
     await harness.beat(session_id="s1", sequence=1)
     store.close_gate()
     replacing = asyncio.create_task(harness.beat(session_id="s2", sequence=1))
     await store.reached.wait()
-    zombie = asyncio.create_task(harness.beat(session_id="s1", sequence=2))
-    goodbye = asyncio.create_task(harness.shut_down(session_id="s1"))
-    stranger = asyncio.create_task(harness.shut_down(session_id="s3"))
+    old_session_beat = asyncio.create_task(harness.beat(session_id="s1", sequence=2))
+    old_session_shutdown = asyncio.create_task(harness.shut_down(session_id="s1"))
+    unknown_session_shutdown = asyncio.create_task(harness.shut_down(session_id="s3"))
     described = asyncio.create_task(harness.describe())
     listed = asyncio.create_task(harness.listed())
     for _ in range(20):
         await harness.config()  # a round trip: the calls above have arrived
-    assert not any(task.done() for task in (replacing, zombie, goodbye, described, listed))
+    assert not any(
+        task.done() for task in (replacing, old_session_beat, old_session_shutdown, described, listed)
+    )
     store.faults.append(Fault.REJECTED)
     store.open_gate()
-    for task in (replacing, zombie, goodbye, described):
+    for task in (replacing, old_session_beat, old_session_shutdown, described):
         await unavailable(task)
-    # The database may have answered late, and then what it said is the truth.
+    # The database may have answered late, and then its answer is correct.
     [shown] = await asyncio.gather(listed, return_exceptions=True)
     if not isinstance(shown, BaseException):
         assert [worker.session_id for worker in shown.workers] == ["s1"]
-    await asyncio.gather(stranger, return_exceptions=True)
+    await asyncio.gather(unknown_session_shutdown, return_exceptions=True)
     assert (await served(harness.describe)).session_id == "s1"
     assert (await harness.beat(session_id="s1", sequence=2)).outcome == RENEWED
 
 
-async def test_a_quota_refusal_that_rests_on_what_was_never_durable_is_not_given(
+async def test_no_quota_refusal_is_based_on_a_registration_that_never_became_durable(
     harness: ServerHarness, store: FaultyStore
 ) -> None:
     shared = harness.server.all_nodes is not None
@@ -167,10 +167,11 @@ async def test_a_quota_refusal_that_rests_on_what_was_never_durable_is_not_given
     while not all(s.serving for s in (await harness.admin.ListShards(admin_pb2.ListShardsRequest())).shards):
         pass
     if len(refusals) == len(others):
-        harness.clock.move(1_000)  # that a shared quota is used up is believed for a moment
+        harness.clock.move(1_000)  # a node caches for a moment that a shared quota is used up
         assert (await harness.beat("another")).outcome == REGISTERED
     if shared:
-        # What was set aside for the first is set aside whatever became of it, until somebody else needs it.
+        # The reservation for the first worker stays until another node needs it, whatever happened to the
+        # commit.
         assert set(refusals) <= {"SHARD_UNAVAILABLE", "WORKER_QUOTA_EXCEEDED"}
         assert len(others) - len(refusals) <= 1
     else:
@@ -179,7 +180,7 @@ async def test_a_quota_refusal_that_rests_on_what_was_never_durable_is_not_given
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS)
-async def test_settings_whose_commit_failed_are_what_the_database_says(
+async def test_settings_after_a_failed_commit_are_those_in_the_database(
     harness: ServerHarness, store: FaultyStore, fault: Fault
 ) -> None:
     await harness.configure(max_workers=5)
@@ -195,7 +196,7 @@ async def test_settings_whose_commit_failed_are_what_the_database_says(
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS)
-async def test_an_expiry_whose_commit_failed_happens_once(
+async def test_an_expiry_with_a_failed_commit_takes_effect_once(
     harness: ServerHarness, store: FaultyStore, fault: Fault
 ) -> None:
     await harness.advance(10_000)
@@ -211,7 +212,7 @@ async def test_an_expiry_whose_commit_failed_happens_once(
     assert [task.activity.activity_id for task in tasks] == ["a"]
 
 
-async def test_shards_that_cannot_be_re_read_are_tried_again_until_they_can(
+async def test_reading_a_shard_again_is_retried_until_it_succeeds(
     harness: ServerHarness, store: FaultyStore
 ) -> None:
     await harness.beat()
@@ -228,7 +229,7 @@ async def test_shards_that_cannot_be_re_read_are_tried_again_until_they_can(
         await asyncio.sleep(0)
     harness.clock.move(1_000)
     if harness.server.gateway is not None:
-        assert (await waiting).outcome == RENEWED, "where nodes carry calls, they wait for the owner"
+        assert (await waiting).outcome == RENEWED, "forwarding nodes wait for the owner"
     assert (await served(harness.beat)).outcome == RENEWED
 
 
@@ -250,9 +251,7 @@ async def test_a_quota_holds_while_a_shard_is_re_read(harness: ServerHarness, st
     assert await harness.count() == {ACTIVE: 2}
 
 
-async def test_a_watcher_may_begin_while_a_shard_is_re_read(
-    harness: ServerHarness, store: FaultyStore
-) -> None:
+async def test_a_watch_can_start_while_a_shard_is_re_read(harness: ServerHarness, store: FaultyStore) -> None:
     await harness.beat()
     store.take_over_faults = 1
     store.faults.append(Fault.REJECTED)
@@ -269,7 +268,7 @@ async def test_a_watcher_may_begin_while_a_shard_is_re_read(
 
 
 @pytest.mark.parametrize("fault", [Fault.BROKEN, Fault.BUG])
-async def test_after_a_broken_disk_or_an_unforeseen_error_nobody_is_acknowledged_any_more(
+async def test_after_a_broken_disk_or_an_unexpected_error_no_call_is_acknowledged(
     harness: ServerHarness, store: FaultyStore, fault: Fault
 ) -> None:
     await harness.beat("before")
@@ -279,7 +278,7 @@ async def test_after_a_broken_disk_or_an_unforeseen_error_nobody_is_acknowledged
     assert not waiting.done()
     refused = await refusal(harness.beat("later"))
     assert refused.code is grpc.StatusCode.UNAVAILABLE
-    assert not waiting.done(), "its connection ends with the process"
+    assert not waiting.done(), "the connection ends with the process"
     await harness.stop()
     with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
         await waiting
@@ -287,10 +286,10 @@ async def test_after_a_broken_disk_or_an_unforeseen_error_nobody_is_acknowledged
     assert await harness.count() == {ACTIVE: 1}
 
 
-async def test_a_later_session_survives_failed_commits_without_two_owners(
+async def test_acknowledged_sessions_survive_repeated_commit_failures(
     harness: ServerHarness, store: FaultyStore
 ) -> None:
-    """Trouble after trouble: each acknowledged step is there in the end, under ever higher epochs."""
+    """After repeated failures each acknowledged step is stored, under ever higher epochs."""
     epoch = 0
     for turn in range(12):
         store.faults.append(KNOWN_FAULTS[turn % 3])
@@ -312,7 +311,7 @@ async def test_a_later_session_survives_failed_commits_without_two_owners(
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS)
-async def test_who_orders_what_another_has_just_ordered_is_told_the_same(
+async def test_concurrent_equal_orders_share_the_outcome_of_one_commit(
     harness: ServerHarness, store: FaultyStore, fault: Fault
 ) -> None:
     await harness.beat()
@@ -322,7 +321,7 @@ async def test_who_orders_what_another_has_just_ordered_is_told_the_same(
     calls = [asyncio.ensure_future(_awaited(harness.admin.PauseWorkers(request))) for _ in range(2)]
     await store.reached.wait()
     _, waiting = await asyncio.wait(calls, timeout=0.2)
-    assert len(waiting) == 2, "nobody is told before it is durable"
+    assert len(waiting) == 2, "no caller is answered before the commit"
     store.open_gate()
     for call in calls:
         await unavailable(call)

@@ -1,4 +1,4 @@
-"""Why a worker died, over gRPC, on each database, driven by the clock."""
+"""Death certificates over gRPC on each database, on a manual clock."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ async def certificate(
     return response
 
 
-async def live(harness: ServerHarness, worker: str = "w", **fields: Any) -> int:
-    """One heartbeat; returns the wall time."""
+async def send_heartbeat(harness: ServerHarness, worker: str = "w", **fields: Any) -> int:
+    """Send one heartbeat and return the wall time."""
     await harness.beat(worker, **{"session_id": "s1", "lease_ms": LEASE_MS, **fields})
     return harness.clock.wall_ms()
 
 
 async def die(harness: ServerHarness, worker: str = "w", **fields: Any) -> int:
-    """One heartbeat and a whole lease of silence; returns the wall time of the death."""
-    await live(harness, worker, **fields)
+    """Send one heartbeat, let the lease expire and return the wall time of the death."""
+    await send_heartbeat(harness, worker, **fields)
     await harness.advance(LEASE_MS)
     return harness.clock.wall_ms()
 
@@ -58,14 +58,14 @@ def moments(times: Any, start: int) -> list[int]:
     return [message.time.ToMilliseconds() - start for message in times]
 
 
-# -- what it says
+# -- content
 
 
-async def test_a_certificate_says_what_was_known_when_the_lease_ended(harness: ServerHarness) -> None:
+async def test_a_certificate_contains_the_state_at_the_end_of_the_lease(harness: ServerHarness) -> None:
     heard = 0
     for sequence in range(1, 4):
         await harness.advance(1_000 * sequence)
-        heard = await live(
+        heard = await send_heartbeat(
             harness, sequence=sequence, host_name="db-3", build_id="b7", task_queue="mail",
             bound_activities=[activity("charge")] if sequence == 1 else [],
         )  # fmt: skip
@@ -87,8 +87,8 @@ async def test_a_certificate_says_what_was_known_when_the_lease_ended(harness: S
     assert (death.verdict, death.HasField("refuted_time")) == (STANDS, False)
 
 
-async def test_who_dies_of_a_broken_stream_is_told_apart(harness: ServerHarness) -> None:
-    heard = await live(harness)
+async def test_a_death_by_disconnect_has_its_own_cause(harness: ServerHarness) -> None:
+    heard = await send_heartbeat(harness)
     stream = Stream(harness)
     await stream.attach(session="s1", grace_ms=2_000)
     await stream.read()
@@ -100,19 +100,21 @@ async def test_who_dies_of_a_broken_stream_is_told_apart(harness: ServerHarness)
     assert (death.silence, death.last_heartbeat_time.ToMilliseconds()) == (duration(2_000), heard)
 
 
-async def test_only_the_last_heartbeats_of_the_lease_that_ended_are_shown(harness: ServerHarness) -> None:
+async def test_a_certificate_shows_only_the_last_heartbeats_of_the_ended_lease(
+    harness: ServerHarness,
+) -> None:
     await die(harness, sequence=1)
-    start = await live(harness, sequence=2)
+    start = await send_heartbeat(harness, sequence=2)
     await harness.advance(1_000)
-    await live(harness, sequence=3)
+    await send_heartbeat(harness, sequence=3)
     await harness.advance(LEASE_MS)
     assert moments((await certificate(harness)).heartbeats, start) == [0, 1_000], (
-        "not those of the lease before"
+        "without those of the previous lease"
     )
     heard = start
     for sequence in range(4, 24):
         await harness.advance(500)
-        heard = await live(harness, sequence=sequence)
+        heard = await send_heartbeat(harness, sequence=sequence)
     await harness.advance(LEASE_MS)
     assert moments((await certificate(harness)).heartbeats, heard) == [
         -2_500,
@@ -124,33 +126,37 @@ async def test_only_the_last_heartbeats_of_the_lease_that_ended_are_shown(harnes
     ]
 
 
-async def test_a_heartbeat_in_a_batch_and_one_with_news_count_alike(harness: ServerHarness) -> None:
-    start = await live(harness, sequence=1)
+async def test_batched_and_changing_heartbeats_are_both_recorded(harness: ServerHarness) -> None:
+    start = await send_heartbeat(harness, sequence=1)
     await harness.advance(100)
     await harness.batch(
         *(heartbeat(name, session_id="s1", sequence=2, lease_ms=LEASE_MS) for name in ("w", "v"))
     )
     await harness.advance(200)
-    await live(harness, sequence=3, bound_activities=[activity("x")])
+    await send_heartbeat(harness, sequence=3, bound_activities=[activity("x")])
     await harness.advance(LEASE_MS)
     assert moments((await certificate(harness)).heartbeats, start) == [0, 100, 300]
 
 
-async def test_the_event_holds_it_too(harness: ServerHarness) -> None:
+async def test_the_event_contains_the_certificate(harness: ServerHarness) -> None:
     await die(harness, host_name="db-3")
     [event] = [e for e in (await harness.history()).events if e.type == "WorkerDeactivated"]
-    told = json.loads(event.data_json)["certificate"]
-    assert (told["silence_ms"], told["host_name"], told["session_id"]) == (LEASE_MS, "db-3", "s1")
-    assert told["heartbeats"] == [harness.clock.wall_ms() - LEASE_MS]
+    certificate_json = json.loads(event.data_json)["certificate"]
+    assert (
+        certificate_json["silence_ms"],
+        certificate_json["host_name"],
+        certificate_json["session_id"],
+    ) == (LEASE_MS, "db-3", "s1")
+    assert certificate_json["heartbeats"] == [harness.clock.wall_ms() - LEASE_MS]
 
 
-# -- what the server was doing
+# -- stalls of the server
 
 
-async def test_a_server_that_stood_still_says_so_and_places_the_last_heartbeat_before_it(
+async def test_a_certificate_contains_a_stall_after_the_last_heartbeat(
     harness: ServerHarness,
 ) -> None:
-    heard = await live(harness)
+    heard = await send_heartbeat(harness)
     await harness.advance(1_000)
     harness.clock.move(60_000)
     harness.server.node.tick()
@@ -161,15 +167,17 @@ async def test_a_server_that_stood_still_says_so_and_places_the_last_heartbeat_b
     assert moments(death.stalls, heard) == [1_000]
     assert [(stall.duration, stall.take_over) for stall in death.stalls] == [(duration(60_000), False)]
     assert death.time.ToMilliseconds() - heard > 60_000 + LEASE_MS - 2_000
-    assert death.silence.ToMilliseconds() < LEASE_MS + 1_000, "what nobody could hear does not count"
+    assert death.silence.ToMilliseconds() < LEASE_MS + 1_000, (
+        "time of a stalled server does not count as silence"
+    )
 
 
-async def test_a_heartbeat_after_a_stall_is_told_by_the_time_at_which_it_came(harness: ServerHarness) -> None:
-    first = await live(harness, sequence=1)
+async def test_a_heartbeat_after_a_stall_has_the_time_of_its_arrival(harness: ServerHarness) -> None:
+    first = await send_heartbeat(harness, sequence=1)
     await harness.advance(1_000)
     harness.clock.move(60_000)
     harness.server.node.tick()
-    last = await live(harness, sequence=2)
+    last = await send_heartbeat(harness, sequence=2)
     await harness.advance(LEASE_MS)
     death = await certificate(harness)
     assert moments(death.heartbeats, first) == [0, 61_000]
@@ -178,13 +186,13 @@ async def test_a_heartbeat_after_a_stall_is_told_by_the_time_at_which_it_came(ha
     assert death.time.ToMilliseconds() == last + LEASE_MS
 
 
-async def test_commits_that_hung_are_told(stopped_harness: ServerHarness) -> None:
+async def test_a_certificate_contains_hanging_commits_as_stalls(stopped_harness: ServerHarness) -> None:
     harness = await stopped_harness.start(takeover_grace_ms=0, faulty=True)
     assert harness.store is not None
-    heard = await live(harness)
+    heard = await send_heartbeat(harness)
     await harness.advance(1_000)
     harness.store.close_gate()
-    hanging = asyncio.create_task(live(harness, "other"))
+    hanging = asyncio.create_task(send_heartbeat(harness, "other"))
     await harness.store.reached.wait()
     for _ in range(30):
         harness.clock.move(100)
@@ -197,13 +205,13 @@ async def test_commits_that_hung_are_told(stopped_harness: ServerHarness) -> Non
     assert stall.duration == duration(3_000)
 
 
-async def test_a_stall_before_the_last_heartbeat_or_a_short_one_is_not_mentioned(
+async def test_short_stalls_and_stalls_before_the_last_heartbeat_are_omitted(
     harness: ServerHarness,
 ) -> None:
-    await live(harness, sequence=1)
+    await send_heartbeat(harness, sequence=1)
     harness.clock.move(5_000)
     harness.server.node.tick()
-    await live(harness, sequence=2)
+    await send_heartbeat(harness, sequence=2)
     await harness.advance(500)
     harness.clock.move(400)
     harness.server.node.tick()
@@ -211,26 +219,26 @@ async def test_a_stall_before_the_last_heartbeat_or_a_short_one_is_not_mentioned
     assert not (await certificate(harness)).stalls
 
 
-async def test_a_take_over_in_the_silence_is_told(harness: ServerHarness) -> None:
-    heard = await live(harness, host_name="db-3")
+async def test_a_certificate_contains_a_take_over_during_the_silence(harness: ServerHarness) -> None:
+    heard = await send_heartbeat(harness, host_name="db-3")
     await harness.advance(2_000)
     await harness.restart()
     await harness.advance(LEASE_MS)
     death = await certificate(harness)
     assert [(stall.take_over, stall.HasField("duration")) for stall in death.stalls] == [(True, False)]
     assert moments(death.stalls, heard) == [2_000]
-    assert moments(death.heartbeats, heard) == [0], "the server has seen no other itself"
+    assert moments(death.heartbeats, heard) == [0], "the new owner has seen no other heartbeat"
     assert death.silence == duration(LEASE_MS)
 
 
-# -- who died with it
+# -- concurrent deaths
 
 
-async def test_those_who_die_at_once_know_of_each_other_even_after_a_restart(harness: ServerHarness) -> None:
-    await harness.configure(storm_hold_ms=0)  # so many would be held, and then end in several pulses
+async def test_simultaneous_deaths_are_counted_even_after_a_restart(harness: ServerHarness) -> None:
+    await harness.configure(storm_hold_ms=0)  # otherwise a storm would hold the expiries and spread them
     for n in range(20):
-        await live(harness, f"w{n}", host_name=f"db-{n % 2}", build_id="b7" if n < 5 else "b8")
-    await live(harness, "w1", namespace="billing", host_name="db-1", build_id="b7")
+        await send_heartbeat(harness, f"w{n}", host_name=f"db-{n % 2}", build_id="b7" if n < 5 else "b8")
+    await send_heartbeat(harness, "w1", namespace="billing", host_name="db-1", build_id="b7")
     await harness.advance(LEASE_MS)
     for _ in range(2):
         found = [(await certificate(harness, f"w{n}")).company for n in (0, 1, 19)]
@@ -243,45 +251,49 @@ async def test_those_who_die_at_once_know_of_each_other_even_after_a_restart(har
     assert (await certificate(harness, "w1", namespace="billing")).company.same_host == 0
 
 
-async def test_those_who_die_within_a_minute_after_it_are_counted_when_asked(harness: ServerHarness) -> None:
+async def test_deaths_within_a_minute_after_it_are_added_when_the_certificate_is_read(
+    harness: ServerHarness,
+) -> None:
     for n in range(4):
-        await live(harness, f"w{n}", host_name="db-3")
+        await send_heartbeat(harness, f"w{n}", host_name="db-3")
         await harness.advance(25_000)
     found = [(await certificate(harness, f"w{n}")).company.same_host for n in range(4)]
     assert found == [2, 3, 3, 2]
     await harness.restart()
     found = [(await certificate(harness, f"w{n}")).company.same_host for n in range(4)]
-    assert found == [0, 1, 2, 2], "at least those that were known then"
+    assert found == [0, 1, 2, 2], "the deaths known at the time of the death"
 
 
-async def test_who_dies_again_is_no_company_to_itself(harness: ServerHarness) -> None:
+async def test_repeated_deaths_of_one_worker_are_not_concurrent_deaths(harness: ServerHarness) -> None:
     await die(harness, sequence=1, host_name="db-3")
     await die(harness, sequence=2, host_name="db-3")
     assert (await certificate(harness)).company.same_host == 0
     assert harness.server.node.recent_deaths.count_last_minute(NAMESPACE) == 1
 
 
-async def test_who_leaves_in_order_is_no_company(harness: ServerHarness) -> None:
-    await live(harness, host_name="db-3")
-    await live(harness, "v", host_name="db-3")
+async def test_a_shut_down_worker_is_not_a_concurrent_death(harness: ServerHarness) -> None:
+    await send_heartbeat(harness, host_name="db-3")
+    await send_heartbeat(harness, "v", host_name="db-3")
     await harness.shut_down("v")
     await harness.advance(LEASE_MS)
     assert (await certificate(harness)).company.same_host == 0
 
 
-# -- where its activities are
+# -- the current state of its activities
 
 
-async def test_it_shows_where_the_activities_are_now(harness: ServerHarness) -> None:
+async def test_a_certificate_shows_the_current_state_of_the_activities(harness: ServerHarness) -> None:
     activity_client = ActivityClient(harness)
     await activity_client.schedule("managed")
-    await live(harness, sequence=1, task_queue="queue", bound_activities=[activity("own", attempt=3)])
+    await send_heartbeat(
+        harness, sequence=1, task_queue="queue", bound_activities=[activity("own", attempt=3)]
+    )
     [task] = await activity_client.poll("w")
     assert task.id.activity_id == "managed"
-    await live(harness, sequence=2, bound_activities=[activity("managed"), activity("done")])
-    await live(harness, sequence=3, unbound_activities=[activity("done")])
+    await send_heartbeat(harness, sequence=2, bound_activities=[activity("managed"), activity("done")])
+    await send_heartbeat(harness, sequence=3, unbound_activities=[activity("done")])
     await harness.advance(LEASE_MS - 1_000)
-    await live(harness, "v", task_queue="queue")
+    await send_heartbeat(harness, "v", task_queue="queue")
     await harness.advance(1_000)
     taken = (await activity_client.take("v")).id.activity_id
     death = await certificate(harness)
@@ -295,13 +307,13 @@ async def test_it_shows_where_the_activities_are_now(harness: ServerHarness) -> 
     assert (now["own"].attempt, now["managed"].attempt) == (4, 2)
 
 
-async def test_of_very_many_activities_a_hundred_are_shown_and_all_are_counted(
+async def test_a_certificate_lists_a_hundred_activities_and_counts_all(
     harness: ServerHarness,
 ) -> None:
     for batch in range(3):
         names = [f"a{batch}-{n}" for n in range(60)]
-        await live(harness, sequence=batch + 1, bound_activities=[activity(name) for name in names])
-    await live(harness, sequence=4, unbound_activities=[activity(f"a2-{n}") for n in range(40)])
+        await send_heartbeat(harness, sequence=batch + 1, bound_activities=[activity(name) for name in names])
+    await send_heartbeat(harness, sequence=4, unbound_activities=[activity(f"a2-{n}") for n in range(40)])
     await harness.advance(LEASE_MS)
     death = await certificate(harness)
     shown = {moved.activity.activity_id for moved in death.activities}
@@ -309,11 +321,11 @@ async def test_of_very_many_activities_a_hundred_are_shown_and_all_are_counted(
     assert not shown & {f"a2-{n}" for n in range(40)}
 
 
-async def test_an_activity_that_is_not_kept_any_more_is_named_all_the_same(harness: ServerHarness) -> None:
+async def test_a_certificate_names_activities_that_were_deleted(harness: ServerHarness) -> None:
     await harness.configure(activity_retention_ms=1_000)
     activity_client = ActivityClient(harness)
     await activity_client.schedule("managed")
-    await live(harness, task_queue="queue")
+    await send_heartbeat(harness, task_queue="queue")
     await activity_client.poll("w")
     await harness.advance(LEASE_MS)
     await harness.activities.CancelActivity(
@@ -332,13 +344,13 @@ async def test_an_activity_that_is_not_kept_any_more_is_named_all_the_same(harne
     assert (moved.state, moved.attempt, moved.worker_instance_key) == (0, 0, "")
 
 
-async def test_what_a_worker_held_is_found_page_by_page(
+async def test_bindings_of_a_death_are_collected_over_several_pages_of_history(
     harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(death_handlers, "PAGE", 3)
-    await live(harness, sequence=1, bound_activities=[activity("first")])
+    await send_heartbeat(harness, sequence=1, bound_activities=[activity("first")])
     for n in range(10):
-        await live(harness, sequence=n + 2, bound_activities=[activity(f"a{n}")])
+        await send_heartbeat(harness, sequence=n + 2, bound_activities=[activity(f"a{n}")])
     await harness.advance(LEASE_MS)
     death = await certificate(harness)
     assert [moved.activity.activity_id for moved in death.activities] == [
@@ -347,14 +359,14 @@ async def test_what_a_worker_held_is_found_page_by_page(
     ]
 
 
-# -- verdicts
+# -- refuted deaths
 
 
-async def test_the_same_session_coming_back_makes_the_verdict_false(harness: ServerHarness) -> None:
+async def test_the_return_of_the_same_session_makes_the_verdict_false(harness: ServerHarness) -> None:
     died = await die(harness, sequence=1)
     assert (await certificate(harness)).verdict == STANDS
     await harness.advance(3_000)
-    await live(harness, sequence=2)
+    await send_heartbeat(harness, sequence=2)
     death = await certificate(harness)
     assert (death.verdict, death.lease_epoch) == (FALSE, 1)
     assert death.refuted_time.ToMilliseconds() == died + 3_000
@@ -363,23 +375,23 @@ async def test_the_same_session_coming_back_makes_the_verdict_false(harness: Ser
 
 async def test_a_new_session_lets_the_verdict_stand(harness: ServerHarness) -> None:
     await die(harness, sequence=1)
-    await live(harness, session_id="s2", sequence=1)
+    await send_heartbeat(harness, session_id="s2", sequence=1)
     assert (await certificate(harness)).verdict == STANDS
     assert await harness.server.store.verdicts() == {NAMESPACE: VerdictCounts(deaths=1, refuted=0)}
 
 
-async def test_who_has_no_session_lets_the_verdict_stand(harness: ServerHarness) -> None:
+async def test_a_client_without_a_session_lets_the_verdict_stand(harness: ServerHarness) -> None:
     await die(harness, session_id="")
-    await live(harness, session_id="")
+    await send_heartbeat(harness, session_id="")
     assert (await certificate(harness)).verdict == STANDS
 
 
 async def test_each_of_several_deaths_is_found_by_its_epoch(harness: ServerHarness) -> None:
     first = await die(harness, sequence=1)
     second = await die(harness, sequence=2)
-    await live(harness, session_id="s2", sequence=1)
+    await send_heartbeat(harness, session_id="s2", sequence=1)
     await harness.shut_down()
-    await live(harness, session_id="s2", sequence=2)
+    await send_heartbeat(harness, session_id="s2", sequence=2)
     found = [await certificate(harness, epoch=epoch) for epoch in (1, 2, 0)]
     assert [death.lease_epoch for death in found] == [1, 2, 2]
     assert [death.verdict for death in found] == [FALSE, STANDS, STANDS]
@@ -404,16 +416,16 @@ async def test_a_verdict_outlives_restart_cleanup_and_the_tombstone(harness: Ser
     assert (await certificate(harness, epoch=1)).verdict == FALSE
     assert (await certificate(harness)).host_name == "db-3"
     assert await harness.server.store.verdicts() == {NAMESPACE: VerdictCounts(deaths=2, refuted=1)}
-    await live(harness, session_id="s1", sequence=9)
+    await send_heartbeat(harness, session_id="s1", sequence=9)
     assert (await certificate(harness, epoch=2)).verdict == STANDS, (
-        "a new life under the key is not the old one"
+        "a new registration of the key does not refute an old death"
     )
 
 
-async def test_namespaces_are_counted_apart(harness: ServerHarness) -> None:
-    await live(harness, sequence=1)
+async def test_verdicts_are_counted_per_namespace(harness: ServerHarness) -> None:
+    await send_heartbeat(harness, sequence=1)
     await die(harness, sequence=1, namespace="billing")
-    await live(harness, sequence=2, namespace="billing")
+    await send_heartbeat(harness, sequence=2, namespace="billing")
     assert await harness.server.store.verdicts() == {
         NAMESPACE: VerdictCounts(deaths=1, refuted=0),
         "billing": VerdictCounts(deaths=1, refuted=1),
@@ -421,11 +433,11 @@ async def test_namespaces_are_counted_apart(harness: ServerHarness) -> None:
     assert (await certificate(harness)).verdict == STANDS
 
 
-# -- who has none
+# -- workers without a certificate
 
 
-async def test_who_has_not_died_has_no_certificate(harness: ServerHarness) -> None:
-    await live(harness)
+async def test_a_worker_that_has_not_died_has_no_certificate(harness: ServerHarness) -> None:
+    await send_heartbeat(harness)
     alive = await refusal(certificate(harness))
     assert (alive.code, alive.reason) == (grpc.StatusCode.NOT_FOUND, "DEATH_NOT_FOUND")
     assert alive.message == "Worker w has not died, as far as its history is kept; it is ACTIVE."
@@ -435,14 +447,14 @@ async def test_who_has_not_died_has_no_certificate(harness: ServerHarness) -> No
     assert (gone.fields["state"], gone.fields["worker"]) == ("INACTIVE", "w")
 
 
-async def test_nobody_has_no_certificate(harness: ServerHarness) -> None:
+async def test_an_unknown_worker_has_no_certificate(harness: ServerHarness) -> None:
     await die(harness, namespace="billing")
     unknown = await refusal(certificate(harness))
     assert (unknown.code, unknown.reason) == (grpc.StatusCode.NOT_FOUND, "WORKER_NOT_FOUND")
     assert (await refusal(certificate(harness, ""))).reason == "INVALID_FIELD"
 
 
-# -- deaths from before there were certificates
+# -- deaths written before certificates existed
 
 
 async def die_uncertified(harness: ServerHarness, reason: InactiveReason, detail: str) -> None:
@@ -452,9 +464,13 @@ async def die_uncertified(harness: ServerHarness, reason: InactiveReason, detail
     await harness.server.node.wait_durable(shard)
 
 
-async def test_an_old_death_is_told_as_far_as_it_can_be(harness: ServerHarness) -> None:
-    heard = await live(harness, sequence=1, host_name="db-3", bound_activities=[activity("x"), activity("y")])
-    await live(harness, sequence=2, host_name="db-3", unbound_activities=[activity("y")])
+async def test_the_certificate_of_an_old_death_is_reconstructed_as_far_as_possible(
+    harness: ServerHarness,
+) -> None:
+    heard = await send_heartbeat(
+        harness, sequence=1, host_name="db-3", bound_activities=[activity("x"), activity("y")]
+    )
+    await send_heartbeat(harness, sequence=2, host_name="db-3", unbound_activities=[activity("y")])
     await harness.advance(5_000)
     await die_uncertified(harness, InactiveReason.DISCONNECTED, "its stream broke")
     death = await certificate(harness)
@@ -462,17 +478,17 @@ async def test_an_old_death_is_told_as_far_as_it_can_be(harness: ServerHarness) 
     assert (death.silence, death.granted_lease_duration) == (duration(5_000), duration(LEASE_MS))
     assert death.last_heartbeat_time.ToMilliseconds() == heard
     assert (death.activity_count, len(death.activities), len(death.heartbeats)) == (1, 1, 0)
-    await live(harness, sequence=3)
+    await send_heartbeat(harness, sequence=3)
     death = await certificate(harness, epoch=1)
     assert (death.verdict, death.session_id, death.activity_count) == (FALSE, "s1", 1)
-    assert not death.HasField("silence"), "the worker's state has moved on, and the detail does not tell"
+    assert not death.HasField("silence"), "the state of the worker has changed, and the detail lacks it"
     assert not death.HasField("last_heartbeat_time")
     assert (await refusal(certificate(harness, epoch=2))).reason == "DEATH_NOT_FOUND"
 
 
 async def test_an_old_death_between_others_is_found_by_its_epoch(harness: ServerHarness) -> None:
     await die(harness, sequence=1)
-    await live(harness, sequence=2)
+    await send_heartbeat(harness, sequence=2)
     detail = "no heartbeat for 10007 ms of a 10000 ms lease"
     await die_uncertified(harness, InactiveReason.LEASE_EXPIRED, detail)
     await die(harness, sequence=3)

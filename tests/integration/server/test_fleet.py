@@ -1,4 +1,4 @@
-"""GetFleet: what happened in each interval, how everything is, and what an operator should look at."""
+"""GetFleet: samples per interval, current counts and alerts for operators."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ STALL = fleet_pb2.ALERT_KIND_STALL
 
 @pytest.fixture
 async def harness(stopped_harness: ServerHarness) -> ServerHarness:
-    """Without a grace after the start, so that leases end when they are over."""
+    """A server without a take-over grace, so that leases end exactly when they are over."""
     return await stopped_harness.start(takeover_grace_ms=0)
 
 
 class RefusingSink:
-    """A receiver of reschedules that takes nothing."""
+    """A sink that refuses every reschedule."""
 
     async def deliver(self, key: Any, activity: Any, task: Any) -> None:
         raise RuntimeError("no")
 
 
 async def fleet(harness: ServerHarness, namespace: str = "", **fields: Any) -> fleet_pb2.GetFleetResponse:
-    """As of now."""
+    """Take a sample and return the fleet."""
     await harness.server.take_sample()
     answer: fleet_pb2.GetFleetResponse = await harness.admin.GetFleet(
         fleet_pb2.GetFleetRequest(namespace=namespace, **fields)
@@ -62,7 +62,7 @@ def counts(message: Any, *fields: str) -> tuple[int, ...]:
     return tuple(getattr(message, field) for field in fields)
 
 
-async def test_a_sample_says_what_happened_in_its_interval_and_what_was_the_case_at_its_end(
+async def test_a_sample_counts_the_events_of_its_interval_and_the_states_at_its_end(
     harness: ServerHarness,
 ) -> None:
     refs = [activity("a"), activity("b")]
@@ -103,8 +103,8 @@ async def test_refused_heartbeats_are_counted_in_calls_and_in_batches(harness: S
     assert counters.session_replacements == 1
 
 
-async def test_a_namespace_sees_nothing_of_others(harness: ServerHarness) -> None:
-    await harness.configure(namespace="", storm_hold_ms=0)  # they are to die when their leases are over
+async def test_the_fleet_of_a_namespace_excludes_other_namespaces(harness: ServerHarness) -> None:
+    await harness.configure(namespace="", storm_hold_ms=0)  # expiries must not be held
     await harness.beat("w", namespace="mine", lease_ms=60_000)
     for number in range(30):
         await harness.beat(f"w{number}", namespace="theirs", lease_ms=1_000, bound_activities=[activity("x")])
@@ -126,13 +126,13 @@ async def test_a_namespace_sees_nothing_of_others(harness: ServerHarness) -> Non
     assert not unknown.samples
 
 
-async def test_a_storm_is_announced_and_passes(harness: ServerHarness) -> None:
-    """Where nothing brakes it; see `test_storm` for the brake."""
+async def test_a_storm_alert_appears_and_ends(harness: ServerHarness) -> None:
+    """Without the throttle; `test_storm` covers the throttle."""
     await harness.configure(storm_hold_ms=0)
     await harness.batch(*(heartbeat(f"w{number}", lease_ms=60_000) for number in range(100)))
     await harness.batch(*(heartbeat(f"dies{number}", lease_ms=1_000) for number in range(19)))
     await harness.advance(INTERVAL_MS)
-    assert not (await fleet(harness)).alerts, "few, and a small part"
+    assert not (await fleet(harness)).alerts, "few deaths, and a small share"
     await harness.batch(*(heartbeat(f"dies{number}", lease_ms=1_000) for number in range(50, 100)))
     await harness.batch(*(heartbeat(f"w{number}") for number in range(100)))
     await harness.advance(INTERVAL_MS)
@@ -150,7 +150,7 @@ async def test_a_storm_is_announced_and_passes(harness: ServerHarness) -> None:
     assert counts(answer.namespaces[0], "deaths", "deaths_last_minute") == (69, 0)
 
 
-async def test_a_death_that_was_none_counts_as_false(harness: ServerHarness) -> None:
+async def test_a_refuted_death_counts_as_a_false_death(harness: ServerHarness) -> None:
     for worker in ("back", "gone"):
         await harness.beat(worker, session_id=f"session-{worker}", lease_ms=1_000)
     await harness.advance(INTERVAL_MS)
@@ -161,7 +161,7 @@ async def test_a_death_that_was_none_counts_as_false(harness: ServerHarness) -> 
     assert harness.server.telemetry.counters.get(NAMESPACE).false_deaths == 1
 
 
-async def test_what_waits_in_queues_is_shown_per_shard_with_its_age_and_dead_letters_raise_an_alert(
+async def test_queues_are_shown_per_shard_with_their_age_and_dead_letters_raise_an_alert(
     stopped_harness: ServerHarness,
 ) -> None:
     harness = await stopped_harness.start(takeover_grace_ms=0, sink=RefusingSink(), task_attempts_max=2)
@@ -196,8 +196,8 @@ async def test_what_waits_in_queues_is_shown_per_shard_with_its_age_and_dead_let
     assert reschedule_outcomes == {("RETRYING", "sink"): 20, ("DEAD_LETTERED", "sink"): 20}
 
 
-async def test_queues_are_read_without_looking_at_what_is_done(sqlite_harness: ServerHarness) -> None:
-    """However many are finished."""
+async def test_counting_queues_uses_indexes_and_skips_finished_tasks(sqlite_harness: ServerHarness) -> None:
+    """The cost does not depend on the number of finished tasks."""
 
     def plan(connection: Any) -> str:
         return "\n".join(
@@ -213,7 +213,7 @@ async def test_queues_are_read_without_looking_at_what_is_done(sqlite_harness: S
     assert "USING INDEX tasks_dead" in shown
 
 
-async def test_quarantined_activities_are_counted_and_announced_until_somebody_retries_them(
+async def test_quarantined_activities_raise_an_alert_until_they_are_retried(
     harness: ServerHarness,
 ) -> None:
     activity_client = ActivityClient(harness)
@@ -232,7 +232,7 @@ async def test_quarantined_activities_are_counted_and_announced_until_somebody_r
     assert not (await fleet(harness)).alerts
 
 
-async def test_reschedules_that_reach_matching_are_done_with_the_time_they_took(
+async def test_reschedules_to_matching_record_their_outcome_and_duration(
     harness: ServerHarness,
 ) -> None:
     await harness.beat("dies", lease_ms=1_000, bound_activities=[activity("a"), activity("b")])
@@ -244,19 +244,19 @@ async def test_reschedules_that_reach_matching_are_done_with_the_time_they_took(
     assert telemetry.lateness_s.sum == pytest.approx(0.0)
 
 
-async def test_lateness_is_from_when_a_lease_was_over_to_when_its_end_was_durable(
+async def test_lateness_counts_from_the_deadline_to_the_durable_end_of_the_lease(
     harness: ServerHarness,
 ) -> None:
     await harness.beat("dies", lease_ms=1_000)
     await harness.advance(750)
     harness.clock.move(250 + 400)  # 400 ms later than the timer should have fired
-    harness.server.node._last_tick_ms = harness.clock.monotonic_ms()  # not for having stood still
+    harness.server.node._last_tick_ms = harness.clock.monotonic_ms()  # so that this does not count as a stall
     harness.server.node.tick()
     await harness.server.node.barrier().wait()
     assert harness.server.telemetry.lateness_s.sum == pytest.approx(0.4)
 
 
-async def test_a_server_that_stood_still_says_so_for_a_minute(harness: ServerHarness) -> None:
+async def test_a_stall_raises_an_alert_for_a_minute(harness: ServerHarness) -> None:
     harness.clock.move(3_200)
     harness.server.node.tick()
     [alert] = (await fleet(harness)).alerts
@@ -269,7 +269,7 @@ async def test_a_server_that_stood_still_says_so_for_a_minute(harness: ServerHar
     assert not (await fleet(harness)).alerts
 
 
-async def test_a_clock_that_is_set_back_does_not_keep_a_stall_before_everybodys_eyes(
+async def test_a_wall_clock_set_back_does_not_extend_a_stall_alert(
     harness: ServerHarness,
 ) -> None:
     harness.clock.move(3_200)
@@ -279,7 +279,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_a_stall_before_everybodys_
     assert not (await fleet(harness)).alerts
 
 
-async def test_shards_that_nobody_serves_are_the_most_urgent(stopped_harness: ServerHarness) -> None:
+async def test_unserved_shards_are_the_first_alert(stopped_harness: ServerHarness) -> None:
     harness = await stopped_harness.start(faulty=True, takeover_grace_ms=0)
     assert harness.store is not None
     await harness.batch(*(heartbeat(f"w{number}", lease_ms=1_000) for number in range(30)))
@@ -294,7 +294,7 @@ async def test_shards_that_nobody_serves_are_the_most_urgent(stopped_harness: Se
     assert harness.server.telemetry.shards_closed["lost"] == answer.alerts[0].count
 
 
-async def test_a_paused_namespace_is_shown_as_such(harness: ServerHarness) -> None:
+async def test_the_fleet_marks_a_paused_namespace(harness: ServerHarness) -> None:
     await harness.beat("w")
     await harness.beat("w", namespace="other")
     await ActivityClient(harness).pause(all=True)
@@ -302,7 +302,7 @@ async def test_a_paused_namespace_is_shown_as_such(harness: ServerHarness) -> No
     assert found == {NAMESPACE: True, "other": False}
 
 
-async def test_the_range_limits_how_far_back_samples_go(harness: ServerHarness) -> None:
+async def test_the_range_limits_the_age_of_samples(harness: ServerHarness) -> None:
     await harness.advance(20_000)
     assert len((await fleet(harness)).samples) == 10
     assert len((await fleet(harness, range=duration(6_000))).samples) == 3
@@ -312,13 +312,13 @@ async def test_the_range_limits_how_far_back_samples_go(harness: ServerHarness) 
 @pytest.mark.parametrize(
     "wrong", [Duration(seconds=-1), Duration(nanos=-1), Duration(), Duration(nanos=2**31 - 1)]
 )
-async def test_a_range_that_makes_no_sense_is_refused(sqlite_harness: ServerHarness, wrong: Duration) -> None:
+async def test_an_invalid_range_is_refused(sqlite_harness: ServerHarness, wrong: Duration) -> None:
     refused = await refusal(fleet(sqlite_harness, range=wrong))
     assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
     assert [field for field, _ in refused.violations] == ["range"]
 
 
-async def test_half_an_hour_is_kept(sqlite_harness: ServerHarness) -> None:
+async def test_samples_cover_half_an_hour(sqlite_harness: ServerHarness) -> None:
     server = sqlite_harness.server
     for _ in range(SLOTS + 10):
         sqlite_harness.clock.move(INTERVAL_MS)
@@ -328,7 +328,7 @@ async def test_half_an_hour_is_kept(sqlite_harness: ServerHarness) -> None:
     assert answer.samples[-1].time.ToMilliseconds() == sqlite_harness.clock.wall_ms()
 
 
-async def test_a_wall_clock_that_is_set_back_costs_no_count(sqlite_harness: ServerHarness) -> None:
+async def test_a_wall_clock_set_back_loses_no_counts(sqlite_harness: ServerHarness) -> None:
     await sqlite_harness.beat("v")
     await sqlite_harness.advance(4_000)
     sqlite_harness.clock.jump_wall(-4_000)
@@ -337,7 +337,7 @@ async def test_a_wall_clock_that_is_set_back_costs_no_count(sqlite_harness: Serv
     assert total(await fleet(sqlite_harness), "registrations") == 2
 
 
-async def test_after_a_restart_workers_are_counted_as_they_are(harness: ServerHarness) -> None:
+async def test_worker_counts_are_correct_after_a_restart(harness: ServerHarness) -> None:
     await harness.batch(*(heartbeat(f"w{number}", lease_ms=60_000) for number in range(10)))
     await harness.shut_down("w0")
     await harness.restart()
@@ -346,7 +346,9 @@ async def test_after_a_restart_workers_are_counted_as_they_are(harness: ServerHa
     assert (await fleet(harness, NAMESPACE)).samples[-1].active == 9
 
 
-async def test_suspects_are_counted_while_their_grace_runs(sqlite_harness: ServerHarness) -> None:
+async def test_disconnected_workers_are_counted_as_suspects_during_their_grace(
+    sqlite_harness: ServerHarness,
+) -> None:
     await sqlite_harness.beat("w", session_id="s", lease_ms=60_000)
     shard = sqlite_harness.server.node.shard(NAMESPACE, "w")
     key = WorkerKey(NAMESPACE, "w")

@@ -1,4 +1,4 @@
-"""What every gRPC client and load balancer expects: health and reflection."""
+"""The health and reflection services that gRPC clients and load balancers expect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.server.server_harness import ServerHarness, refusal
 SERVICES = ("liveness.v1.LivenessService", "liveness.v1.AdminService")
 
 
-async def test_the_server_and_each_service_say_that_they_serve(sqlite_harness: ServerHarness) -> None:
+async def test_the_server_and_each_service_report_serving(sqlite_harness: ServerHarness) -> None:
     stub: Any = health_pb2_grpc.HealthStub(sqlite_harness.channel)
     for service in ("", *SERVICES):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -23,7 +23,7 @@ async def test_the_server_and_each_service_say_that_they_serve(sqlite_harness: S
     assert refused.code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_server_that_ends_says_so_first(sqlite_harness: ServerHarness) -> None:
+async def test_a_stopping_server_reports_not_serving_first(sqlite_harness: ServerHarness) -> None:
     stub: Any = health_pb2_grpc.HealthStub(sqlite_harness.channel)
     stream = stub.Watch(health_pb2.HealthCheckRequest())
     assert (await stream.read()).status == health_pb2.HealthCheckResponse.SERVING
@@ -50,7 +50,7 @@ async def test_reflection_can_be_switched_off(sqlite_harness: ServerHarness) -> 
     assert (await refusal(listed(sqlite_harness))).code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_what_changes_while_an_answer_leaves_is_told_too() -> None:
+async def test_a_status_change_during_an_answer_is_reported() -> None:
     health = Health(())
     health.serve()
     watching: Any = health.Watch(health_pb2.HealthCheckRequest(), None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tenants share a server and nothing else: the same names in two namespaces never meet."""
+"""Namespaces are isolated: equal names in two namespaces never affect each other."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TENANTS = [
 ]
 
 
-async def test_the_same_names_live_side_by_side(harness: ServerHarness) -> None:
+async def test_workers_with_equal_names_in_two_namespaces_are_independent(harness: ServerHarness) -> None:
     for first in range(0, len(TENANTS), 2):
-        await _live_side_by_side(harness, *TENANTS[first : first + 2])
+        await _check_independent(harness, *TENANTS[first : first + 2])
 
 
-async def _live_side_by_side(harness: ServerHarness, first: tuple[str, str], second: tuple[str, str]) -> None:
+async def _check_independent(harness: ServerHarness, first: tuple[str, str], second: tuple[str, str]) -> None:
     (one, key), (two, other) = first, second
     shared = activity("charge")
     assert (
@@ -43,7 +43,7 @@ async def _live_side_by_side(harness: ServerHarness, first: tuple[str, str], sec
     assert (await harness.beat(key, namespace=one, session_id="s2")).outcome == SESSION_REPLACED
     await harness.advance(1)
     assert list((await harness.describe(other, two)).bound_activities) == [shared], (
-        "the other still holds its own"
+        "the other worker keeps its binding"
     )
     assert (await harness.describe(other, two)).lease_epoch == 1
     await harness.shut_down(key, one)
@@ -58,7 +58,7 @@ async def _live_side_by_side(harness: ServerHarness, first: tuple[str, str], sec
     assert await harness.tasks(done, namespace=two) == []
 
 
-async def test_an_activity_of_the_same_name_is_another_in_another_namespace(harness: ServerHarness) -> None:
+async def test_activities_with_equal_names_in_two_namespaces_are_independent(harness: ServerHarness) -> None:
     for namespace in ("orders", "billing"):
         await harness.beat(namespace=namespace, bound_activities=[activity("charge")])
         await harness.shut_down(namespace=namespace)
@@ -68,7 +68,7 @@ async def test_an_activity_of_the_same_name_is_another_in_another_namespace(harn
         assert available_activities.attempt == 2
 
 
-async def test_a_namespace_without_workers_sees_nothing_of_others(harness: ServerHarness) -> None:
+async def test_queries_in_one_namespace_return_nothing_of_another(harness: ServerHarness) -> None:
     await harness.beat()
     assert (await refusal(harness.describe(namespace="billing"))).reason == "WORKER_NOT_FOUND"
     assert (await refusal(harness.shut_down(namespace="billing"))).reason == "WORKER_NOT_FOUND"
@@ -78,7 +78,7 @@ async def test_a_namespace_without_workers_sees_nothing_of_others(harness: Serve
     assert not (await harness.listed("billing")).workers
 
 
-async def test_quotas_and_settings_of_one_namespace_bind_no_other(harness: ServerHarness) -> None:
+async def test_quotas_and_settings_apply_only_to_their_namespace(harness: ServerHarness) -> None:
     await harness.configure(max_workers=1, cleanup_delay_ms=0)
     await harness.beat("a")
     assert (await refusal(harness.beat("b"))).reason == "WORKER_QUOTA_EXCEEDED"

@@ -1,4 +1,4 @@
-"""Pause, resume and drain: what workers are told, what they are handed, what is kept."""
+"""Pause, resume and drain: orders in heartbeat replies, their effect on hand-outs, and their persistence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def activity_client(stopped_harness: ServerHarness) -> ActivityClient:
     return ActivityClient(await stopped_harness.start(takeover_grace_ms=0))
 
 
-async def test_a_paused_worker_is_told_keeps_its_lease_and_is_handed_nothing_new(
+async def test_a_paused_worker_is_told_so_keeps_its_lease_and_gets_no_new_work(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -58,7 +58,7 @@ async def test_resuming_a_namespace_answers_polls_that_are_waiting(activity_clie
     assert (await waiting).attempt == 1
 
 
-async def test_a_paused_namespace_pauses_whoever_joins_it_later(activity_client: ActivityClient) -> None:
+async def test_a_paused_namespace_pauses_workers_that_register_later(activity_client: ActivityClient) -> None:
     await activity_client.beat("early")
     assert await activity_client.pause(all=True) == 1
     assert (await activity_client.beat("early")).pause is True
@@ -67,13 +67,13 @@ async def test_a_paused_namespace_pauses_whoever_joins_it_later(activity_client:
     await activity_client.schedule("a")
     assert await activity_client.poll("late") == []
     await activity_client.pause("early")
-    assert await activity_client.pause(all=True) == 0, "nobody more"
+    assert await activity_client.pause(all=True) == 0, "no further worker changes"
     assert await activity_client.resume(all=True) == 2
     assert (await activity_client.beat("early")).pause is False
     assert len(await activity_client.poll("late")) == 1
 
 
-async def test_resuming_a_namespace_resumes_those_paused_on_their_own(
+async def test_resuming_a_namespace_resumes_individually_paused_workers(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat("a")
@@ -83,12 +83,12 @@ async def test_resuming_a_namespace_resumes_those_paused_on_their_own(
     assert (await activity_client.beat("a")).pause is False
 
 
-async def test_a_filter_pauses_whom_it_finds_now(activity_client: ActivityClient) -> None:
+async def test_a_filter_pauses_only_the_workers_it_matches_now(activity_client: ActivityClient) -> None:
     for worker in ("blue-1", "blue-2", "green-1"):
         await activity_client.beat(worker)
     assert await activity_client.pause(filter=WorkerFilter(key_prefix="blue-")) == 2
     assert await activity_client.pause(filter=WorkerFilter(key_prefix="blue-")) == 0, (
-        "they are paused already"
+        "both are paused already"
     )
     assert [(await activity_client.beat(worker)).pause for worker in ("blue-1", "green-1")] == [True, False]
     await activity_client.beat("blue-3")
@@ -112,12 +112,12 @@ async def test_pauses_are_events_and_survive_restarts_of_server_and_worker(
     await activity_client.resume("w")
     await activity_client.harness.restart()
     assert (await activity_client.harness.beat(session_id="next", sequence=2)).pause is True, (
-        "its namespace still is"
+        "the pause survives the restart"
     )
 
 
 @pytest.mark.parametrize("fields", [{}, {"worker": "w", "all": True}])
-async def test_whom_to_pause_must_be_said_in_one_way(
+async def test_a_pause_needs_exactly_one_way_to_select_workers(
     activity_client: ActivityClient, fields: dict[str, object]
 ) -> None:
     await activity_client.beat()
@@ -126,15 +126,15 @@ async def test_whom_to_pause_must_be_said_in_one_way(
     assert (await activity_client.beat()).pause is False
 
 
-async def test_pausing_nobody_is_an_error(activity_client: ActivityClient) -> None:
-    assert (await refusal(activity_client.pause("nobody"))).reason == "WORKER_NOT_FOUND"
-    assert (await refusal(activity_client.drain("nobody"))).reason == "WORKER_NOT_FOUND"
+async def test_pausing_or_draining_an_unknown_worker_is_refused(activity_client: ActivityClient) -> None:
+    assert (await refusal(activity_client.pause("unknown"))).reason == "WORKER_NOT_FOUND"
+    assert (await refusal(activity_client.drain("unknown"))).reason == "WORKER_NOT_FOUND"
 
 
 # -- draining
 
 
-async def test_a_drained_worker_finishes_and_is_handed_nothing_new(activity_client: ActivityClient) -> None:
+async def test_a_draining_worker_finishes_its_work_and_gets_no_more(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=60_000)
     await activity_client.schedule("held")
     held = await activity_client.take()
@@ -148,7 +148,7 @@ async def test_a_drained_worker_finishes_and_is_handed_nothing_new(activity_clie
     assert (await activity_client.describe("new")).state == AVAILABLE
 
 
-async def test_what_is_left_at_the_limit_is_rescheduled(activity_client: ActivityClient) -> None:
+async def test_activities_left_at_the_drain_deadline_are_rescheduled(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=60_000)
     await activity_client.schedule("held")
     task = await activity_client.take()
@@ -163,7 +163,7 @@ async def test_what_is_left_at_the_limit_is_rescheduled(activity_client: Activit
     assert (await refusal(activity_client.complete(task))).reason == "FENCED_OFF"
 
 
-async def test_a_drain_outlasts_a_restart_and_the_same_sessions_return(
+async def test_a_drain_survives_a_restart_and_a_resurrection_of_its_session(
     activity_client: ActivityClient,
 ) -> None:
     await activity_client.beat(lease_ms=60_000)
@@ -174,12 +174,12 @@ async def test_a_drain_outlasts_a_restart_and_the_same_sessions_return(
     back = await activity_client.beat(lease_ms=60_000)
     assert (back.outcome, back.drain) == (worker_pb2.HEARTBEAT_OUTCOME_RESURRECTED, True)
     await activity_client.harness.advance(6_000)
-    assert (await activity_client.harness.describe()).state == ACTIVE, "its limit was over once"
+    assert (await activity_client.harness.describe()).state == ACTIVE, "the deadline applies only once"
     fresh = await activity_client.harness.beat(session_id="next", sequence=1)
-    assert fresh.drain is False, "a new process is a new beginning"
+    assert fresh.drain is False, "a new session is not draining"
 
 
-async def test_a_drain_can_be_called_off(activity_client: ActivityClient) -> None:
+async def test_resuming_cancels_a_drain(activity_client: ActivityClient) -> None:
     await activity_client.beat(lease_ms=60_000)
     await activity_client.drain(limit_ms=5_000)
     assert await activity_client.resume("w") == 1
@@ -188,7 +188,9 @@ async def test_a_drain_can_be_called_off(activity_client: ActivityClient) -> Non
     assert (await activity_client.harness.describe()).state == ACTIVE
 
 
-async def test_a_client_without_sessions_is_not_drained_for_ever(activity_client: ActivityClient) -> None:
+async def test_a_client_without_a_session_is_not_draining_after_its_return(
+    activity_client: ActivityClient,
+) -> None:
     await activity_client.harness.beat(lease_ms=60_000)
     await activity_client.drain(limit_ms=0)
     await activity_client.harness.advance(500)

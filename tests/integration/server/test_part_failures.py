@@ -1,4 +1,4 @@
-"""Parts of a server that fail for reasons that nobody thought of."""
+"""Background parts of a server that fail unexpectedly."""
 
 import asyncio
 from pathlib import Path
@@ -12,13 +12,13 @@ from liveness.tasks.queue_runner import QueueRunner
 
 
 @pytest.mark.parametrize("part", [Membership, QueueRunner])
-async def test_a_server_ends_when_a_part_of_it_has_failed(
+async def test_a_server_ends_when_one_of_its_parts_fails(
     part: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(self: object) -> None:
-        raise RuntimeError("nobody thought of this")
+        raise RuntimeError("unexpected failure")
 
     monkeypatch.setattr(part, "run", fail)
     async with Server(Settings(db=f"sqlite:///{tmp_path}/t.db", listen="127.0.0.1:0", shards=4)) as server:
         error = await asyncio.wait_for(asyncio.shield(server.node.broken), 10)
-    assert "nobody thought of this" in str(error)
+    assert "unexpected failure" in str(error)

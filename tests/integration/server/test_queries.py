@@ -1,4 +1,4 @@
-"""DescribeWorker, ListWorkers, CountWorkers, GetWorkerHistory."""
+"""The queries DescribeWorker, ListWorkers, CountWorkers and GetWorkerHistory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def names(harness: ServerHarness, **fields: object) -> list[str]:
     return [worker.worker_instance_key for worker in response.workers]
 
 
-async def test_describing_a_worker_tells_all_that_it_told(harness: ServerHarness) -> None:
-    told: dict[str, Any] = {
+async def test_describing_a_worker_returns_everything_it_reported(harness: ServerHarness) -> None:
+    reported: dict[str, Any] = {
         "worker_identity": "me@host",
         "task_queue": "queue",
         "build_id": "b7",
@@ -39,12 +39,12 @@ async def test_describing_a_worker_tells_all_that_it_told(harness: ServerHarness
         "status": worker_pb2.WORKER_STATUS_RUNNING,
         "last_error": "none yet",
     }
-    await harness.beat(session_id="s1", sequence=4, lease_ms=20_000, successes=5, errors=2, **told)
+    await harness.beat(session_id="s1", sequence=4, lease_ms=20_000, successes=5, errors=2, **reported)
     await harness.beat(
         session_id="s1", sequence=5, lease_ms=20_000, successes=1, bound_activities=[activity("a")]
     )
     worker = await harness.describe()
-    for name, value in told.items():
+    for name, value in reported.items():
         if name != "status":
             assert getattr(worker, name) == value, name
     assert (worker.namespace, worker.worker_instance_key, worker.state) == ("orders", "w", ACTIVE)
@@ -58,7 +58,7 @@ async def test_describing_a_worker_tells_all_that_it_told(harness: ServerHarness
     assert not worker.HasField("cleanup_time")
 
 
-async def test_an_activity_without_a_task_queue_is_on_its_workers(harness: ServerHarness) -> None:
+async def test_an_activity_without_a_task_queue_gets_its_workers_queue(harness: ServerHarness) -> None:
     await harness.beat(task_queue="mine", bound_activities=[activity("a", task_queue="")])
     [bound] = (await harness.describe()).bound_activities
     assert bound.task_queue == "mine"
@@ -66,13 +66,15 @@ async def test_an_activity_without_a_task_queue_is_on_its_workers(harness: Serve
     assert refused.fields["field"] == "heartbeat.bound_activities.task_queue"
 
 
-async def test_a_worker_that_was_never_heard_of_is_not_found(harness: ServerHarness) -> None:
-    for call in (harness.describe("nobody"), harness.history("nobody")):
+async def test_an_unknown_worker_is_not_found(harness: ServerHarness) -> None:
+    for call in (harness.describe("unknown"), harness.history("unknown")):
         refused = await refusal(call)
         assert (refused.code, refused.reason) == (grpc.StatusCode.NOT_FOUND, "WORKER_NOT_FOUND")
 
 
-async def test_an_inactive_worker_is_described_with_why_and_until_when(harness: ServerHarness) -> None:
+async def test_an_inactive_worker_is_described_with_its_reason_and_cleanup_time(
+    harness: ServerHarness,
+) -> None:
     await harness.configure(cleanup_delay_ms=60_000)
     await harness.beat(bound_activities=[activity("a")])
     await harness.shut_down(reason="deploy")
@@ -99,7 +101,7 @@ async def test_lists_and_counts_filter_by_every_condition_together(harness: Serv
     assert await names(harness, states=[INACTIVE]) == ["a-3"]
     assert await names(harness, states=[CLEANED_UP]) == ["a-2"]
     assert await names(harness, states=[CLEANED_UP, INACTIVE, INACTIVE]) == ["a-2", "a-3"]
-    assert await names(harness, task_queue="q1") == ["a-1", "gone"], "a tombstone does not know it any more"
+    assert await names(harness, task_queue="q1") == ["a-1", "gone"], "a tombstone has no task queue"
     assert await names(harness, build_id="b1") == ["a-1", "b-1"]
     assert await names(harness, host_name="h1", build_id="b1") == ["a-1"]
     assert await names(harness, key_prefix="a-") == ["a-1", "a-2", "a-3"]
@@ -110,14 +112,14 @@ async def test_lists_and_counts_filter_by_every_condition_together(harness: Serv
     assert await harness.count(filter=only(host_name="nowhere")) == {}
 
 
-async def test_a_list_follows_what_a_worker_says_of_itself(harness: ServerHarness) -> None:
+async def test_a_list_uses_the_latest_description_of_a_worker(harness: ServerHarness) -> None:
     await harness.beat(task_queue="before")
     await harness.beat(task_queue="after")
     assert await names(harness, task_queue="before") == []
     assert await names(harness, task_queue="after") == ["w"]
 
 
-async def test_a_list_shows_the_lease_as_of_now_without_the_activities(harness: ServerHarness) -> None:
+async def test_a_list_shows_the_current_lease_without_the_activities(harness: ServerHarness) -> None:
     await harness.beat(session_id="s", sequence=1, bound_activities=[activity("a")])
     await harness.advance(5_000)
     await harness.beat(session_id="s", sequence=2)
@@ -128,7 +130,7 @@ async def test_a_list_shows_the_lease_as_of_now_without_the_activities(harness: 
     assert not worker.bound_activities
 
 
-async def test_pages_hold_every_worker_once_while_others_come_and_go(harness: ServerHarness) -> None:
+async def test_pages_contain_every_worker_once_despite_concurrent_changes(harness: ServerHarness) -> None:
     stay = [f"w{number:03}" for number in range(0, 60, 2)]
     for name in stay:
         await harness.beat(name)
@@ -141,7 +143,7 @@ async def test_pages_hold_every_worker_once_while_others_come_and_go(harness: Se
         if not token:
             break
         turn += 1
-        await harness.beat(f"w{2 * turn + 1:03}")  # before or after the place of the page
+        await harness.beat(f"w{2 * turn + 1:03}")  # before or after the position of the page
         await harness.beat(f"w{59 - 2 * turn:03}")
         await harness.shut_down(stay[turn])
     assert seen == sorted(seen, key=str.encode)
@@ -149,7 +151,7 @@ async def test_pages_hold_every_worker_once_while_others_come_and_go(harness: Se
     assert set(stay) <= set(seen)
 
 
-async def test_the_last_full_page_has_no_next(harness: ServerHarness) -> None:
+async def test_the_last_full_page_has_no_next_page_token(harness: ServerHarness) -> None:
     for name in "abcd":
         await harness.beat(name)
     first = await harness.listed(page_size=2)
@@ -158,7 +160,7 @@ async def test_the_last_full_page_has_no_next(harness: ServerHarness) -> None:
     assert not second.next_page_token
 
 
-async def test_a_page_token_serves_its_own_namespace_and_filter_only(harness: ServerHarness) -> None:
+async def test_a_page_token_is_valid_only_for_its_namespace_and_filter(harness: ServerHarness) -> None:
     for name in "abc":
         await harness.beat(name)
         await harness.beat(name, namespace="billing")
@@ -183,7 +185,7 @@ async def test_history_is_paged_in_both_directions(harness: ServerHarness, newes
         await harness.beat(session_id=f"s{turn}", sequence=1)
         await harness.beat(session_id=f"s{turn}", sequence=2)
     whole = [event.sequence for event in (await harness.history(newest_first=newest_first)).events]
-    assert len(whole) == 6, "plain renewals are no history"
+    assert len(whole) == 6, "plain renewals are not in the history"
     assert whole == sorted(whole, reverse=newest_first)
     seen, token = [], ""
     while True:
@@ -196,7 +198,7 @@ async def test_history_is_paged_in_both_directions(harness: ServerHarness, newes
     assert seen[: len(whole)] == whole
 
 
-async def test_a_history_token_serves_its_own_direction_and_worker_only(harness: ServerHarness) -> None:
+async def test_a_history_token_is_valid_only_for_its_direction_and_worker(harness: ServerHarness) -> None:
     for session in ("s1", "s2", "s3"):
         await harness.beat(session_id=session)
         await harness.beat("x", session_id=session)
@@ -207,7 +209,7 @@ async def test_a_history_token_serves_its_own_direction_and_worker_only(harness:
     assert (await refusal(harness.history("x", page_token=token))).reason == "PAGE_TOKEN_INVALID"
 
 
-async def test_history_says_what_happened_in_words_and_json(harness: ServerHarness) -> None:
+async def test_history_events_contain_their_type_and_json(harness: ServerHarness) -> None:
     await harness.beat(
         session_id="s1", sequence=1, lease_ms=5_000, bound_activities=[activity("a", token=b"\xff")]
     )

@@ -1,4 +1,4 @@
-"""Limits hold exactly, however many clients race, and what they refuse changes nothing."""
+"""Quotas and rate limits hold exactly under racing clients, and refused calls change nothing."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ LIMIT = 50
 
 
 async def race(*calls: object) -> Counter[str]:
-    """What came of calls that were all under way at once: OK, or the reason of the refusal."""
+    """Run the calls concurrently and count their outcomes: OK or the reason of the refusal."""
     results = await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[call-overload]
     return Counter(unpack(r).reason if isinstance(r, grpc.aio.AioRpcError) else "OK" for r in results)
 
 
 async def test_workers_per_namespace_are_never_exceeded_by_racing_clients(harness: ServerHarness) -> None:
     await harness.configure(max_workers=LIMIT)
-    came = await race(*(harness.beat(f"w{number}") for number in range(RACERS)))
-    assert came == {"OK": LIMIT, "WORKER_QUOTA_EXCEEDED": RACERS - LIMIT}
+    outcomes = await race(*(harness.beat(f"w{number}") for number in range(RACERS)))
+    assert outcomes == {"OK": LIMIT, "WORKER_QUOTA_EXCEEDED": RACERS - LIMIT}
     assert await harness.count() == {ACTIVE: LIMIT}
     known = [worker.worker_instance_key for worker in (await harness.listed()).workers]
     again = await race(
         *(harness.beat(worker) for worker in known), *(harness.beat(f"x{n}") for n in range(50))
     )
-    assert again == {"OK": LIMIT, "WORKER_QUOTA_EXCEEDED": 50}, "those inside go on"
+    assert again == {"OK": LIMIT, "WORKER_QUOTA_EXCEEDED": 50}, "registered workers continue"
 
 
 async def test_bindings_per_worker_are_never_exceeded_by_racing_heartbeats(harness: ServerHarness) -> None:
     await harness.configure(max_bindings_per_worker=LIMIT)
     await harness.beat()
-    came = await race(*(harness.beat(bound_activities=[activity(f"a{n}")]) for n in range(RACERS)))
-    assert came == {"OK": LIMIT, "BINDING_QUOTA_EXCEEDED": RACERS - LIMIT}
+    outcomes = await race(*(harness.beat(bound_activities=[activity(f"a{n}")]) for n in range(RACERS)))
+    assert outcomes == {"OK": LIMIT, "BINDING_QUOTA_EXCEEDED": RACERS - LIMIT}
     assert (await harness.describe()).bound_activity_count == LIMIT
 
 
@@ -50,7 +50,7 @@ async def test_inactive_workers_count_and_cleaned_up_ones_do_not(harness: Server
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WORKER_QUOTA_EXCEEDED")
     assert refused.fields == {"namespace": "orders", "limit": "2"}
     assert refused.retry_ms
-    assert (await harness.beat("a")).state == ACTIVE, "it may come back"
+    assert (await harness.beat("a")).state == ACTIVE, "it can be resurrected"
     await harness.shut_down("a")
     await harness.advance(5_000)
     assert (await harness.beat("c")).state == ACTIVE
@@ -58,7 +58,7 @@ async def test_inactive_workers_count_and_cleaned_up_ones_do_not(harness: Server
     assert (await refusal(harness.beat("d"))).reason == "WORKER_QUOTA_EXCEEDED"
 
 
-async def test_a_quota_that_was_lowered_lets_workers_shrink_and_go_on(harness: ServerHarness) -> None:
+async def test_workers_above_a_lowered_quota_may_continue_and_unbind(harness: ServerHarness) -> None:
     await harness.beat(bound_activities=[activity(f"a{n}") for n in range(5)])
     await harness.configure(max_bindings_per_worker=2, max_workers=0)
     assert (await harness.beat()).outcome == RENEWED
@@ -83,7 +83,9 @@ async def test_a_heartbeat_over_the_binding_quota_renews_nothing(harness: Server
     assert await harness.dump("shards") == stored
 
 
-async def test_a_workers_rate_is_limited_with_a_hint_and_without_effect(harness: ServerHarness) -> None:
+async def test_the_rate_limit_of_a_worker_gives_a_retry_hint_and_changes_nothing(
+    harness: ServerHarness,
+) -> None:
     await harness.configure(worker_heartbeat_rate=2)
     for sequence in range(1, 5):
         await harness.beat(session_id="s", sequence=sequence)
@@ -99,20 +101,20 @@ async def test_a_workers_rate_is_limited_with_a_hint_and_without_effect(harness:
     assert (await harness.beat(session_id="s", sequence=5)).outcome == RENEWED
 
 
-async def test_a_namespaces_rate_is_limited_over_all_its_workers_and_no_others(
+async def test_the_rate_limit_of_a_namespace_covers_all_its_workers_and_no_others(
     harness: ServerHarness,
 ) -> None:
     await harness.configure(namespace_heartbeat_rate=10)
-    came = await race(*(harness.beat(f"w{number}") for number in range(RACERS)))
-    assert came == {"OK": 20, "RATE_LIMITED": RACERS - 20}
+    outcomes = await race(*(harness.beat(f"w{number}") for number in range(RACERS)))
+    assert outcomes == {"OK": 20, "RATE_LIMITED": RACERS - 20}
     assert await harness.count() == {ACTIVE: 20}
     assert (await harness.beat(namespace="billing")).state == ACTIVE
     await harness.advance(1_000)
-    came = await race(*(harness.beat(f"w{number}") for number in range(RACERS)))
-    assert came == {"OK": 10, "RATE_LIMITED": RACERS - 10}
+    outcomes = await race(*(harness.beat(f"w{number}") for number in range(RACERS)))
+    assert outcomes == {"OK": 10, "RATE_LIMITED": RACERS - 10}
 
 
-async def test_what_the_namespace_refuses_costs_the_worker_nothing(harness: ServerHarness) -> None:
+async def test_a_refusal_by_the_namespace_limit_does_not_use_the_workers_rate(harness: ServerHarness) -> None:
     await harness.configure(namespace_heartbeat_rate=1, worker_heartbeat_rate=1)
     assert await race(*(harness.beat(f"w{n}") for n in range(2))) == {"OK": 2}
     for _ in range(5):
@@ -122,7 +124,7 @@ async def test_what_the_namespace_refuses_costs_the_worker_nothing(harness: Serv
     assert (await harness.beat("w9")).state == ACTIVE
 
 
-async def test_a_rate_limited_heartbeat_does_not_keep_a_worker_alive(harness: ServerHarness) -> None:
+async def test_a_rate_limited_heartbeat_does_not_renew_the_lease(harness: ServerHarness) -> None:
     await harness.advance(10_000)
     await harness.configure(worker_heartbeat_rate=0.1)
     await harness.beat(lease_ms=2_000)

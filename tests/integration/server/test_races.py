@@ -1,4 +1,4 @@
-"""Heartbeats against expiry, against each other and against themselves, with real calls in flight."""
+"""Races of concurrent calls: heartbeats with expiries, with other heartbeats and with repeated ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ LEASE_MS = 2_000
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_at_the_exact_deadline_a_heartbeat_comes_in_time_or_too_late_and_never_both(
+async def test_a_heartbeat_at_the_exact_deadline_either_renews_or_resurrects(
     harness: ServerHarness, seed: int
 ) -> None:
-    """Thousands of times: either the lease goes on with its binding, or it ended and the binding moves on once."""
+    """In thousands of races the lease either continues with its binding, or it ended and the binding is
+    rescheduled once."""
     random = Random(seed)
-    await harness.advance(10_000)  # past the grace after the start
-    await harness.configure(storm_hold_ms=0)  # so many would be held, and nobody would come too late
+    await harness.advance(10_000)  # past the take-over grace
+    await harness.configure(storm_hold_ms=0)  # otherwise a storm would hold the expiries
     epochs = dict.fromkeys((f"w{number}" for number in range(WORKERS)), 0)
     rescheduled: set[tuple[str, int]] = set()
     renewed = resurrected = 0
@@ -97,13 +98,13 @@ async def test_at_the_exact_deadline_a_heartbeat_comes_in_time_or_too_late_and_n
         if not page.next_page_token:
             break
         request.page_token = page.next_page_token
-    assert len(done) == len(set(done)), "nothing moved twice"
-    assert set(done) == rescheduled, "what was lost moved on, and nothing else did"
+    assert len(done) == len(set(done)), "nothing was rescheduled twice"
+    assert set(done) == rescheduled, "exactly the lost bindings were rescheduled"
     assert renewed
     assert resurrected
 
 
-async def test_reordered_and_repeated_heartbeats_in_flight_end_in_the_newest(harness: ServerHarness) -> None:
+async def test_reordered_and_repeated_heartbeats_end_with_the_newest(harness: ServerHarness) -> None:
     random = Random(7)
     for turn in range(10):
         worker = f"w{turn}"
@@ -126,9 +127,9 @@ async def test_reordered_and_repeated_heartbeats_in_flight_end_in_the_newest(har
                 assert result.outcome == REPEATED
         described = await harness.describe(worker)
         assert described.sequence == 21
-        assert len(applied) == len(set(applied)), "each number is applied once"
+        assert len(applied) == len(set(applied)), "each sequence number is applied once"
         held = {int(bound.activity_id) for bound in described.bound_activities}
-        assert held == set(applied), "exactly what was acknowledged is bound"
+        assert held == set(applied), "exactly the acknowledged activities are bound"
 
 
 async def test_racing_first_heartbeats_register_once(harness: ServerHarness) -> None:
@@ -140,7 +141,7 @@ async def test_racing_first_heartbeats_register_once(harness: ServerHarness) -> 
         assert {result.lease_epoch for result in results} == {1}
 
 
-async def test_racing_sessions_are_each_served_once_and_only_the_last_lives_on(
+async def test_racing_sessions_replace_each_other_and_only_the_last_stays_valid(
     harness: ServerHarness,
 ) -> None:
     sessions = [f"s{number}" for number in range(40)]
@@ -156,16 +157,16 @@ async def test_racing_sessions_are_each_served_once_and_only_the_last_lives_on(
     await harness.advance(1)
     moved = {task.activity.activity_id for task in await harness.tasks(admin_pb2.TASK_STATE_DONE)}
     assert moved == set(sessions) - {sessions[last]}
-    zombies = await asyncio.gather(
+    replies = await asyncio.gather(
         *(harness.beat(session_id=s, sequence=2) for s in sessions), return_exceptions=True
     )
-    reasons = [unpack(z).reason if isinstance(z, grpc.aio.AioRpcError) else "OK" for z in zombies]
+    reasons = [unpack(z).reason if isinstance(z, grpc.aio.AioRpcError) else "OK" for z in replies]
     assert reasons.count("OK") == 1
     assert reasons.count("SESSION_SUPERSEDED") == 39
 
 
-async def test_a_goodbye_against_heartbeats_loses_no_binding(harness: ServerHarness) -> None:
-    """Whatever the order, each acknowledged binding is held in the end or was moved on, and not both."""
+async def test_a_shutdown_racing_with_heartbeats_loses_no_binding(harness: ServerHarness) -> None:
+    """In any order each acknowledged binding is either held in the end or rescheduled."""
     for turn in range(20):
         worker = f"w{turn}"
         await harness.beat(worker, session_id="s", sequence=1, bound_activities=[activity(f"{turn}-1")])
@@ -191,7 +192,7 @@ async def test_a_goodbye_against_heartbeats_loses_no_binding(harness: ServerHarn
         assert not held & set(moved)
 
 
-async def test_a_mass_expiry_that_nothing_brakes_moves_everything_on_within_a_second(
+async def test_an_unthrottled_mass_expiry_reschedules_everything_within_a_second(
     harness: ServerHarness,
 ) -> None:
     await harness.advance(10_000)

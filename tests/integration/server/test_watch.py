@@ -1,4 +1,4 @@
-"""WatchEvents: everything from a place on, once and in order, over reconnects and restarts."""
+"""WatchEvents: every event after a position, once and in order, over reconnects and restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.server.server_harness import ServerHarness, heartbeat, re
 
 
 class Watcher:
-    """A stream, and what came out of it."""
+    """A watch stream and the events it delivered."""
 
     def __init__(self, harness: ServerHarness, **selection: Any) -> None:
         self.harness = harness
@@ -31,7 +31,7 @@ class Watcher:
         return self
 
     async def until(self, count: int) -> list[event_pb2.Event]:
-        """Read until so many events came in all."""
+        """Read until `count` events have arrived in total."""
         while len(self.events) < count:
             answer = await asyncio.wait_for(self.stream.read(), 10)
             self.events += answer.events
@@ -43,10 +43,10 @@ class Watcher:
 
 
 def in_order(events: list[event_pb2.Event]) -> bool:
-    places = defaultdict(list)
+    sequences_by_shard = defaultdict(list)
     for event in events:
-        places[event.shard_id].append(event.sequence)
-    return all(seqs == sorted(set(seqs)) for seqs in places.values())
+        sequences_by_shard[event.shard_id].append(event.sequence)
+    return all(seqs == sorted(set(seqs)) for seqs in sequences_by_shard.values())
 
 
 async def register_and_expire(harness: ServerHarness, *workers: str, namespace: str = "orders") -> None:
@@ -57,7 +57,7 @@ async def register_and_expire(harness: ServerHarness, *workers: str, namespace: 
     await harness.advance(1)
 
 
-async def test_a_watcher_of_all_sees_every_event_from_its_beginning_on(harness: ServerHarness) -> None:
+async def test_a_watch_of_everything_gets_all_events_after_its_start(harness: ServerHarness) -> None:
     await harness.beat("earlier")
     watcher = await Watcher(harness).open()
     await register_and_expire(harness, "a", "b")
@@ -77,7 +77,7 @@ async def test_a_watcher_of_all_sees_every_event_from_its_beginning_on(harness: 
     )
 
 
-async def test_a_watcher_from_the_beginning_sees_what_was_before(harness: ServerHarness) -> None:
+async def test_a_watch_from_the_beginning_gets_earlier_events(harness: ServerHarness) -> None:
     await register_and_expire(harness, "a")
     watcher = await Watcher(harness, namespace="orders").open(from_beginning=True)
     events = await watcher.until(5)
@@ -87,7 +87,7 @@ async def test_a_watcher_from_the_beginning_sees_what_was_before(harness: Server
     ]
 
 
-async def test_a_watcher_of_a_namespace_sees_nothing_of_another(harness: ServerHarness) -> None:
+async def test_a_watch_of_a_namespace_gets_no_events_of_another(harness: ServerHarness) -> None:
     watcher = await Watcher(harness, namespace="orders").open()
     await register_and_expire(harness, "a", namespace="billing")
     await register_and_expire(harness, "b")
@@ -96,14 +96,14 @@ async def test_a_watcher_of_a_namespace_sees_nothing_of_another(harness: ServerH
     assert {event.worker_instance_key for event in watcher.events} == {"b", ""}
 
 
-async def test_a_watcher_of_a_worker_sees_that_worker_alone(harness: ServerHarness) -> None:
+async def test_a_watch_of_a_worker_gets_only_its_events(harness: ServerHarness) -> None:
     watcher = await Watcher(harness, namespace="orders", worker_instance_key="b").open()
     await register_and_expire(harness, "a", "b", "c")
     await watcher.until(2)
     assert watcher.names() == [("b", "WorkerRegistered"), ("b", "WorkerDeactivated")]
 
 
-async def test_settings_are_events_too(harness: ServerHarness) -> None:
+async def test_changed_settings_are_watched_as_events(harness: ServerHarness) -> None:
     watcher = await Watcher(harness).open()
     await harness.configure(max_workers=5)
     [event] = await watcher.until(1)
@@ -144,7 +144,7 @@ async def test_resuming_repeats_nothing_and_skips_nothing_over_reconnects_and_re
     assert in_order(watcher.events)
 
 
-async def test_each_answer_resumes_right_after_its_events(harness: ServerHarness) -> None:
+async def test_the_token_of_each_answer_resumes_right_after_its_events(harness: ServerHarness) -> None:
     watcher = await Watcher(harness, namespace="orders", worker_instance_key="w").open()
     for session in range(10):
         await harness.beat(session_id=f"s{session}")
@@ -157,7 +157,7 @@ async def test_each_answer_resumes_right_after_its_events(harness: ServerHarness
     assert sequences == [event.sequence for event in (await harness.history()).events]
 
 
-async def test_more_events_than_fit_one_answer_come_in_several(harness: ServerHarness) -> None:
+async def test_events_that_exceed_one_answer_are_split(harness: ServerHarness) -> None:
     watcher = await Watcher(harness, namespace="orders", worker_instance_key="w").open()
     watcher.stream.cancel()
     for turn in range(3):
@@ -167,7 +167,7 @@ async def test_more_events_than_fit_one_answer_come_in_several(harness: ServerHa
     assert in_order(watcher.events)
 
 
-async def test_a_resume_token_serves_its_own_selection_only(harness: ServerHarness) -> None:
+async def test_a_resume_token_is_valid_only_for_its_selection(harness: ServerHarness) -> None:
     token = (await Watcher(harness, namespace="orders").open()).token
     others: list[dict[str, Any]] = [
         {},
@@ -180,7 +180,7 @@ async def test_a_resume_token_serves_its_own_selection_only(harness: ServerHarne
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "RESUME_TOKEN_INVALID")
 
 
-async def test_a_token_from_another_history_is_refused(
+async def test_a_resume_token_of_another_store_is_refused(
     harness: ServerHarness, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = await ServerHarness(f"sqlite:///{tmp_path_factory.mktemp('other')}/liveness.db").start()
@@ -193,7 +193,7 @@ async def test_a_token_from_another_history_is_refused(
     assert (await refusal(stream.read())).reason == "RESUME_TOKEN_INVALID"
 
 
-async def test_streams_end_with_unavailable_when_the_server_stops(harness: ServerHarness) -> None:
+async def test_watches_end_with_unavailable_when_the_server_stops(harness: ServerHarness) -> None:
     watcher = await Watcher(harness).open()
     stopped = asyncio.create_task(harness.server.stop())
     with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -205,7 +205,7 @@ async def test_streams_end_with_unavailable_when_the_server_stops(harness: Serve
     await harness.channel.close()
 
 
-async def test_a_slow_watcher_costs_others_nothing_and_misses_nothing(harness: ServerHarness) -> None:
+async def test_a_slow_watcher_does_not_block_the_server_and_misses_nothing(harness: ServerHarness) -> None:
     slow = await Watcher(harness, namespace="orders").open()
     for _ in range(3):
         await register_and_expire(harness, *(f"w{number}" for number in range(10)))

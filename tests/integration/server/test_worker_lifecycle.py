@@ -1,4 +1,4 @@
-"""A worker's whole life over gRPC, on each database, driven by the clock."""
+"""The life cycle of a worker over gRPC on each database, on a manual clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ async def types(harness: ServerHarness, worker: str = "w") -> list[str]:
     return [event.type for event in (await harness.history(worker)).events]
 
 
-async def test_a_worker_lives_falls_silent_returns_and_is_cleaned_up_for_good(harness: ServerHarness) -> None:
+async def test_a_worker_registers_expires_is_resurrected_cleaned_up_and_forgotten(
+    harness: ServerHarness,
+) -> None:
     await harness.configure(cleanup_delay_ms=5_000, tombstone_retention_ms=20_000)
     charge, ship = activity("charge"), activity("ship")
 
@@ -59,7 +61,9 @@ async def test_a_worker_lives_falls_silent_returns_and_is_cleaned_up_for_good(ha
     assert (back.outcome, back.lease_epoch) == (RESURRECTED, 2)
     assert list(back.cancel_activities) == [charge, ship]
     worker = await harness.describe()
-    assert list(worker.bound_activities) == [activity("pack")], "a clean slate"
+    assert list(worker.bound_activities) == [activity("pack")], (
+        "only the bindings of the resurrecting heartbeat"
+    )
     obeyed = await harness.beat(
         session_id="s1", sequence=4, lease_ms=1_000, unbound_activities=[charge, ship]
     )
@@ -91,7 +95,7 @@ async def test_a_worker_lives_falls_silent_returns_and_is_cleaned_up_for_good(ha
     ]
 
 
-async def test_a_goodbye_makes_a_worker_inactive_at_once_and_moves_its_work_on(
+async def test_a_shutdown_deactivates_the_worker_and_reschedules_its_work_at_once(
     harness: ServerHarness,
 ) -> None:
     await harness.beat(session_id="s1", sequence=1, bound_activities=[activity("charge")])
@@ -102,10 +106,10 @@ async def test_a_goodbye_makes_a_worker_inactive_at_once_and_moves_its_work_on(
     assert worker.inactive_detail == "deploy"
     await harness.advance(1)
     assert [task.activity for task in await harness.tasks(admin_pb2.TASK_STATE_DONE)] == [activity("charge")]
-    assert (await harness.shut_down()).rescheduled_activities == 0, "a second goodbye changes nothing"
+    assert (await harness.shut_down()).rescheduled_activities == 0, "a second shutdown changes nothing"
 
 
-async def test_only_the_current_session_may_say_goodbye(harness: ServerHarness) -> None:
+async def test_only_the_current_session_may_shut_down(harness: ServerHarness) -> None:
     await harness.beat(session_id="s1", sequence=1)
     await harness.beat(session_id="s2", sequence=1)
     assert (await refusal(harness.shut_down(session_id="s1"))).reason == "SESSION_SUPERSEDED"
@@ -120,22 +124,22 @@ async def test_an_operator_forces_a_worker_out(harness: ServerHarness) -> None:
     assert (answer.state, answer.rescheduled_activities) == (INACTIVE, 1)
     assert (await harness.describe()).inactive_reason == worker_pb2.INACTIVE_REASON_FORCED
     assert (await refusal(harness.expire())).reason == "WORKER_NOT_ACTIVE"
-    assert (await refusal(harness.expire("nobody"))).reason == "WORKER_NOT_FOUND"
-    assert (await refusal(harness.shut_down("nobody"))).code is grpc.StatusCode.NOT_FOUND
+    assert (await refusal(harness.expire("unknown"))).reason == "WORKER_NOT_FOUND"
+    assert (await refusal(harness.shut_down("unknown"))).code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_new_session_inside_the_lease_replaces_the_old_which_is_refused_from_then_on(
+async def test_a_new_session_replaces_the_old_one_which_is_refused_from_then_on(
     harness: ServerHarness,
 ) -> None:
     charge, ship = activity("charge"), activity("ship")
     await harness.beat(session_id="s1", sequence=5, bound_activities=[charge, ship])
     replaced = await harness.beat(session_id="s2", sequence=1, bound_activities=[ship])
     assert (replaced.outcome, replaced.lease_epoch) == (SESSION_REPLACED, 2)
-    assert not replaced.cancel_activities, "its process is gone and has nothing to cancel"
+    assert not replaced.cancel_activities, "the old process is gone and has nothing to cancel"
     await harness.advance(1)
     assert [task.activity for task in await harness.tasks(admin_pb2.TASK_STATE_DONE)] == [charge]
-    zombie = await refusal(harness.beat(session_id="s1", sequence=6, bound_activities=[charge]))
-    assert (zombie.code, zombie.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_SUPERSEDED")
+    superseded = await refusal(harness.beat(session_id="s1", sequence=6, bound_activities=[charge]))
+    assert (superseded.code, superseded.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_SUPERSEDED")
     worker = await harness.describe()
     assert (worker.session_id, list(worker.bound_activities)) == ("s2", [ship])
 
@@ -156,7 +160,7 @@ async def test_a_client_without_session_and_sequence_is_served(harness: ServerHa
     assert (await harness.beat()).outcome == RESURRECTED
 
 
-async def test_a_number_without_a_session_does_not_open_a_named_session_to_old_heartbeats(
+async def test_a_sequence_without_a_session_does_not_lower_that_of_a_named_session(
     harness: ServerHarness,
 ) -> None:
     await harness.beat(session_id="s1", sequence=10)
@@ -167,7 +171,7 @@ async def test_a_number_without_a_session_does_not_open_a_named_session_to_old_h
     assert (await refusal(harness.beat(session_id="s1", sequence=5))).reason == "STALE_HEARTBEAT"
 
 
-async def test_a_repeated_heartbeat_is_not_applied_and_its_words_are_heard_when_they_come_again(
+async def test_changes_in_a_repeated_heartbeat_are_ignored_until_the_next_sequence(
     harness: ServerHarness,
 ) -> None:
     await harness.beat(session_id="s1", sequence=1, lease_ms=30_000)
@@ -183,7 +187,7 @@ async def test_a_repeated_heartbeat_is_not_applied_and_its_words_are_heard_when_
     assert (await harness.describe()).status == worker_pb2.WORKER_STATUS_PAUSED
 
 
-async def test_leases_are_clamped_and_the_granted_duration_is_what_counts(harness: ServerHarness) -> None:
+async def test_leases_are_clamped_and_expire_by_the_granted_duration(harness: ServerHarness) -> None:
     short = await harness.beat("short", lease_ms=1)
     assert short.granted_lease_duration == duration(1_000)
     long = await harness.beat("long", lease_ms=100 * HOUR_MS)
@@ -210,11 +214,13 @@ async def test_a_shorter_lease_ends_by_its_own_terms(harness: ServerHarness) -> 
     assert (await harness.describe()).state == INACTIVE
 
 
-async def test_what_a_full_set_leaves_out_is_unbound_and_not_rescheduled(harness: ServerHarness) -> None:
+async def test_activities_missing_from_a_full_set_are_unbound_and_not_rescheduled(
+    harness: ServerHarness,
+) -> None:
     charge, ship, pack = activity("charge"), activity("ship"), activity("pack")
     await harness.beat(session_id="s1", sequence=1, bound_activities=[charge, ship])
     gap = await harness.beat(session_id="s1", sequence=5)
-    assert gap.resync_bindings, "heartbeats are missing, and so may be what they said"
+    assert gap.resync_bindings, "binding changes of the missing heartbeats may be lost"
     whole = await harness.beat(session_id="s1", sequence=6, bound_activities=[ship, pack], full_bindings=True)
     assert not whole.resync_bindings
     assert list((await harness.describe()).bound_activities) == [ship, pack]
@@ -222,12 +228,12 @@ async def test_what_a_full_set_leaves_out_is_unbound_and_not_rescheduled(harness
     assert await harness.tasks(admin_pb2.TASK_STATE_DONE) == []
 
 
-async def test_a_cancel_signal_ends_when_the_lost_attempt_is_unbound_whatever_else_is_bound(
+async def test_a_cancel_signal_ends_when_the_lost_attempt_is_unbound(
     harness: ServerHarness,
 ) -> None:
     await harness.beat(bound_activities=[activity("a"), activity("b")])
     await harness.shut_down()
-    back = await harness.beat(bound_activities=[activity("a")])  # it insists on one of them
+    back = await harness.beat(bound_activities=[activity("a")])  # the worker declares one of them again
     assert {lost.activity_id for lost in back.cancel_activities} == {"a", "b"}
     later = await harness.beat(
         unbound_activities=[activity("a"), activity("b")],
@@ -237,7 +243,7 @@ async def test_a_cancel_signal_ends_when_the_lost_attempt_is_unbound_whatever_el
     assert list((await harness.describe()).bound_activities) == [activity("a", attempt=2)]
 
 
-async def test_a_worker_that_never_cancels_what_it_lost_is_asked_for_the_newest_only(
+async def test_the_list_of_lost_activities_is_bounded_to_the_newest(
     harness: ServerHarness,
 ) -> None:
     for turn in range(8):
@@ -248,10 +254,12 @@ async def test_a_worker_that_never_cancels_what_it_lost_is_asked_for_the_newest_
     assert len(back.cancel_activities) == 1_000
     assert [lost.activity_id for lost in back.cancel_activities][-1] == "7-199"
     await harness.advance(1)
-    assert len(harness.server.matching.available_activities("orders", "queue")) == 1_600, "all of it moved on"
+    assert len(harness.server.matching.available_activities("orders", "queue")) == 1_600, (
+        "all were rescheduled"
+    )
 
 
-async def test_everything_acknowledged_is_there_after_a_restart(harness: ServerHarness) -> None:
+async def test_acknowledged_heartbeats_survive_a_restart(harness: ServerHarness) -> None:
     await harness.beat(
         session_id="s1", sequence=1, bound_activities=[activity("charge")], labels={"zone": "b"}
     )

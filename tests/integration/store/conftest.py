@@ -1,4 +1,4 @@
-"""Fixtures of these tests, shared with the tests of clusters."""
+"""Fixtures shared with the tests of clusters."""
 
 from tests.system.cluster.conftest import cluster_database
 

@@ -1,4 +1,4 @@
-"""The real store with commits that can fail on demand, and a ledger of what really was committed."""
+"""The real store with injected commit failures, and an observer of the actual commits."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from liveness.store.sql import SqlStore
 
 
 class Fault(Enum):
-    NONE = "commits as always"
+    NONE = "commits normally"
     REJECTED = "fails before it reaches the database"
     UNKNOWN_LOST = "the answer is lost, and nothing was committed"
     UNKNOWN_DONE = "the answer is lost, but it was committed"
     BROKEN = "the disk fails"
-    BUG = "something nobody thought of"
+    BUG = "an unexpected error"
 
 
 class CommitObserver:
-    """Told of everything that became durable, in order. Tests derive what they expect from it."""
+    """Receives everything that became durable, in order. Tests derive their expectations from it."""
 
     def on_take_over(self, image: ShardSnapshot, entry: LogEntry) -> None: ...
 
@@ -37,21 +37,21 @@ class FaultyStore(SqlStore):
         super().__init__(database)
         self.observer = observer or CommitObserver()
         self.faults: deque[Fault] = deque()
-        """Of the commits to come; empty for all well."""
+        """The faults of the next commits; without a fault a commit succeeds."""
         self.failed: list[frozenset[int]] = []
-        """Shards of each commit that failed."""
+        """The shards of each failed commit."""
         self.take_over_faults = 0
         self.lost_take_overs = 0
-        """Of the next ones: they take place, and their answers are lost."""
+        """The number of next take-overs that succeed but whose answers are lost."""
         self.commits = 0
-        """Tried so far."""
+        """The number of commits tried so far."""
         self.reached = asyncio.Event()
         """Set when a commit waits at the closed gate."""
         self._gate = asyncio.Event()
         self._gate.set()
 
     def close_gate(self) -> None:
-        """Let commits hang, as with a stalled disk, until `open_gate`."""
+        """Make commits hang, as with a stalled disk, until `open_gate`."""
         self.reached.clear()
         self._gate.clear()
 

@@ -1,4 +1,4 @@
-"""The version after today's, made up: its code is ours, its tables have a column and a table more."""
+"""An invented next version: the same code, whose migration adds a column and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TODAY = Revisions().head
 NEXT = "0999"
 VERSION = "999.0"
 
-# What a version may add without disturbing the one before: a column that has a default, and a table of its own.
+# Changes that do not disturb the previous version: a column with a default, and a new table.
 _MIGRATION = """
 from alembic import op
 
@@ -28,7 +28,7 @@ def upgrade() -> None:
 
 
 def write_migrations(folder: Path, statement: str = f'oldest_writer = "{TODAY}"') -> Path:
-    """Ours and one more, which says this about older versions."""
+    """Write today's migrations and the next one; `statement` declares its oldest compatible writer."""
     shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     source = _MIGRATION.format(revision=NEXT, before=TODAY, statement=statement)
     (folder / "versions" / f"{NEXT}_regions.py").write_text(source)

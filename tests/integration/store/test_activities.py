@@ -1,4 +1,4 @@
-"""Activities in the store: found by key, listed, let go of in time, and read back while they are unfinished."""
+"""Activities in the store: lookup by key, listing, deletion after retention, and recovery of unfinished ones."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ from tests.unit.store.samples import INT64_MAX, activity, image_of, take, take_o
 
 STARTED, AVAILABLE, COMPLETED = ActivityState.STARTED, ActivityState.AVAILABLE, ActivityState.COMPLETED
 
-WHOLE = activity(
+FULL_ACTIVITY = activity(
     "wh\u00f6le \U0001f4e7",
     STARTED,
     worker="worker-7",
@@ -42,7 +42,7 @@ WHOLE = activity(
 )
 
 
-async def written(
+async def write(
     store: SqlStore,
     activities: Iterable[tuple[ActivityKey, Activity]],
     shard_id: int = 0,
@@ -61,64 +61,62 @@ async def listed(store: SqlStore, namespace: str = "orders", **where: object) ->
 # -- by key
 
 
-async def test_what_is_found_is_whole(store: SqlStore) -> None:
-    key, whole = WHOLE
-    await written(store, [WHOLE])
-    assert await store.find_activities([key]) == {key: whole}
+async def test_a_found_activity_has_all_its_fields(store: SqlStore) -> None:
+    key, full_activity = FULL_ACTIVITY
+    await write(store, [FULL_ACTIVITY])
+    assert await store.find_activities([key]) == {key: full_activity}
 
 
-async def test_of_the_keys_asked_for_those_are_found_that_there_are(store: SqlStore) -> None:
-    there = [activity(name) for name in ("a", "b", "c")]
-    await written(store, there)
-    keys = [key for key, _ in there[:2]] + [activity("d")[0]]
-    assert await store.find_activities(keys) == dict(there[:2])
+async def test_a_lookup_returns_only_existing_activities(store: SqlStore) -> None:
+    existing = [activity(name) for name in ("a", "b", "c")]
+    await write(store, existing)
+    keys = [key for key, _ in existing[:2]] + [activity("d")[0]]
+    assert await store.find_activities(keys) == dict(existing[:2])
     assert await store.find_activities([]) == {}
 
 
-async def test_every_part_of_the_key_counts(store: SqlStore) -> None:
+async def test_a_lookup_compares_every_part_of_the_key(store: SqlStore) -> None:
     key, known = activity()
-    await written(store, [(key, known)])
+    await write(store, [(key, known)])
     for part in ("namespace", "workflow_id", "run_id", "activity_id"):
         assert await store.find_activities([key._replace(**{part: "other"})]) == {}
 
 
 async def test_more_keys_than_fit_one_query_are_all_found(store: SqlStore) -> None:
     many = [activity(f"{number:04}") for number in range(2 * KEYS_PER_QUERY + 1)]
-    await written(store, many)
+    await write(store, many)
     assert await store.find_activities([key for key, _ in many]) == dict(many)
 
 
-async def test_the_row_of_an_activity_is_replaced_whole(store: SqlStore) -> None:
-    key, _ = WHOLE
-    await written(store, [WHOLE])
+async def test_a_commit_replaces_the_whole_row_of_an_activity(store: SqlStore) -> None:
+    key, _ = FULL_ACTIVITY
+    await write(store, [FULL_ACTIVITY])
     plain = activity("x", COMPLETED)[1]._replace(id=key.id)
-    await written(store, [(key, plain)])
+    await write(store, [(key, plain)])
     assert await store.find_activities([key]) == {key: plain}
 
 
-async def test_only_what_is_finished_has_the_time_when_it_did(
+async def test_only_finished_activities_have_a_finish_time(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
-    await written(store, [activity(state.name, state) for state in ActivityState], wall_ms=777)
+    await write(store, [activity(state.name, state) for state in ActivityState], wall_ms=777)
     times = {row[3]: row[8] for row in (await store_database.dump())["activities"]}
     assert times == {
         state.name: 777 if state in FINISHED_ACTIVITY_STATES else None for state in ActivityState
     }
 
 
-async def test_one_that_is_given_a_fresh_start_is_no_longer_finished(
-    store_database: StoreDatabase, store: SqlStore
-) -> None:
-    await written(store, [activity("x", ActivityState.FAILED)])
-    await written(store, [activity("x", AVAILABLE)])
+async def test_a_retried_activity_has_no_finish_time(store_database: StoreDatabase, store: SqlStore) -> None:
+    await write(store, [activity("x", ActivityState.FAILED)])
+    await write(store, [activity("x", AVAILABLE)])
     assert [row[8] for row in (await store_database.dump())["activities"]] == [None]
 
 
 # -- lists
 
 
-async def test_filters_hold_together(store: SqlStore) -> None:
-    await written(
+async def test_filters_are_combined(store: SqlStore) -> None:
+    await write(
         store,
         [
             activity("1", AVAILABLE, task_queue="q"),
@@ -139,27 +137,29 @@ async def test_filters_hold_together(store: SqlStore) -> None:
 
 async def test_filters_compare_whole_values_byte_for_byte(store: SqlStore) -> None:
     names = ["queue", "Queue", "queue ", "que%", "é"]
-    await written(store, [activity(name, STARTED, task_queue=name, worker=name) for name in names])
+    await write(store, [activity(name, STARTED, task_queue=name, worker=name) for name in names])
     for name in names:
         assert await listed(store, task_queue=name) == [name]
         assert await listed(store, worker=name) == [name]
 
 
-async def test_no_namespace_sees_anothers(store: SqlStore) -> None:
+async def test_a_list_contains_only_activities_of_its_namespace(store: SqlStore) -> None:
     spaces = ["orders", "orders2", "Orders", "order"]
-    await written(store, [activity(space, namespace=space) for space in spaces])
+    await write(store, [activity(space, namespace=space) for space in spaces])
     for space in spaces:
         assert await listed(store, space) == [space]
     assert await listed(store, "") == []
 
 
-async def test_a_listed_activity_is_whole_and_says_where_it_lives(store: SqlStore) -> None:
-    await written(store, [WHOLE], shard_id=2)
-    assert await store.list_activities("orders", ActivityFilter(), None, 10) == [ActivityRow(*WHOLE, 2)]
+async def test_a_listed_activity_has_all_its_fields_and_its_shard(store: SqlStore) -> None:
+    await write(store, [FULL_ACTIVITY], shard_id=2)
+    assert await store.list_activities("orders", ActivityFilter(), None, 10) == [
+        ActivityRow(*FULL_ACTIVITY, 2)
+    ]
 
 
 NAMES = ["A", "B", "_", "a", "a-b", "a_b", "aa", "b", "~", "é", "漢", "\ud7ff", "\ue000", "\uffff", "😀"]
-# One part alone decides, then the next: "a" with anything comes before "aa" with anything.
+# Keys are compared part by part: "a" with any rest sorts before "aa" with any rest.
 KEYS = [
     ActivityKey("orders", workflow, run, name)
     for workflow, run in [("a", "z"), ("aa", "a"), ("a", "é"), ("😀", "\uffff"), ("\uffff", "😀")]
@@ -173,17 +173,17 @@ def in_byte_order(keys: Iterable[ActivityKey]) -> list[ActivityKey]:
 
 async def with_keys(store: SqlStore) -> None:
     _, known = activity()
-    await written(store, [(key, known._replace(id=key.id)) for key in KEYS])
+    await write(store, [(key, known._replace(id=key.id)) for key in KEYS])
 
 
-async def test_activities_come_in_byte_order_of_their_parts(store: SqlStore) -> None:
+async def test_activities_are_listed_in_byte_order_of_their_key_parts(store: SqlStore) -> None:
     await with_keys(store)
     rows = await store.list_activities("orders", ActivityFilter(), None, 1_000)
     assert [row.key for row in rows] == in_byte_order(KEYS)
 
 
 @pytest.mark.parametrize("size", [7, 20])
-async def test_pages_of_any_size_show_each_activity_once(store: SqlStore, size: int) -> None:
+async def test_pages_of_any_size_contain_each_activity_once(store: SqlStore, size: int) -> None:
     await with_keys(store)
     seen: list[ActivityKey] = []
     after: ActivityId | None = None
@@ -194,7 +194,7 @@ async def test_pages_of_any_size_show_each_activity_once(store: SqlStore, size: 
     assert seen == in_byte_order(KEYS)
 
 
-async def test_a_page_begins_after_any_place_whether_something_is_there_or_not(store: SqlStore) -> None:
+async def test_a_page_can_start_after_a_key_that_does_not_exist(store: SqlStore) -> None:
     await with_keys(store)
     for after in [
         KEYS[0].id,
@@ -209,10 +209,12 @@ async def test_a_page_begins_after_any_place_whether_something_is_there_or_not(s
         assert row.key == later[0]
 
 
-# -- letting go
+# -- retention
 
 
-async def test_finished_activities_older_than_their_namespaces_cutoff_go(store: SqlStore) -> None:
+async def test_finished_activities_older_than_the_cutoff_of_their_namespace_are_deleted(
+    store: SqlStore,
+) -> None:
     owner = await take_one(store)
     spaces = ("short", "long", "for-ever", "default")
     for at_ms in (100, 200, 300):
@@ -229,7 +231,7 @@ async def test_finished_activities_older_than_their_namespaces_cutoff_go(store: 
     }
 
 
-async def test_without_any_cutoff_of_their_own_all_follow_the_default(store: SqlStore) -> None:
+async def test_namespaces_without_a_cutoff_use_the_default(store: SqlStore) -> None:
     owner = await take_one(store)
     owner.wall_ms = 100
     await owner.commit(
@@ -240,7 +242,7 @@ async def test_without_any_cutoff_of_their_own_all_follow_the_default(store: Sql
     assert await store.prune_activities(owner.owned, {}, default_cutoff=101) == 2
 
 
-async def test_what_is_unfinished_stays_however_old(store: SqlStore) -> None:
+async def test_unfinished_activities_are_never_deleted(store: SqlStore) -> None:
     owner = await take_one(store)
     owner.wall_ms = 1
     await owner.commit(activities=dict(activity(state.name, state) for state in ActivityState))
@@ -249,7 +251,7 @@ async def test_what_is_unfinished_stays_however_old(store: SqlStore) -> None:
     assert set(await listed(store)) == left
 
 
-async def test_activities_of_other_shards_stay(store: SqlStore) -> None:
+async def test_pruning_keeps_activities_of_other_shards(store: SqlStore) -> None:
     mine, other = await take(store, 0, 1)
     for owner in (mine, other):
         await owner.commit(activities=dict([activity(str(owner.shard_id), COMPLETED)]))
@@ -257,7 +259,7 @@ async def test_activities_of_other_shards_stay(store: SqlStore) -> None:
     assert await listed(store) == ["1"]
 
 
-async def test_more_than_one_batch_is_let_go_of(store: SqlStore) -> None:
+async def test_pruning_deletes_more_than_one_batch(store: SqlStore) -> None:
     owner = await take_one(store)
     count = DELETE_BATCH + 1
     await owner.commit(activities=dict(activity(str(number), COMPLETED) for number in range(count)))
@@ -265,23 +267,25 @@ async def test_more_than_one_batch_is_let_go_of(store: SqlStore) -> None:
     assert await listed(store) == []
 
 
-# -- taking over
+# -- take-over
 
 
-async def test_a_take_over_reads_the_unfinished_only(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_a_take_over_reads_only_unfinished_activities(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
     all_states = dict(activity(state.name, state) for state in ActivityState)
-    await written(store, [*all_states.items(), WHOLE])
+    await write(store, [*all_states.items(), FULL_ACTIVITY])
     image = await image_of(await store_database.open())
     unfinished = {
         key: known for key, known in all_states.items() if known.state not in FINISHED_ACTIVITY_STATES
     }
-    assert image.activities == {**unfinished, WHOLE[0]: WHOLE[1]}
+    assert image.activities == {**unfinished, FULL_ACTIVITY[0]: FULL_ACTIVITY[1]}
 
 
-async def test_what_is_finished_can_still_be_found_after_a_take_over(
+async def test_finished_activities_can_be_looked_up_after_a_take_over(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     done = activity("x", COMPLETED, result=b"done")
-    await written(store, [done])
+    await write(store, [done])
     assert (await image_of(await store_database.open())).activities == {}
     assert await store.find_activities([done[0]]) == dict([done])

@@ -1,4 +1,4 @@
-"""The group commit: all or nothing, under the epoch and on the head it was built for."""
+"""The group commit: atomic, and valid only for the epoch and head it was built for."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ def everything(owner: Owner) -> ShardCommit:
 
 
 async def prepared(store: SqlStore, shard_id: int = 0) -> Owner:
-    """A shard with a row for `everything` to delete and a task for it to finish."""
+    """A shard with a worker row that `everything` deletes and a task that it finishes."""
     owner = await take_one(store, shard_id)
     await owner.commit(
         [About(described(), key("gone"))], workers={key("gone"): WORKER}, new_tasks=[reschedule()]
@@ -51,7 +51,7 @@ async def prepared(store: SqlStore, shard_id: int = 0) -> Owner:
     return owner
 
 
-async def test_a_commit_changes_all_it_names(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_a_commit_writes_every_table_it_names(store_database: StoreDatabase, store: SqlStore) -> None:
     owner = await prepared(store)
     before = await store_database.dump()
     await store.commit([everything(owner)])
@@ -69,7 +69,9 @@ async def test_a_commit_changes_all_it_names(store_database: StoreDatabase, stor
     assert [row[1] for row in after["workers"]] == ["worker-1"]
 
 
-async def test_a_commit_without_news_writes_the_clock(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_a_commit_without_events_writes_only_the_clock(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
     owner = await take_one(store)
     owner.observed_ms = 777
     before = await store_database.dump()
@@ -79,26 +81,26 @@ async def test_a_commit_without_news_writes_the_clock(store_database: StoreDatab
     assert after["shards"][0][3] == 777
 
 
-async def test_a_commit_over_several_shards_is_one(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_one_commit_can_cover_several_shards(store_database: StoreDatabase, store: SqlStore) -> None:
     first, second = await take(store, 0, 1)
     drafts = [owner.draft([About(described(), key(str(owner.shard_id)))]) for owner in (first, second)]
     await store.commit(drafts)
     assert [row[2] for row in (await store_database.dump())["shards"]] == [2, 2, 0, 0]
 
 
-async def test_a_failure_in_the_last_statement_undoes_the_first(
+async def test_a_failure_of_the_last_statement_rolls_back_the_first(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owner = await prepared(store)
     draft = everything(owner)
-    draft.checkpoint = (-1, [])  # no such place: the table refuses it
+    draft.checkpoint = (-1, [])  # not a valid sequence: the table refuses it
     before = await store_database.dump()
     with pytest.raises(CommitRejected):
         await store.commit([draft])
     assert await store_database.dump() == before
 
 
-async def test_after_a_rejected_commit_the_next_one_goes_through(store: SqlStore) -> None:
+async def test_the_commit_after_a_rejected_one_succeeds(store: SqlStore) -> None:
     owner = await prepared(store)
     with pytest.raises(CommitRejected):
         await store.commit([owner.draft(checkpoint=[], observed_ms=-1)])
@@ -119,7 +121,7 @@ async def test_after_a_rejected_commit_the_next_one_goes_through(store: SqlStore
         ),
     ],
 )
-async def test_a_commit_that_does_not_fit_changes_nothing_at_all(
+async def test_a_commit_with_a_wrong_epoch_or_head_changes_nothing(
     store_database: StoreDatabase, store: SqlStore, spoil: Callable[[ShardCommit], None]
 ) -> None:
     owner = await prepared(store)
@@ -132,7 +134,7 @@ async def test_a_commit_that_does_not_fit_changes_nothing_at_all(
     assert await store_database.dump() == before
 
 
-async def test_the_lost_shards_are_named_exactly_and_the_others_can_go_on_without_them(
+async def test_a_refused_commit_names_exactly_the_lost_shards(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owners = await take(store, 0, 1, 2, 3)
@@ -147,10 +149,10 @@ async def test_the_lost_shards_are_named_exactly_and_the_others_can_go_on_withou
     await store.commit([draft for draft in drafts if draft.shard_id not in lost.value.shard_ids])
 
 
-async def test_a_shard_lost_by_its_head_alone_is_named_beside_one_that_has_nothing_new(
+async def test_a_stale_head_is_detected_beside_a_clock_only_commit(
     store: SqlStore,
 ) -> None:
-    """A clock-only commit leaves its head where it is and must not be taken for lost, nor hide one that is."""
+    """A clock-only commit does not change its head and must neither count as lost nor hide a lost shard."""
     first, second = await take(store, 0, 1)
     await second.commit([About(described(), key())])
     stale = second.draft([About(described(), key())], after_seq=second.head - 1)
@@ -183,7 +185,7 @@ async def test_a_thousand_rows_go_in_one_commit(store: SqlStore) -> None:
     assert [task.task.activity.activity_id for task in await store.due_tasks(0, 0, 2_000)] == names
 
 
-async def test_the_row_of_a_worker_is_replaced_whole(store: SqlStore) -> None:
+async def test_a_commit_replaces_the_whole_row_of_a_worker(store: SqlStore) -> None:
     owner = await take_one(store)
     first = WORKER._replace(profile=profile(task_queue="a", build_id="b", host_name="h"), last_error="broken")
     await owner.commit([About(described(), key())], workers={key(): first})
@@ -213,7 +215,7 @@ ODD_TEXTS = [
 
 
 @pytest.mark.parametrize("odd", ODD_TEXTS)
-async def test_free_text_of_any_kind_survives(store: SqlStore, odd: str) -> None:
+async def test_any_text_is_stored_unchanged(store: SqlStore, odd: str) -> None:
     owner = await take_one(store)
     worker = WORKER._replace(
         last_error=odd,
@@ -226,7 +228,7 @@ async def test_free_text_of_any_kind_survives(store: SqlStore, odd: str) -> None
     assert image.tail[-1].event == described(odd)
 
 
-async def test_the_largest_numbers_survive(store: SqlStore) -> None:
+async def test_the_largest_numbers_are_stored_unchanged(store: SqlStore) -> None:
     owner = await take_one(store)
     worker = WORKER._replace(
         sequence=INT64_MAX,
@@ -237,8 +239,10 @@ async def test_the_largest_numbers_survive(store: SqlStore) -> None:
         errors=INT64_MAX,
         profile=profile(start_time_ns=INT64_MAX),
     )
-    pulses = [renewals(1).renewals[0]._replace(sequence=INT64_MAX, at_ms=INT64_MAX, successes=INT64_MAX)]
-    row = renewals(INT64_MAX)._replace(renewals=pulses)
+    largest_renewals = [
+        renewals(1).renewals[0]._replace(sequence=INT64_MAX, at_ms=INT64_MAX, successes=INT64_MAX)
+    ]
+    row = renewals(INT64_MAX)._replace(renewals=largest_renewals)
     owner.observed_ms = owner.wall_ms = INT64_MAX
     await owner.commit([About(described(), key()), About(row)], workers={key(): worker})
     image = await image_of(store)

@@ -1,4 +1,4 @@
-"""States that cannot be are not storable, whoever writes them."""
+"""The tables refuse impossible states, whatever code writes them."""
 
 from liveness.store.errors import CommitRejected
 from liveness.store.sql import SqlStore
@@ -18,7 +18,7 @@ def activity(state: int, worker: str = "", finished: str = "NULL") -> str:
     return f"INSERT INTO activities ({ACTIVITY}) VALUES ({values})"
 
 
-FINE = {
+VALID = {
     "a log row": f"INSERT INTO log ({LOG}) VALUES (0, 1, 'K', 1, 'n', 'w', 0, 0, '', 0)",
     "a task": f"INSERT INTO tasks ({TASK}) VALUES (0, 'K', 4, 0, 0, '', 'n', 'w', 1, '', 1, 0, 1)",
     "a worker": f"INSERT INTO workers ({WORKER}) VALUES ('n', 'w', 0, 1, 1, 1, '', '', '', '')",
@@ -66,7 +66,7 @@ IMPOSSIBLE = {
     ),
     "an activity before the first state": activity(0),
     "an activity after the last state": activity(11),
-    "an activity that is held by nobody": activity(4),
+    "an activity that is held without a holder": activity(4),
     "an activity that is available and held": activity(3, worker="w"),
     "an activity that completed and is held": activity(6, worker="w", finished="1"),
     "an activity that completed at no time": activity(6),
@@ -88,12 +88,12 @@ IMPOSSIBLE = {
 }
 
 
-async def test_what_can_be_is_stored(store_database: StoreDatabase, store: SqlStore) -> None:
-    stored = {name: await store_database.execute(statement) for name, statement in FINE.items()}
-    assert stored == dict.fromkeys(FINE, 1)
+async def test_valid_rows_are_stored(store_database: StoreDatabase, store: SqlStore) -> None:
+    stored = {name: await store_database.execute(statement) for name, statement in VALID.items()}
+    assert stored == dict.fromkeys(VALID, 1)
 
 
-async def test_what_cannot_be_is_refused(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_impossible_rows_are_refused(store_database: StoreDatabase, store: SqlStore) -> None:
     """Each on its own, by whichever table it would be in."""
     before = await store_database.dump()
     refused = []

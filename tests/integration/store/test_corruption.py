@@ -1,4 +1,4 @@
-"""Rows that were changed behind the store's back, or written by a version of the future, are never served."""
+"""Rows that were changed outside the store or written by a newer version are never served."""
 
 import shutil
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from tests.unit.store.samples import WORKER, About, activity, described, image_o
 
 
 async def with_one_event(store: SqlStore) -> int:
-    """Sequence of an event about `key()` in shard 0."""
+    """Commit one event about `key()` in shard 0 and return its sequence."""
     owner = await take_one(store)
     await owner.commit([About(described("balance 100"), key(), wall_ms=1_000_000)])
     return owner.head
@@ -43,7 +43,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("column", DAMAGE)
-async def test_a_changed_column_of_the_log_is_found_when_the_shard_is_taken(
+async def test_a_take_over_detects_a_changed_column_of_the_log(
     store_database: StoreDatabase, store: SqlStore, column: str
 ) -> None:
     seq = await with_one_event(store)
@@ -56,7 +56,7 @@ async def test_a_changed_column_of_the_log_is_found_when_the_shard_is_taken(
     )
 
 
-async def test_a_damaged_event_is_not_served_from_history_or_feed(
+async def test_history_and_feed_refuse_a_damaged_event(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     seq = await with_one_event(store)
@@ -67,16 +67,16 @@ async def test_a_damaged_event_is_not_served_from_history_or_feed(
         await store.read_log(0, 0, seq, 10)
 
 
-async def test_a_row_in_another_rows_place_is_found(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_a_row_moved_to_another_position_is_detected(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
     seq = await with_one_event(store)
     await store_database.execute(f"UPDATE log SET shard_id = 1, seq = {seq + 7} WHERE seq = {seq}")
     with pytest.raises(CorruptRow, match=f"shard 1, sequence {seq + 7}"):
         await store.read_log(1, 0, 99, 10)
 
 
-async def test_a_failed_take_over_leaves_the_shard_as_it_was(
-    store_database: StoreDatabase, store: SqlStore
-) -> None:
+async def test_a_failed_take_over_changes_nothing(store_database: StoreDatabase, store: SqlStore) -> None:
     seq = await with_one_event(store)
     await store_database.execute(f"UPDATE log SET checksum = 0 WHERE seq = {seq}")
     before = await store_database.dump()
@@ -86,10 +86,10 @@ async def test_a_failed_take_over_leaves_the_shard_as_it_was(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-async def test_a_flip_that_leaves_no_valid_text_is_found_too(
+async def test_a_flipped_bit_that_makes_invalid_text_is_detected(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
-    """PostgreSQL's pages have checksums of their own."""
+    """Only for SQLite: PostgreSQL's pages have their own checksums."""
     seq = await with_one_event(store)
 
     def flip_top_bit(connection: Connection) -> None:
@@ -120,7 +120,7 @@ async def with_one_of_each(store: SqlStore) -> None:
     )
 
 
-SEALED = {
+CHANGES = {
     "workers": (
         "state = 2",
         "number = number + 1",
@@ -137,9 +137,9 @@ SEALED = {
 
 
 @pytest.mark.parametrize(
-    ("table", "change"), [(table, change) for table in SEALED for change in SEALED[table]]
+    ("table", "change"), [(table, change) for table in CHANGES for change in CHANGES[table]]
 )
-async def test_a_changed_row_of_what_is_derived_from_the_log_is_found(
+async def test_a_changed_row_of_a_projection_is_detected(
     store_database: StoreDatabase, store: SqlStore, table: str, change: str
 ) -> None:
     await with_one_of_each(store)
@@ -150,12 +150,12 @@ async def test_a_changed_row_of_what_is_derived_from_the_log_is_found(
 
 async def test_a_changed_worker_is_not_listed(store_database: StoreDatabase, store: SqlStore) -> None:
     await with_one_of_each(store)
-    await store_database.execute(f"UPDATE workers SET {SEALED['workers'][-1]}")
+    await store_database.execute(f"UPDATE workers SET {CHANGES['workers'][-1]}")
     with pytest.raises(CorruptRow):
         await store.list_workers(key().namespace, WorkerFilter(), None, 10)
 
 
-async def test_rows_of_a_version_that_sealed_none_are_read(
+async def test_rows_without_checksums_of_an_older_version_are_read(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     await with_one_of_each(store)
@@ -167,7 +167,7 @@ async def test_rows_of_a_version_that_sealed_none_are_read(
     assert image.renewal_states == [RenewalState(1, 7, 0, 0, 0, False)]
 
 
-async def test_an_entry_that_is_missing_after_the_checkpoint_is_found(
+async def test_a_take_over_detects_missing_log_entries_after_the_checkpoint(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owner = await take_one(store)
@@ -182,7 +182,7 @@ async def test_an_entry_that_is_missing_after_the_checkpoint_is_found(
 
 
 async def copy_of_killed(store: SqlStore, folder: Path, commits: int = 3) -> Path:
-    """The database as it lies there when its process is killed."""
+    """Copy the database as it is when its process is killed; return the write-ahead log."""
     owner = await take_one(store)
     for number in range(commits):
         await owner.commit([About(described(str(number)), key())])
@@ -195,10 +195,10 @@ async def copy_of_killed(store: SqlStore, folder: Path, commits: int = 3) -> Pat
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("at", [12, 20, 40, 200])
-async def test_damage_that_would_cost_durable_commits_is_found(
+async def test_damage_that_would_lose_durable_commits_is_detected(
     store: SqlStore, tmp_path: Path, at: int
 ) -> None:
-    """In the header of the write-ahead log, in that of its first page, and in the page."""
+    """Damage in the header of the write-ahead log, in that of its first frame, and in the page."""
     log = await copy_of_killed(store, tmp_path)
     data = bytearray(log.read_bytes())
     data[at] ^= 1
@@ -210,7 +210,7 @@ async def test_damage_that_would_cost_durable_commits_is_found(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-async def test_a_commit_that_was_torn_off_is_no_damage(store: SqlStore, tmp_path: Path) -> None:
+async def test_a_torn_last_commit_is_not_damage(store: SqlStore, tmp_path: Path) -> None:
     log = await copy_of_killed(store, tmp_path)
     data = bytearray(log.read_bytes())
     data[-100] ^= 1
@@ -222,14 +222,12 @@ async def test_a_commit_that_was_torn_off_is_no_damage(store: SqlStore, tmp_path
 
 @dataclass(frozen=True)
 class WorkerPromoted:
-    """A kind of event that this version does not have."""
+    """A kind of event that this version does not know."""
 
     rank: int
 
 
-async def test_an_event_of_an_unknown_kind_is_refused_by_name(
-    store_database: StoreDatabase, store: SqlStore
-) -> None:
+async def test_an_event_of_an_unknown_kind_is_refused(store_database: StoreDatabase, store: SqlStore) -> None:
     owner = await take_one(store)
     await owner.commit([About(WorkerPromoted(rank=3), key())])  # type: ignore[arg-type]
     with pytest.raises(WrittenByNewerVersion) as refused:
@@ -240,7 +238,7 @@ async def test_an_event_of_an_unknown_kind_is_refused_by_name(
     )
 
 
-async def test_an_event_of_a_newer_version_is_refused_by_its_number(
+async def test_an_event_of_a_newer_version_is_refused(
     store_database: StoreDatabase, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as future:

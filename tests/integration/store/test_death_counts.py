@@ -1,4 +1,4 @@
-"""How often a worker was declared dead, and how often that was wrong: counts that grow with the commits of each shard."""
+"""Counts of deaths and of refuted deaths, which grow with the commits of each shard."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from tests.databases import StoreDatabase
 from tests.unit.store.samples import INT64_MAX, take
 
 
-async def test_nobody_died_in_a_new_store(store: SqlStore) -> None:
+async def test_a_new_store_has_no_deaths(store: SqlStore) -> None:
     assert await store.verdicts() == {}
 
 
-async def test_counts_add_up_over_commits_and_shards_by_namespace(store: SqlStore) -> None:
+async def test_counts_are_summed_over_commits_and_shards_by_namespace(store: SqlStore) -> None:
     first, second = await take(store, 0, 1)
     await first.commit(verdicts={"orders": VerdictCounts(2, 0), "billing": VerdictCounts(1, 1)})
     await first.commit(verdicts={"orders": VerdictCounts(0, 1)})
@@ -21,7 +21,7 @@ async def test_counts_add_up_over_commits_and_shards_by_namespace(store: SqlStor
     assert await store.verdicts() == {"orders": VerdictCounts(7, 3), "billing": VerdictCounts(1, 1)}
 
 
-async def test_one_group_commit_may_count_in_many_shards_and_namespaces(store: SqlStore) -> None:
+async def test_one_group_commit_can_count_in_many_shards_and_namespaces(store: SqlStore) -> None:
     owners = await take(store, 0, 1, 2)
     names = [f"namespace-{n}" for n in range(300)]
     for _ in range(2):
@@ -30,7 +30,7 @@ async def test_one_group_commit_may_count_in_many_shards_and_namespaces(store: S
     assert await store.verdicts() == {name: VerdictCounts(6, 0) for name in names}
 
 
-async def test_who_lost_the_shard_counts_nothing(store: SqlStore) -> None:
+async def test_a_former_owner_cannot_change_the_counts(store: SqlStore) -> None:
     [old] = await take(store, 0)
     [new] = await take(store, 0)
     with pytest.raises(ShardsLost):
@@ -40,16 +40,14 @@ async def test_who_lost_the_shard_counts_nothing(store: SqlStore) -> None:
     assert await store.verdicts() == {"orders": VerdictCounts(1, 0)}
 
 
-async def test_more_may_be_refuted_than_were_counted_as_dead(store: SqlStore) -> None:
-    """A node of the version before counts no deaths."""
+async def test_refuted_deaths_may_exceed_counted_deaths(store: SqlStore) -> None:
+    """A node of the previous version counts no deaths."""
     [owner] = await take(store, 0)
     await owner.commit(verdicts={"orders": VerdictCounts(0, 1)})
     assert await store.verdicts() == {"orders": VerdictCounts(0, 1)}
 
 
-async def test_counts_outlast_what_they_were_counted_from(
-    store_database: StoreDatabase, store: SqlStore
-) -> None:
+async def test_counts_survive_the_pruning_of_events(store_database: StoreDatabase, store: SqlStore) -> None:
     [owner] = await take(store, 0)
     await owner.commit(verdicts={"orders": VerdictCounts(INT64_MAX // 2, 7)}, checkpoint=[])
     await store.prune_events({0: owner.epoch}, {}, 2**62)

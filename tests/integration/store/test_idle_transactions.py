@@ -1,4 +1,4 @@
-"""A node that stands still in the middle of a transaction holds rows; others get them all the same."""
+"""A node paused within a transaction locks rows; the others still get them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDLE_MS = 300
 SECONDS_MAX = 30
 
 
-async def test_a_transaction_whose_process_is_silent_is_undone(cluster_database: ClusterDatabase) -> None:
+async def test_the_transaction_of_a_silent_process_is_rolled_back(cluster_database: ClusterDatabase) -> None:
     store = await cluster_database.store_database.open()
     before = {head.shard_id: head.epoch for head in (await store.read_cluster()).shards}
     silent = PostgresDatabase(cluster_database.url, idle_ms_max=IDLE_MS)
@@ -34,7 +34,7 @@ async def test_a_transaction_whose_process_is_silent_is_undone(cluster_database:
     await cluster_database.store_database.close()
 
 
-async def test_a_session_that_no_limit_of_the_database_reaches_is_ended_by_others(
+async def test_other_nodes_end_a_session_that_no_database_timeout_ends(
     cluster_database: ClusterDatabase,
 ) -> None:
     store = await cluster_database.store_database.open()
@@ -48,7 +48,7 @@ async def test_a_session_that_no_limit_of_the_database_reaches_is_ended_by_other
             cluster_database.store_database.execute("UPDATE shards SET epoch = epoch + 10")
         )
         await asyncio.wait([waiting], timeout=IDLE_MS * 4 / 1_000)
-        assert not waiting.done(), "else there would be nothing to prove"
+        assert not waiting.done(), "otherwise the test would prove nothing"
         assert await store.end_sessions_of(["another-node"]) == 0
         assert await store.end_sessions_of(["a-node", "another-node"]) == 1
         await asyncio.wait_for(waiting, SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Finding workers and reading the log, the same on both databases."""
+"""Listing workers and reading the log, with equal results on both databases."""
 
 import pytest
 from hypothesis import given
@@ -12,8 +12,8 @@ from tests.unit.store.samples import WORKER, About, Owner, described, key, profi
 
 ACTIVE, INACTIVE, CLEANED_UP = WorkerState
 
-# Prefixes of each other, other scripts, the ends of the planes, what a locale would sort otherwise, and keys that look
-# like patterns.
+# Prefixes of each other, other scripts, the ends of the Unicode planes, keys that a locale would sort
+# differently, and keys that look like patterns.
 KEYS = [
     "A", "B", "Z", "_", "a", "a%", "a-b", "a_b", "aa", "ab", "b", "z", "~", "é", "éa", "ß", "ﬀ", "漢", "漢字",
     "\ud7ff", "\ud7ffz", "\ue000", "\uffff", "\U00010000", "😀", "\U0010ffff", "\U0010ffff\U0010ffff", "a\U0010ffff",
@@ -36,12 +36,12 @@ async def with_keys(store: SqlStore, keys: list[str]) -> Owner:
     return owner
 
 
-async def test_workers_come_in_byte_order(store: SqlStore) -> None:
+async def test_workers_are_listed_in_byte_order(store: SqlStore) -> None:
     await with_keys(store, KEYS)
     assert await listed(store) == in_byte_order(KEYS)
 
 
-async def test_pages_of_any_size_show_each_worker_once(store: SqlStore) -> None:
+async def test_pages_of_any_size_contain_each_worker_once(store: SqlStore) -> None:
     await with_keys(store, KEYS)
     for size in (1, 2, 7):
         seen: list[str] = []
@@ -53,14 +53,14 @@ async def test_pages_of_any_size_show_each_worker_once(store: SqlStore) -> None:
         assert seen == in_byte_order(KEYS)
 
 
-async def test_a_prefix_finds_exactly_the_keys_that_start_with_it(store: SqlStore) -> None:
+async def test_a_prefix_filter_matches_exactly_the_keys_that_start_with_it(store: SqlStore) -> None:
     await with_keys(store, KEYS)
     for prefix in [*KEYS, "a\U0010ffff\U0010ffff", "nothing starts so"]:
         expected = in_byte_order([name for name in KEYS if name.startswith(prefix)])
         assert await listed(store, key_prefix=prefix) == expected, prefix
 
 
-async def test_a_prefix_and_a_page_work_together(store: SqlStore) -> None:
+async def test_a_prefix_filter_works_with_pages(store: SqlStore) -> None:
     await with_keys(store, KEYS)
     page = await store.list_workers("orders", WorkerFilter(key_prefix="a"), "a-b", 2)
     assert [row.key.instance_key for row in page] == ["a_b", "aa"]
@@ -71,13 +71,13 @@ async def test_a_prefix_and_a_page_work_together(store: SqlStore) -> None:
     [
         ("a", "b"),
         ("az", "a{"),
-        ("\ud7ff", "\ue000"),  # what lies between is no character
+        ("\ud7ff", "\ue000"),  # the code points between are surrogates
         ("a\U0010ffff", "b"),
         ("\U0010ffff", None),
         ("\U0010ffff\U0010ffff", None),
     ],
 )
-def test_what_follows_a_prefix(prefix: str, after: str | None) -> None:
+def test_the_upper_bound_of_a_prefix(prefix: str, after: str | None) -> None:
     assert prefix_upper_bound(prefix) == after
 
 
@@ -85,7 +85,7 @@ TEXT = st.text(st.characters(codec="utf-8"))
 
 
 @given(prefix=TEXT.filter(bool), rest=TEXT, other=TEXT)
-def test_the_end_of_a_prefix_divides_what_starts_with_it_from_what_comes_after(
+def test_the_upper_bound_separates_the_keys_with_the_prefix_from_later_ones(
     prefix: str, rest: str, other: str
 ) -> None:
     end = prefix_upper_bound(prefix)
@@ -97,7 +97,7 @@ def test_the_end_of_a_prefix_divides_what_starts_with_it_from_what_comes_after(
     assert in_range(other) == other.startswith(prefix)
 
 
-async def test_filters_hold_together(store: SqlStore) -> None:
+async def test_filters_are_combined(store: SqlStore) -> None:
     owner = await take_one(store)
     inactive = WORKER._replace(state=INACTIVE)
     await owner.commit(
@@ -128,7 +128,7 @@ async def test_filters_compare_whole_values_byte_for_byte(store: SqlStore) -> No
         assert await listed(store, task_queue=name) == [name]
 
 
-async def test_a_listed_worker_is_whole(store: SqlStore) -> None:
+async def test_a_listed_worker_has_all_its_fields(store: SqlStore) -> None:
     owner = await take_one(store, 2)
     worker = WORKER._replace(last_error="x", profile=profile(labels=(("zone", "a"),)))
     await owner.commit([About(described(), key())], workers={key(): worker})
@@ -136,7 +136,7 @@ async def test_a_listed_worker_is_whole(store: SqlStore) -> None:
     assert row == (key(), 2, worker)
 
 
-async def test_no_namespace_sees_anothers_workers_or_history(store: SqlStore) -> None:
+async def test_lists_and_logs_contain_only_their_namespace(store: SqlStore) -> None:
     owner = await take_one(store)
     spaces = ["orders", "orders2", "Orders", "order"]
     await owner.commit(
@@ -165,10 +165,10 @@ async def test_workers_are_counted_by_state(store: SqlStore) -> None:
     assert await store.count_workers("orders", WorkerFilter(states=(INACTIVE,), key_prefix="w4")) == {
         INACTIVE: 1
     }
-    assert await store.count_workers("nobody", WorkerFilter()) == {}
+    assert await store.count_workers("unknown", WorkerFilter()) == {}
 
 
-async def test_a_history_can_be_read_from_both_ends_in_pages(store: SqlStore) -> None:
+async def test_a_history_is_paged_in_both_directions(store: SqlStore) -> None:
     owner = await take_one(store)
     for index in range(5):
         events = [
@@ -191,16 +191,16 @@ async def test_a_history_can_be_read_from_both_ends_in_pages(store: SqlStore) ->
     assert await pages(newest_first=True) == [["4", "3"], ["2", "1"], ["0"]]
 
 
-async def test_the_log_is_read_in_order_without_renewals_and_up_to_a_place(store: SqlStore) -> None:
+async def test_the_log_is_read_in_order_without_renewals_up_to_a_sequence(store: SqlStore) -> None:
     mine, other = await take(store, 0, 1)
-    await other.commit([About(described("elsewhere"), key())])
+    await other.commit([About(described("other shard"), key())])
     await mine.commit(
         [About(described("2"), key()), About(renewals(1)), About(described("4"), key("another"))]
     )
     await mine.commit([About(described("5"), key()), About(described("6"), key())])
 
-    async def read(after: int, through: int, limit: int = 10, **whose: str) -> list[int]:
-        return [entry.seq for entry in await store.read_log(0, after, through, limit, **whose)]
+    async def read(after: int, through: int, limit: int = 10, **selection: str) -> list[int]:
+        return [entry.seq for entry in await store.read_log(0, after, through, limit, **selection)]
 
     assert await read(0, 6) == [1, 2, 4, 5, 6]
     assert await read(2, 5) == [4, 5]
@@ -210,7 +210,7 @@ async def test_the_log_is_read_in_order_without_renewals_and_up_to_a_place(store
     assert await read(6, 6) == []
 
 
-async def test_an_event_about_no_worker_is_found_by_its_namespace(store: SqlStore) -> None:
+async def test_an_event_without_a_worker_is_found_by_its_namespace(store: SqlStore) -> None:
     owner = await take_one(store)
     change = ConfigChanged(set={}, unset=())
     await owner.commit([About(change, namespace="orders"), About(change, namespace="")])

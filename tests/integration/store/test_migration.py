@@ -1,4 +1,4 @@
-"""A database that an earlier version filled is brought to today's tables, and nothing in it is lost or changed."""
+"""A database of an earlier version is migrated to today's tables without losing or changing anything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAIL_KEY = ActivityKey("orders", *golden_v1.MOVED_MAIL.id)
 
 
 def create(connection: Connection) -> None:
-    """The tables of revision 0001, empty."""
+    """Create the empty tables of revision 0001."""
     for statement in (FROZEN / f"0001.{connection.dialect.name}.sql").read_text().split(";\n"):
         if statement.strip():
             connection.exec_driver_sql(statement)
@@ -40,7 +40,7 @@ def create(connection: Connection) -> None:
 
 
 def fill(connection: Connection) -> None:
-    """What a server of that time wrote: the golden log and its projections."""
+    """Write the golden log and its projections as a server of that version did."""
     create(connection)
     _insert(connection, "meta", name="shard_count", value=str(SHARDS))
     _insert(connection, "meta", name="created_by", value="liveness 0.1.0")
@@ -73,7 +73,7 @@ def fill(connection: Connection) -> None:
 
 
 def _fill_tasks(connection: Connection) -> None:
-    """One in each state; the newest two are gone already, and with them the highest ids that were given."""
+    """Insert a task in each state; the two newest, with the highest ids, are deleted already."""
     for state in [*TaskState, TaskState.DONE, TaskState.DONE]:
         _insert(
             connection, "tasks", shard_id=SHARD, kind="ActivityRescheduleTask", state=int(state), due_ms=70 + state,
@@ -105,7 +105,7 @@ async def rows_of(store_database: StoreDatabase, table: str, columns: str) -> li
     return rows
 
 
-async def test_every_row_is_there_as_it_was(old: StoreDatabase) -> None:
+async def test_a_migration_keeps_every_row_unchanged(old: StoreDatabase) -> None:
     kept = {
         "shards": "shard_id, last_seq, observed_ms, takeovers, owner",
         "log": "id, shard_id, seq, kind, version, namespace, worker_key, workflow_id, wall_ms, observed_ms, payload, checksum",
@@ -120,7 +120,7 @@ async def test_every_row_is_there_as_it_was(old: StoreDatabase) -> None:
     await old.open(SHARDS)
     after = {table: await rows_of(old, table, columns) for table, columns in kept.items()}
     assert after == before
-    assert all(before.values()), "there was something in every table"
+    assert all(before.values()), "every table had rows"
     assert {row[:2] for row in await rows_of(old, "meta", "name, value, 1, 1")} == {
         ("created_by", "liveness 0.1.0"),
         ("shard_count", "8"),
@@ -128,13 +128,13 @@ async def test_every_row_is_there_as_it_was(old: StoreDatabase) -> None:
     }
     assert await rows_of(old, "alembic_version", "version_num, 1, 1, 1") == [("0005", 1, 1, 1)]
     new = await rows_of(old, "activities", "state, worker_key, finished_wall_ms, 1")
-    assert new == [(1, "", None, 1), (2, "", None, 1), (3, "", None, 1)], "held by nobody, and not finished"
+    assert new == [(1, "", None, 1), (2, "", None, 1), (3, "", None, 1)], "without a holder, and not finished"
 
 
-async def test_a_shard_is_taken_over_with_all_that_it_held(old: StoreDatabase) -> None:
+async def test_a_migrated_shard_is_taken_over_completely(old: StoreDatabase) -> None:
     store = await old.open(SHARDS)
     image = await image_of(store, SHARD)
-    # Once by the migration, which shuts out who knows the old tables only, and once by the take-over.
+    # Raised once by the migration, which excludes older writers, and once by the take-over.
     assert (image.epoch, image.observed_ms, image.takeovers) == (3, 14_000, (0, 14_000))
     assert (image.checkpoint_seq, image.renewal_states) == (21, golden_v1.PULSES)
     assert [entry.event for entry in image.tail] == [RenewalBatch([3], [LeaseRenewed(10, 14_000, 8, 3)])]
@@ -147,7 +147,7 @@ async def test_a_shard_is_taken_over_with_all_that_it_held(old: StoreDatabase) -
     assert len(image.activities) == 3
 
 
-async def test_everything_is_found_and_listed(old: StoreDatabase) -> None:
+async def test_migrated_rows_can_be_looked_up_and_listed(old: StoreDatabase) -> None:
     store = await old.open(SHARDS)
     assert await store.find_activities([MAIL_KEY]) == {MAIL_KEY: golden_v1.MOVED_MAIL}
     listed = await store.list_activities(
@@ -160,7 +160,7 @@ async def test_everything_is_found_and_listed(old: StoreDatabase) -> None:
     assert log == [entry for entry in V1.meaning if not isinstance(entry.event, RenewalBatch)]
 
 
-async def test_what_was_to_be_rescheduled_is_so_still_and_its_worker_was_lost_with_it(
+async def test_pending_reschedules_survive_the_migration_as_deaths(
     old: StoreDatabase,
 ) -> None:
     store = await old.open(SHARDS)
@@ -173,10 +173,10 @@ async def test_what_was_to_be_rescheduled_is_so_still_and_its_worker_was_lost_wi
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-async def test_no_task_gets_an_id_that_was_given_before(
+async def test_no_new_task_gets_an_id_that_was_used_before(
     store_database: StoreDatabase, *, emptied: bool
 ) -> None:
-    """Not even that of one that was pruned before the migration: somebody may still ask for it."""
+    """Not even the id of a task that was pruned before the migration: a client may still ask for it."""
 
     def prepare(connection: Connection) -> None:
         fill(connection)
@@ -190,21 +190,21 @@ async def test_no_task_gets_an_id_that_was_given_before(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-async def test_each_table_counts_its_ids_once(old: StoreDatabase) -> None:
-    """Of two counters for one table, chance would decide which is read."""
+async def test_each_table_has_one_id_counter(old: StoreDatabase) -> None:
+    """With two counters for one table it would be random which one is read."""
     await old.open(SHARDS)
     counters = await rows_of(old, "sqlite_sequence", "name, seq, 1, 1")
     assert counters == [("log", len(V1.rows()), 1, 1), ("tasks", 7, 1, 1)]
 
 
-async def test_a_store_without_any_task_yet_begins_with_the_first(store_database: StoreDatabase) -> None:
+async def test_a_migrated_store_without_tasks_starts_with_id_one(store_database: StoreDatabase) -> None:
     await store_database.run(create)
     owner = await take_one(await store_database.open(SHARDS), SHARD)
     await owner.commit(new_tasks=[reschedule("new")])
     assert [row[0] for row in await rows_of(store_database, "tasks", "task_id, 1, 1, 1")] == [1]
 
 
-async def test_the_migrated_tables_take_what_is_new(old: StoreDatabase) -> None:
+async def test_migrated_tables_accept_new_kinds_of_rows(old: StoreDatabase) -> None:
     store = await old.open(SHARDS)
     owner = await take_one(store, SHARD)
     held = activity("held", ActivityState.STARTED)
@@ -221,8 +221,8 @@ async def test_the_migrated_tables_take_what_is_new(old: StoreDatabase) -> None:
     assert [task.task.died for task in await store.due_tasks(SHARD, 100, 10)] == [False, True]
 
 
-async def test_migrating_fails_whole(old: StoreDatabase) -> None:
-    """Something in the way of the last step leaves the tables as they were."""
+async def test_a_failed_migration_changes_nothing(old: StoreDatabase) -> None:
+    """An obstacle to the last step leaves the tables unchanged."""
     await old.execute("CREATE TABLE in_the_way (x INTEGER)")
     await old.execute("CREATE INDEX activities_finished ON in_the_way (x)")
     before = await rows_of(old, "tasks", "task_id, shard_id, state, activity")

@@ -1,4 +1,4 @@
-"""Creating, migrating and refusing a database; what it promises once open."""
+"""Creating, migrating and refusing a database, and the guarantees of an open one."""
 
 import asyncio
 import resource
@@ -25,7 +25,7 @@ async def test_opening_again_changes_nothing(store_database: StoreDatabase) -> N
     assert await store_database.dump() == before
 
 
-async def test_a_new_store_knows_how_many_shards_it_has_and_who_made_it(
+async def test_a_new_store_records_its_shard_count_and_creator(
     store_database: StoreDatabase,
 ) -> None:
     await store_database.open(3, "liveness 1.2.3")
@@ -36,7 +36,7 @@ async def test_a_new_store_knows_how_many_shards_it_has_and_who_made_it(
     assert [row[0] for row in dump["shards"]] == [0, 1, 2]
 
 
-async def test_another_shard_count_is_refused_with_the_right_one(store_database: StoreDatabase) -> None:
+async def test_a_wrong_shard_count_is_refused_with_the_right_one(store_database: StoreDatabase) -> None:
     await store_database.open(SHARD_COUNT)
     before = await store_database.dump()
     with pytest.raises(WrongShardCount) as refused:
@@ -58,24 +58,24 @@ async def test_tables_of_a_newer_version_are_refused(store_database: StoreDataba
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-async def test_nodes_that_start_side_by_side_on_an_empty_database_all_open_it(
+async def test_nodes_that_start_concurrently_on_an_empty_database_all_open_it(
     store_database: StoreDatabase,
 ) -> None:
-    """A file has one server only."""
+    """Only for PostgreSQL: a file has a single server."""
     stores = [SqlStore(store_database.connect()) for _ in range(4)]
     await asyncio.gather(*(store.open(SHARD_COUNT, f"node-{index}") for index, store in enumerate(stores)))
     assert len((await store_database.dump())["shards"]) == SHARD_COUNT
 
 
-async def test_a_migration_that_fails_half_way_leaves_no_tables(store_database: StoreDatabase) -> None:
+async def test_a_migration_that_fails_midway_leaves_no_tables(store_database: StoreDatabase) -> None:
     await store_database.execute("CREATE TABLE workers (in_the_way INTEGER)")
     with pytest.raises(Exception, match="already exists"):
         await store_database.open()
     assert await store_database.run(lambda connection: inspect(connection).get_table_names()) == ["workers"]
 
 
-async def test_migrated_tables_are_those_in_the_schema(store_database: StoreDatabase) -> None:
-    """Tables, columns, types, nullability, indices and uniqueness, as Alembic compares them."""
+async def test_migrated_tables_equal_the_schema(store_database: StoreDatabase) -> None:
+    """Compares tables, columns, types, nullability, indices and uniqueness with Alembic."""
     await store_database.open()
 
     def differences(connection: Connection) -> list[object]:
@@ -88,11 +88,12 @@ async def test_migrated_tables_are_those_in_the_schema(store_database: StoreData
     assert await store_database.run(differences) == []
 
 
-async def test_migrated_tables_are_created_as_the_schema_would_create_them(
+async def test_migrated_tables_have_the_same_catalogue_as_the_schema(
     store_database: StoreDatabase,
 ) -> None:
-    """What Alembic does not compare: collations, checks, partial indices, STRICT, AUTOINCREMENT. The schema's own
-    statements make a second set of tables, and the database's catalogue must show the same for both."""
+    """Compares what Alembic does not: collations, checks, partial indices, STRICT, AUTOINCREMENT. The
+    schema's own statements create a second set of tables, and the catalogue of the database must show the
+    same for both."""
     await store_database.open()
     migrated = await store_database.run(_catalogue)
 
@@ -105,7 +106,7 @@ async def test_migrated_tables_are_created_as_the_schema_would_create_them(
 
 
 def _catalogue(connection: Connection) -> list[tuple[object, ...]]:
-    """The tables and indices as the database itself describes them."""
+    """Return the tables and indices as the database describes them."""
     if connection.dialect.name == "sqlite":
         rows = connection.execute(
             text(
@@ -132,13 +133,13 @@ def _catalogue(connection: Connection) -> list[tuple[object, ...]]:
 
 
 def _plain(statement: str) -> str:
-    """Without differences in white space and needless quotes."""
+    """Normalise white space and needless quotes."""
     return " ".join(statement.replace('"', "").replace("(", " ( ").replace(")", " ) ").split()).replace(
         " ,", ","
     )
 
 
-async def test_a_second_server_on_the_same_file_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+async def test_a_second_server_on_the_same_file_is_refused_and_told_the_first(tmp_path: Path) -> None:
     path = tmp_path / "liveness.db"
     first, second = SqliteDatabase(path), SqliteDatabase(path)
     try:
@@ -155,7 +156,7 @@ async def test_a_second_server_on_the_same_file_is_refused_and_told_by_whom(tmp_
         await first.close()
 
 
-async def test_a_file_is_free_again_once_its_server_has_closed_it(tmp_path: Path) -> None:
+async def test_a_file_can_be_locked_again_after_its_server_closed_it(tmp_path: Path) -> None:
     first, second = SqliteDatabase(tmp_path / "liveness.db"), SqliteDatabase(tmp_path / "liveness.db")
     first.lock()
     await first.close()
@@ -163,14 +164,14 @@ async def test_a_file_is_free_again_once_its_server_has_closed_it(tmp_path: Path
     await second.close()
 
 
-async def test_a_file_in_a_folder_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_file_in_a_missing_folder_is_refused_with_a_clear_message(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "missing" / "liveness.db")
     with pytest.raises(StoreUnusable, match=r"cannot open .*: No such file or directory"):
         database.lock()
     await database.close()
 
 
-async def test_a_disk_without_room_is_told_in_words(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported_with_a_clear_message(tmp_path: Path) -> None:
     database = SqliteDatabase(tmp_path / "liveness.db")
     database.lock()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -184,7 +185,7 @@ async def test_a_disk_without_room_is_told_in_words(tmp_path: Path) -> None:
 
 
 async def test_every_commit_is_synced_to_disk(store_database: StoreDatabase) -> None:
-    """The server's own default is another one: see `tests.databases`."""
+    """The default of the test server differs: see `tests.databases`."""
 
     def settings(connection: Connection) -> dict[str, object]:
         if connection.dialect.name == "postgresql":
@@ -199,7 +200,7 @@ async def test_every_commit_is_synced_to_disk(store_database: StoreDatabase) -> 
     assert await store_database.run(settings) == expected[store_database.dialect]
 
 
-async def test_the_reader_of_a_file_cannot_write_to_it(tmp_path: Path) -> None:
+async def test_the_read_connection_of_a_file_cannot_write(tmp_path: Path) -> None:
     store_database = sqlite_store_database(tmp_path)
     await store_database.open()
     with pytest.raises(Exception, match="attempt to write a readonly database"):

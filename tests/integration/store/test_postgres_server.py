@@ -1,9 +1,9 @@
-"""The databases that the other tests stand on."""
+"""The PostgreSQL servers that other tests use."""
 
 from tests.databases import PostgresServer
 
 
-def test_a_crashed_server_comes_back_on_the_same_address_with_its_data() -> None:
+def test_a_crashed_server_restarts_on_the_same_address_with_its_data() -> None:
     with PostgresServer(fsync=True) as server:
         server.execute("CREATE TABLE kept (number INTEGER)")
         server.execute("INSERT INTO kept VALUES (7)")

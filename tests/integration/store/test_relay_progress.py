@@ -1,4 +1,4 @@
-"""How far the log was published: cursors of owners only, forwards only; and what waits for a broker."""
+"""Relay cursors, which only owners move and only forwards, and the backlog of a broker."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ def parked(task_id: int) -> TaskUpdate:
     return TaskUpdate(task_id, TaskState.RETRYING, PARKED_MS, 0, "the broker is unavailable")
 
 
-async def test_a_cursor_is_where_it_was_left_and_never_moves_back(store: SqlStore) -> None:
+async def test_a_cursor_keeps_its_position_and_never_moves_back(store: SqlStore) -> None:
     owner = await take_one(store)
     assert await store.relay_cursors("R", [0, 1]) == {}
-    for seq, left_at in ((0, 0), (7, 7), (5, 7), (8, 8)):
+    for seq, position in ((0, 0), (7, 7), (5, 7), (8, 8)):
         await store.advance_relay_cursors("R", owner.owned, {0: seq})
-        assert await store.relay_cursors("R", [0, 1]) == {0: left_at}
+        assert await store.relay_cursors("R", [0, 1]) == {0: position}
     assert await store.relay_cursors("another", [0]) == {}
 
 
-async def test_an_owner_that_was_replaced_moves_no_cursor(
-    store_database: StoreDatabase, store: SqlStore
-) -> None:
+async def test_a_former_owner_cannot_move_a_cursor(store_database: StoreDatabase, store: SqlStore) -> None:
     kept, lost = await take(store, 0, 1)
     await (await store_database.open()).take_over([1], "node-2", wall_ms=0)
     with pytest.raises(ShardsLost) as refused:
@@ -37,7 +35,7 @@ async def test_an_owner_that_was_replaced_moves_no_cursor(
     assert await store.relay_cursors("R", [0, 1]) == {0: 5}
 
 
-async def test_what_waits_is_counted_without_renewals(store: SqlStore) -> None:
+async def test_the_backlog_is_counted_without_renewals(store: SqlStore) -> None:
     owner, other = await take(store, 0, 1)
     await store.advance_relay_cursors("R", owner.owned, {0: owner.head})
     await owner.commit(
@@ -49,7 +47,7 @@ async def test_what_waits_is_counted_without_renewals(store: SqlStore) -> None:
     assert other.head == 1
 
 
-async def test_parked_tasks_come_last_and_only_when_asked_for(store: SqlStore) -> None:
+async def test_parked_tasks_come_last_and_can_be_excluded(store: SqlStore) -> None:
     owner = await take_one(store)
     await owner.commit(new_tasks=[reschedule(name) for name in ("waits", "now", "later")])
     later = TaskUpdate(3, TaskState.RETRYING, 500, 1, "")
@@ -60,20 +58,24 @@ async def test_parked_tasks_come_last_and_only_when_asked_for(store: SqlStore) -
     assert await store.next_due_ms(0, 500) is None
 
 
-async def test_unpublished_events_outlast_their_retention_for_a_while(store: SqlStore) -> None:
+async def test_unpublished_events_are_kept_beyond_their_retention_for_a_bounded_time(store: SqlStore) -> None:
     owner = await take_one(store)
     await owner.commit([About(described(), key(), wall_ms=at) for at in (100, 200, 300, 400)], checkpoint=[])
-    await store.advance_relay_cursors("R", owner.owned, {0: 3})  # of which 2 and 3 are events of 100 and 200
+    await store.advance_relay_cursors(
+        "R", owner.owned, {0: 3}
+    )  # sequences 2 and 3 are the events of 100 and 200
 
     async def left_after(kept_since: int) -> list[int]:
         await store.prune_events(owner.owned, {}, 400, UnpublishedRetention("R", kept_since))
         return [entry.wall_ms for entry in await store.read_log(0, 1, owner.head, 10)]
 
-    assert await left_after(0) == [300, 400], "200 is published, 300 is old and waits"
-    assert await left_after(301) == [400], "for so long and no longer"
+    assert await left_after(0) == [300, 400], (
+        "200 is published; 300 is older than the retention but unpublished"
+    )
+    assert await left_after(301) == [400], "the extra time is over"
 
 
-async def test_a_relay_that_has_not_begun_holds_nothing_back(store: SqlStore) -> None:
+async def test_a_relay_without_a_cursor_does_not_keep_events(store: SqlStore) -> None:
     owner = await take_one(store)
     await owner.commit([About(described(), key(), wall_ms=100)], checkpoint=[])
     assert await store.prune_events(owner.owned, {}, 200, UnpublishedRetention("R", 0)) >= 1
@@ -89,8 +91,8 @@ async def test_tasks_done_since_a_time_are_found_in_order(store: SqlStore) -> No
     await owner.commit(task_updates=[finished(3), finished(2), finished(4, TaskState.DISCARDED)])
 
     async def found(**changes: object) -> list[int]:
-        asked = {"shard_ids": [0], "since_wall_ms": 2_000, "namespace": None, "after_id": 0, "limit": 10}
-        return [task.task_id for task in await store.finished_tasks(**(asked | changes))]  # type: ignore[arg-type]
+        request = {"shard_ids": [0], "since_wall_ms": 2_000, "namespace": None, "after_id": 0, "limit": 10}
+        return [task.task_id for task in await store.finished_tasks(**(request | changes))]  # type: ignore[arg-type]
 
     assert await found() == [2, 3]
     assert await found(since_wall_ms=0, limit=2) == [1, 2]

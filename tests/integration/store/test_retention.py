@@ -1,4 +1,4 @@
-"""Deleting what is no longer needed, and nothing else."""
+"""Compaction and retention delete only rows that are no longer needed."""
 
 from collections.abc import Awaitable, Callable
 
@@ -28,7 +28,7 @@ from tests.unit.store.samples import (
 
 
 async def logged(store_database: StoreDatabase) -> list[tuple[int, int, str]]:
-    """(shard, sequence, kind) of every row, in the log's order."""
+    """Return (shard, sequence, kind) of every log row in order."""
     return [(row[1], row[2], row[3]) for row in (await store_database.dump())["log"]]
 
 
@@ -42,7 +42,7 @@ def owned(*owners: Owner) -> dict[int, int]:
     return {owner.shard_id: owner.epoch for owner in owners}
 
 
-async def test_renewals_behind_the_checkpoint_go_and_everything_else_stays(
+async def test_compaction_deletes_only_renewals_behind_the_checkpoint(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owner = await take_one(store)
@@ -66,10 +66,11 @@ async def test_without_a_checkpoint_nothing_is_compacted(
     assert await renewals_left(store_database) == [(0, 2)]
 
 
-async def test_a_shard_that_lags_behind_loses_no_renewal(
+async def test_compaction_keeps_renewals_of_a_shard_with_an_older_checkpoint(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
-    """Its checkpoint is older than the other's, and its renewals lie between the two; both have newer ones."""
+    """The shard's checkpoint is older than the other's, and its renewals lie between the two; both have newer
+    ones."""
     ahead, behind = await take(store, 0, 1)
     await behind.commit(checkpoint=[])
     await behind.commit([About(renewals(1))])
@@ -81,7 +82,9 @@ async def test_a_shard_that_lags_behind_loses_no_renewal(
     assert [entry.event for entry in image.tail if isinstance(entry.event, RenewalBatch)] == [renewals(1)]
 
 
-async def test_a_shard_of_another_owner_is_left_alone(store_database: StoreDatabase, store: SqlStore) -> None:
+async def test_compaction_does_not_touch_shards_of_other_owners(
+    store_database: StoreDatabase, store: SqlStore
+) -> None:
     mine, other = await take(store, 0, 1)
     await other.commit([About(renewals(1))], checkpoint=[])
     await mine.commit([About(renewals(1))], checkpoint=[])
@@ -89,7 +92,7 @@ async def test_a_shard_of_another_owner_is_left_alone(store_database: StoreDatab
     assert await renewals_left(store_database) == [(1, 2)]
 
 
-async def test_a_shard_that_was_quiet_holds_nobody_back_and_loses_nothing_when_it_speaks_again(
+async def test_a_quiet_shard_neither_blocks_compaction_nor_loses_later_renewals(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     busy, quiet = await take(store, 0, 1)
@@ -102,7 +105,7 @@ async def test_a_shard_that_was_quiet_holds_nobody_back_and_loses_nothing_when_i
     assert (1, quiet.head) in await renewals_left(store_database)
 
 
-async def test_compacting_again_and_again_finds_what_is_new(store: SqlStore) -> None:
+async def test_repeated_compaction_deletes_new_renewals(store: SqlStore) -> None:
     owner = await take_one(store)
     for _ in range(3):
         await owner.commit([About(renewals(1))], checkpoint=[])
@@ -113,7 +116,7 @@ async def test_compacting_again_and_again_finds_what_is_new(store: SqlStore) -> 
 async def test_renewals_of_a_shard_taken_from_another_node_are_compacted_too(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
-    """They lie in the log before what this node has compacted already."""
+    """They precede the part of the log that this node has compacted already."""
     mine = await take_one(store, 0)
     other = await take_one(await store_database.open(), 1)
     await other.commit([About(renewals(1))])
@@ -125,10 +128,10 @@ async def test_renewals_of_a_shard_taken_from_another_node_are_compacted_too(
     assert await renewals_left(store_database) == []
 
 
-async def test_rows_written_after_compaction_are_all_read_back(
+async def test_recovery_reads_all_rows_written_after_compaction(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
-    """A place in the log that was freed is never given to another row, or that row would hide behind the checkpoint."""
+    """The log never reuses the id of a deleted row; otherwise the new row would lie behind the checkpoint."""
     owner = await take_one(store)
     for index in range(5):
         await owner.commit([About(renewals(1))], checkpoint=[])
@@ -141,14 +144,14 @@ async def test_rows_written_after_compaction_are_all_read_back(
         owner = await take_one(store)
 
 
-async def test_more_than_one_batch_is_deleted(store: SqlStore) -> None:
+async def test_compaction_deletes_more_than_one_batch(store: SqlStore) -> None:
     owner = await take_one(store)
     count = DELETE_BATCH + 1
     await owner.commit([About(renewals(1)) for _ in range(count)], checkpoint=[])
     assert await store.compact_renewals(owner.owned) == count
 
 
-async def test_events_older_than_their_namespaces_cutoff_go(store: SqlStore) -> None:
+async def test_events_older_than_the_cutoff_of_their_namespace_are_deleted(store: SqlStore) -> None:
     owner = await take_one(store)
     for namespace in ("short", "long", "for-ever", "default"):
         await owner.commit(
@@ -183,7 +186,7 @@ async def test_a_default_cutoff_of_zero_keeps_everything(
     assert await store_database.dump() == before
 
 
-async def test_a_shards_own_events_follow_the_default_cutoff(
+async def test_events_without_a_namespace_use_the_default_cutoff(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owner = await take_one(store)
@@ -193,7 +196,7 @@ async def test_a_shards_own_events_follow_the_default_cutoff(
     assert await logged(store_database) == []
 
 
-async def test_events_after_the_checkpoint_stay_however_old(store: SqlStore) -> None:
+async def test_events_after_the_checkpoint_are_never_deleted(store: SqlStore) -> None:
     owner = await take_one(store)
     await owner.commit([About(described("before"), key(), wall_ms=1)], checkpoint=[])
     await owner.commit([About(described("after"), key(), wall_ms=1)])
@@ -207,7 +210,7 @@ async def test_without_a_checkpoint_no_event_is_pruned(store: SqlStore) -> None:
     assert await store.prune_events(owner.owned, {}, default_cutoff=2**62) == 0
 
 
-async def test_pruning_leaves_renewals_and_other_shards_alone(
+async def test_pruning_keeps_renewals_and_other_shards(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     mine, other = await take(store, 0, 1)
@@ -246,7 +249,7 @@ Deletion = Callable[[SqlStore, dict[int, int]], Awaitable[int]]
         pytest.param(lambda store, owned: store.prune_activities(owned, {}, 2**62), id="prune activities"),
     ],
 )
-async def test_an_owner_that_was_replaced_deletes_nothing(
+async def test_a_former_owner_cannot_delete_anything(
     store_database: StoreDatabase, store: SqlStore, delete: Deletion
 ) -> None:
     kept, lost = await take(store, 0, 1)
@@ -265,7 +268,7 @@ async def test_an_owner_that_was_replaced_deletes_nothing(
     assert await delete(store, kept.owned) > 0
 
 
-async def test_config_changes_are_events_like_others(store: SqlStore) -> None:
+async def test_config_changes_are_stored_as_events(store: SqlStore) -> None:
     owner = await take_one(store)
     change = ConfigChanged(set={"max_workers": 5.0}, unset=("cleanup_delay_ms",))
     await owner.commit([About(change, namespace="orders")])

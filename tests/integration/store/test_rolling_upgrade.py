@@ -1,4 +1,4 @@
-"""Two versions on one database: today's, and a next one whose migration is made up here."""
+"""Two versions on one database: today's, and an invented next one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def commit_everything(owner: Owner, name: str) -> None:
     )
 
 
-async def test_both_versions_commit_side_by_side_once_the_newer_has_migrated(
+async def test_both_versions_commit_concurrently_after_the_newer_one_migrated(
     store_database: StoreDatabase, next_version: MakeNext
 ) -> None:
     today = await store_database.open()
@@ -62,11 +62,11 @@ async def test_both_versions_commit_side_by_side_once_the_newer_has_migrated(
     revision = await store_database.run(
         lambda c: c.execute(text("SELECT version_num FROM alembic_version")).scalar()
     )
-    assert revision == NEXT, "who is older migrates nothing, neither up nor down"
+    assert revision == NEXT, "the older version migrates neither up nor down"
 
 
 @pytest.mark.parametrize("statement", ["", f'oldest_writer = "{NEXT}"'])
-async def test_a_migration_that_leaves_older_code_behind_is_refused_by_name(
+async def test_an_incompatible_migration_is_refused_by_older_code(
     store_database: StoreDatabase, next_version: MakeNext, statement: str
 ) -> None:
     await store_database.open()
@@ -75,7 +75,7 @@ async def test_a_migration_that_leaves_older_code_behind_is_refused_by_name(
         await store_database.open()
 
 
-async def test_nodes_that_run_while_they_are_left_behind_can_neither_commit_nor_take_shards_again(
+async def test_running_nodes_excluded_by_a_migration_can_neither_commit_nor_take_shards(
     store_database: StoreDatabase, next_version: MakeNext
 ) -> None:
     today = await store_database.open()
@@ -91,7 +91,7 @@ async def test_nodes_that_run_while_they_are_left_behind_can_neither_commit_nor_
     await commit_everything(theirs, "newer")
 
 
-async def test_what_a_version_says_about_older_ones_replaces_what_was_said_before(
+async def test_a_migration_replaces_the_recorded_oldest_writer(
     store_database: StoreDatabase, next_version: MakeNext
 ) -> None:
     await store_database.open()
@@ -102,10 +102,10 @@ async def test_what_a_version_says_about_older_ones_replaces_what_was_said_befor
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-async def test_a_migration_that_cannot_have_its_tables_gives_up_instead_of_holding_up_commits(
+async def test_a_migration_that_cannot_lock_its_tables_gives_up_instead_of_blocking_commits(
     store_database: StoreDatabase, next_version: MakeNext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for a table is waited for by all who come after it."""
+    """Every later statement queues behind a statement that waits for a table lock."""
     monkeypatch.setattr(migrate, "LOCK_TIMEOUT_MS", 100)
     today = await store_database.open()
     [ours] = await take(today, 0)
@@ -123,14 +123,14 @@ async def test_a_migration_that_cannot_have_its_tables_gives_up_instead_of_holdi
     await reading.wait()
     with pytest.raises(CommitRejected, match="lock timeout"):
         await open_with(store_database, folder)
-    await commit_everything(ours, "as if nothing had happened")
+    await commit_everything(ours, "unaffected")
     done.set()
     await reader
     await open_with(store_database, folder)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-async def test_the_doctor_tells_a_newer_database_that_may_be_served_from_one_that_may_not(
+async def test_the_doctor_distinguishes_compatible_and_incompatible_newer_databases(
     store_database: StoreDatabase, next_version: MakeNext, tmp_path: Path
 ) -> None:
     await open_with(store_database, next_version(f'oldest_writer = "{TODAY}"'))
@@ -146,8 +146,10 @@ async def test_the_doctor_tells_a_newer_database_that_may_be_served_from_one_tha
     assert found["tables"]["verdict"] == "failed"
 
 
-async def test_counting_deaths_leaves_the_version_before_in_its_place(store_database: StoreDatabase) -> None:
-    """The tables of revision 0003, with a server that runs on them while they are migrated."""
+async def test_the_migration_for_death_counts_does_not_exclude_the_previous_version(
+    store_database: StoreDatabase,
+) -> None:
+    """The tables of revision 0003 are migrated while a server runs on them."""
 
     def at_0003(connection: Connection) -> None:
         for revision in ("0001", "0002", "0003"):
@@ -168,7 +170,9 @@ async def test_counting_deaths_leaves_the_version_before_in_its_place(store_data
     assert [row[1] for row in (await store_database.dump())["shards"]] == [7] * SHARD_COUNT, (
         "it keeps its shards"
     )
-    assert dict((await store_database.dump())["meta"])["oldest_writer"] == "0003", "and may take more"
+    assert dict((await store_database.dump())["meta"])["oldest_writer"] == "0003", (
+        "the older version may still take shards"
+    )
     assert not migrate.Revisions().excludes_writer("0003")
     [owner] = await take(store, 0)
     await owner.commit(verdicts={"orders": VerdictCounts(1, 0)})

@@ -1,4 +1,4 @@
-"""Taking shards over: the epoch rises, the fact is in the log, and everything committed is read back."""
+"""A take-over raises the epoch, is recorded in the log, and reads everything committed."""
 
 import asyncio
 
@@ -29,30 +29,30 @@ async def test_each_take_over_raises_the_epoch(store: SqlStore) -> None:
     assert epochs == [1, 2, 3]
 
 
-async def test_a_take_over_is_an_event_of_its_own(store: SqlStore) -> None:
+async def test_a_take_over_is_recorded_as_an_event(store: SqlStore) -> None:
     [image] = await store.take_over([2], "node-7", wall_ms=123)
     [entry] = await store.read_log(2, after_seq=0, through_seq=image.last_seq, limit=10)
     assert entry.event == ShardTaken(epoch=1, owner="node-7")
     assert (entry.seq, entry.wall_ms, entry.namespace, entry.worker) == (image.last_seq, 123, None, None)
 
 
-async def test_only_the_named_shards_are_taken(store: SqlStore) -> None:
+async def test_a_take_over_takes_only_the_named_shards(store: SqlStore) -> None:
     images = await store.take_over([3, 1], "node-1", wall_ms=0)
     assert [image.shard_id for image in images] == [1, 3]
     assert [(await image_of(store, shard_id)).epoch for shard_id in range(SHARD_COUNT)] == [1, 2, 1, 2]
 
 
-async def test_a_shard_that_somebody_took_since_it_was_seen_is_left_alone(store: SqlStore) -> None:
+async def test_a_shard_taken_by_another_node_in_the_meantime_is_not_taken(store: SqlStore) -> None:
     view = await store.read_cluster()
     expected_epochs = {head.shard_id: head.epoch for head in view.shards}
-    [robber] = await store.take_over([2], "node-1", wall_ms=0)
+    [other_owner] = await store.take_over([2], "node-1", wall_ms=0)
     images = await store.take_over(range(SHARD_COUNT), "node-2", wall_ms=0, expected_epochs=expected_epochs)
     assert [image.shard_id for image in images] == [0, 1, 3]
     view = await store.read_cluster()
-    assert (view.shards[2].owner, view.shards[2].epoch) == ("node-1", robber.epoch)
+    assert (view.shards[2].owner, view.shards[2].epoch) == ("node-1", other_owner.epoch)
 
 
-async def test_of_racing_nodes_that_saw_the_same_one_gets_the_shard(store_database: StoreDatabase) -> None:
+async def test_exactly_one_of_racing_nodes_gets_the_shard(store_database: StoreDatabase) -> None:
     stores = [await store_database.open() for _ in range(4)]
     taken = await asyncio.gather(
         *(
@@ -65,7 +65,7 @@ async def test_of_racing_nodes_that_saw_the_same_one_gets_the_shard(store_databa
     assert (await stores[0].read_cluster()).shards[0].owner == owner
 
 
-async def test_the_last_few_take_over_times_are_kept(store: SqlStore) -> None:
+async def test_only_the_last_take_over_times_are_kept(store: SqlStore) -> None:
     times = []
     for at_ms in range(0, 700, 100):
         owner = await take_one(store)
@@ -77,7 +77,7 @@ async def test_the_last_few_take_over_times_are_kept(store: SqlStore) -> None:
     assert len(image.takeovers) == 4
 
 
-async def test_the_observed_clock_goes_on_where_the_last_commit_left_it(
+async def test_the_observed_clock_continues_from_the_last_commit(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owner = await take_one(store)
@@ -86,7 +86,7 @@ async def test_the_observed_clock_goes_on_where_the_last_commit_left_it(
     assert (await image_of(await store_database.open())).observed_ms == 12_345
 
 
-async def test_everything_committed_is_read_back_after_a_crash(
+async def test_a_take_over_after_a_crash_reads_everything_committed(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
     owner = await take_one(store)
@@ -107,16 +107,16 @@ async def test_everything_committed_is_read_back_after_a_crash(
     ]
 
 
-async def test_what_the_row_of_a_worker_contains_is_not_read_again(store: SqlStore) -> None:
+async def test_events_contained_in_a_worker_row_are_not_read_again(store: SqlStore) -> None:
     owner = await take_one(store)
     about_two = [About(described("in its row"), key("a")), About(described("without a row"), key("b"))]
     await owner.commit(about_two, workers={key("a"): WORKER})
     await owner.commit([About(described("after its row"), key("a"))])
-    told = [entry.event for entry in (await image_of(store)).tail]
-    assert told[1:] == [described("without a row"), described("after its row")]
+    events = [entry.event for entry in (await image_of(store)).tail]
+    assert events[1:] == [described("without a row"), described("after its row")]
 
 
-async def test_shards_do_not_see_each_others_rows(store: SqlStore) -> None:
+async def test_a_take_over_reads_only_rows_of_its_shards(store: SqlStore) -> None:
     first, second = await take(store, 0, 1)
     activity_key, activity = available()
     await first.commit([About(described("0"), key("a"))], workers={key("a"): WORKER})
@@ -127,19 +127,19 @@ async def test_shards_do_not_see_each_others_rows(store: SqlStore) -> None:
     assert [image.tail[-1].event for image in images] == [described("0"), described("1")]
 
 
-async def test_what_a_checkpoint_contains_is_not_read_again(store: SqlStore) -> None:
+async def test_events_contained_in_a_checkpoint_are_not_read_again(store: SqlStore) -> None:
     owner = await take_one(store)
-    pulse = RenewalState(number=1, sequence=9, renewed_ms=80, successes=5, errors=1, resync=True)
+    renewal_state = RenewalState(number=1, sequence=9, renewed_ms=80, successes=5, errors=1, resync=True)
     await owner.commit([About(renewals(1))])
-    await owner.commit([About(described("in the checkpoint"), key())], checkpoint=[pulse])
+    await owner.commit([About(described("in the checkpoint"), key())], checkpoint=[renewal_state])
     await owner.commit([About(described("after it"), key())])
     image = await image_of(store)
     assert image.checkpoint_seq == owner.head - 1
-    assert image.renewal_states == [pulse]
+    assert image.renewal_states == [renewal_state]
     assert [entry.event for entry in image.tail] == [described("after it")]
 
 
-async def test_a_shard_without_a_checkpoint_is_read_from_its_beginning_beside_one_that_has_one(
+async def test_a_shard_without_a_checkpoint_is_read_from_its_start_beside_one_with_a_checkpoint(
     store: SqlStore,
 ) -> None:
     first, second = await take(store, 0, 1)
@@ -150,10 +150,10 @@ async def test_a_shard_without_a_checkpoint_is_read_from_its_beginning_beside_on
     assert images[1].tail[-1].event == described("before the other's checkpoint")
 
 
-async def test_what_one_shards_checkpoint_contains_is_not_read_again_for_anothers_sake(
+async def test_shards_with_different_checkpoints_are_each_read_from_their_own(
     store: SqlStore,
 ) -> None:
-    """One scan serves both, and it begins where the older checkpoint left off."""
+    """One scan reads both, starting at the older checkpoint."""
     first, second = await take(store, 0, 1)
     await second.commit(checkpoint=[])
     await second.commit([About(described("the other's first"), key())])
@@ -167,7 +167,7 @@ async def test_what_one_shards_checkpoint_contains_is_not_read_again_for_another
     ]
 
 
-async def test_sequences_have_no_gaps_over_owners_and_commits(store: SqlStore) -> None:
+async def test_sequences_have_no_gaps_across_owners_and_commits(store: SqlStore) -> None:
     for turn in range(3):
         owner = await take_one(store)
         await owner.commit([About(described(str(turn)), key()), About(renewals(1))])
@@ -190,10 +190,10 @@ async def test_racing_nodes_get_different_epochs_and_only_the_last_may_write(
                 await owner.commit([About(described(), key())])
 
 
-async def test_a_take_over_sees_a_commit_that_was_under_way_or_fences_it(
+async def test_a_take_over_either_reads_a_concurrent_commit_or_fences_it(
     store_database: StoreDatabase,
 ) -> None:
-    """Whichever comes first: an event is acknowledged only if the new owner reads it."""
+    """In either order an event is acknowledged only if the new owner reads it."""
     old = await take_one(await store_database.open())
     new = await store_database.open()
     for turn in range(20):

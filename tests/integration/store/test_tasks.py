@@ -1,4 +1,4 @@
-"""The stored queue: due order, guarded updates, dead letters, pages."""
+"""The stored queue: due order, guarded updates, dead letters and pages."""
 
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.worker import BoundActivity
@@ -9,7 +9,7 @@ from tests.unit.store.samples import INT64_MAX, Owner, finished, reschedule, tak
 
 
 async def queue(store: SqlStore, *names: str) -> Owner:
-    """A shard with one pending task per name; their ids count from 1."""
+    """A shard with one pending task per name; task ids start at 1."""
     owner = await take_one(store)
     await owner.commit(new_tasks=[reschedule(name) for name in names])
     return owner
@@ -23,7 +23,7 @@ def names(tasks: list[StoredTask]) -> list[str]:
     return [task.task.activity.activity_id for task in tasks]
 
 
-async def test_a_new_task_is_stored_as_it_was_given_and_due_at_once(store: SqlStore) -> None:
+async def test_a_new_task_is_stored_unchanged_and_due_at_once(store: SqlStore) -> None:
     owner = await take_one(store)
     task = ActivityRescheduleTask(
         "orders", BoundActivity("w", "r", "a", 3, "queue", b"\0\xff"), "worker", INT64_MAX
@@ -45,15 +45,15 @@ async def test_a_new_task_is_stored_as_it_was_given_and_due_at_once(store: SqlSt
     ]
 
 
-async def test_whether_its_worker_died_with_it_is_stored(store: SqlStore) -> None:
+async def test_a_task_stores_whether_the_worker_died(store: SqlStore) -> None:
     owner = await take_one(store)
-    await owner.commit(new_tasks=[reschedule("lost"), reschedule("let go of", died=False)])
+    await owner.commit(new_tasks=[reschedule("lost"), reschedule("unbound", died=False)])
     died = {task.task.activity.activity_id: task.task.died for task in await store.due_tasks(0, 0, 10)}
-    assert died == {"lost": True, "let go of": False}
+    assert died == {"lost": True, "unbound": False}
     assert all(type(value) is bool for value in died.values())
 
 
-async def test_a_task_lies_in_the_queue_of_the_shard_it_names_whoever_committed_it(store: SqlStore) -> None:
+async def test_a_task_is_queued_on_the_shard_it_names(store: SqlStore) -> None:
     owner = await take_one(store, 0)
     draft = owner.draft(new_tasks=[reschedule()])
     draft.new_tasks = [draft.new_tasks[0]._replace(shard_ids=[3])]
@@ -62,7 +62,7 @@ async def test_a_task_lies_in_the_queue_of_the_shard_it_names_whoever_committed_
     assert names(await store.due_tasks(3, 0, 10)) == ["charge"]
 
 
-async def test_due_tasks_come_by_time_then_by_age(store: SqlStore) -> None:
+async def test_due_tasks_are_ordered_by_due_time_then_by_age(store: SqlStore) -> None:
     owner = await queue(store, "late", "early", "also late", "never tried", "not yet")
     await owner.commit(task_updates=[retry(1, 200), retry(2, 100), retry(3, 200), retry(5, 201)])
     assert names(await store.due_tasks(0, now_ms=200, limit=10)) == [
@@ -74,7 +74,7 @@ async def test_due_tasks_come_by_time_then_by_age(store: SqlStore) -> None:
     assert names(await store.due_tasks(0, now_ms=200, limit=2)) == ["never tried", "early"]
 
 
-async def test_the_next_due_time_is_that_of_the_first_open_task(store: SqlStore) -> None:
+async def test_the_next_due_time_is_that_of_the_earliest_open_task(store: SqlStore) -> None:
     owner = await queue(store, "a", "b", "c")
     await owner.commit(task_updates=[retry(1, 300), retry(2, 200), finished(3)])
     assert await store.next_due_ms(0) == 200
@@ -85,7 +85,7 @@ async def test_the_next_due_time_is_that_of_the_first_open_task(store: SqlStore)
     assert await store.next_due_ms(0) is None
 
 
-async def test_an_update_is_stored_whole(store: SqlStore) -> None:
+async def test_an_update_stores_all_its_fields(store: SqlStore) -> None:
     owner = await queue(store, "a", "b")
     await owner.commit(
         task_updates=[retry(1, due_ms=INT64_MAX, attempts=7, last_error="timed out"), finished(2)]
@@ -103,8 +103,9 @@ async def test_an_update_is_stored_whole(store: SqlStore) -> None:
     assert (second.state, second.finished_wall_ms) == (TaskState.DONE, owner.wall_ms)
 
 
-async def test_an_error_of_any_kind_is_stored(store: SqlStore) -> None:
-    """Errors come from anywhere. What no database takes, NUL and half of a surrogate pair, is replaced."""
+async def test_an_unstorable_error_text_is_stored_with_replacements(store: SqlStore) -> None:
+    """Error texts can contain anything. NUL and half of a surrogate pair, which no database stores, are
+    replaced."""
     owner = await queue(store, "a")
     await owner.commit(task_updates=[retry(1, 0, last_error="é 🫀 nul \0 half \ud800 %s '; --")])
     [task] = await store.due_tasks(0, 0, 1)
@@ -130,7 +131,7 @@ async def test_a_task_of_another_shard_cannot_be_updated(
     assert (await store_database.dump())["tasks"] == before
 
 
-async def test_a_dead_letter_is_not_due_but_listed_and_can_be_tried_again(store: SqlStore) -> None:
+async def test_a_dead_letter_is_listed_but_not_due_and_can_be_retried(store: SqlStore) -> None:
     owner = await queue(store, "poison", "fine")
     await owner.commit(task_updates=[TaskUpdate(1, TaskState.DEAD_LETTERED, 0, 20, "always fails")])
     assert names(await store.due_tasks(0, INT64_MAX, 10)) == ["fine"]
@@ -154,11 +155,11 @@ async def test_tasks_are_listed_by_namespace_and_state_in_pages(store: SqlStore)
     assert [task.task_id for task in await store.list_tasks(None, [TaskState.DONE], 0, 10)] == [3, 4]
 
 
-async def test_a_task_that_does_not_exist_is_none(store: SqlStore) -> None:
+async def test_an_unknown_task_is_none(store: SqlStore) -> None:
     assert await store.get_task(1) is None
 
 
-async def test_the_id_of_a_pruned_task_is_not_given_again(store: SqlStore) -> None:
+async def test_the_id_of_a_pruned_task_is_not_reused(store: SqlStore) -> None:
     owner = await queue(store, "first")
     await owner.commit(task_updates=[finished(1)])
     await store.prune_tasks(owner.owned, INT64_MAX)
@@ -167,7 +168,7 @@ async def test_the_id_of_a_pruned_task_is_not_given_again(store: SqlStore) -> No
     assert task.task_id == 2
 
 
-async def test_more_updates_than_fit_one_statement_are_all_made(store: SqlStore) -> None:
+async def test_updates_that_exceed_one_statement_are_all_applied(store: SqlStore) -> None:
     owner = await queue(store, *(str(n) for n in range(700)))
     await owner.commit(task_updates=[retry(n, due_ms=n) for n in range(1, 701)])
     assert [task.due_ms for task in await store.due_tasks(0, INT64_MAX, 1_000)] == list(range(1, 701))

@@ -1,4 +1,4 @@
-"""A quota that several nodes share is never exceeded, and is used to the last place."""
+"""A worker quota shared by several nodes is never exceeded and can be used completely."""
 
 import asyncio
 
@@ -9,13 +9,13 @@ from liveness.store.sql import SqlStore
 from tests.databases import SHARD_COUNT, StoreDatabase
 
 
-async def taken(store: SqlStore) -> dict[int, int]:
+async def take_all(store: SqlStore) -> dict[int, int]:
     return {image.shard_id: image.epoch for image in await store.take_over(range(SHARD_COUNT), "node", 0)}
 
 
-async def test_racing_shards_are_granted_the_quota_and_not_one_more(store_database: StoreDatabase) -> None:
+async def test_racing_shards_are_granted_exactly_the_quota(store_database: StoreDatabase) -> None:
     stores = [await store_database.open() for _ in range(3 if store_database.dialect == "postgresql" else 1)]
-    epochs = await taken(stores[0])
+    epochs = await take_all(stores[0])
 
     async def ask(number: int) -> int:
         shard_id = number % SHARD_COUNT
@@ -30,20 +30,20 @@ async def test_racing_shards_are_granted_the_quota_and_not_one_more(store_databa
     assert await stores[0].grant_slots(0, epochs[0], "bills", 1, 10) == 1, "namespaces do not share"
 
 
-async def test_what_is_given_back_is_for_others(store: SqlStore) -> None:
-    epochs = await taken(store)
+async def test_returned_slots_can_be_granted_to_other_shards(store: SqlStore) -> None:
+    epochs = await take_all(store)
     assert await store.grant_slots(0, epochs[0], "orders", 5, 5) == 5
     assert await store.grant_slots(1, epochs[1], "orders", 1, 5) == 0
     await store.return_slots({0: epochs[0]}, "orders", {0: 3})
     assert await store.grant_slots(1, epochs[1], "orders", 9, 5) == 2
     await store.return_slots({0: epochs[0]}, "orders", {0: 0})
     images = {image.shard_id: image.slots for image in await store.take_over(range(2), "next", 0)}
-    assert images == {0: {}, 1: {"orders": 2}}, "whoever takes a shard takes what it was granted"
+    assert images == {0: {}, 1: {"orders": 2}}, "the next owner of a shard keeps its granted slots"
 
 
-async def test_a_former_owner_is_granted_nothing(store: SqlStore) -> None:
-    epochs = await taken(store)
-    await store.take_over([0], "thief", 0)
+async def test_a_former_owner_is_granted_no_slots(store: SqlStore) -> None:
+    epochs = await take_all(store)
+    await store.take_over([0], "next", 0)
     with pytest.raises(ShardsLost):
         await store.grant_slots(0, epochs[0], "orders", 1, 10)
     with pytest.raises(ShardsLost):

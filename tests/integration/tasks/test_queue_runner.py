@@ -1,4 +1,4 @@
-"""The stored queue: what was lost moves on, whatever happens in between."""
+"""The stored queue: lost activities are rescheduled whatever happens in between."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sink:
 
 
 @given(st.integers(1, 10_000), st.integers())
-def test_waiting_doubles_up_to_a_limit_and_is_spread(attempts: int, seed: int) -> None:
+def test_the_backoff_doubles_up_to_a_limit_with_jitter(attempts: int, seed: int) -> None:
     wait_ms = backoff_ms(attempts, Random(seed))
     ceiling = min(BACKOFF_MS_MIN * 2 ** min(attempts - 1, 40), BACKOFF_MS_MAX)
     assert ceiling // 2 <= wait_ms <= ceiling
@@ -70,7 +70,7 @@ async def states(store: FaultyStore) -> list[TaskState]:
     return [task.state for task in await store.list_tasks(None, ALL, 0, 1_000)]
 
 
-async def test_a_lost_activity_is_available_under_its_next_attempt(store: FaultyStore) -> None:
+async def test_a_lost_activity_becomes_available_with_its_next_attempt(store: FaultyStore) -> None:
     sink = Sink()
     engine = await engine_on(store, sink)
     await lose(engine, activity("a"))
@@ -81,7 +81,7 @@ async def test_a_lost_activity_is_available_under_its_next_attempt(store: Faulty
     await engine.stop()
 
 
-async def test_a_sink_that_hangs_for_one_activity_holds_up_no_other(store: FaultyStore) -> None:
+async def test_a_sink_that_hangs_for_one_activity_does_not_block_others(store: FaultyStore) -> None:
     class Hanging(Sink):
         async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
             if key.activity_id == "a":
@@ -100,10 +100,11 @@ async def test_a_sink_that_hangs_for_one_activity_holds_up_no_other(store: Fault
 
 @pytest.mark.parametrize("fault", [Fault.REJECTED, Fault.UNKNOWN_LOST, Fault.UNKNOWN_DONE])
 @pytest.mark.parametrize("index", [0, 1])
-async def test_an_interrupted_task_is_done_in_the_end_and_has_one_effect(
+async def test_an_interrupted_task_is_finished_later_and_has_one_effect(
     store: FaultyStore, fault: Fault, index: int
 ) -> None:
-    """The commit of the release, or the one of the record, fails: sink may hear twice, the activity moves once."""
+    """The commit of the release or that of the record fails: the sink may be called twice, the activity moves
+    once."""
     sink = Sink()
     engine = await engine_on(store, sink)
     await lose(engine, activity("a"), activity("b"))
@@ -112,17 +113,17 @@ async def test_an_interrupted_task_is_done_in_the_end_and_has_one_effect(
     await engine.recovered()
     await engine.advance(1_000)
     await engine.queue.run_until_idle()
-    assert set(sink.offered) == {("a", 2), ("b", 2)}, "one attempt on, however often it was tried"
+    assert set(sink.offered) == {("a", 2), ("b", 2)}, "the attempt rises once, however often the task runs"
     assert set(await states(store)) == {TaskState.DONE}
     moved = await store.list_activities(NAMESPACE, ActivityFilter(), None, 10)
     assert [row.activity.attempt for row in moved] == [2, 2]
     await engine.stop()
 
 
-async def test_reschedules_of_a_commit_without_an_answer_are_found_where_they_were_left(
+async def test_reschedules_of_a_commit_with_an_unknown_outcome_are_found(
     store: FaultyStore,
 ) -> None:
-    """The activity's shard took no part in the trouble and would not be looked at by itself."""
+    """The commit of the activity's own shard did not fail, so that shard is not re-read."""
     sink = Sink()
     engine = await engine_on(store, sink)
     names = [f"a{number}" for number in range(8)]
@@ -137,10 +138,10 @@ async def test_reschedules_of_a_commit_without_an_answer_are_found_where_they_we
     await engine.stop()
 
 
-async def test_a_shard_dropped_while_matching_was_told_is_not_disturbed_by_the_old_one(
+async def test_a_shard_dropped_during_a_delivery_does_not_disturb_its_successor(
     store: FaultyStore,
 ) -> None:
-    """The runner still holds the shard that was dropped; what it records there must not push aside the new one."""
+    """The runner still has the dropped shard; its record there must not replace the new shard."""
     engine: Engine
 
     class Slow(Sink):
@@ -161,13 +162,11 @@ async def test_a_shard_dropped_while_matching_was_told_is_not_disturbed_by_the_o
     await engine.advance(1_000)
     await engine.queue.run_until_idle()
     assert await states(store) == [TaskState.DONE]
-    assert all(shard.epoch == epochs[shard.id] + 1 for shard in engine.node.shards()), (
-        "dropped once, not again"
-    )
+    assert all(shard.epoch == epochs[shard.id] + 1 for shard in engine.node.shards()), "dropped only once"
     await engine.stop()
 
 
-async def test_a_crash_between_release_and_record_repeats_the_offer_and_nothing_else(
+async def test_a_crash_between_release_and_record_repeats_only_the_delivery(
     store: FaultyStore,
 ) -> None:
     reached = asyncio.Event()
@@ -212,7 +211,7 @@ async def test_attempts_are_counted_over_a_restart_until_the_task_is_dead_letter
     await engine.stop()
 
 
-async def test_more_tasks_than_one_batch_are_all_worked_off(store: FaultyStore) -> None:
+async def test_more_tasks_than_one_batch_are_all_run(store: FaultyStore) -> None:
     sink = Sink()
     engine = await engine_on(store, sink)
     for number in range(8):
@@ -222,25 +221,25 @@ async def test_more_tasks_than_one_batch_are_all_worked_off(store: FaultyStore) 
     await engine.stop()
 
 
-async def test_a_task_that_time_has_overtaken_is_stale(store: FaultyStore) -> None:
-    """The activity was taken from a later holder since; the earlier loss has nothing more to say."""
+async def test_a_task_for_an_earlier_loss_is_stale_after_a_later_one(store: FaultyStore) -> None:
+    """A later holder lost the activity since; the earlier loss has no effect."""
     sink = Sink()
     engine = await engine_on(store, sink)
     await lose(engine, activity("a"))
     sink.fails = 1
-    await engine.queue.run_until_idle()  # released, but sink was not told; it waits for its next try
+    await engine.queue.run_until_idle()  # released, but the delivery failed; the task waits for its retry
     await lose(engine, activity("a", attempt=2), worker="other")
     await engine.queue.run_until_idle()
     assert sink.offered == [("a", 3)]
     await engine.advance(1_000)
     await engine.queue.run_until_idle()
-    assert sink.offered == [("a", 3)], "attempt 2 is not offered any more"
+    assert sink.offered == [("a", 3)], "attempt 2 is no longer delivered"
     assert await states(store) == [TaskState.DONE, TaskState.DONE]
     await engine.stop()
 
 
-async def test_a_sink_that_is_away_costs_no_try_and_one_write_each(store: FaultyStore) -> None:
-    """However long it is away; and when it is back, everything goes there at once."""
+async def test_an_unavailable_sink_uses_no_attempts_and_one_write_per_task(store: FaultyStore) -> None:
+    """For any outage; when the sink is back, all tasks are delivered at once."""
 
     class Away(Sink):
         away = True
@@ -249,7 +248,7 @@ async def test_a_sink_that_is_away_costs_no_try_and_one_write_each(store: Faulty
         async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
             self.asked += 1
             if self.away:
-                raise SinkDown("gone fishing")
+                raise SinkDown("not reachable")
             await super().deliver(key, activity, task)
 
     sink = Away()
@@ -262,7 +261,7 @@ async def test_a_sink_that_is_away_costs_no_try_and_one_write_each(store: Faulty
     assert sink.asked == 20
     waiting = await store.list_tasks(None, ALL, 0, 100)
     assert {(task.state, task.attempts, task.last_error) for task in waiting} == {
-        (TaskState.RETRYING, 0, "gone fishing")
+        (TaskState.RETRYING, 0, "not reachable")
     }
     sink.away = False
     engine.queue.wake_all()

@@ -13,7 +13,7 @@ __all__ = ["quiet"]
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[ServerHarness]:
-    """A running server without a grace after its start."""
+    """A running server without a take-over grace."""
     harness = await ServerHarness(f"sqlite:///{tmp_path}/liveness.db").start(takeover_grace_ms=0)
     yield harness
     await harness.stop()

@@ -1,4 +1,4 @@
-"""What a server shows to Prometheus, read as Prometheus reads it."""
+"""The metrics of a server, parsed as Prometheus does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Exposition:
         return {(sample.name, frozenset(sample.labels.items())) for sample in self.samples}
 
     def value(self, name: str, **labels: str) -> float:
-        """The one that has exactly these labels."""
+        """Return the value of the sample with exactly these labels."""
         [found] = [sample.value for sample in self.samples if sample.name == name and sample.labels == labels]
         return found
 
     def labels(self) -> dict[str, set[str]]:
-        """By sample name, which labels it has."""
+        """Return the label names of each sample name."""
         found: dict[str, set[str]] = {}
         for sample in self.samples:
             found.setdefault(sample.name, set()).update(sample.labels)

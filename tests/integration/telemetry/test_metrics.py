@@ -1,4 +1,4 @@
-"""Prometheus sees what happened, under names that stay, in as many series as there were at first."""
+"""The Prometheus metrics: values, stable names, and a bounded number of series."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 
 
-def shown(harness: ServerHarness) -> Exposition:
+def exposition_of(harness: ServerHarness) -> Exposition:
     text, _ = harness.server.metrics()
     return Exposition(text)
 
@@ -26,7 +26,7 @@ def labels_of(metric: Metric) -> tuple[str, ...]:
     return () if isinstance(metric, HistogramMetric) else metric.labels
 
 
-async def test_what_happened_to_workers_is_counted(harness: ServerHarness) -> None:
+async def test_worker_events_are_counted(harness: ServerHarness) -> None:
     refs = [activity("a"), activity("b")]
     await harness.beat("dies", session_id="s", lease_ms=1_000, bound_activities=refs)
     await harness.batch(heartbeat("leaves"), heartbeat("stays", session_id="old", lease_ms=60_000))
@@ -39,7 +39,7 @@ async def test_what_happened_to_workers_is_counted(harness: ServerHarness) -> No
     await harness.beat("cleaned", lease_ms=60_000)
     await harness.shut_down("cleaned")
     await harness.advance(1_250)
-    now = shown(harness)
+    now = exposition_of(harness)
     of = {"namespace": NAMESPACE}
     assert now.value("liveness_heartbeats_total", **of) == 7
     assert now.value("liveness_heartbeats_refused_total", reason="SESSION_SUPERSEDED", **of) == 1
@@ -63,10 +63,10 @@ async def test_what_happened_to_workers_is_counted(harness: ServerHarness) -> No
 
 
 async def test_commits_and_shards_are_counted(harness: ServerHarness) -> None:
-    before = shown(harness)
+    before = exposition_of(harness)
     await harness.batch(*(heartbeat(f"w{number}") for number in range(50)))
     await harness.batch(*(heartbeat(f"w{number}") for number in range(50)))
-    after = shown(harness)
+    after = exposition_of(harness)
 
     def grown(name: str) -> float:
         return after.value(name) - before.value(name)
@@ -82,17 +82,17 @@ async def test_commits_and_shards_are_counted(harness: ServerHarness) -> None:
     assert after.value("liveness_shards_taken_total") == SHARDS
 
 
-async def test_the_process_is_among_the_numbers(harness: ServerHarness) -> None:
-    now = shown(harness)
+async def test_process_metrics_are_exported(harness: ServerHarness) -> None:
+    now = exposition_of(harness)
     assert now.value("process_resident_memory_bytes") > 0
     assert now.value("process_cpu_seconds_total") > 0
 
 
 async def test_the_number_of_series_does_not_grow_with_workers(harness: ServerHarness) -> None:
-    """Nor with their task queues, hosts, builds, sessions or activities."""
-    await harness.configure(storm_hold_ms=0)  # they are to go at once
+    """It does not grow with task queues, hosts, builds, sessions or activities either."""
+    await harness.configure(storm_hold_ms=0)  # expiries must not be held
 
-    async def come_and_go(*numbers: int) -> None:
+    async def register_and_expire(*numbers: int) -> None:
         beats = [
             heartbeat(
                 f"worker-{number}",
@@ -111,51 +111,49 @@ async def test_the_number_of_series_does_not_grow_with_workers(harness: ServerHa
         await refusal(harness.beat("", namespace=NAMESPACE))
         await harness.advance(1_250)
 
-    await come_and_go(0)
-    before = shown(harness).series()
-    await come_and_go(*range(1, 3_000))
-    after = shown(harness)
+    await register_and_expire(0)
+    before = exposition_of(harness).series()
+    await register_and_expire(*range(1, 3_000))
+    after = exposition_of(harness)
     assert after.series() == before
     assert after.value("liveness_registrations_total", namespace=NAMESPACE) == 3_000
     assert after.value("liveness_reschedule_attempts_total", namespace=NAMESPACE, outcome="DONE", via="matching") == 3_000  # fmt: skip
 
 
-async def test_the_number_of_series_grows_with_a_hundred_namespaces_at_most(harness: ServerHarness) -> None:
+async def test_the_number_of_series_is_bounded_by_a_hundred_namespaces(harness: ServerHarness) -> None:
     for number in range(NAMESPACES_MAX):
         await harness.beat("w", namespace=f"n{number}")
-    before = shown(harness).series()
+    before = exposition_of(harness).series()
     for number in range(NAMESPACES_MAX, NAMESPACES_MAX + 30):
         await harness.beat("w", namespace=f"n{number}")
-    after = shown(harness)
+    after = exposition_of(harness)
     assert after.series() == before
     assert after.value("liveness_workers", namespace=OTHER, state="ACTIVE") == 30
     assert after.value("liveness_heartbeats_total", namespace=OTHER) == 30
     assert after.value("liveness_heartbeats_total", namespace="n0") == 1
 
 
-async def test_namespaces_that_are_only_named_make_no_series(harness: ServerHarness) -> None:
+async def test_refused_heartbeats_of_new_namespaces_create_no_series(harness: ServerHarness) -> None:
     await harness.configure(namespace="", max_workers=0)
     await refusal(harness.beat("w", namespace="first"))
-    before = shown(harness).series()
+    before = exposition_of(harness).series()
     for number in range(20):
         await refusal(harness.beat("w", namespace=f"made-up-{number}"))
-    assert shown(harness).series() == before
+    assert exposition_of(harness).series() == before
 
 
-async def test_two_servers_in_one_process_count_for_themselves(
-    harness: ServerHarness, tmp_path: Path
-) -> None:
+async def test_two_servers_in_one_process_count_separately(harness: ServerHarness, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = await ServerHarness(f"sqlite:///{tmp_path}/other/liveness.db").start()
     try:
         await harness.beat("w")
-        assert shown(harness).value("liveness_registrations_total", namespace=NAMESPACE) == 1
-        assert shown(other).value("liveness_registrations_total", namespace=OTHER) == 0
+        assert exposition_of(harness).value("liveness_registrations_total", namespace=NAMESPACE) == 1
+        assert exposition_of(other).value("liveness_registrations_total", namespace=OTHER) == 0
     finally:
         await other.stop()
 
 
-async def test_whoever_asks_for_open_metrics_gets_them(harness: ServerHarness) -> None:
+async def test_the_open_metrics_format_is_served_on_request(harness: ServerHarness) -> None:
     await harness.beat("w")
     text, kind = harness.server.metrics("application/openmetrics-text; version=1.0.0,text/plain;q=0.5")
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
@@ -166,14 +164,14 @@ async def test_whoever_asks_for_open_metrics_gets_them(harness: ServerHarness) -
     assert Exposition(plain).families.keys() >= {"liveness_heartbeats"}
 
 
-async def test_every_metric_of_the_catalogue_is_shown_with_its_help_and_its_labels(
+async def test_every_metric_of_the_catalogue_is_exported_with_its_help_and_labels(
     harness: ServerHarness,
 ) -> None:
     refs = [activity("a")]
     await harness.beat("w", lease_ms=1_000, bound_activities=refs)
     await refusal(harness.beat(""))
     await harness.advance(1_250)
-    now = shown(harness)
+    now = exposition_of(harness)
     for metric in METRICS:
         family = now.families[metric.name.removesuffix("_total")]
         assert family.documentation == metric.help
@@ -183,17 +181,17 @@ async def test_every_metric_of_the_catalogue_is_shown_with_its_help_and_its_labe
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_names_say_the_unit_and_the_kind(metric: Metric) -> None:
+def test_metric_names_follow_the_conventions(metric: Metric) -> None:
     assert metric.name.startswith("liveness_")
     assert metric.name.endswith("_total") == isinstance(metric, CounterMetric)
     assert metric.help.endswith(".")
     assert not {"worker", "task_queue", "host", "build", "session", "activity"} & set(labels_of(metric))
 
 
-def test_the_document_lists_every_metric_as_it_is() -> None:
+def test_the_documentation_lists_every_metric() -> None:
     rows = [
         f"| `{metric.name}` | {KINDS[type(metric)]} | {' '.join(f'`{name}`' for name in labels_of(metric))} | {metric.help} |"
         for metric in METRICS
     ]
     listed = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `liveness_")]
-    assert listed == rows, "docs/metrics.md should say:\n" + "\n".join(rows)
+    assert listed == rows, "docs/metrics.md should contain:\n" + "\n".join(rows)

@@ -1,4 +1,4 @@
-"""What only the store knows is looked at now and then; a store that cannot be read is looked at again."""
+"""Metrics that are read from the store at intervals, and retried after a failed read."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from tests.integration.engine.engine import activity
 from tests.integration.server.server_harness import ServerHarness
 
 LATER_MS = 60_000
-"""Longer than anybody rests, even where a look takes a second or two."""
+"""Longer than any pause between two reads, even if a read takes a second or two."""
 
 
 class RefusingSink:
-    """A receiver of reschedules."""
+    """A sink that refuses every reschedule."""
 
     async def deliver(self, key: Any, activity: Any, task: Any) -> None:
         raise RuntimeError("no")
 
 
 async def wait_idle(harness: ServerHarness) -> None:
-    """Until whoever looks waits for the next time."""
+    """Wait until the reader sleeps until its next read."""
     while not harness.clock._sleepers:
         await asyncio.sleep(0.001)
 
 
-async def test_queues_and_verdicts_are_looked_at_again_and_again_even_after_a_failure(
+async def test_queues_and_verdicts_are_read_periodically_even_after_a_failure(
     harness: ServerHarness,
 ) -> None:
     await harness.restart(sink=RefusingSink())
     telemetry = harness.server.telemetry
-    looking = asyncio.create_task(telemetry.run())
+    reading = asyncio.create_task(telemetry.run())
     try:
         await wait_idle(harness)
         assert telemetry.queue_depths.total == 0
         await harness.beat("dies", lease_ms=1_000, bound_activities=[activity("a")])
         await harness.advance(1_250)
-        assert telemetry.queue_depths.total == 0, "not yet looked at"
+        assert telemetry.queue_depths.total == 0, "not yet read"
         harness.clock.move(LATER_MS)
         await wait_idle(harness)
         assert telemetry.queue_depths.total == 1
@@ -49,7 +49,7 @@ async def test_queues_and_verdicts_are_looked_at_again_and_again_even_after_a_fa
             connection.execute("ALTER TABLE tasks RENAME TO hidden")
             harness.clock.move(LATER_MS)
             await wait_idle(harness)
-            assert telemetry.queue_depths.total == 1, "what was seen last stands"
+            assert telemetry.queue_depths.total == 1, "the last value stays"
             connection.execute("UPDATE hidden SET state = 3")
             connection.execute("ALTER TABLE hidden RENAME TO tasks")
             connection.commit()
@@ -58,5 +58,5 @@ async def test_queues_and_verdicts_are_looked_at_again_and_again_even_after_a_fa
         assert telemetry.queue_depths.total == 0
         assert telemetry.queue_depths.dead_lettered() == {"orders": 1}
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What users of the SDK write: a server beside the test, and a clock in its hand."""
+"""The pytest fixtures for users of the SDK: a local server with a manual clock."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ pytest_plugins = ["liveness.testing.fixtures"]
 TIMEOUT_S = 30
 
 
-def test_a_binding_is_lost_when_the_servers_clock_says_so(liveness_server: LocalServer) -> None:
+def test_a_binding_is_lost_when_the_server_clock_passes_the_lease(liveness_server: LocalServer) -> None:
     with Worker(liveness_server.address, task_queue="q") as worker:
-        with pytest.raises(LeaseLost), worker.bind(ActivityRef("order-7")) as binding:  # noqa: PT012  # its end counts
+        with pytest.raises(LeaseLost), worker.bind(ActivityRef("order-7")) as binding:  # noqa: PT012  # the end of the block raises
             assert not binding.lost.is_set()
             liveness_server.advance(60)
             assert binding.lost.wait_blocking(TIMEOUT_S)
         with worker.bind(ActivityRef("order-8")) as binding:
-            assert not binding.lost.is_set(), "it goes on with a new lease"
+            assert not binding.lost.is_set(), "the worker continues with a new lease"
 
 
-def test_a_test_may_end_a_lease(liveness_server: LocalServer) -> None:
-    with (  # noqa: PT012  # its end counts
+def test_a_test_can_expire_a_lease(liveness_server: LocalServer) -> None:
+    with (  # noqa: PT012  # the end of the block raises
         Worker(liveness_server.address, task_queue="q", instance_key="w") as worker,
         pytest.raises(LeaseLost),
         worker.bind(ActivityRef("order-7")) as binding,
@@ -51,6 +51,6 @@ async def test_activities_run_under_asyncio_without_moving_the_clock(liveness_se
         await asyncio.wait_for(running, TIMEOUT_S)
 
 
-def test_time_that_passes_by_itself_cannot_be_moved(live_liveness_server: LocalServer) -> None:
+def test_a_live_clock_cannot_be_moved(live_liveness_server: LocalServer) -> None:
     with pytest.raises(RuntimeError, match="uses the real clock"):
         live_liveness_server.advance(1)

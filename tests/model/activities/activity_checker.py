@@ -1,7 +1,8 @@
-"""What became durable, read as it comes in by rules of its own: who held which attempt when, and who may end it.
+"""Checks everything that becomes durable by its own rules: the holder of each attempt over time, and the
+tokens that may end it.
 
-Nothing here asks the product what it thinks: holders, quotas, deaths and losses are counted anew from the facts in the
-log, in few words. Beside that, the log is folded from its beginning with the domain's `evolve`, for comparing.
+It never asks the product: it derives holders, quotas, deaths and losses from the events in the log. In
+addition it folds the log from its beginning with the domain's `evolve`, for comparison.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Token(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """An attempt that was taken from a worker's lease."""
+    """An attempt that a worker lost with its lease."""
 
     key: ActivityKey
     worker: str
@@ -48,7 +49,7 @@ class Loss(NamedTuple):
 
 @dataclass
 class ActivityRecord:
-    """What the log says about one activity."""
+    """The state of one activity according to the log."""
 
     state: str = "NONE"
     attempt: int = 0
@@ -63,12 +64,12 @@ class ActivityRecord:
     taken: set[tuple[str, int, int]] = field(default_factory=set)
     """Losses that had their effect."""
     verdict: str = ""
-    """What the rules say must follow a loss."""
+    """The name of the event that must follow a loss."""
 
 
 @dataclass
 class WorkerRecord:
-    """What the log says about one worker."""
+    """The state of one worker according to the log."""
 
     active: bool = False
     epoch: int = 0
@@ -112,28 +113,28 @@ class ActivityChecker(CommitObserver):
         self.workers: defaultdict[WorkerKey, WorkerRecord] = defaultdict(WorkerRecord)
         self.losses: defaultdict[tuple[ActivityKey, str, int, int], set[bool]] = defaultdict(set)
         self.lost_parts: frozenset[int] = frozenset()
-        """Shards whose part of the commit under way was lost to another owner."""
+        """Shards whose part of the current commit was lost to another owner."""
         self.dropped: set[int] = set()
-        """Shards that were lost since the last rest, and with them what they had decided and not committed."""
+        """Shards lost since the last check, together with their uncommitted decisions."""
         self.split: set[ActivityKey] = set()
-        """Activities of which only one side became durable at some time."""
+        """Activities of which at some time only one side became durable."""
         self.paused = False
-        """The whole namespace, since the last rest."""
+        """Whether the whole namespace is paused since the last check."""
         self.broken_at: dict[str, tuple[int, int]] = {}
-        """Workers whose stream broke and who were not heard of since: when, and under which engine."""
-        self.life = 0
+        """Workers whose stream broke and who were silent since: the time, and the incarnation of the engine."""
+        self.incarnation = 0
         self.violation: AssertionError | None = None
-        """Found in the midst of a commit."""
-        self.sunk: Counter[tuple[ActivityKey, int]] = Counter()
-        """What the sink took."""
+        """A violation found during a commit."""
+        self.delivered: Counter[tuple[ActivityKey, int]] = Counter()
+        """The attempts that the sink accepted."""
 
-    # -- what comes in
+    # -- commits
 
     def on_take_over(self, image: ShardSnapshot, entry: LogEntry) -> None:
         shard = self.shards[image.shard_id]
         shard.add(entry)
-        assert RecoveredWorkers(image).workers == shard.workers, "workers read back are what the log says"
-        assert dict(image.activities) == shard.unfinished(), "activities read back are what the log says"
+        assert RecoveredWorkers(image).workers == shard.workers, "recovered workers equal the folded log"
+        assert dict(image.activities) == shard.unfinished(), "recovered activities equal the folded log"
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None:
         commit_sides = CommitSides()
@@ -162,21 +163,21 @@ class ActivityChecker(CommitObserver):
             for update in commit.task_updates.values():
                 self.seen["dead-lettered"] += update.state is TaskState.DEAD_LETTERED
             for key, row in commit.activities.items():
-                assert row == shard.activities[key], "an activity's row is what the log says"
+                assert row == shard.activities[key], "the row of an activity equals the folded log"
         self._pair(commit_sides)
         self.lost_parts = frozenset()
         for known in self.known.values():
-            assert known.state not in ("BACK", "TAKEN"), "nothing stays between two states"
+            assert known.state not in ("BACK", "TAKEN"), "no activity stays between two states"
 
     def _pair(self, commit_sides: CommitSides) -> None:
-        """What has two sides became durable on both, at once."""
+        """Changes with two sides became durable on both at once."""
         for token in (commit_sides.started - commit_sides.handed) + (
             commit_sides.handed - commit_sides.started
         ):
             assert self._was_split(token), f"a hand-out has two sides: {token}"
-            self.seen["half a hand-out"] += 1
+            self.seen["a hand-out on one side only"] += 1
         for token in commit_sides.ended - commit_sides.unbound:
-            assert self._was_split(token), f"only who holds it in a live lease ends it: {token}"
+            assert self._was_split(token), f"only the holder with a live lease ends it: {token}"
 
     def _was_split(self, token: Token) -> bool:
         sides = {
@@ -207,7 +208,7 @@ class ActivityChecker(CommitObserver):
                 }
                 died = True
                 worker.handed = {id: True for id in handed if declared.get(id) == before[id]}
-                self.seen["a session replaced with work in hand"] += bool(before)
+                self.seen["a session replaced with bindings"] += bool(before)
             else:
                 worker.handed = {}
             if not (event.session_id and event.session_id == worker.session):
@@ -221,7 +222,7 @@ class ActivityChecker(CommitObserver):
                 for id in event.unbound
                 if id in before and id in worker.handed and id not in rebound
             }
-            self.seen["handed work let go of"] += bool(gone)
+            self.seen["handed-out work unbound"] += bool(gone)
             kept = {id: attempt for id, attempt in before.items() if id not in event.unbound}
             worker.bound = {**kept, **rebound}
             worker.handed = {
@@ -263,9 +264,9 @@ class ActivityChecker(CommitObserver):
         self, name: WorkerKey, worker: WorkerRecord, event: ev.ActivityHanded, commit_sides: CommitSides
     ) -> None:
         id, attempt = event.activity.id, event.activity.attempt
-        assert worker.active, "only a live lease is handed anything"
-        assert not worker.paused, "nothing is handed to a paused worker"
-        assert not worker.draining, "nothing is handed to a draining worker"
+        assert worker.active, "only a worker with a live lease gets work"
+        assert not worker.paused, "a paused worker gets no work"
+        assert not worker.draining, "a draining worker gets no work"
         assert not self.paused, "nothing is handed out in a paused namespace"
         assert id in worker.bound or len(worker.bound) < self.quota, "nothing is handed out beyond the quota"
         worker.bound = {**worker.bound, id: attempt}
@@ -276,18 +277,20 @@ class ActivityChecker(CommitObserver):
 
     def _left(self, name: WorkerKey, worker: WorkerRecord, event: ev.WorkerDeactivated, shard: Shard) -> None:
         assert worker.active
-        self.seen[f"left: {event.reason.name}"] += 1
-        self.seen[f"left with work in hand: {event.reason.name}"] += bool(worker.bound)
+        self.seen[f"deactivated: {event.reason.name}"] += 1
+        self.seen[f"deactivated with bindings: {event.reason.name}"] += bool(worker.bound)
         if event.reason is InactiveReason.LEASE_EXPIRED:
-            assert event.at_ms >= shard.workers[name].deadline_ms, "a lease is never ended early"
+            assert event.at_ms >= shard.workers[name].deadline_ms, "no lease ends early"
         elif event.reason is InactiveReason.DRAINED:
-            assert worker.drain_ms, "only who drains is drained"
-            assert event.at_ms >= worker.drain_ms, "a drain has its whole limit"
+            assert worker.drain_ms, "only a draining worker is drained"
+            assert event.at_ms >= worker.drain_ms, "a drain lasts until its deadline"
         elif event.reason is InactiveReason.DISCONNECTED:
-            broken_ms, life = self.broken_at.get(name.instance_key, (0, -1))
-            assert life == self.life, "a break that we did not outlive counts for nothing"
-            assert worker.grace_ms, "who asked for no grace keeps the plain lease"
-            assert self.clock.monotonic_ms() - broken_ms >= worker.grace_ms, "a grace is granted whole"
+            broken_ms, incarnation = self.broken_at.get(name.instance_key, (0, -1))
+            assert incarnation == self.incarnation, "a break before a restart of the engine does not count"
+            assert worker.grace_ms, "only a lease with a grace ends by a broken stream"
+            assert self.clock.monotonic_ms() - broken_ms >= worker.grace_ms, (
+                "a grace lasts for its whole duration"
+            )
 
     # -- activities
 
@@ -311,7 +314,7 @@ class ActivityChecker(CommitObserver):
                 event.due_ms,
             )
         elif isinstance(event, ev.ActivityStarted):
-            assert known.state == "AVAILABLE", "only what is available is handed out"
+            assert known.state == "AVAILABLE", "only available activities are handed out"
             assert event.attempt == known.attempt
             assert event.attempt > known.last_started, "attempts only rise"
             known.holder = Token(key, event.worker, event.epoch, event.attempt)
@@ -324,7 +327,7 @@ class ActivityChecker(CommitObserver):
             self._taken(key, known, event)
         elif isinstance(event, ev.ActivityReleased):
             assert known.state == "TAKEN"
-            if event.attempt:  # another engine is to run it
+            if event.attempt:  # for another engine
                 assert known.verdict == "ActivityMadeAvailable"
                 known.state, known.attempt, known.verdict = "RELEASED", event.attempt, ""
         elif isinstance(event, ev.ActivityQuarantined):
@@ -334,7 +337,9 @@ class ActivityChecker(CommitObserver):
             self.seen["quarantined"] += 1
         elif isinstance(event, ev.ActivityHandedOn):
             assert known.state == "RELEASED"
-            assert self.sunk[key, known.attempt], "handed on only what the other engine took"
+            assert self.delivered[key, known.attempt], (
+                "only attempts that the other engine accepted are handed on"
+            )
             known.state = "HANDED_ON"
             self.seen["handed on"] += 1
         elif isinstance(event, ev.ActivityCancelled):
@@ -346,22 +351,24 @@ class ActivityChecker(CommitObserver):
 
     def _available(self, known: ActivityRecord, event: ev.ActivityMadeAvailable) -> None:
         if event.fresh:
-            assert known.state in ("QUARANTINED", "FAILED"), "a fresh start is for what has ended badly"
+            assert known.state in ("QUARANTINED", "FAILED"), (
+                "only failed or quarantined activities are retried"
+            )
             known.failures = known.deaths = 0
-            self.seen["a fresh start"] += 1
+            self.seen["retried by an operator"] += 1
         elif known.state == "WAITING":
-            assert event.at_ms >= known.due_ms, "what waits is not available before its time"
+            assert event.at_ms >= known.due_ms, "a waiting activity is not available early"
             assert event.attempt == known.attempt
         else:
             assert known.state in ("BACK", "TAKEN", "RELEASED"), f"made available while {known.state}"
-            self.seen["brought home from a sink"] += known.state == "RELEASED"
-        assert event.attempt > known.last_started, "the next attempt is none that was"
+            self.seen["hand-on cancelled"] += known.state == "RELEASED"
+        assert event.attempt > known.last_started, "the next attempt is a new one"
         known.state, known.attempt = "AVAILABLE", event.attempt
 
     def _taken(self, key: ActivityKey, known: ActivityRecord, event: ev.ActivityCancelRequested) -> None:
         loss = (event.worker, event.epoch, event.attempt)
         died = self.losses[key, *loss]
-        assert died, "taken only from who lost it"
+        assert died, "an attempt is taken only after a loss"
         assert loss not in known.taken, "each loss has one effect"
         assert known.state not in ("FAILED", "QUARANTINED"), f"taken while {known.state}"
         known.taken.add(loss)
@@ -371,8 +378,8 @@ class ActivityChecker(CommitObserver):
             assert event.epoch >= known.holder.epoch, "a loss in an earlier lease takes nothing from this one"
         managed = known.retry is not None
         if managed:
-            assert event.attempt >= known.attempt, "a loss of long ago changes nothing"
-            assert event.task_queue == known.queue, "what moves on stays in its task queue"
+            assert event.attempt >= known.attempt, "a loss of an earlier attempt has no effect"
+            assert event.task_queue == known.queue, "a rescheduled activity stays in its task queue"
         row = known.deaths if event.attempt == known.attempt else 0
         outcomes = {(known.failures + d, row + 1 if d else 0, d) for d in died}
         assert (event.failures, event.deaths) in {outcome[:2] for outcome in outcomes}, "deaths are counted"
@@ -383,13 +390,13 @@ class ActivityChecker(CommitObserver):
             known.verdict = "ActivityQuarantined"
         elif really_died and 0 < retry.max_attempts <= event.failures:
             known.verdict = "ActivityFailed"
-            self.seen["failed with its last worker"] += 1
+            self.seen["failed by the last allowed death"] += 1
         else:
             known.verdict = "ActivityMadeAvailable"
         known.failures, known.deaths, known.queue = event.failures, event.deaths, event.task_queue
         known.attempt = max(known.attempt, event.attempt)
         known.state, known.holder = "TAKEN", None
-        self.seen["moved on"] += 1
+        self.seen["rescheduled"] += 1
 
     def _ended(self, key: ActivityKey, known: ActivityRecord, event: Any, commit_sides: CommitSides) -> None:
         token = Token(key, event.worker, event.epoch, event.attempt)
@@ -421,13 +428,13 @@ class ActivityChecker(CommitObserver):
             known.state, known.attempt, known.due_ms = "WAITING", event.attempt + 1, event.due_ms
         else:
             assert isinstance(event, ev.ActivityFailed)
-            assert exhausted or event.message == "for good", "failed for good only by rule"
+            assert exhausted or event.message == "for good", "an activity fails finally only by rule"
             known.state = "FAILED"
 
-    # -- at rest
+    # -- checks between steps
 
     def check_at_rest(self) -> None:
-        """Between two steps, when nothing is under way."""
+        """Compare the records with the folded log between two steps, when no call is in progress."""
         for shard in self.shards:
             for name, worker in shard.workers.items():
                 holding = self.workers[name]
@@ -440,7 +447,7 @@ class ActivityChecker(CommitObserver):
                     held = self.known[key].holder
                     mine = held and (held.worker, held.attempt) == (name.instance_key, holding.bound[id])
                     if self.dropped and not mine:
-                        self.split.add(key)  # it could not be told; later it is
+                        self.split.add(key)  # its shard was dropped; the reconciler removes the binding later
                     assert mine or key in self.split, f"{name.instance_key} is left with {key}"
             for key, activity in shard.activities.items():
                 known = self.known[key]
@@ -451,7 +458,7 @@ class ActivityChecker(CommitObserver):
 
 
 class CommitSides:
-    """The sides of what one commit holds."""
+    """The activity and worker sides of one commit."""
 
     def __init__(self) -> None:
         self.started: Counter[Token] = Counter()

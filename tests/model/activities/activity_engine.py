@@ -1,4 +1,4 @@
-"""An engine with everything that touches activities, on a store that fails, stalls and is stolen from."""
+"""An engine with all services for activities, on a store that fails, stalls and loses shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK_ATTEMPTS_MAX = 2
 
 
 class SlowStore(FaultyStore):
-    """What reached the database is done even if whoever asked for it is gone, as with a real one."""
+    """A store that finishes every started call even if its caller is gone, as a real database does."""
 
     def __init__(self, database: Database, checker: ActivityChecker) -> None:
         super().__init__(database, checker)
@@ -35,10 +35,10 @@ class SlowStore(FaultyStore):
         self.during_find: Callable[[], Awaitable[None]] | None = None
         """Runs between the next read of activities and its answer."""
         self.keep_answers = False
-        """Commits take place, but nobody hears of it."""
+        """Commits succeed, but their answers are never delivered."""
         self.kept = asyncio.Event()
-        self.passage = asyncio.Event()
-        self.passage.set()
+        self.commits_allowed = asyncio.Event()
+        self.commits_allowed.set()
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def _shielded(self, work: Awaitable[Any]) -> Any:
@@ -68,7 +68,7 @@ class SlowStore(FaultyStore):
         return images
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
-        await self.passage.wait()
+        await self.commits_allowed.wait()
         shard_ids = {commit.shard_id for commit in commits}
         try:
             await self._shielded(super().commit(commits))
@@ -105,19 +105,19 @@ class SlowStore(FaultyStore):
 
 
 class OtherEngine:
-    """A sink that takes, refuses or hangs."""
+    """A sink that accepts, refuses or hangs."""
 
     def __init__(self, checker: ActivityChecker) -> None:
         self._checker = checker
-        self.mood = "takes"
+        self.mode = "takes"
 
     async def deliver(self, key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) -> None:
-        self._checker.seen[f"a sink {self.mood}"] += 1
-        if self.mood == "hangs":
+        self._checker.seen[f"a sink {self.mode}"] += 1
+        if self.mode == "hangs":
             await asyncio.sleep(3_600)
-        if self.mood == "refuses":
+        if self.mode == "refuses":
             raise RuntimeError("not now")
-        self._checker.sunk[key, activity.attempt] += 1
+        self._checker.delivered[key, activity.attempt] += 1
 
 
 class ActivityEngine(Engine):
@@ -128,7 +128,7 @@ class ActivityEngine(Engine):
         self.activities = ActivityService(self.node, self.ownership, self.matching)
 
     async def call(self, handler: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
-        """The answer, or the refusal, as `server.binding` would give it."""
+        """Return the answer or the refusal, as `server.binding` does."""
         try:
             return await handler(request)
         except InvalidRequest:
@@ -144,12 +144,12 @@ class ActivityEngine(Engine):
 
 
 class WorkerStream:
-    """A stream that a worker opened."""
+    """An open attach stream of a worker."""
 
     def __init__(self, engine: ActivityEngine) -> None:
         self._requests: asyncio.Queue[AttachRequest | None] = asyncio.Queue()
-        self.told: dict[str, AttachResponse.Orders] = {}
-        """Per worker: the last orders that came."""
+        self.orders: dict[str, AttachResponse.Orders] = {}
+        """The last orders received for each worker."""
         self.attached: dict[str, AttachResponse.Attached] = {}
         self.task = asyncio.ensure_future(self._read(engine))
 
@@ -157,7 +157,7 @@ class WorkerStream:
         async for answer in engine.streams.attach(self._written()):
             kind = answer.WhichOneof("response")
             if kind == "orders":
-                self.told[answer.orders.worker_instance_key] = answer.orders
+                self.orders[answer.orders.worker_instance_key] = answer.orders
             elif kind == "attached":
                 self.attached[answer.attached.worker_instance_key] = answer.attached
 
@@ -169,13 +169,13 @@ class WorkerStream:
         self._requests.put_nowait(request)
 
     async def end(self) -> None:
-        """Without a goodbye."""
+        """End the stream without a detach."""
         self.task.cancel()
         await asyncio.wait([self.task])
 
 
 class WorkerClient:
-    """A worker's process, as it sees itself."""
+    """A worker process and its view of its own state."""
 
     def __init__(self, name: str, session: str) -> None:
         self.name = name
@@ -184,5 +184,5 @@ class WorkerClient:
         self.epoch = 0
         self.held: dict[ActivityKey, Token] = {}
         self.stream: WorkerStream | None = None
-        self.said_goodbye = False
-        """Its stream no longer speaks for it."""
+        self.detached = False
+        """Whether the worker has detached from its stream."""

@@ -1,7 +1,8 @@
-"""One walk: steps that any order makes sense of, taken on a real engine, and what those outside know of it.
+"""The client steps of a walk, which are valid in any order, on a real engine, and the knowledge of the
+clients.
 
-A step names what it is about by numbers that are taken modulo what there is, so that each part of a story is a story.
-With `rush` the next step does not wait for the end of this one.
+The arguments of a step are taken modulo the number of existing things, so that any part of a walk is a valid
+walk. With `concurrent` the next step does not wait for the end of this one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAX_DEATHS = 3
 DISPATCH_MS = 2_000
 STEP_MS = 500
 TIMEOUT_S = 20
-"""Real seconds after which a call is held to hang."""
+"""Real seconds after which a call counts as hanging."""
 
 
 class ClientSteps:
@@ -58,28 +59,28 @@ class ClientSteps:
         self.sink = OtherEngine(self.checker)
         self.routed = True
         self.engine: ActivityEngine
-        self.story: list[str] = []
+        self.trace: list[str] = []
         self.clients: dict[str, WorkerClient] = {}
-        self.zombies: list[WorkerClient] = []
+        self.former_clients: list[WorkerClient] = []
         self.sessions = 0
         self.tokens: list[Token] = []
-        """Everything that was ever handed out, newest last."""
+        """All tokens that were handed out, newest last."""
         self.given: dict[tuple[ActivityKey, int], Token] = {}
         self.unacknowledged: set[tuple[ActivityKey, int]] = set()
-        """Hand-outs whose answer failed together with the shard or the process that gave it."""
-        self.life = 0
+        """Hand-outs whose answer was lost with the shard or the process."""
+        self.incarnation = 0
         self.scheduled: set[ActivityKey] = set()
         self.not_recorded: set[bytes] = set()
-        """Results that were refused."""
+        """The results of refused completions."""
         self.cancels: set[ActivityKey] = set()
         self.results = 0
         self.resumed = False
-        """Somebody was, perhaps, since the last rest."""
+        """Whether a worker may have been resumed since the last check."""
         self.calls: set[asyncio.Task[None]] = set()
         self.polls: dict[asyncio.Task[None], tuple[WorkerClient, str]] = {}
         self.loop_errors: list[str] = []
 
-    # -- life
+    # -- life cycle
 
     async def start(self) -> None:
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
@@ -99,7 +100,7 @@ class ClientSteps:
             self.loop_errors.append(f"{context.get('message')}: {error!r}")
 
     def check(self) -> None:
-        """At every rest."""
+        """Run the checks between two steps."""
 
     def shard_id(self, name: str) -> int:
         return shard_of(NAMESPACE, name, self.engine.node.shard_count)
@@ -108,9 +109,9 @@ class ClientSteps:
         await self.environment.clear()
         await self.start()
         for step in steps:
-            self.story.append(str(step))
+            self.trace.append(str(step))
             await getattr(self, f"do_{step.name}")(**step.args)
-            if step.rush:
+            if step.concurrent:
                 await asyncio.sleep(0)
             else:
                 await self.settle()
@@ -119,23 +120,23 @@ class ClientSteps:
         self.check()
 
     async def shut_down_all(self) -> None:
-        """Leave nothing behind, whatever happened."""
-        self.store.passage.set()
+        """End all tasks and streams, whatever happened."""
+        self.store.commits_allowed.set()
         await self.engine.crash()
-        for task in (*self.calls, *self.polls, *self.lines()):
+        for task in (*self.calls, *self.polls, *self.stream_tasks()):
             task.cancel()
-        await asyncio.gather(*self.calls, *self.polls, *self.lines(), return_exceptions=True)
+        await asyncio.gather(*self.calls, *self.polls, *self.stream_tasks(), return_exceptions=True)
         await self.store.idle()
 
-    def lines(self) -> list[asyncio.Task[None]]:
-        return [c.stream.task for c in (*self.clients.values(), *self.zombies) if c.stream is not None]
+    def stream_tasks(self) -> list[asyncio.Task[None]]:
+        return [c.stream.task for c in (*self.clients.values(), *self.former_clients) if c.stream is not None]
 
     def launch(self, work: Coroutine[Any, Any, None]) -> None:
         self.calls.add(asyncio.ensure_future(work))
 
     async def settle(self) -> None:
-        """Nothing is under way any more."""
-        self.store.passage.set()
+        """Wait until no call is in progress."""
+        self.store.commits_allowed.set()
         node = self.engine.node
         for _ in range(1_000):
             await self.wait_for(*self.calls)
@@ -153,7 +154,7 @@ class ClientSteps:
             if not self.calls and node.barrier().done and len(node.shards()) == node.shard_count:
                 break
         else:
-            raise AssertionError("it never comes to rest")
+            raise AssertionError("the calls never finish")
         await self.store.idle()
         assert not self.loop_errors, self.loop_errors
 
@@ -164,7 +165,7 @@ class ClientSteps:
             await asyncio.wait((waiting, broken), timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if broken.done():
                 raise self.checker.violation or AssertionError(f"the engine stopped: {broken.result()}")
-            assert waiting.done(), "somebody waits for ever"
+            assert waiting.done(), "a call waits for ever"
 
     def client(self, who: int) -> WorkerClient:
         name = WORKERS[who % len(WORKERS)]
@@ -174,22 +175,22 @@ class ClientSteps:
 
     def add_client(self, name: str) -> WorkerClient:
         if name in self.clients:
-            self.zombies.append(self.clients[name])
+            self.former_clients.append(self.clients[name])
         self.sessions += 1
         self.clients[name] = WorkerClient(name, f"session-{self.sessions}")
         return self.clients[name]
 
     def note(self, text: object) -> None:
-        self.story.append(f"    {text}")
+        self.trace.append(f"    {text}")
 
     # -- heartbeats
 
     async def do_beat(self, who: int, kind: str, what: int = 0, lease_ms: int = 4_000) -> None:
         client = self.client(who)
-        if kind == "zombie":
-            if not self.zombies:
+        if kind == "superseded":
+            if not self.former_clients:
                 return
-            client = self.zombies[what % len(self.zombies)]
+            client = self.former_clients[what % len(self.former_clients)]
         elif kind in ("replace", "adopt", "mistake") and client.sequence:
             held = client.held
             client = self.add_client(client.name)
@@ -217,7 +218,7 @@ class ClientSteps:
         elif kind == "forget" and client.held:
             token = client.held.pop(sorted(client.held)[what % len(client.held)])
             beat.unbound_activities.append(ref_to(token))
-        elif kind == "grab":  # by itself: perhaps what another holds
+        elif kind == "grab":  # bound by heartbeat, perhaps an activity that another worker holds
             key = KEYS[what % ACTIVITIES]
             attempt = max(1, self.checker.known[key].attempt)
             beat.bound_activities.append(ref_to(Token(key, client.name, 0, attempt)))
@@ -227,8 +228,8 @@ class ClientSteps:
         request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE, heartbeat=beat)
         broken = self.checker.broken_at.get(client.name)
         holding = self.checker.workers[WorkerKey(NAMESPACE, client.name)]
-        unheard = [id for id, heard in holding.handed.items() if not heard]
-        alone, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
+        unconfirmed = [id for id, heard in holding.handed.items() if not heard]
+        undisturbed, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.engine.call(self.engine.liveness.record_worker_heartbeat, request)
         if isinstance(answer, LivenessError):
             self._refused("beat", answer)
@@ -237,11 +238,14 @@ class ClientSteps:
         if result.outcome != worker_pb2.HEARTBEAT_OUTCOME_REPEATED:
             self._heard(client, broken)
         if result.outcome == worker_pb2.HEARTBEAT_OUTCOME_RENEWED and kind in ("full", "blank"):
-            alone = (
-                alone and len(self.calls) == 1 and not self.polls and began_ms == self.clock.monotonic_ms()
+            undisturbed = (
+                undisturbed
+                and len(self.calls) == 1
+                and not self.polls
+                and began_ms == self.clock.monotonic_ms()
             )
-            kept = not alone or all(id in holding.bound for id in unheard)
-            assert kept, "a whole set says nothing about what the worker had not heard of"
+            kept = not undisturbed or all(id in holding.bound for id in unconfirmed)
+            assert kept, "a full set does not drop unconfirmed hand-outs"
         if result.lease_epoch > client.epoch > 0:
             named = {key: t for key, t in client.held.items() if (key.workflow_id, t.attempt) in declared}
             client.held = {key: t._replace(epoch=result.lease_epoch) for key, t in named.items()}
@@ -257,7 +261,7 @@ class ClientSteps:
         self.note(f"{client.name} {worker_pb2.HeartbeatOutcome.Name(result.outcome)} {result.lease_epoch}")
 
     def _heard(self, client: WorkerClient, broken: tuple[int, int] | None) -> None:
-        """It makes good for a break that came before it."""
+        """A heartbeat or an attach cancels an earlier break."""
         if self.checker.broken_at.get(client.name) == broken:
             self.checker.broken_at.pop(client.name, None)
 
@@ -320,10 +324,10 @@ class ClientSteps:
             client.held[key] = token
             self.tokens.append(token)
 
-    async def do_hang_up(self, which: int) -> None:
+    async def do_cancel_poll(self, which: int) -> None:
         if self.polls:
             list(self.polls)[which % len(self.polls)].cancel()
-            self.seen["a poll hung up"] += 1
+            self.seen["a poll cancelled"] += 1
 
     async def do_claim(self, who: int, what: int) -> None:
         self.launch(self._claim(self.client(who), KEYS[what % ACTIVITIES]))
@@ -333,16 +337,20 @@ class ClientSteps:
             namespace=NAMESPACE, id=id_of(key), worker_instance_key=client.name, session_id=client.session,
             task_queue=queue_of(key), retry_policy=retry_of(key),
         )  # fmt: skip
-        alone, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
+        undisturbed, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.engine.call(self.engine.activities.claim_activity, request)
         if isinstance(answer, LivenessError):
             self._refused("claim", answer)
             return
         self._received(client, answer.activity)
-        alone = alone and len(self.calls) == 1 and not self.polls and began_ms == self.clock.monotonic_ms()
-        if alone:
+        undisturbed = (
+            undisturbed and len(self.calls) == 1 and not self.polls and began_ms == self.clock.monotonic_ms()
+        )
+        if undisturbed:
             bound = self.checker.workers[WorkerKey(NAMESPACE, client.name)].bound.get(key.id)
-            assert bound == answer.activity.attempt, "who is told that its claim holds is bound to it"
+            assert bound == answer.activity.attempt, (
+                "a worker with a successful claim is bound to the activity"
+            )
 
     async def do_end(self, which: int, how: str = "complete", twist: str = "right") -> None:
         if self.tokens:
@@ -383,13 +391,13 @@ class ClientSteps:
         if isinstance(answer, LivenessError):
             self._refused(how, answer)
             if how == "complete" and not isinstance(answer, Unavailable):
-                assert not mine, "the same end again is answered alike"
+                assert not mine, "a repeated end call gets the same answer"
                 self.not_recorded.add(result)
             return
         if how == "complete":
             assert known.completions, "an acknowledged end is durable"
-            assert known.completions[0][0] == token, "the one who is told so completed it"
-            self.seen["the same end again"] += known.completions[0][1] != result
+            assert known.completions[0][0] == token, "the acknowledged token completed it"
+            self.seen["a repeated end"] += known.completions[0][1] != result
         client = self.clients.get(token.worker)
         if client is not None and client.held.get(token.key) == token:
             del client.held[token.key]
@@ -417,9 +425,9 @@ class ClientSteps:
         self.note(f"{name}: {error}")
         self.seen[f"{name}: {error.reason}"] += 1
         if isinstance(error, FencedOff):
-            self.seen["a zombie refused"] += 1
+            self.seen["a token fenced off"] += 1
             for why in ("INACTIVE", "lease epoch is", "not bound", "held by", "what it holds", "COMPLETED"):
-                self.seen[f"refused, for {why}"] += why in str(error)
+                self.seen[f"refused: {why}"] += why in str(error)
 
     # -- orders
 
@@ -445,11 +453,11 @@ class ClientSteps:
             self.ask(how, admin.resume_workers, admin_pb2.ResumeWorkersRequest(**about, all=True))
 
     async def _pause(self, request: admin_pb2.PauseWorkersRequest, name: str) -> None:
-        alone, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
+        undisturbed, began_ms = len(self.calls) == 1, self.clock.monotonic_ms()
         answer = await self.engine.call(self.engine.admin.pause_workers, request)
         if isinstance(answer, LivenessError):
             self._refused("pause", answer)
-        elif not name and alone and len(self.calls) == 1:
+        elif not name and undisturbed and len(self.calls) == 1:
             paused = self.engine.node.policies.of(NAMESPACE).paused
             assert paused, "an acknowledged pause of all is in force"
         elif name and not self.resumed and began_ms == self.clock.monotonic_ms():
@@ -461,12 +469,16 @@ class ClientSteps:
         if how == "expire":
             self.ask(how, self.engine.admin.expire_worker, admin_pb2.ExpireWorkerRequest(**about))
         else:
-            session = self.zombies[-1].session if how == "old" and self.zombies else self.client(who).session
+            session = (
+                self.former_clients[-1].session
+                if how == "old" and self.former_clients
+                else self.client(who).session
+            )
             request = service_pb2.ShutdownWorkerRequest(**about, session_id=session)
             self.ask("shutdown", self.engine.liveness.shutdown_worker, request)
 
-    async def do_line(self, who: int, how: str, grace_ms: int = 1_500) -> None:
-        """A stream is opened, breaks, or says goodbye."""
+    async def do_stream(self, who: int, how: str, grace_ms: int = 1_500) -> None:
+        """Open, break or detach a stream."""
         client = self.client(who)
         if how == "attach":
             if client.stream is None or client.stream.task.done():
@@ -476,14 +488,14 @@ class ClientSteps:
                 disconnect_grace=duration(grace_ms),
             )  # fmt: skip
             client.stream.write(service_pb2.AttachRequest(attach=attach))
-            client.said_goodbye = False
+            client.detached = False
             self.launch(self._attached(client, self.checker.broken_at.get(client.name)))
         elif client.stream is not None and how == "break":
             await self.break_stream(client)
         elif client.stream is not None:
             detach = service_pb2.AttachRequest.Detach(namespace=NAMESPACE, worker_instance_key=client.name)
             client.stream.write(service_pb2.AttachRequest(detach=detach))
-            client.said_goodbye = True
+            client.detached = True
 
     async def _attached(self, client: WorkerClient, broken: tuple[int, int] | None) -> None:
         stream = client.stream
@@ -496,8 +508,8 @@ class ClientSteps:
 
     async def break_stream(self, client: WorkerClient) -> None:
         if client.stream is not None and not client.stream.task.done():
-            if not client.said_goodbye:
-                self.checker.broken_at[client.name] = (self.clock.monotonic_ms(), self.checker.life)
+            if not client.detached:
+                self.checker.broken_at[client.name] = (self.clock.monotonic_ms(), self.checker.incarnation)
             self.seen["a stream broke"] += 1
             await client.stream.end()
         client.stream = None

@@ -14,7 +14,7 @@ __all__ = ["quiet"]
 
 @pytest.fixture(autouse=True, scope="module")
 def short_reconciler_delays() -> Iterator[None]:
-    """As in the product, but sooner: walks are short."""
+    """Shorten the reconciler's delays, because walks are short."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reconciler, "UNBOUND_GRACE_MS", 1_500)
         patch.setattr(reconciler, "RECONCILE_INTERVAL_MS", 3_000)

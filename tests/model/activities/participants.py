@@ -1,4 +1,4 @@
-"""Who and what walks are about: workers, task queues, and activities that each have their own terms."""
+"""The participants of walks: workers, task queues, and activities with different retry policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.model.activities.activity_checker import Token
 NAMESPACE = "north"
 WORKERS = ("w1", "w2", "w3")
 assert len(WORKERS) < DEFAULT_POLICY.storm_min_workers, "the model knows no storms"
-QUEUES = ("q-a", "q-b", "q-sunk")
+QUEUES = ("q-a", "q-b", "q-delivered")
 ACTIVITIES = 8
 KEYS = tuple(ActivityKey(NAMESPACE, f"flow-{n}", "run", f"a{n}") for n in range(ACTIVITIES))
 
@@ -23,15 +23,15 @@ KEYS = tuple(ActivityKey(NAMESPACE, f"flow-{n}", "run", f"a{n}") for n in range(
 class Step(NamedTuple):
     name: str
     args: dict[str, Any]
-    rush: bool = False
+    concurrent: bool = False
 
     def __str__(self) -> str:
         args = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
-        return f"{self.name}({args})" + (" ..." if self.rush else "")
+        return f"{self.name}({args})" + (" ..." if self.concurrent else "")
 
 
 class WalkSettings(NamedTuple):
-    """What holds for a whole walk."""
+    """Settings of a whole walk."""
 
     quota: int = 3
     cleanup_ms: int = 3_600_000

@@ -1,4 +1,5 @@
-"""The rest of a walk: time, upkeep and trouble, what must hold at every rest, and the calm in which all must end well."""
+"""The remaining steps of a walk (time, upkeep, failures), the checks between steps, and the final phase in
+which all work must finish."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tests.model.activities.activity_engine import WorkerClient
 from tests.model.activities.client_steps import STEP_MS, ClientSteps
 from tests.model.activities.participants import KEYS, NAMESPACE, QUEUES, WORKERS, id_of, queue_of
 
-CALM_ROUNDS = 40
-CALM_LEASE_MS = 3_000
+FINAL_ROUNDS = 40
+FINAL_LEASE_MS = 3_000
 
 
 class RandomWalk(ClientSteps):
@@ -29,19 +30,19 @@ class RandomWalk(ClientSteps):
             await self.settle()
             for name, worker in self.checker.workers.items():
                 now_ms = self.engine.node.shard(*name).now_ms()
-                assert not worker.drain_ms or now_ms < worker.drain_ms + 1_000, "a drain ends at its limit"
+                assert not worker.drain_ms or now_ms < worker.drain_ms + 1_000, "a drain ends at its deadline"
 
     async def pass_time(self, ms: int) -> None:
         while ms > 0:
             self.clock.move(min(ms, STEP_MS))
             self.engine.node.tick()
             ms -= STEP_MS
-            if self.store.passage.is_set() and not self.calls:
+            if self.store.commits_allowed.is_set() and not self.calls:
                 await self.wait_for(asyncio.ensure_future(self.engine.node.barrier().wait()))
                 await asyncio.sleep(0)
 
     async def do_until(self, what: int, which: str, off_ms: int = 0) -> None:
-        """Up to the millisecond at which something is due, or one beside it."""
+        """Advance to the millisecond at which something is due, or one beside it."""
         if which == "lease":
             name = WorkerKey(NAMESPACE, WORKERS[what % len(WORKERS)])
             shard = self.engine.node.shard_table()[self.shard_id(name.instance_key)]
@@ -59,8 +60,8 @@ class RandomWalk(ClientSteps):
         if left_ms + off_ms > 0:
             await self.pass_time(min(left_ms + off_ms, 10_000))
 
-    async def do_die(self, who: int, queue: int, heard: bool = True) -> None:
-        """A worker takes what is there, says so, and is never heard of again, while the others live on."""
+    async def do_fall_silent(self, who: int, queue: int, heard: bool = True) -> None:
+        """A worker polls, confirms the activities and falls silent, while the others continue."""
         client = self.client(who)
         lease_ms = 1_000 if client.stream is None else 6_000
         await self.do(self.beat_by(client, "confirm", 0, lease_ms))
@@ -81,13 +82,13 @@ class RandomWalk(ClientSteps):
     async def do_work(self) -> None:
         self.launch(self.engine.queue.run_until_idle())
 
-    async def do_sink(self, mood: str) -> None:
-        self.routed = mood != "gone"
-        self.sink.mood = mood if mood != "gone" else self.sink.mood
+    async def do_sink(self, mode: str) -> None:
+        self.routed = mode != "gone"
+        self.sink.mode = mode if mode != "gone" else self.sink.mode
 
     async def do_upkeep(self, what: str) -> None:
         maintenance = self.engine.maintenance
-        if what == "evict":  # as the end of a checkpoint does, whatever is under way
+        if what == "evict":  # as at the end of a checkpoint, whatever is in progress
             for shard in self.engine.node.shards():
                 self.seen["evicted"] += shard.activities.evict(shard.durable_seq)
             return
@@ -99,7 +100,7 @@ class RandomWalk(ClientSteps):
         await self.engine.maintenance._run_job(job)
 
     async def do_meanwhile(self, what: str) -> None:
-        """Something happens between the next read of activities and what is decided on it."""
+        """Let something happen between the next read of activities and the decision on it."""
 
         async def meanwhile() -> None:
             if what == "checkpoint":
@@ -107,8 +108,8 @@ class RandomWalk(ClientSteps):
                 await self._guarded(self.engine.maintenance.checkpoint)
                 after = sum(shard.activities.eviction_count for shard in self.engine.node.shards())
                 self.seen["evicted between read and decide"] += after > before
-            elif what in ("life", "start"):
-                await self._end_and_forget(to_its_end=what == "life")
+            elif what in ("retry and cancel", "retry"):
+                await self._end_and_forget(to_its_end=what == "retry and cancel")
             else:
                 self.store.faults.append(Fault.REJECTED)
                 for shard in self.engine.node.shards():
@@ -120,7 +121,7 @@ class RandomWalk(ClientSteps):
         self.store.during_find = meanwhile
 
     async def _end_and_forget(self, *, to_its_end: bool) -> None:
-        """What had failed is tried anew, or even ends otherwise and leaves memory."""
+        """Retry the failed activities, and with `to_its_end` also cancel them and evict them from memory."""
         activities = self.engine.activities
         for key in [key for key in KEYS if self.checker.known[key].state == "FAILED"]:
             retry = pb.RetryActivityRequest(namespace=NAMESPACE, id=id_of(key))
@@ -129,37 +130,37 @@ class RandomWalk(ClientSteps):
                 self.cancels.add(key)
                 cancel = pb.CancelActivityRequest(namespace=NAMESPACE, id=id_of(key))
                 await self.engine.call(activities.cancel_activity, cancel)
-            self.seen["another life between read and decide"] += 1
+            self.seen["retried between read and decide"] += 1
         if to_its_end:
             await self._guarded(self.engine.maintenance.checkpoint)
 
-    # -- trouble
+    # -- failures
 
     async def do_fault(self, kind: str) -> None:
         self.store.faults.append(Fault[kind])
 
     async def do_stall(self) -> None:
-        """Commits wait until the rush is over."""
-        self.store.passage.clear()
+        """Commits wait until the next step that is not concurrent."""
+        self.store.commits_allowed.clear()
 
-    async def do_steal(self, what: int) -> None:
-        """Another owner takes a shard, and is gone again."""
+    async def do_take_shard(self, what: int) -> None:
+        """Another owner takes a shard and disappears."""
         await self.settle()
-        await self.store.take_over([what % len(self.checker.shards)], "thief", self.clock.wall_ms())
+        await self.store.take_over([what % len(self.checker.shards)], "other owner", self.clock.wall_ms())
 
     async def do_restart(self, how: str, away_ms: int = 0) -> None:
         self.store.faults.clear()
         self.store.during_find = None
-        if how == "unheard":  # committed, but nobody hears of it
+        if how == "unanswered":  # committed, but the answer is lost
             self.store.keep_answers = True
             self.store.kept.clear()
-            self.store.passage.set()
+            self.store.commits_allowed.set()
             for _ in range(200):
                 if self.store.kept.is_set() or not self.calls:
                     break
                 await asyncio.sleep(0.001)
-            self.seen["killed after a commit that nobody heard of"] += self.store.kept.is_set()
-        self.seen["killed in the midst of calls"] += bool(self.calls) and how != "orderly"
+            self.seen["killed after an unanswered commit"] += self.store.kept.is_set()
+        self.seen["killed during calls"] += bool(self.calls) and how != "orderly"
         if how == "orderly":
             await self.settle()
             self.engine.matching.end_polls()
@@ -167,7 +168,7 @@ class RandomWalk(ClientSteps):
             await self.settle()
             await self.engine.stop()
         await self.engine.crash()
-        gone = [*self.calls, *self.polls, *self.lines()]
+        gone = [*self.calls, *self.polls, *self.stream_tasks()]
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
@@ -175,44 +176,47 @@ class RandomWalk(ClientSteps):
         self.calls.clear()
         self.polls.clear()
         self.loop_errors.clear()
-        for client in (*self.clients.values(), *self.zombies):
+        for client in (*self.clients.values(), *self.former_clients):
             client.stream = None
         self.checker.broken_at.clear()
-        self.checker.life += 1
+        self.checker.incarnation += 1
         self.store.keep_answers = False
-        self.store.passage.set()
+        self.store.commits_allowed.set()
         self.clock.move(away_ms)
         await self.start()
 
-    # -- what must hold
+    # -- checks
 
     def check(self) -> None:
         node, checker = self.engine.node, self.checker
-        self._check_hand_outs(doubtful=bool(checker.dropped) or self.life != checker.life)
-        self.life, self.resumed = checker.life, False
+        self._check_hand_outs(may_be_lost=bool(checker.dropped) or self.incarnation != checker.incarnation)
+        self.incarnation, self.resumed = checker.incarnation, False
         checker.check_at_rest()
         checker.paused = bool(node.policies.of(NAMESPACE).paused)
         for shard in node.shards():
             folded = checker.shards[shard.id]
-            assert shard.workers == folded.workers, "workers in memory are what the log says"
+            assert shard.workers == folded.workers, "workers in memory equal the folded log"
             for key, activity in shard.activities.items():
-                assert activity == folded.activities[key], "activities in memory are what the log says"
+                assert activity == folded.activities[key], "activities in memory equal the folded log"
             assert folded.unfinished().keys() <= {key for key, _ in shard.activities.items()}
         recorded = {result for known in checker.known.values() for _, result in known.completions}
-        assert not recorded & self.not_recorded, "what was refused is not recorded"
+        assert not recorded & self.not_recorded, "refused results are not recorded"
         self._check_polls()
         self._check_streams()
 
-    def _check_hand_outs(self, *, doubtful: bool) -> None:
-        """What is held is held by somebody who was told so; if the telling failed, it is taken back at once."""
+    def _check_hand_outs(self, *, may_be_lost: bool) -> None:
+        """The holder of every started activity was told; if the answer failed, the hand-out is taken back at
+        once."""
         for key, known in self.checker.known.items():
             if known.state == "STARTED" and (key, known.last_started) not in self.given:
-                if doubtful:
+                if may_be_lost:
                     self.unacknowledged.add((key, known.last_started))
-                assert (key, known.last_started) in self.unacknowledged, f"nobody was told of {known.holder}"
+                assert (key, known.last_started) in self.unacknowledged, (
+                    f"no client was told of {known.holder}"
+                )
 
     def _check_polls(self) -> None:
-        """Nobody waits for what is there for it."""
+        """No poll waits while an activity is available for it."""
         for poll, (client, queue) in self.polls.items():
             if poll.done():
                 continue
@@ -222,7 +226,9 @@ class RandomWalk(ClientSteps):
             if not takes or len(worker.bound) >= self.walk_settings.quota:
                 self.seen["a poll waits though there is work"] += bool(self._available(queue))
                 continue
-            assert not self._available(queue), f"{client.name} waits at {queue} for what is available"
+            assert not self._available(queue), (
+                f"{client.name} waits for {queue} although an activity is available"
+            )
 
     def _available(self, queue: str) -> list[ActivityKey]:
         return [
@@ -234,21 +240,21 @@ class RandomWalk(ClientSteps):
     def _check_streams(self) -> None:
         for client in self.clients.values():
             stream = client.stream
-            if stream is None or stream.task.done() or not (told := stream.told.get(client.name)):
+            if stream is None or stream.task.done() or not (orders := stream.orders.get(client.name)):
                 continue
             if not self.engine.streams.is_attached(WorkerKey(NAMESPACE, client.name), client.session):
                 continue
             worker = self.memory(client.name)
             if worker is None:
                 continue
-            assert int(told.state) == int(worker.state)
-            assert told.lease_epoch == worker.epoch
-            assert told.drain == worker.standing.draining, "who is attached is told to drain at once"
+            assert int(orders.state) == int(worker.state)
+            assert orders.lease_epoch == worker.epoch
+            assert orders.drain == worker.standing.draining, "an attached worker is told to drain at once"
             paused = worker.standing.paused or bool(self.engine.node.policies.of(NAMESPACE).paused)
-            assert told.pause == paused, "who is attached is told to pause at once"
-            asked = {(ref.activity_id, ref.attempt) for ref in told.cancel_activities}
+            assert orders.pause == paused, "an attached worker is told to pause at once"
+            asked = {(ref.activity_id, ref.attempt) for ref in orders.cancel_activities}
             assert asked == {(a.activity_id, a.attempt) for a in worker.lost.values()}
-            self.seen["told through a stream"] += 1
+            self.seen["orders compared on a stream"] += 1
 
     def memory(self, name: str) -> Worker | None:
         return self.engine.node.shard(NAMESPACE, name).workers.get(WorkerKey(NAMESPACE, name))
@@ -256,11 +262,12 @@ class RandomWalk(ClientSteps):
     # -- the end
 
     async def finish_all_work(self) -> None:
-        """Everybody is well, and everything is there: whatever is not over by rule must be completed."""
-        self.story.append("calm")
+        """Without failures and with working workers, every activity that is not finished by rule must be
+        completed."""
+        self.trace.append("finish")
         self.store.faults.clear()
         self.store.during_find = None
-        self.sink.mood = "takes"
+        self.sink.mode = "takes"
         while self.engine.node.policies.of(NAMESPACE).paused or any(
             w.paused for w in self.checker.workers.values()
         ):
@@ -272,7 +279,7 @@ class RandomWalk(ClientSteps):
         names = [*WORKERS, "fresh-1", "fresh-2"]
         for name in names:
             self._renew(name)
-        for turn in range(CALM_ROUNDS):
+        for turn in range(FINAL_ROUNDS):
             await self._retry_tasks()
             for name in names:
                 await self._one_turn(self.clients[name])
@@ -291,10 +298,10 @@ class RandomWalk(ClientSteps):
         worker = self.memory(client.name)
         if worker is not None and worker.state is WorkerState.CLEANED_UP:
             return
-        await self.do(self.beat_by(client, "full", 0, CALM_LEASE_MS))
+        await self.do(self.beat_by(client, "full", 0, FINAL_LEASE_MS))
         for queue in range(len(QUEUES)):
             await self.do(self.poll_by(client, queue, 100))
-        await self.do(self.beat_by(client, "confirm", 0, CALM_LEASE_MS))
+        await self.do(self.beat_by(client, "confirm", 0, FINAL_LEASE_MS))
         for token in tuple(client.held.values()):
             await self.do(self.end_by(token))
         await self.do(self.do_work())
@@ -337,10 +344,10 @@ class RandomWalk(ClientSteps):
         assert {task.state for task in stored} <= {TaskState.DONE}
         rows: dict[ActivityKey, Activity] = await self.store.find_activities(list(checker.known))
         folded = {key: a for shard in checker.shards for key, a in shard.activities.items()}
-        assert rows == folded, "the rows are what the log says"
+        assert rows == folded, "the rows equal the folded log"
         for shard in checker.shards:
             read = await self.store.read_log(checker.shards.index(shard), 0, 2**62, 100_000)
             by_seq = {entry.seq: entry for entry in shard.entries}
-            assert all(by_seq[entry.seq] == entry for entry in read), "the log says what was committed"
+            assert all(by_seq[entry.seq] == entry for entry in read), "the stored log equals the commits"
         await self.do_restart("crash")
         self.check()

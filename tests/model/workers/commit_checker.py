@@ -1,4 +1,4 @@
-"""An account of everything that was committed, checked as it comes in: order, folding, recovery, reschedules."""
+"""Checks every commit: sequence, folding, recovery and reschedules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.integration.store.faulty_store import CommitObserver
 from tests.model.workers.model import ModelClock
 
 Taken = tuple[str, str, int, BoundActivity]
-"""Namespace, worker, lease epoch, and what was taken from it."""
+"""Namespace, worker, lease epoch and the lost activity."""
 
 
 class Effect(NamedTuple):
-    """An attempt that was taken from a worker's lease and made available to others."""
+    """An attempt that a worker lost with its lease and that was made available again."""
 
     namespace: str
     worker: str
@@ -44,7 +44,7 @@ class ShardLog:
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
         self.workers: dict[WorkerKey, Worker] = {}
-        """Folded from the entries."""
+        """The workers folded from the entries."""
         self.numbers: dict[int, WorkerKey] = {}
         self.rows: dict[WorkerKey, tuple[Worker, int]] = {}
         self.checkpoint: tuple[int, list[RenewalState]] = (0, [])
@@ -69,7 +69,7 @@ class ShardLog:
             self.numbers[worker.number] = key
 
     def recovered(self) -> dict[WorkerKey, Worker]:
-        """What reading the shard back would give, were it to crash at this very commit."""
+        """Return the workers that recovery would give after a crash at this commit."""
         checkpoint_seq, renewal_states = self.checkpoint
         image = ShardSnapshot(
             shard_id=0,
@@ -106,7 +106,7 @@ class CommitChecker(CommitObserver):
         shard = self.shards[image.shard_id]
         shard.add(entry)
         self.clocks[image.shard_id].taken_over(image.observed_ms, self._clock.monotonic_ms(), self._grace_ms)
-        assert RecoveredWorkers(image).workers == shard.workers, "reading back gives what the log says"
+        assert RecoveredWorkers(image).workers == shard.workers, "recovered workers equal the folded log"
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None:
         for commit in commits:
@@ -131,7 +131,7 @@ class CommitChecker(CommitObserver):
                     assert shard_id == shard_of(task.namespace, task.activity.workflow_id, SHARD_COUNT)
             self.taken += taken
             self._project(shard, commit)
-            assert shard.recovered() == shard.workers, "recovery from any prefix gives what the log says"
+            assert shard.recovered() == shard.workers, "recovery from any prefix equals the folded log"
             self.clocks[commit.shard_id].committed(commit.observed_ms, self._clock.monotonic_ms())
 
     def _project(self, shard: ShardLog, commit: ShardCommit) -> None:
@@ -166,7 +166,7 @@ class CommitChecker(CommitObserver):
         return [(*key, epoch, activity) for activity in gone.values()]
 
     def _count_deaths(self, entry: LogEntry) -> None:
-        """Who fell silent died. Who comes back next, with the session that it died with, had not."""
+        """Count deaths by silence, and those that the return of the same session refutes."""
         event, key = entry.event, WorkerKey(entry.namespace or "", entry.worker or "")
         if isinstance(event, WorkerDeactivated):
             if event.reason.name in ("LEASE_EXPIRED", "DISCONNECTED"):
@@ -194,7 +194,7 @@ class CommitChecker(CommitObserver):
             id = ActivityId(entry.workflow_id or "", asked.run_id, asked.activity_id)
             effect = Effect(entry.namespace or "", asked.worker, asked.epoch, id, asked.attempt)
             self.made_available[effect] += 1
-            # A key that was forgotten starts over at epoch 1, so that the same words can mean another lease.
+            # A forgotten key starts again at epoch 1, so equal effects can belong to different leases.
             times = sum(
                 Effect(namespace, worker, epoch, activity.id, activity.attempt) == effect
                 for namespace, worker, epoch, activity in self.taken

@@ -1,7 +1,7 @@
-"""What a liveness server must do, written from its specification and not from its code.
+"""A model of the server, written from its specification and not from its code.
 
-One value per worker, plain dictionaries and one function per thing that can happen. It knows nothing of events, shards'
-logs, groups or heaps.
+It has one value per worker, plain dictionaries, and one function per input. It knows no events, logs, group
+commits or timers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is configured for a namespace."""
+    """The settings of a namespace."""
 
     default_lease_ms: int = 30_000
     min_lease_ms: int = 1_000
@@ -57,13 +57,13 @@ class ModelWorker:
     held: dict[ActivityName, Attempt] = field(default_factory=dict)
     to_cancel: dict[ActivityName, Attempt] = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
-    in_doubt: bool = False
-    """Whether the client was asked for its whole set."""
+    resync: bool = False
+    """Whether the client was asked for its full set of bindings."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """An activity that must move on: taken from this worker in this lease."""
+    """An activity that must be rescheduled: this worker lost it in this lease."""
 
     worker: tuple[str, str]
     epoch: int
@@ -72,7 +72,7 @@ class Lost:
 
 
 class ModelClock:
-    """Observed time of one shard: at most a second beyond what is durable."""
+    """The observed clock of one shard: at most a second beyond the durable time."""
 
     def __init__(self) -> None:
         self.durable_ms = 0
@@ -84,11 +84,11 @@ class ModelClock:
         return self.durable_ms + min(monotonic_ms - self.since_ms, OBSERVED_STEP_MAX_MS)
 
     def committed(self, observed_ms: int, monotonic_ms: int) -> None:
-        assert observed_ms == self.now(monotonic_ms), "what is written is the time as observed"
+        assert observed_ms == self.now(monotonic_ms), "the commit writes the observed time"
         self.durable_ms, self.since_ms = observed_ms, monotonic_ms
 
     def taken_over(self, observed_ms: int, monotonic_ms: int, grace_ms: int) -> None:
-        assert observed_ms == self.durable_ms, "a take-over goes on where the last commit left it"
+        assert observed_ms == self.durable_ms, "a take-over continues from the last commit"
         self.since_ms = monotonic_ms
         self.takeovers.append(observed_ms)
         self.grace_until_ms = observed_ms + grace_ms
@@ -112,7 +112,7 @@ class Model:
     # -- heartbeats
 
     def heartbeat(self, key: tuple[str, str], beat: Beat, now_ms: int) -> str:
-        """Returns the outcome, or raises and changes nothing."""
+        """Return the outcome, or raise and change nothing."""
         worker, rules = self.workers.get(key), self.rules_of(key[0])
         if worker is None:
             population = sum(
@@ -166,22 +166,24 @@ class Model:
             held=held,
             to_cancel=worker.to_cancel if worker else {},
             replaced=replaced,
-            in_doubt=bool(beat.session) and not beat.full and beat.sequence > last_sequence + 1,
+            resync=bool(beat.session) and not beat.full and beat.sequence > last_sequence + 1,
         )
 
     def _renewed(self, worker: ModelWorker, beat: Beat, rules: Rules, now_ms: int) -> ModelWorker:
         held = _apply_deltas({} if beat.full else worker.held, beat)
         _check_quota(held, len(worker.held), rules)
-        to_cancel, in_doubt = dict(worker.to_cancel), worker.in_doubt
+        to_cancel, resync = dict(worker.to_cancel), worker.resync
         named = {name for name, _ in beat.bound}
         if (beat.session or not worker.session) and beat.sequence > worker.sequence + 1 > 1:
-            in_doubt = True  # a heartbeat is missing, and what it said of bindings with it
+            resync = True  # a heartbeat is missing, and with it perhaps changes of bindings
         for name, _ in beat.unbound:
             if name not in worker.held and name not in worker.to_cancel and name not in named:
-                in_doubt = in_doubt or bool(beat.session and beat.sequence)  # it held what was never heard of
+                resync = resync or bool(
+                    beat.session and beat.sequence
+                )  # it held an activity that the server never knew
             to_cancel.pop(name, None)
         if beat.full:
-            in_doubt = False
+            resync = False
             to_cancel = {name: attempt for name, attempt in to_cancel.items() if name in held}
         granted_ms = _granted(beat.lease_ms, rules)
         return replace(
@@ -192,13 +194,13 @@ class Model:
             deadline_ms=now_ms + granted_ms,
             held=held,
             to_cancel=to_cancel,
-            in_doubt=in_doubt,
+            resync=resync,
         )
 
-    # -- leaving
+    # -- shutdown and forced expiry
 
     def shutdown(self, key: tuple[str, str], session: str, now_ms: int) -> int:
-        """Returns how many activities move on."""
+        """Return the number of rescheduled activities."""
         worker = self._known(key)
         if session in worker.replaced:
             raise Refused("SESSION_SUPERSEDED")
@@ -228,7 +230,7 @@ class Model:
             deadline_ms=now_ms + self.rules_of(key[0]).cleanup_delay_ms,
             held={},
             to_cancel={**worker.to_cancel, **worker.held},
-            in_doubt=False,
+            resync=False,
         )
         return len(worker.held)
 
@@ -239,8 +241,8 @@ class Model:
 
     # -- time
 
-    def look(self, key: tuple[str, str], clock: ModelClock, now_ms: int) -> None:
-        """The server looked at the clock."""
+    def tick(self, key: tuple[str, str], clock: ModelClock, now_ms: int) -> None:
+        """Apply the timers after the server read its clock."""
         worker = self.workers[key]
         if worker.state == ACTIVE and now_ms >= clock.lease_end(worker):
             self._deactivate(key, worker, now_ms)
@@ -280,7 +282,7 @@ def _granted(requested_ms: int | None, rules: Rules) -> int:
 
 
 def _next_sequence(session: str, last_sequence: int, beat: Beat) -> int:
-    """A number sent without a session says nothing about a session that has a name."""
+    """A sequence number without a session does not change that of a named session."""
     if session and not beat.session:
         return last_sequence
     return beat.sequence or last_sequence

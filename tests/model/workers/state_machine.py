@@ -1,4 +1,4 @@
-"""The server's core against the model: everything that can happen, in any order, with a store that fails."""
+"""The engine compared with the model: every input, in any order, on a store that fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STALL_MS = 500
 NAMESPACES = ("north", "south")
 KEYS = tuple((namespace, name) for namespace in NAMESPACES for name in ("w1", "w2"))
 assert len(KEYS) < DEFAULT_POLICY.storm_min_workers, (
-    "the model knows no storms, and holds every death to its lease"
+    "the model has no storms and expects every expiry on time"
 )
 ACTIVITIES: tuple[ActivityName, ...] = tuple((f"flow-{n}", "run", f"activity-{n}") for n in range(5))
 
@@ -59,11 +59,11 @@ configs = st.sampled_from([{name: value} for name, values in CONFIGS.items() for
 
 
 class ModelEnvironment:
-    """A loop and a migrated database that many runs use one after the other."""
+    """An event loop and a migrated database that many runs use in turn."""
 
     def __init__(self, database: Callable[[], Database]) -> None:
         self.seen: Counter[str] = Counter()
-        """How often each answer was given and each fault met, over all runs."""
+        """The number of times each answer and each fault occurred, over all runs."""
         self.runner = asyncio.Runner()
         self.database = self.runner.run(self._open(database))
 
@@ -102,7 +102,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         return self.environment.runner.run(self._watched(work))
 
     async def _watched(self, work: Awaitable[T]) -> T:
-        """A node whose engine stopped answers nobody any more: say so instead of waiting."""
+        """Fail if the engine stops, because a stopped node never answers."""
         doing = asyncio.ensure_future(work)
         ends: set[asyncio.Future[Any]] = {doing}
         if hasattr(self, "engine"):
@@ -117,14 +117,14 @@ class EngineStateMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.run(self.environment.clear())
         self.run(self._start())
-        # In one of the namespaces whole lives are short enough to be seen to their end.
+        # In one namespace the delays are short enough that workers reach their cleanup and are forgotten.
         self.configure("south", {"cleanup_delay_ms": 2_000, "tombstone_retention_ms": 10_000}, Fault.NONE)
 
     async def _start(self) -> None:
         self.engine = Engine(self.store, self.clock, grace_ms=GRACE_MS)
-        # Walks lose the same activity again and again; that each loss moves it on is what they are about.
+        # Walks lose the same activity many times, and each loss must reschedule it.
         self.engine.node.policies.replace("", {"max_worker_deaths": 0})
-        self.last_look_ms = self.clock.monotonic_ms()
+        self.last_tick_ms = self.clock.monotonic_ms()
         self.held_until_ms = 0
         await self.engine.start()
 
@@ -132,7 +132,7 @@ class EngineStateMachine(RuleBasedStateMachine):
 
     @rule(key=keys, fault=faults)
     def plain_heartbeat(self, key: Any, fault: Fault) -> None:
-        """Nearly all of the traffic, and it has a way of its own through the server."""
+        """The most frequent heartbeat, which has a fast path in the server."""
         self._heartbeat(key, "same", "next", 5_000, (), (), False, fault)
 
     @rule(key=keys, bound=changes, unbound=changes, lease_ms=leases, fault=faults)
@@ -184,7 +184,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         key=keys, how=st.sampled_from(["same", "same", "new", "old", "none", "force", "force"]), fault=faults
     )
     def leave(self, key: Any, how: str, fault: Fault) -> None:
-        """By goodbye of some session, or by force. Who is not there is asked to leave now and then, not mostly."""
+        """Shut down with some session, or expire by force. Unknown workers are chosen only now and then."""
         if key not in self.model.workers and how in ("same", "new", "force"):
             key = min(self.model.workers, default=key)
         about = {"namespace": key[0], "worker_instance_key": key[1]}
@@ -197,10 +197,10 @@ class EngineStateMachine(RuleBasedStateMachine):
             )
             return
         session = self._session(self.model.workers.get(key), how)
-        goodbye = service_pb2.ShutdownWorkerRequest(**about, session_id=session)
+        shutdown = service_pb2.ShutdownWorkerRequest(**about, session_id=session)
         self._compare(
             lambda: self.model.shutdown(key, session, self._now(key)),
-            lambda: _moved(self.engine.liveness.shutdown_worker(goodbye)),
+            lambda: _moved(self.engine.liveness.shutdown_worker(shutdown)),
             fault,
         )
 
@@ -233,7 +233,7 @@ class EngineStateMachine(RuleBasedStateMachine):
     @rule(key=keys, off_ms=st.sampled_from([-1, 0, 0, 1]), fault=faults)
     @precondition(lambda self: self.model.workers)
     def deadline_comes(self, key: Any, off_ms: int, fault: Fault) -> None:
-        """Up to the very millisecond, one before or one after."""
+        """Advance exactly to the deadline, or one millisecond before or after it."""
         worker = self.model.workers.get(key)
         if worker is None:
             return
@@ -278,7 +278,7 @@ class EngineStateMachine(RuleBasedStateMachine):
             self.model.forget(key, now_ms)
             self.environment.seen["FORGOTTEN"] += key not in self.model.workers
 
-    # -- how
+    # -- execution
 
     def _session(self, worker: ModelWorker | None, kind: str) -> str:
         if kind == "none":
@@ -306,7 +306,8 @@ class EngineStateMachine(RuleBasedStateMachine):
             await self.engine.recovered()
 
     def _compare(self, expect: Callable[[], Any], act: Callable[[], Awaitable[Any]], fault: Fault) -> None:
-        """Let both do it; if the commit failed, the model does it only if it was committed all the same."""
+        """Let the model and the engine act; if the commit failed, undo the model's change unless it was
+        committed."""
         workers, lost, rules = dict(self.model.workers), list(self.model.lost), self.model.rules
         expected: Any
         try:
@@ -321,7 +322,7 @@ class EngineStateMachine(RuleBasedStateMachine):
             answer = error.reason if not isinstance(error, ShardUnavailable) else error
         if len(self.store.failed) > failed:
             self.environment.seen[fault.name] += 1
-            assert isinstance(answer, ShardUnavailable), "who waits for a commit that failed is told so"
+            assert isinstance(answer, ShardUnavailable), "a caller of a failed commit is told"
             if fault is not Fault.UNKNOWN_DONE:
                 self.model.workers, self.model.lost, self.model.rules = workers, lost, rules
         else:
@@ -359,13 +360,13 @@ class EngineStateMachine(RuleBasedStateMachine):
     async def _step(self, ms: int, fault: Fault) -> None:
         self.clock.move(ms)
         now_ms = self.clock.monotonic_ms()
-        if now_ms - self.last_look_ms > STALL_MS:
+        if now_ms - self.last_tick_ms > STALL_MS:
             self.held_until_ms = now_ms + STALL_MS
-        self.last_look_ms = now_ms
+        self.last_tick_ms = now_ms
         before, lost_before = dict(self.model.workers), len(self.model.lost)
         if now_ms >= self.held_until_ms:
             for key in self.model.workers:
-                self.model.look(key, self._clock_of(key), self._now(key))
+                self.model.tick(key, self._clock_of(key), self._now(key))
                 self.environment.seen[self.model.workers[key].state] += self.model.workers[key] != before[key]
         failed = len(self.store.failed)
         self.store.faults.append(fault)
@@ -391,7 +392,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         for key, worker in in_memory.items():
             _same(worker, self.model.workers[key])
         census = Counter((key.namespace, worker.state) for key, worker in in_memory.items())
-        assert self.engine.node.census == census, "counted in passing as counted anew"
+        assert self.engine.node.census == census, "the maintained counts equal a new count"
         for namespace in NAMESPACES:
             living = sum(key[0] == namespace and worker.state < 3 for key, worker in in_memory.items())
             assert self.engine.node.count_workers(namespace) == living
@@ -407,23 +408,24 @@ class EngineStateMachine(RuleBasedStateMachine):
             self.run(self._teardown())
 
     async def _teardown(self) -> None:
-        """In the end every lost activity has moved on exactly once, and the log holds what the ledger says."""
+        """Check at the end that every lost activity was rescheduled exactly once, and that the stored log
+        equals the commits."""
         await self.engine.queue.run_until_idle()
         for shard in self.engine.node.shards():
             recorded = self.checker.shards[shard.id].entries
             read = await self.store.read_log(shard.id, 0, 2**62, 100_000)
             by_seq = {entry.seq: entry for entry in recorded}
-            assert all(by_seq[entry.seq] == entry for entry in read), "the log says what was committed"
+            assert all(by_seq[entry.seq] == entry for entry in read), "the stored log equals the commits"
         stored = await self.store.list_tasks(None, list(TaskState), 0, 100_000)
         assert {task.state for task in stored} <= {TaskState.DONE}
         rows = sorted((s.task.namespace, s.task.worker, s.task.epoch, s.task.activity) for s in stored)
         assert rows == sorted(self.checker.taken), "every lost activity has its task"
         effects = {Effect(ns, worker, epoch, a.id, a.attempt) for ns, worker, epoch, a in self.checker.taken}
-        assert set(self.checker.made_available) == effects, "and every task had its effect"
+        assert set(self.checker.made_available) == effects, "every task had its effect"
         verdicts = await self.store.verdicts()
         assert {name: count.deaths for name, count in verdicts.items()} == self.checker.deaths
         false = {name: count.refuted for name, count in verdicts.items() if count.refuted}
-        assert false == self.checker.false_deaths, "deaths are counted as the log tells them"
+        assert false == self.checker.false_deaths, "the stored death counts equal those of the log"
         self.environment.seen["A FALSE DEATH"] += sum(false.values())
         await self.engine.crash()
 
@@ -452,10 +454,10 @@ def _same(worker: Worker, model: ModelWorker) -> None:
     assert {tuple(id): a.attempt for id, a in worker.lost.items()} == model.to_cancel
     assert worker.superseded == model.replaced
     if worker.session_id:
-        assert worker.resync == model.in_doubt
+        assert worker.resync == model.resync
 
 
-# -- walks without hypothesis: they cannot be made smaller, but they get around far more
+# -- random walks without hypothesis: they cannot be shrunk, but they reach far more situations
 
 
 def random_walk(environment: ModelEnvironment, seed: int, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the server's core does what the model says and keeps its invariants."""
+"""In any order of inputs the engine agrees with the model and keeps its invariants."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from liveness.store.sqlite import SqliteDatabase
 from tests.model.workers.state_machine import EngineStateMachine, ModelEnvironment, random_walk
 
 EXAMPLES = int(os.environ.get("LIVENESS_TEST_MODEL_EXAMPLES", "0"))
-"""For a longer run, with another seed each time."""
+"""The number of examples of a longer run, with another seed each time."""
 
 SHARE = {"sqlite": 1.0, "postgresql": 0.5}
-"""Of the usual run: PostgreSQL takes longer for each step."""
+"""The share of the usual run: PostgreSQL takes longer for each step."""
 
 RUN = settings(
     stateful_step_count=60,
     derandomize=not EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    # Making a failure smaller takes minutes; the usual run tells of it at once.
+    # Shrinking takes minutes; the usual run reports the failure at once.
     phases=tuple(Phase) if EXAMPLES else (Phase.explicit, Phase.reuse, Phase.generate),
     print_blob=True,
 )
 
-EVERYTHING = {
+SITUATIONS = {
     *("REGISTERED", "RENEWED", "REPEATED", "SESSION_REPLACED", "RESURRECTED"),
     *("STALE_HEARTBEAT", "SESSION_SUPERSEDED", "WORKER_CLEANED_UP", "WORKER_NOT_ACTIVE", "WORKER_NOT_FOUND"),
     *("WORKER_QUOTA_EXCEEDED", "BINDING_QUOTA_EXCEEDED", "SESSION_NOT_CURRENT"),
     *("INACTIVE", "CLEANED_UP", "FORGOTTEN", "A FALSE DEATH"),
     *("REJECTED", "UNKNOWN_LOST", "UNKNOWN_DONE"),
 }
-"""What must have come up in a run that means something."""
+"""Situations that a meaningful run must reach."""
 
 
 @pytest.fixture
@@ -53,17 +53,17 @@ def environment(dialect: str, request: pytest.FixtureRequest, tmp_path: Path) ->
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 300)
-def test_the_core_does_what_the_model_says(environment: ModelEnvironment, dialect: str) -> None:
+def test_the_engine_agrees_with_the_model(environment: ModelEnvironment, dialect: str) -> None:
     run = settings(RUN, max_examples=EXAMPLES or int(40 * SHARE[dialect]))
     run_state_machine_as_test(lambda: EngineStateMachine(environment), settings=run)  # type: ignore[arg-type]  # any factory will do
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 300)
-def test_long_walks_meet_everything_and_agree_with_the_model_everywhere(
+def test_long_walks_agree_with_the_model_and_reach_every_situation(
     environment: ModelEnvironment, dialect: str
 ) -> None:
     first = Random().randrange(10**9) if EXAMPLES else 0
     for seed in range(first, first + (EXAMPLES or int(24 * SHARE[dialect]))):
         random_walk(environment, seed, steps=150)
-    missed = {what for what in EVERYTHING if not environment.seen[what]}
-    assert not missed, "a run in which this never came up says little"
+    missed = {what for what in SITUATIONS if not environment.seen[what]}
+    assert not missed, "the run did not reach these situations"

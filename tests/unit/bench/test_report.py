@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures say what the result file says, and nothing else."""
+"""docs/benchmarks.md and its pictures are generated from the result file and match it."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def against_noop(bar: Bar | None = None) -> dict[str, Any]:
     return {**row("unary", "heartbeats/s", found, "liveness", "no-op", bar), "family": "no-op"}
 
 
-def test_the_page_is_what_the_result_file_says() -> None:
+def test_the_committed_page_matches_the_result_file() -> None:
     for file, text in render(json.loads(FILE.read_text(encoding="utf-8"))).items():
         assert file.read_text(encoding="utf-8") == text, (
             f"run `python -m bench.report`: {file.name} is out of date"
         )
 
 
-def test_a_missed_bar_is_said_to_be_missed() -> None:
+def test_the_page_marks_a_missed_bar() -> None:
     page = render(results(against_noop(Bar(sense=AT_LEAST, value=0.9))))[PAGE]
     assert "**missed**" in page
     assert "**missed**" not in render(results(against_noop(Bar(sense=AT_LEAST, value=0.5))))[PAGE]
 
 
-def test_a_peer_that_did_not_start_is_in_the_table() -> None:
+def test_the_table_lists_a_peer_that_did_not_start_as_skipped() -> None:
     gone = {"row": "etcd, unary", "family": "etcd", "skipped": "etcd does not answer"}
     assert "| etcd, unary | skipped: etcd does not answer |" in render(results(gone))[PAGE]
 
 
-def test_figures_of_a_smaller_run_are_called_a_trial() -> None:
+def test_the_page_labels_a_smaller_run_as_a_trial() -> None:
     assert "A trial run" in render(results({**against_noop(), "scale": 0.1}))[PAGE]
     assert "A trial run" not in render(results({**against_noop(), "scale": 1.0}))[PAGE]
 
 
-def test_pictures_are_whole_and_can_be_drawn_from_a_part_of_the_rows() -> None:
+def test_pictures_are_valid_xml_and_need_only_some_rows() -> None:
     files = render(results(against_noop()))
     assert IMAGES / "bench-peers.svg" in files
     for file, text in files.items():
@@ -62,7 +62,7 @@ def test_pictures_are_whole_and_can_be_drawn_from_a_part_of_the_rows() -> None:
             ElementTree.fromstring(text)
 
 
-def test_a_name_cannot_break_a_picture() -> None:
+def test_names_in_pictures_are_escaped() -> None:
     ElementTree.fromstring(plot.bars("a < b & c", "u", [plot.Bar('"<x>"', 1.0, 1.0, 1.0)], ["&"]))
 
 
@@ -83,17 +83,17 @@ def test_higher_values_reach_further_on_a_logarithmic_scale(value: float) -> Non
         ("/somewhere/else/tool.py", "tool"),
     ],
 )
-def test_flames_name_modules_and_no_folder_of_the_machine(file: str, named: str) -> None:
+def test_flame_graph_frames_name_modules_instead_of_folders(file: str, named: str) -> None:
     assert module_name(file) == named
     assert format_frame(f"record ({file}:12)") == f"{named}:record"
 
 
-def test_what_is_too_small_to_see_is_added_to_its_caller() -> None:
+def test_frames_too_small_to_see_are_added_to_their_caller() -> None:
     stacks: dict[tuple[str, ...], int] = {("a", "b"): 9_990, ("a", "c"): 10}
     assert prune(stacks) == {("a", "b"): 9_990, ("a",): 10}
 
 
-def test_pictures_in_the_docs_are_small_and_name_no_folder_of_a_machine() -> None:
+def test_committed_pictures_are_small_and_contain_no_local_paths() -> None:
     pictures = list(IMAGES.glob("bench-*.svg"))
     assert pictures
     for picture in pictures:

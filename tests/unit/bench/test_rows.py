@@ -1,4 +1,4 @@
-"""How rounds become rows, and rows a file that survives being cut off."""
+"""Benchmark rounds become rows, and rows are stored in a file that survives an interruption."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_bar_is_met_by_the_median(bar: Bar, met: bool) -> None:
     assert fast_and_slow(bar)["bar"]["met"] is met
 
 
-def test_neither_side_always_comes_first() -> None:
+def test_the_sides_alternate_in_going_first() -> None:
     came: list[str] = []
 
     def side(name: str) -> float:
@@ -61,7 +61,7 @@ def test_rows_of_an_earlier_run_stay_in_the_file(tmp_path: Path) -> None:
     assert [kept["row"] for kept in json.loads(file.read_text())["rows"]] == ["first", "second"]
 
 
-def test_only_what_was_measured_at_the_same_scale_need_not_be_measured_again(tmp_path: Path) -> None:
+def test_only_a_row_measured_at_the_same_scale_counts_as_measured(tmp_path: Path) -> None:
     results = Results(tmp_path / "results.json", [])
     results.add({"row": "measured", "ratio": {}}, "family", 1.0, 1.0)
     results.add({"row": "skipped", "skipped": "no server"}, "family", 1.0, 1.0)
@@ -79,7 +79,7 @@ def run_of(family: Family) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("error", "kind"), [(Unavailable("no server here"), "skipped"), (SystemExit("it broke"), "failed")]
 )
-def test_rows_that_cannot_be_had_say_why_beside_those_that_can(error: BaseException, kind: str) -> None:
+def test_rows_that_cannot_be_measured_record_the_cause(error: BaseException, kind: str) -> None:
     def measure(plan: Plan) -> Iterator[dict[str, Any]]:
         yield fast_and_slow()
         raise error
@@ -90,7 +90,7 @@ def test_rows_that_cannot_be_had_say_why_beside_those_that_can(error: BaseExcept
     assert str(error) in rows["gone, too"][kind]
 
 
-def test_every_row_has_one_name() -> None:
+def test_row_names_are_unique() -> None:
     assert len(set(row_order())) == len(row_order())
 
 

@@ -1,4 +1,4 @@
-"""The shape of what docs/scaling.md promises, on the code that decides it in production."""
+"""The trends that docs/scaling.md describes, on the code that runs in production."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def node_names(count: int) -> list[str]:
     return [f"10.0.0.{number}:7400" for number in range(count)]
 
 
-# -- where shards belong
+# -- shard placement
 
 
-def test_only_shards_of_the_node_that_left_move() -> None:
+def test_only_the_shards_of_a_leaving_node_move() -> None:
     nodes = node_names(7)
     before = placed(512, nodes)
     for leaver in nodes:
@@ -43,20 +43,20 @@ def test_only_shards_of_the_node_that_left_move() -> None:
         }
 
 
-def test_a_newcomer_gets_about_its_share_and_from_nobody_else_anything_moves() -> None:
-    *nodes, newcomer = node_names(8)
-    before, after = placed(2_048, nodes), placed(2_048, [*nodes, newcomer])
+def test_a_new_node_gets_about_its_share_and_no_other_shard_moves() -> None:
+    *nodes, new_node = node_names(8)
+    before, after = placed(2_048, nodes), placed(2_048, [*nodes, new_node])
     moved = {id for id in before if before[id] != after[id]}
-    assert {after[id] for id in moved} == {newcomer}
+    assert {after[id] for id in moved} == {new_node}
     assert 0.75 / 8 <= len(moved) / 2_048 <= 1.25 / 8
 
 
-def test_nothing_ever_moves_needlessly() -> None:
+def test_no_shard_moves_without_need() -> None:
     random = Random(7)
     assert all(movement(256, nodes, random).needless == 0 for nodes in (2, 3, 5, 20))
 
 
-def test_the_more_shards_per_node_the_more_evenly_they_lie() -> None:
+def test_more_shards_per_node_spread_more_evenly() -> None:
     def imbalance(shards: int) -> float:
         random = Random(3)
         return sum(movement(shards, 10, random).imbalance for _ in range(5)) / 5
@@ -64,32 +64,32 @@ def test_the_more_shards_per_node_the_more_evenly_they_lie() -> None:
     assert imbalance(40) > imbalance(160) > imbalance(640) > imbalance(2_560)
 
 
-# -- who is taken for lost
+# -- failure detection
 
 
 @pytest.mark.parametrize("lease_ms", [2_000, 4_000, 10_000, 30_000])
-def test_a_dead_node_is_known_to_all_within_its_lease_and_three_looks(lease_ms: int) -> None:
+def test_all_observers_detect_a_dead_node_within_its_lease_and_three_reads(lease_ms: int) -> None:
     random, every_ms = Random(lease_ms), refresh_interval_ms(lease_ms)
     for _ in range(20):
         took_ms = detected_ms(5, lease_ms, every_ms, random)
-        # It last renewed up to an interval before it died; from there on the lease counts.
+        # The node last renewed up to one interval before it died; the lease counts from there.
         assert lease_ms - every_ms - 50 <= took_ms <= lease_ms * 1.05 + 3 * every_ms
 
 
-def test_looking_all_the_time_makes_death_neither_longer_nor_shorter() -> None:
+def test_continuous_reads_do_not_change_the_detection_delay() -> None:
     random = Random(5)
     for _ in range(20):
         assert LEASE_MS - 50 <= detected_ms(3, LEASE_MS, 1, random) <= LEASE_MS + 100
 
 
-def test_nobody_is_declared_lost_while_nobody_dies() -> None:
+def test_no_live_node_is_declared_lost() -> None:
     cluster = Detection(6, Random(11))
     cluster.run_until(120_000)
     assert not any(observer.lost_ms for observer in cluster.observers.values())
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_an_observer_that_stood_still_holds_that_against_nobody(seed: int) -> None:
+def test_a_paused_observer_declares_no_node_lost(seed: int) -> None:
     random = Random(seed)
     cluster = Detection(4, random)
     cluster.run_until(5_000)
@@ -101,8 +101,8 @@ def test_an_observer_that_stood_still_holds_that_against_nobody(seed: int) -> No
     assert all(set(observer.lost_ms) <= {"node-1"} for observer in others)
 
 
-def test_when_all_stand_still_at_once_nobody_is_lost() -> None:
-    """As when the machines are suspended, or the database is away for all of them."""
+def test_no_node_is_lost_when_all_pause_at_once() -> None:
+    """For example when the machines are suspended, or no node reaches the database."""
     cluster = Detection(4, Random(2))
     cluster.run_until(5_000)
     for node_id in cluster.observers:
@@ -111,10 +111,10 @@ def test_when_all_stand_still_at_once_nobody_is_lost() -> None:
     assert not any(observer.lost_ms for observer in cluster.observers.values())
 
 
-# -- how long shards are away, and what heartbeats need
+# -- take-over times and the cost of heartbeats
 
 
-def test_more_nodes_make_a_take_over_shorter_and_more_shards_or_workers_longer() -> None:
+def test_a_take_over_is_shorter_with_more_nodes_and_longer_with_more_shards_or_workers() -> None:
     def reading_s(shards: int, nodes: int, workers: int) -> float:
         random = Random(1)
         took = [take_over_s(shards, nodes, workers, 4, random, COSTS)[1] for _ in range(5)]
@@ -125,7 +125,7 @@ def test_more_nodes_make_a_take_over_shorter_and_more_shards_or_workers_longer()
     assert reading_s(256, 4, 4_000_000) > reading_s(256, 4, 1_000_000)
 
 
-def test_rows_follow_heartbeats_while_there_are_few_and_shards_when_there_are_many() -> None:
+def test_the_row_rate_follows_heartbeats_at_low_load_and_shards_at_high_load() -> None:
     assert rows_per_s(10, 64) == pytest.approx(10, rel=0.01)
     assert rows_per_s(1e7, 64) == pytest.approx(64 * 50, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""Every event there is, or ever was, is told in a sentence of its own."""
+"""Every kind of event of every version is described in a sentence."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ def event(kind: str, data: dict[str, Any], **fields: Any) -> Event:
     return Event(type=kind, data_json=json.dumps(data), **fields)
 
 
-def told(kind: str, data: dict[str, Any], **fields: Any) -> str:
+def describe(kind: str, data: dict[str, Any], **fields: Any) -> str:
     return str(describe_event(event(kind, data, **fields)))
 
 
-def test_every_kind_of_event_has_words() -> None:
+def test_every_kind_of_event_has_a_formatter() -> None:
     kinds = {kind.__name__ for kind in get_args(events.Event)}
     assert len(kinds) > 20
     assert kinds | set(EVENT_KINDS) == set(FORMATTERS)
 
 
 @pytest.mark.parametrize("entry", GOLDEN)
-def test_what_any_version_wrote_is_told_in_words(entry: LogEntry) -> None:
+def test_golden_events_of_every_version_are_described_in_words(entry: LogEntry) -> None:
     message = event_message(SHARD, entry)
     sentence = describe_event(message)
-    assert message.data_json not in sentence.text, "told raw"
+    assert message.data_json not in sentence.text, "the description contains the raw data"
     assert sentence.subject
     assert sentence.text
     assert "{" not in str(sentence)
 
 
-def test_a_death_is_told_with_its_reason() -> None:
+def test_a_death_is_described_with_its_reason() -> None:
     data = {"reason": "LEASE_EXPIRED", "detail": "no heartbeat for 30012 ms of a 30000 ms lease"}
     sentence = describe_event(event("WorkerDeactivated", data, worker_instance_key="worker-7"))
     assert str(sentence) == "worker-7 fell silent: no heartbeat for 30 s of a 30 s lease"
     assert sentence.tone is EventTone.DEATH
 
 
-def test_a_death_is_told_with_what_moved_on_and_who_died_with_it() -> None:
+def test_a_death_is_described_with_reschedules_and_concurrent_deaths() -> None:
     data = {
         "reason": "LEASE_EXPIRED",
         "detail": "no heartbeat for 30000 ms of a 30000 ms lease",
         "certificate": {"activities": 3, "company": {"same_host": 1, "same_build": 9, "same_namespace": 9}},
     }
-    assert told("WorkerDeactivated", data, worker_instance_key="w") == (
+    assert describe("WorkerDeactivated", data, worker_instance_key="w") == (
         "w fell silent: no heartbeat for 30 s of a 30 s lease, 3 activities rescheduled, "
         "1 other of its host died in the same minute"
     )
@@ -75,23 +75,23 @@ def test_a_death_is_told_with_what_moved_on_and_who_died_with_it() -> None:
         ("SOMETHING_NEW", "", "w left"),
     ],
 )  # fmt: skip
-def test_an_end_is_told_by_its_kind(reason: str, detail: str, text: str) -> None:
+def test_each_reason_of_a_deactivation_has_its_own_text(reason: str, detail: str, text: str) -> None:
     data = {"reason": reason, "detail": detail}
-    assert told("WorkerDeactivated", data, worker_instance_key="w") == text
+    assert describe("WorkerDeactivated", data, worker_instance_key="w") == text
 
 
-def test_many_activities_are_counted_and_few_are_named() -> None:
+def test_few_activities_are_named_and_many_are_counted() -> None:
     ids = [{"workflow_id": f"p{n}", "run_id": "-", "activity_id": "resize"} for n in range(4)]
-    few = told("BindingsEnded", {"ids": ids[:2], "taken": True}, worker_instance_key="w")
+    few = describe("BindingsEnded", {"ids": ids[:2], "taken": True}, worker_instance_key="w")
     assert few == "w is told to stop p0/resize, p1/resize"
-    many = told("BindingsEnded", {"ids": ids, "taken": False}, worker_instance_key="w")
+    many = describe("BindingsEnded", {"ids": ids, "taken": False}, worker_instance_key="w")
     assert many == "w is through with 4 activities"
 
 
-def test_a_drain_tells_its_limit_from_the_shards_own_clock() -> None:
+def test_the_deadline_of_a_drain_is_relative_to_the_observed_clock() -> None:
     data = {"reason": "new build", "deadline_ms": 100_000}
     assert (
-        told("DrainBegun", data, worker_instance_key="w", observed_ms=40_000)
+        describe("DrainBegun", data, worker_instance_key="w", observed_ms=40_000)
         == "w is to finish and leave within 1 min: new build"
     )
 
@@ -105,21 +105,21 @@ def test_a_drain_tells_its_limit_from_the_shards_own_clock() -> None:
         ({"worker_heartbeat_rate": 0.5}, [], "changed: worker_heartbeat_rate is now 0.5: move"),
     ],
 )  # fmt: skip
-def test_changed_settings_are_told_as_they_are_set(
+def test_changed_settings_are_described_in_the_form_users_type(
     changed: dict[str, float], unset: list[str], text: str
 ) -> None:
     data = {"set": changed, "unset": unset, "reason": "move"}
-    assert told("ConfigChanged", data, namespace="orders") == f"namespace orders {text}"
+    assert describe("ConfigChanged", data, namespace="orders") == f"namespace orders {text}"
 
 
-def test_the_default_of_all_namespaces_is_named_as_such() -> None:
+def test_a_change_of_the_default_policy_is_described_as_such() -> None:
     data = {"set": {"paused": 1.0}, "unset": [], "reason": ""}
-    assert told("ConfigChanged", data) == "the default of all namespaces changed: paused is now 1"
+    assert describe("ConfigChanged", data) == "the default of all namespaces changed: paused is now 1"
 
 
-def test_what_others_write_is_cut_where_nobody_reads_on() -> None:
+def test_long_texts_of_clients_are_truncated() -> None:
     data = {"reason": "FORCED", "detail": "x" * 100_000}
-    assert len(told("WorkerDeactivated", data, worker_instance_key="w")) < 400
+    assert len(describe("WorkerDeactivated", data, worker_instance_key="w")) < 400
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_others_write_is_cut_where_nobody_reads_on() -> None:
         ("BindingsEnded", '{"ids":[[]],"taken":true}'),
     ],
 )
-def test_what_another_version_means_is_told_as_it_came(kind: str, data_json: str) -> None:
+def test_an_unknown_or_malformed_event_is_shown_raw(kind: str, data_json: str) -> None:
     sentence = describe_event(Event(type=kind, worker_instance_key="w", data_json=data_json))
     assert sentence.subject == "w"
     assert data_json in sentence.text
@@ -155,5 +155,5 @@ def test_what_another_version_means_is_told_as_it_came(kind: str, data_json: str
         (-1_500, "-1.5 s"),
     ],
 )
-def test_durations_are_told_in_two_units_at_most(ms: int, words: str) -> None:
+def test_durations_are_described_in_at_most_two_units(ms: int, words: str) -> None:
     assert humanize_ms(ms) == words

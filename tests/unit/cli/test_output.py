@@ -1,4 +1,4 @@
-"""Texts of others are shown, never obeyed; nothing is cut off when no terminal limits the width."""
+"""Client-supplied text is escaped, and output that is not on a terminal is never truncated."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ HOSTILE = "a\x1b[31mb\r\n\x07\u202ec\u2028[red]d[/red]:smile:\x9b2J"
 SHOWN = r"a\x1b[31mb\r\n\x07\u202ec\u2028[red]d[/red]:smile:\x9b2J"
 
 
-def test_what_a_terminal_would_obey_is_escaped() -> None:
+def test_control_characters_are_escaped() -> None:
     assert escape_control(HOSTILE) == SHOWN
 
 
 @given(st.text())
-def test_nothing_invisible_is_left(text: str) -> None:
+def test_escaped_text_contains_no_invisible_characters(text: str) -> None:
     assert not {unicodedata.category(c) for c in escape_control(text)} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"])))
-def test_what_is_visible_stays_as_it_is(text: str) -> None:
+def test_visible_text_is_not_changed(text: str) -> None:
     assert escape_control(text) == text
 
 
@@ -52,7 +52,7 @@ def test_a_table_shows_markup_and_controls_as_text(capsys: pytest.CaptureFixture
     assert out.replace("\n", "").isprintable()
 
 
-def test_without_a_terminal_nothing_is_cut_folded_or_coloured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_without_a_terminal_is_not_cut_folded_or_coloured(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 5_000
     print_table(("worker", "state", "last"), [(long, "ACTIVE", long), ("w", "INACTIVE", "")])
     head, first, second = capsys.readouterr().out.splitlines()
@@ -67,7 +67,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_a_long_cell_is_folded_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_cell_is_folded_on_a_terminal_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -104,12 +104,12 @@ def test_json_has_every_plain_field_under_its_proto_name() -> None:
     assert to_json(Worker())["bound_activity_count"] == 0
 
 
-def test_what_has_no_json_is_told() -> None:
+def test_a_message_without_json_form_raises_a_command_error() -> None:
     with pytest.raises(CommandError, match="cannot be written as JSON"):
         to_json(Worker(start_time=Timestamp(seconds=2**62)))
 
 
-def test_a_time_beyond_the_calendar_is_still_shown() -> None:
+def test_a_time_beyond_the_calendar_is_shown_in_seconds() -> None:
     assert format_time(Worker(start_time=Timestamp(seconds=2**62)), "start_time") == f"{2**62}s since 1970"
     assert format_time(Worker(start_time=Timestamp(seconds=0)), "start_time") == "1970-01-01 00:00:00Z"
     assert format_time(Worker(), "start_time") == ""

@@ -1,4 +1,4 @@
-"""What the README and the guides tell people to type is understood."""
+"""The command line accepts every command in the README and the guides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COMMANDS = [
 ]
 
 
-def understand(command: click.Command, name: str, args: list[str], parent: click.Context | None) -> None:
-    """Parse down to the last subcommand, without carrying anything out."""
+def parse(command: click.Command, name: str, args: list[str], parent: click.Context | None) -> None:
+    """Parse down to the last subcommand without running it."""
     with command.make_context(name, args, parent=parent) as context:
         if isinstance(command, click.Group):
             found, subcommand, rest = command.resolve_command(
@@ -30,13 +30,13 @@ def understand(command: click.Command, name: str, args: list[str], parent: click
             )
             assert found is not None
             assert subcommand is not None
-            understand(subcommand, found, rest, context)
+            parse(subcommand, found, rest, context)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_readme_is_understood(line: str) -> None:
-    understand(main, "liveness", shlex.split(line, comments=True), None)
+def test_a_documented_command_parses(line: str) -> None:
+    parse(main, "liveness", shlex.split(line, comments=True), None)
 
 
-def test_there_are_commands_to_understand() -> None:
+def test_the_documentation_contains_commands() -> None:
     assert len(COMMANDS) > 10

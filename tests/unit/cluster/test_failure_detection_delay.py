@@ -1,4 +1,4 @@
-"""When a node is taken for lost, by somebody who looks at the registry."""
+"""The delay until an observer of the registry declares a node lost."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ class Row(NamedTuple):
     lease_ms: int = LEASE_MS
 
 
-def lost_after_ms(look_ms: int, gap_ms: int) -> int:
-    """From the end of the look that showed its last beat, if each look takes so long and the next begins so much later."""
+def lost_after_ms(read_ms: int, gap_ms: int) -> int:
+    """Return the time from the end of the read that showed the last beat until the loss is declared, for
+    reads of `read_ms` with pauses of `gap_ms`."""
     failure_detector = FailureDetector()
-    failure_detector.refresh([Row(1)], -look_ms, 0)
+    failure_detector.refresh([Row(1)], -read_ms, 0)
     began_ms = gap_ms
-    while not failure_detector.refresh([Row(1)], began_ms, began_ms + look_ms):
-        began_ms += look_ms + gap_ms
+    while not failure_detector.refresh([Row(1)], began_ms, began_ms + read_ms):
+        began_ms += read_ms + gap_ms
     return began_ms
 
 
-def test_a_lease_lasts_as_long_however_often_somebody_looks() -> None:
-    for look_ms, gap_ms in [(1, 0), (50, 0), (50, 50), (5, 500), (300, 1)]:
-        passed_ms = lost_after_ms(look_ms, gap_ms)
-        assert LEASE_MS <= passed_ms <= LEASE_MS + look_ms + gap_ms
+def test_a_node_lease_lasts_equally_long_for_any_read_interval() -> None:
+    for read_ms, gap_ms in [(1, 0), (50, 0), (50, 50), (5, 500), (300, 1)]:
+        passed_ms = lost_after_ms(read_ms, gap_ms)
+        assert LEASE_MS <= passed_ms <= LEASE_MS + read_ms + gap_ms
 
 
-def test_the_absence_of_the_observer_counts_for_a_step() -> None:
+def test_a_long_pause_of_the_observer_counts_as_one_step() -> None:
     failure_detector = FailureDetector()
     failure_detector.refresh([Row(1)], 0, 10)
     assert not failure_detector.refresh([Row(1)], 100_000, 100_010)
     assert failure_detector.silent_ms("node") == STEP_MS_MAX
 
 
-def test_a_look_that_takes_long_does_not_count_against_whoever_it_shows() -> None:
-    """It may have been shown its beat at the very end of it."""
+def test_the_duration_of_a_slow_read_does_not_count_as_silence() -> None:
+    """The read may have shown a beat that was written at its very end."""
     failure_detector = FailureDetector()
     failure_detector.refresh([Row(1)], 0, 10)
     failure_detector.refresh([Row(2)], 20, 900)
@@ -47,7 +48,7 @@ def test_a_look_that_takes_long_does_not_count_against_whoever_it_shows() -> Non
     assert failure_detector.silent_ms("node") == 10
 
 
-def test_a_beat_brings_a_lost_node_back() -> None:
+def test_a_new_beat_makes_a_lost_node_live_again() -> None:
     failure_detector = FailureDetector()
     lost: set[str] = set()
     for began_ms in range(0, LEASE_MS + 1_000, 500):

@@ -1,4 +1,4 @@
-"""Where settings come from, and what is said about those that cannot be used."""
+"""The sources of settings, their precedence, and the messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def refusal(flags: dict[str, Any], environ: dict[str, str], file: Path | None = 
     return str(caught.value)
 
 
-def test_without_any_source_the_defaults_hold() -> None:
+def test_without_any_source_settings_have_their_defaults() -> None:
     assert load_settings({}, {}) == Settings()
 
 
-def test_every_setting_has_a_rule_and_its_default_keeps_it() -> None:
+def test_every_setting_has_a_type_rule() -> None:
     assert set(SETTING_TYPES) == set(Settings.__struct_fields__)
 
 
-def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
+def test_a_flag_overrides_a_variable_a_file_and_the_default_in_this_order(tmp_path: Path) -> None:
     file = toml(tmp_path, 'shards = 3\nlisten = "127.0.0.1:3"\nlog_level = "error"\n')
     settings = load_settings(
         {"shards": "1", "listen": None}, {"LIVENESS_SHARDS": "2", "LIVENESS_LISTEN": "127.0.0.1:2"}, file
@@ -66,11 +66,11 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
     )
 
 
-def test_a_flag_that_turns_something_off_counts_as_given() -> None:
+def test_a_false_flag_overrides_a_true_variable() -> None:
     assert load_settings({"reflection": False}, {"LIVENESS_REFLECTION": "true"}).reflection is False
 
 
-def test_a_variable_names_the_file_and_a_flag_names_another(tmp_path: Path) -> None:
+def test_the_config_flag_overrides_the_config_variable(tmp_path: Path) -> None:
     by_variable, by_flag = tmp_path / "variable.toml", tmp_path / "flag.toml"
     by_variable.write_text("shards = 5")
     by_flag.write_text("shards = 6")
@@ -186,7 +186,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         ("relay_replicas", "6", "a whole number from 1 to 5"),
     ],
 )
-def test_a_bad_value_is_named_with_its_place_and_its_rule(name: str, value: str, rule: str) -> None:
+def test_the_refusal_of_a_bad_value_names_its_source_and_its_rule(name: str, value: str, rule: str) -> None:
     flag_name = "--" + name.replace("_", "-")
     assert refusal({name: value}, {}) == f"flag {flag_name} is {value!r}, but must be {rule}."
     variable_name = f"LIVENESS_{name.upper()}"
@@ -210,7 +210,7 @@ def test_a_bad_value_is_named_with_its_place_and_its_rule(name: str, value: str,
         ("log_level = [1]", "[1]", "one of debug, info, warning, error"),
     ],
 )
-def test_a_bad_value_in_a_file_is_named_with_the_file(
+def test_the_refusal_of_a_bad_value_in_a_file_names_the_file(
     tmp_path: Path, line: str, shown: str, rule: str
 ) -> None:
     file = toml(tmp_path, line)
@@ -218,16 +218,16 @@ def test_a_bad_value_in_a_file_is_named_with_the_file(
     assert refusal({}, {}, file) == f"key {name} in {file} is {shown}, but must be {rule}."
 
 
-def test_a_bad_value_is_told_even_if_another_source_overrules_it() -> None:
+def test_a_bad_value_is_refused_even_if_another_source_overrides_it() -> None:
     assert "LIVENESS_SHARDS" in refusal({"shards": "2"}, {"LIVENESS_SHARDS": "none"})
 
 
-def test_an_unknown_key_in_a_file_is_told_with_a_suggestion(tmp_path: Path) -> None:
+def test_the_refusal_of_an_unknown_key_suggests_a_similar_setting(tmp_path: Path) -> None:
     file = toml(tmp_path, "shard = 5")
     assert refusal({}, {}, file) == f"key shard in {file} is not a setting; did you mean shards?"
 
 
-def test_an_unknown_key_like_no_other_is_told_with_all_there_are(tmp_path: Path) -> None:
+def test_the_refusal_of_a_dissimilar_key_lists_all_settings(tmp_path: Path) -> None:
     file = toml(tmp_path, "[zzz]\nx = 1")
     assert (
         refusal({}, {}, file)
@@ -235,18 +235,18 @@ def test_an_unknown_key_like_no_other_is_told_with_all_there_are(tmp_path: Path)
     )
 
 
-def test_an_unknown_variable_is_told_with_a_suggestion() -> None:
-    sentence = "variable LIVENESS_LOGLEVEL is not a setting; did you mean LIVENESS_LOG_LEVEL?"
-    assert refusal({}, {"LIVENESS_LOGLEVEL": "debug"}) == sentence
+def test_the_refusal_of_an_unknown_variable_suggests_a_similar_one() -> None:
+    message = "variable LIVENESS_LOGLEVEL is not a setting; did you mean LIVENESS_LOG_LEVEL?"
+    assert refusal({}, {"LIVENESS_LOGLEVEL": "debug"}) == message
     with pytest.raises(SettingsError, match="did you mean LIVENESS_ADDRESS"):
         load_client_settings({}, {"LIVENESS_ADRESS": "127.0.0.1:1"})
 
 
-def test_an_unknown_variable_resembles_no_other_by_its_prefix_alone() -> None:
+def test_the_common_prefix_alone_gives_no_suggestion() -> None:
     assert "did you mean" not in refusal({}, {"LIVENESS_QQQ": "1"})
 
 
-def test_variables_of_others_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     environ = {
         "PATH": "/bin",
         "LIVENESS_ADDRESS": "127.0.0.1:1",
@@ -256,7 +256,7 @@ def test_variables_of_others_are_left_alone() -> None:
     assert load_settings({}, environ) == Settings()
 
 
-def test_what_kubernetes_says_about_a_service_called_liveness_is_left_alone() -> None:
+def test_kubernetes_variables_for_a_service_named_liveness_are_ignored() -> None:
     environ = {
         "LIVENESS_SERVICE_HOST": "10.0.0.1",
         "LIVENESS_SERVICE_PORT": "7400",
@@ -270,7 +270,7 @@ def test_what_kubernetes_says_about_a_service_called_liveness_is_left_alone() ->
     assert "LIVENESS_PORT is not a setting" in refusal({}, {"LIVENESS_PORT": "7400"})
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_configuration_file_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     assert refusal({}, {}, missing) == (
         f"the configuration file {missing} cannot be read: No such file or directory."
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_is_not_toml_is_told(tmp_path: Path) -> None:
+def test_a_configuration_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     file = toml(tmp_path, "shards: 5")
     assert refusal({}, {}, file).startswith(f"the configuration file {file} is not valid TOML: ")
     file.write_bytes(b"\xff\xfe")
@@ -298,15 +298,15 @@ def test_a_file_that_is_not_toml_is_told(tmp_path: Path) -> None:
         ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
     ],
 )
-def test_no_password_is_shown(url: str, shown: str) -> None:
+def test_passwords_are_masked_in_urls(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 
-def test_no_password_is_in_a_sentence() -> None:
+def test_refusals_contain_no_password() -> None:
     assert "hunter2" not in refusal({"db": "mysql://root:hunter2@h/x"}, {})
 
 
-def test_the_file_of_a_sqlite_url() -> None:
+def test_a_sqlite_url_gives_the_path_of_its_file() -> None:
     assert Settings(db="sqlite:///x/y.db").sqlite_path == Path("x/y.db")
     assert Settings(db="sqlite:////x/y.db").sqlite_path == Path("/x/y.db")
     assert Settings(db="postgresql://h/x").sqlite_path is None
@@ -317,7 +317,7 @@ def test_a_database_may_have_several_hosts() -> None:
     assert Settings(db=url).db == url
 
 
-def test_the_representation_shows_no_secret() -> None:
+def test_the_repr_of_settings_contains_no_secret() -> None:
     settings = Settings(
         db="postgresql://u:hunter2@h/x",
         webhook_url="https://engine.example/hooks/s3cr3t?key=s3cr3t",
@@ -345,7 +345,7 @@ def test_the_representation_shows_no_secret() -> None:
         "https://engine.example?x",
     ],
 )
-def test_a_place_to_send_reschedules_to(url: str) -> None:
+def test_valid_webhook_urls_are_accepted(url: str) -> None:
     settings = load_settings({"webhook_url": url}, {"LIVENESS_WEBHOOK_SECRET": SECRET})
     assert (settings.webhook_url, settings.webhook_secret) == (url, SECRET)
 
@@ -372,14 +372,14 @@ def test_a_place_to_send_reschedules_to(url: str) -> None:
         (f"https://engine.example/{'x' * 2_000}", "https://engine.example/***"),
     ],
 )
-def test_a_place_that_is_none_is_told_without_keys_in_it(url: str, shown: str) -> None:
-    sentence = refusal({"webhook_url": url}, {})
+def test_the_refusal_of_a_webhook_url_hides_its_path(url: str, shown: str) -> None:
+    message = refusal({"webhook_url": url}, {})
     rule = "http://HOST:PORT/PATH or https://HOST/PATH, without a user name and without #"
-    assert sentence == f"flag --webhook-url is {shown!r}, but must be {rule}."
+    assert message == f"flag --webhook-url is {shown!r}, but must be {rule}."
 
 
 @pytest.mark.parametrize("secret", ["hunter2", " " + "x" * 16, "x" * 16 + "\n", "\udcff" * 16, "x" * 1_001])
-def test_a_bad_secret_is_told_without_it(tmp_path: Path, secret: str) -> None:
+def test_the_refusal_of_a_secret_hides_it(tmp_path: Path, secret: str) -> None:
     rule = "a text of 16 to 1000 printable characters with no space around it"
     assert refusal({}, {"LIVENESS_WEBHOOK_SECRET": secret}) == (
         f"variable LIVENESS_WEBHOOK_SECRET is '***', but must be {rule}."
@@ -388,14 +388,14 @@ def test_a_bad_secret_is_told_without_it(tmp_path: Path, secret: str) -> None:
     assert refusal({}, {}, file) == f"key webhook_secret in {file} is '***', but must be {rule}."
 
 
-def test_what_is_sent_has_to_be_signed() -> None:
+def test_a_webhook_url_needs_a_secret() -> None:
     assert refusal({"webhook_url": "https://engine.example"}, {"LIVENESS_WEBHOOK_SECRET": ""}) == (
         "webhook_url is set, but there is no secret to sign with; set webhook_secret or webhook_secret_file."
     )
     assert load_settings({}, {"LIVENESS_WEBHOOK_SECRET": SECRET}).webhook_url == ""
 
 
-def test_the_secret_can_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_the_webhook_secret_can_be_in_a_separate_file(tmp_path: Path) -> None:
     secret_file = tmp_path / "secret"
     secret_file.write_text(f"{SECRET}\n")
     environ = {"LIVENESS_WEBHOOK_URL": "https://engine.example"}
@@ -406,7 +406,7 @@ def test_the_secret_can_lie_in_a_file_of_its_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_secret_file_that_cannot_be_used_is_told_without_what_it_holds(tmp_path: Path) -> None:
+def test_the_refusal_of_a_secret_file_hides_its_content(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     flags = {"webhook_secret_file": str(file)}
     start = f"the webhook secret file {file}"
@@ -420,7 +420,7 @@ def test_a_secret_file_that_cannot_be_used_is_told_without_what_it_holds(tmp_pat
     assert refusal({"webhook_secret_file": "\0"}, {}).endswith("must be the name of a file.")
 
 
-def test_lists_are_read_from_text_with_commas_and_from_lists(tmp_path: Path) -> None:
+def test_list_settings_accept_text_with_commas_and_toml_lists(tmp_path: Path) -> None:
     by_text = {"webhook_queues": " orders/resize , */hash,orders/resize,a/b/c ", "namespaces": "orders, a"}
     expected = (("orders/resize", "*/hash", "a/b/c"), ("orders", "a"))
 
@@ -443,7 +443,7 @@ def test_lists_are_read_from_text_with_commas_and_from_lists(tmp_path: Path) -> 
     )
 
 
-def test_reschedules_of_a_namespace_that_is_not_served_cannot_be_sent() -> None:
+def test_webhook_queues_of_a_namespace_that_is_not_served_are_refused() -> None:
     environ = {"LIVENESS_WEBHOOK_SECRET": SECRET, "LIVENESS_WEBHOOK_URL": "https://engine.example"}
     assert refusal({"namespaces": "a,b", "webhook_queues": "a/x,c/*"}, environ) == (
         "webhook_queues has c/*, but c is not among the namespaces that are served: a, b."
@@ -451,7 +451,7 @@ def test_reschedules_of_a_namespace_that_is_not_served_cannot_be_sent() -> None:
     assert load_settings({"namespaces": "a,b", "webhook_queues": "a/x,*/y"}, environ).namespaces == ("a", "b")
 
 
-def test_a_client_finds_its_server_by_flag_or_variable() -> None:
+def test_a_client_reads_its_address_and_namespace_from_flags_or_variables() -> None:
     environ = {
         "LIVENESS_ADDRESS": "a:1",
         "LIVENESS_NAMESPACE": "billing",
@@ -462,7 +462,7 @@ def test_a_client_finds_its_server_by_flag_or_variable() -> None:
     assert load_client_settings({"address": "b:2"}, environ).address == "b:2"
 
 
-def test_a_client_may_know_several_nodes() -> None:
+def test_a_client_accepts_several_addresses_and_drops_duplicates() -> None:
     assert load_client_settings({}, {}).addresses == ("127.0.0.1:7400",)
     settings = load_client_settings({}, {"LIVENESS_ADDRESS": "b:2, a:1,[::1]:3,b:2"})
     assert settings.addresses == ("b:2", "a:1", "[::1]:3")
@@ -482,7 +482,7 @@ def test_a_client_may_know_several_nodes() -> None:
         "a:1 b:2",
     ],
 )
-def test_an_address_that_is_none_is_told(address: str) -> None:
+def test_an_invalid_client_address_is_refused(address: str) -> None:
     with pytest.raises(SettingsError, match=r"^variable LIVENESS_ADDRESS is '.*', but must be HOST:PORT"):
         load_client_settings({}, {"LIVENESS_ADDRESS": address})
 
@@ -500,15 +500,15 @@ def test_an_address_that_is_none_is_told(address: str) -> None:
         "ws://h",
     ],
 )
-def test_a_broker_is_named_by_its_url_and_its_secret_is_not(urls: str) -> None:
-    sentence = refusal({"relay": urls}, {})
-    assert sentence.startswith("flag --relay is ")
-    assert "but must be nats://HOST:PORT or tls://HOST:PORT" in sentence
+def test_the_refusal_of_a_relay_url_hides_its_password(urls: str) -> None:
+    message = refusal({"relay": urls}, {})
+    assert message.startswith("flag --relay is ")
+    assert "but must be nats://HOST:PORT or tls://HOST:PORT" in message
     assert "hunter2" not in refusal({"relay": f"nats://a:hunter2@h,{urls}"}, {})
     assert "hunter2" not in refusal({"relay": f"{urls}@hunter2:hunter2@"}, {})
 
 
-def test_a_reschedule_is_not_sent_to_two_places() -> None:
+def test_overlapping_webhook_and_relay_queues_are_refused() -> None:
     flags = {"relay": "nats://h", "webhook_url": "https://engine.example"}
     environ = {"LIVENESS_WEBHOOK_SECRET": SECRET}
 
@@ -524,13 +524,13 @@ def test_a_reschedule_is_not_sent_to_two_places() -> None:
     assert load_settings(both("*/x", "*/y"), environ).webhook_queues == ("*/y",)
 
 
-def test_events_need_somewhere_to_go() -> None:
+def test_relayed_events_need_a_broker() -> None:
     assert refusal({"relay_events": "true"}, {}) == (
         "relay_events is set, but there is no broker to relay to; set relay."
     )
 
 
-def test_relayed_task_queues_are_of_namespaces_that_are_served() -> None:
+def test_relay_queues_of_a_namespace_that_is_not_served_are_refused() -> None:
     assert refusal({"namespaces": "a", "relay": "nats://h", "relay_queues": "c/*"}, {}) == (
         "relay_queues has c/*, but c is not among the namespaces that are served: a."
     )

@@ -1,4 +1,4 @@
-"""The ledger finds what must not be, wherever it would show."""
+"""The ledger of the demo detects lost and duplicated work in every record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GOOD_RECORD = [completion(block) for block in BLOCKS]
 ONCE = dict.fromkeys(BLOCKS, 1)
 
 
-def test_a_good_run() -> None:
+def test_a_run_without_losses_is_clean() -> None:
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, GOOD_NOTES)
 
     assert ledger == Ledger(
@@ -45,8 +45,8 @@ def test_a_good_run() -> None:
     assert ledger.is_clean
 
 
-def test_attempts_that_came_to_nothing_are_told_apart() -> None:
-    """One died with its worker, one was a zombie's."""
+def test_the_ledger_distinguishes_cut_short_and_refused_attempts() -> None:
+    """One attempt died with its worker; the other belonged to a superseded worker."""
     notes = [
         note(NoteKind.STARTED, "block-1", worker="killed"),
         note(NoteKind.STARTED, "block-2", worker="zombie"),
@@ -63,36 +63,38 @@ def test_attempts_that_came_to_nothing_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (GOOD_RECORD[:1], "it is not on record"),
-        ([GOOD_RECORD[0], completion("block-2", attempt=2)], "nobody did that attempt"),
-        ([GOOD_RECORD[0], completion("block-2", worker="worker-9")], "that worker knows nothing of it"),
-        ([GOOD_RECORD[0], replace(GOOD_RECORD[1], digest="another")], "it is not what the worker worked out"),
+        (GOOD_RECORD[:1], "the record lacks it"),
+        ([GOOD_RECORD[0], completion("block-2", attempt=2)], "no worker started that attempt"),
+        ([GOOD_RECORD[0], completion("block-2", worker="worker-9")], "that worker did not run it"),
+        ([GOOD_RECORD[0], replace(GOOD_RECORD[1], digest="another")], "the digest differs from the worker's"),
     ],
 )
-def test_what_is_not_on_record_as_a_worker_did_it_is_lost(record: list[Completion], why: str) -> None:
+def test_an_activity_whose_record_does_not_match_a_worker_counts_as_lost(
+    record: list[Completion], why: str
+) -> None:
     ledger = compute_ledger(BLOCKS, record, ONCE, GOOD_NOTES)
 
     assert (ledger.lost, ledger.completed) == (1, 1), why
     assert not ledger.is_clean
 
 
-def test_two_completions_in_the_log_are_one_too_many() -> None:
+def test_two_completions_in_the_log_count_as_a_duplicate() -> None:
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, {**ONCE, "block-2": 2}, GOOD_NOTES)
 
     assert ledger.completed_twice == 1
     assert not ledger.is_clean
 
 
-def test_more_acknowledgements_than_completions_are_too_many() -> None:
-    """Though the record says nothing of it."""
+def test_more_acknowledgements_than_completions_count_as_a_duplicate() -> None:
+    """The record itself does not show the duplicate."""
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, [*GOOD_NOTES, acknowledged(1, "worker-2")])
 
     assert ledger.completed_twice == 1
     assert not ledger.is_clean
 
 
-def test_a_zombie_that_is_believed_is_one_too_many() -> None:
-    """Even if whoever was told so before was killed and noted nothing down."""
+def test_an_accepted_completion_of_a_superseded_worker_counts_as_a_duplicate() -> None:
+    """The worker that was acknowledged before may have been killed before it noted that."""
     zombie = note(NoteKind.ACCEPTED, "block-2", worker="zombie")
     unacknowledged = [known for known in GOOD_NOTES if known.kind is not NoteKind.ACKNOWLEDGED]
 
@@ -102,7 +104,7 @@ def test_a_zombie_that_is_believed_is_one_too_many() -> None:
     assert not ledger.is_clean
 
 
-def test_a_completion_that_nobody_began_does_not_add_up() -> None:
+def test_a_completion_without_a_start_is_unbalanced() -> None:
     notes = [known for known in GOOD_NOTES if (known.kind, known.activity) != (NoteKind.STARTED, "block-2")]
 
     ledger = compute_ledger(BLOCKS, GOOD_RECORD, ONCE, notes)

@@ -1,4 +1,4 @@
-"""The picture fits its window and shows what matters."""
+"""The demo view fits its window and shows the important rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def row(number: int, process_state: ProcessState = ProcessState.RUNNING, **chang
         name=f"worker-{number}",
         process_state=process_state,
         holds=(f"block-{number:02}",),
-        **{**usual, **changes},  # type: ignore[arg-type]  # a worker in a few words
+        **{**usual, **changes},  # type: ignore[arg-type]  # overrides of any field
     )
 
 
-def scene(*rows: WorkerRow) -> Frame:
+def sample_frame(*rows: WorkerRow) -> Frame:
     timeline = [
         TimelineEntry(1_000 * number, f"thing number {number} " * 5, EntryKind.INFO) for number in range(40)
     ]
@@ -47,31 +47,31 @@ def drawn(shown: object, width: int = 128, height: int = 40) -> list[str]:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (128, 40), (200, 24), (111, 60)])
 @pytest.mark.parametrize("workers", [2, 7])
-def test_it_fits(width: int, height: int, workers: int) -> None:
-    lines = drawn(DemoView(scene(*map(row, range(workers)))), width, height)
+def test_the_view_fits_its_window(width: int, height: int, workers: int) -> None:
+    lines = drawn(DemoView(sample_frame(*map(row, range(workers)))), width, height)
 
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     assert all(any(f"worker-{number} " in line for line in lines) for number in range(workers))
 
 
-def test_the_last_thing_that_happened_is_in_the_picture() -> None:
-    assert any("thing number 39" in line for line in drawn(DemoView(scene(row(1))), 80, 24))
+def test_the_last_timeline_entry_is_visible() -> None:
+    assert any("thing number 39" in line for line in drawn(DemoView(sample_frame(row(1))), 80, 24))
 
 
-def test_in_a_low_window_those_that_are_over_make_room() -> None:
+def test_a_low_window_hides_dead_workers_first() -> None:
     over = [row(number, ProcessState.KILLED, server_state="INACTIVE") for number in range(1, 10)]
 
-    lines = drawn(DemoView(scene(*over, row(10))), 80, 24)
+    lines = drawn(DemoView(sample_frame(*over, row(10))), 80, 24)
 
     assert any("worker-10" in line for line in lines)
     assert not any("worker-1 " in line for line in lines)
     assert len(lines) <= 24
 
 
-def test_in_a_low_window_those_to_whom_something_happens_stay() -> None:
+def test_a_low_window_keeps_workers_with_changes() -> None:
     lines = drawn(
-        DemoView(scene(*map(row, range(1, 20)), row(20, ProcessState.KILLED, suspect=True))), 80, 24
+        DemoView(sample_frame(*map(row, range(1, 20)), row(20, ProcessState.KILLED, suspect=True))), 80, 24
     )
 
     assert any("worker-20 killed" in line for line in lines)
@@ -79,11 +79,11 @@ def test_in_a_low_window_those_to_whom_something_happens_stay() -> None:
     assert len(lines) <= 24
 
 
-def test_a_worker_is_shown_as_it_is_and_as_the_server_sees_it() -> None:
+def test_a_row_shows_the_process_state_and_the_state_on_the_server() -> None:
     text = "\n".join(
         drawn(
             DemoView(
-                scene(
+                sample_frame(
                     row(1),
                     row(2, ProcessState.KILLED, suspect=True, lease_left=0.25, lease_left_s=1.2),
                     row(3, ProcessState.FROZEN, server_state="INACTIVE"),
@@ -107,7 +107,7 @@ def test_a_worker_is_shown_as_it_is_and_as_the_server_sees_it() -> None:
     assert "20 completed   █ 6 running   █ 4 waiting   ░ 10 to come" in text
 
 
-def test_the_ledger_of_a_bad_run_looks_bad() -> None:
+def test_the_rendered_ledger_shows_losses() -> None:
     good = Ledger(scheduled=2, executed=2, completed=2, cut_short=0, refused=0, lost=0, completed_twice=0)
     bad = Ledger(scheduled=2, executed=2, completed=1, cut_short=1, refused=0, lost=1, completed_twice=0)
 
@@ -116,7 +116,7 @@ def test_the_ledger_of_a_bad_run_looks_bad() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+    ("parts", "joined"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
 )
-def test_names_are_listed_as_people_do(parts: list[str], told: str) -> None:
-    assert join_names(parts) == told
+def test_names_are_joined_with_commas_and_and(parts: list[str], joined: str) -> None:
+    assert join_names(parts) == joined

@@ -1,6 +1,7 @@
-"""What is promised about an activity, in the simplest form there is: a phase, a number, and who holds it.
+"""The promises about an activity in their simplest form: a phase, an attempt number and a holder.
 
-It knows nothing of events. Each method says what the call must do: True for a change, False for none, or the refusal.
+The model knows no events. Each method returns what the call must do: True for a change, False for no change,
+or the type of the refusal.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class ActivityModel:
         self._given_retry = retry
         self._namespace_max_deaths = namespace_max_deaths
         self.phase = ""
-        """The name of its state; empty while nobody has heard of it."""
+        """The name of its state; empty before the activity is known."""
         self.retry = Retry()
         self.is_scheduled = False
         self.is_ours = False
-        """Whether attempts are handed out here, and not only by workers that bind them by themselves."""
+        """Whether this service hands out the attempts, instead of workers that only bind them by heartbeat."""
         self.attempt = 0
         self.holder: AttemptHolder | None = None
         self.since_epoch = 0
-        """Of its holder's lease when it was handed out."""
+        """The epoch of the holder's lease at the hand-out."""
         self.failures = 0
         self.deaths = 0
         self.due_ms = 0
@@ -49,7 +50,7 @@ class ActivityModel:
     def state(self) -> ActivityState:
         return ActivityState[self.phase]
 
-    # -- beginnings
+    # -- scheduling, handing out, claiming
 
     def schedule(self, now_ms: int, delay_ms: int) -> Verdict:
         if self.phase:
@@ -75,7 +76,7 @@ class ActivityModel:
         return ActivityFinished if self.phase in FINISHED else ActivityNotAvailable
 
     def keep_over_session(self, epoch: int) -> AttemptHolder:
-        """The holder's process was replaced by one that goes on with it in a new lease."""
+        """A new session of the holder's worker continues the attempt in a new lease."""
         assert self.holder is not None
         self.holder = self.holder._replace(epoch=epoch)
         return self.holder
@@ -135,7 +136,7 @@ class ActivityModel:
         self._move("CANCELLED")
         return True
 
-    # -- moving on
+    # -- retries, timers, hand-on and losses
 
     def restart(self) -> Verdict:
         if self.phase not in ("QUARANTINED", "FAILED"):
@@ -161,15 +162,15 @@ class ActivityModel:
         self._move("AVAILABLE")
 
     def is_loss(self, task: ActivityRescheduleTask) -> bool:
-        """Whether what the task tells takes the activity from anybody."""
+        """Return whether the task takes the activity from a holder."""
         attempt = task.activity.attempt
         if self.phase in ("COMPLETED", "FAILED", "CANCELLED", "QUARANTINED"):
             return False
         if (task.worker, task.epoch, attempt) in self.taken:
             return False
         if self.holder is not None:
-            is_its = (self.holder.worker, self.holder.attempt) == (task.worker, attempt)
-            return is_its and task.epoch >= self.since_epoch
+            is_holders = (self.holder.worker, self.holder.attempt) == (task.worker, attempt)
+            return is_holders and task.epoch >= self.since_epoch
         return not self.is_ours or attempt >= self.attempt
 
     def reschedule(self, task: ActivityRescheduleTask, *, to_other_engine: bool) -> Verdict:

@@ -1,4 +1,4 @@
-"""An activity's story, told call by call: decide and evolve, as a shard does it, but in memory."""
+"""Drive one activity call by call: decide and evolve in memory, as a shard does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ID = ActivityId("workflow", "run", "charge")
 POLICY = Policy()
 SPEC = ActivitySpec("resize", "queue", b"input", Retry())
 VERIFY_AFTER_MS = 10
-"""How long after a hand-out it is looked whether the worker heard of it."""
+"""The delay after which the service verifies that the worker confirmed a hand-out."""
 
 
 def task(
     worker: str = "worker-1", epoch: int = 1, attempt: int = 1, *, died: bool = True
 ) -> ActivityRescheduleTask:
-    """An attempt that a worker lost in one of its leases."""
+    """The reschedule task of an attempt that a worker lost in the given lease epoch."""
     lost = BoundActivity(*ID, attempt, "queue", b"token")
     return ActivityRescheduleTask("orders", lost, worker, epoch, died)
 
@@ -49,7 +49,7 @@ class ActivityScenario:
         return self._apply(decide.schedule(ID, self.activity, spec or self.spec, self.now_ms, delay_ms))
 
     def start(self, worker: str = "worker-1", epoch: int = 1) -> AttemptHolder:
-        """Returns the token that the worker is given."""
+        """Hand the activity out and return the token given to the worker."""
         verify_ms = self.now_ms + VERIFY_AFTER_MS
         self._apply(decide.start(self.known, worker, epoch, self.now_ms, verify_ms, floor=1))
         return AttemptHolder(worker, epoch, self.known.attempt)
@@ -97,7 +97,7 @@ class ActivityScenario:
     def lose(
         self, holder: AttemptHolder, *, died: bool = True, to_other_engine: bool = False
     ) -> decide.ActivityEvents:
-        """The holder's worker is lost with it, or lets go of it."""
+        """Reschedule the holder's attempt, because the worker died or unbound it."""
         return self.reschedule(task(*holder, died=died), to_other_engine=to_other_engine)
 
     def hand_on(self) -> decide.ActivityEvents:

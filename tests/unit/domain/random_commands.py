@@ -1,4 +1,5 @@
-"""Random stories of a worker: any sequence of commands, sensible or not, from a small world where things collide."""
+"""Random sequences of commands for one worker, valid and invalid, with few distinct values so that they
+collide."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ POLICY = Policy(
 
 class Beat(NamedTuple):
     step: int | None
-    """From the last sequence; None for a heartbeat without one."""
+    """The offset from the last sequence number; None for a heartbeat without one."""
     session_id: str | None
-    """None for the worker's own."""
+    """None for the worker's current session."""
     fields: dict[str, Any]
 
     def apply(self, scenario: WorkerScenario) -> None:
@@ -55,7 +56,7 @@ class Wait(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """Until the next deadline has passed."""
+    """Wait until the next deadline and expire the lease."""
 
     def apply(self, scenario: WorkerScenario) -> None:
         if scenario.worker is not None:
@@ -64,7 +65,7 @@ class Silence(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """Fires, whether it is due or not."""
+    """Run a timer, whether it is due or not."""
 
     kind: str
 
@@ -81,7 +82,7 @@ class Timer(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What operators and the service want of the worker, whatever state it is in."""
+    """An order by an operator or the service, in any state of the worker."""
 
     kind: str
     ms: int
@@ -124,9 +125,9 @@ some_activities = st.lists(one_activity, max_size=2).map(tuple)
 sessions = st.sampled_from(["a", "b", "c", ""])
 beats = st.builds(
     Beat,
-    # Mostly the next number of the worker's session; also repeated, overtaken, lost and missing ones.
+    # Mostly the next number of the session; also repeated, overtaken, skipped and missing ones.
     st.sampled_from([1, 1, 1, 1, 1, 0, -1, 2, None]),
-    # Mostly the session there is, or every story would be one of restarts.
+    # Mostly the current session; otherwise almost every command would be a restart.
     st.sampled_from([None, None, None, None, None, "a", "b", "c", ""]),
     st.fixed_dictionaries(
         {"bound": some_activities, "unbound": some_activities},
@@ -153,7 +154,7 @@ orders = st.builds(
 hands = st.builds(HandOut, one_activity)
 ends = st.builds(EndBinding, one_activity, st.booleans())
 
-# Mostly heartbeats, and what a worker is handed between them. By weight: `one_of` counts the same strategy once.
+# Mostly heartbeats and hand-outs, by repetition in the list: `one_of` counts equal strategies once.
 commands = st.sampled_from(
     [
         *[beats] * 12,

@@ -1,4 +1,4 @@
-"""Values of the domain for property tests: any that the wire lets in, the odd ones included."""
+"""Strategies for domain values: everything that the wire format admits, unusual values included."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ActivityEventT = TypeVar("ActivityEventT", bound=events.ActivityFact)
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 numbers = st.integers(0, INT64_MAX)
 counts = st.integers(1, INT64_MAX)
-# Two of them added must stay a number that the store can hold.
+# The sum of two must fit into a column of the store.
 times = st.integers(0, INT64_MAX // 2)
 durations = st.integers(0, INT64_MAX // 2)
 
@@ -130,7 +130,7 @@ certificates = st.builds(
     task_queue=text,
 )
 
-# One strategy per kind of event that has a row of its own.
+# One strategy for each kind of event that is stored as its own row.
 event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.WorkerRegistered: _activations(events.WorkerRegistered),
     events.SessionReplaced: _activations(events.SessionReplaced),

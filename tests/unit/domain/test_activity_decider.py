@@ -1,4 +1,4 @@
-"""From being scheduled to an end, call by call: who may hold an activity, and whose word about it counts."""
+"""The decider of an activity, call by call: which worker may hold it, and which tokens may end it."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def ended(holder: AttemptHolder, at_ms: int = 1_000) -> dict[str, Any]:
 
 
 def in_state(state: ActivityState) -> ActivityScenario:
-    """An activity that was handed out and came into the state."""
+    """Hand an activity out and bring it into the state."""
     scenario = scheduled(Retry(max_deaths=1))
     holder = scenario.start()
     if state is AVAILABLE:
@@ -79,7 +79,7 @@ def test_a_scheduled_activity_is_available_at_once() -> None:
     )
 
 
-def test_one_scheduled_for_later_waits_for_its_time() -> None:
+def test_an_activity_scheduled_for_later_becomes_available_when_due() -> None:
     scenario = ActivityScenario()
     scenario.schedule(delay_ms=500)
     assert (scenario.known.state, scenario.known.due_ms, scenario.known.attempt) == (WAITING, 1_500, 1)
@@ -89,7 +89,7 @@ def test_one_scheduled_for_later_waits_for_its_time() -> None:
 
 
 @pytest.mark.parametrize("state", [AVAILABLE, STARTED, WAITING, COMPLETED, FAILED, CANCELLED])
-def test_scheduling_it_again_changes_nothing_whatever_became_of_it(state: ActivityState) -> None:
+def test_scheduling_an_activity_again_changes_nothing_in_any_state(state: ActivityState) -> None:
     scenario = in_state(state)
     assert scenario.schedule(delay_ms=7) == ()
 
@@ -103,7 +103,7 @@ def test_scheduling_it_again_changes_nothing_whatever_became_of_it(state: Activi
         (SPEC._replace(retry=Retry(max_attempts=9)), "retry policy"),
     ],
 )
-def test_scheduling_something_else_under_its_id_is_refused_by_what_differs(
+def test_scheduling_a_different_activity_under_the_same_id_is_refused_and_names_the_difference(
     other: ActivitySpec, what: str
 ) -> None:
     scenario = scheduled()
@@ -112,7 +112,7 @@ def test_scheduling_something_else_under_its_id_is_refused_by_what_differs(
     assert refused.value.fields == {"activity": "workflow/run/charge", "what": what}
 
 
-def test_only_what_waits_falls_due() -> None:
+def test_only_a_waiting_activity_becomes_available_by_time() -> None:
     for state in ActivityState:
         if state not in (WAITING, ActivityState.CANCEL_REQUESTED):
             assert in_state(state).wait(10**9).make_available_if_due() == ()
@@ -121,7 +121,7 @@ def test_only_what_waits_falls_due() -> None:
 # -- handing out
 
 
-def test_a_hand_out_names_the_holder_and_when_to_look_after_it() -> None:
+def test_a_hand_out_records_the_holder_and_the_time_to_verify_it() -> None:
     scenario = scheduled().wait(5)
     scenario.start("worker-7", epoch=3)
     assert scenario.log[-1] == ActivityStarted(
@@ -134,12 +134,12 @@ def test_a_hand_out_names_the_holder_and_when_to_look_after_it() -> None:
 
 
 @pytest.mark.parametrize("state", [STARTED, WAITING, COMPLETED, CANCELLED, ActivityState.QUARANTINED])
-def test_only_what_is_available_is_handed_out(state: ActivityState) -> None:
+def test_only_an_available_activity_is_handed_out(state: ActivityState) -> None:
     with pytest.raises(AssertionError):
         in_state(state).start("worker-2")
 
 
-def test_what_a_worker_bound_by_itself_and_lost_can_be_handed_out_like_any_other() -> None:
+def test_a_lost_activity_that_was_bound_by_heartbeat_can_be_handed_out() -> None:
     scenario = ActivityScenario()
     scenario.reschedule(task(attempt=1))
     before = scenario.known.is_managed
@@ -153,7 +153,7 @@ def test_what_a_worker_bound_by_itself_and_lost_can_be_handed_out_like_any_other
 # -- claiming
 
 
-def test_a_worker_claims_what_nobody_knew_of() -> None:
+def test_claiming_an_unknown_activity_schedules_and_starts_it() -> None:
     scenario = ActivityScenario()
     kinds = [type(event) for event in scenario.claim("worker-1", epoch=2)]
     assert kinds == [ActivityScheduled, ActivityStarted]
@@ -162,7 +162,7 @@ def test_a_worker_claims_what_nobody_knew_of() -> None:
     assert (activity.type, activity.input) == (SPEC.type, SPEC.input)
 
 
-def test_a_worker_claims_what_is_available() -> None:
+def test_a_worker_can_claim_an_available_activity() -> None:
     scenario = in_state(AVAILABLE)
     scenario.claim("worker-2")
     assert (scenario.known.state, scenario.known.worker, scenario.known.attempt) == (STARTED, "worker-2", 2)
@@ -176,7 +176,8 @@ def test_claiming_again_in_the_same_lease_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("worker", "epoch"), [("worker-2", 1), ("worker-1", 2)])
 def test_a_claim_is_exclusive(worker: str, epoch: int) -> None:
-    """Also against the same worker's later lease, until what it lost with the earlier one is moved on."""
+    """A later lease of the same worker cannot claim it either, until the reschedule of the earlier loss is
+    done."""
     scenario = scheduled()
     scenario.claim("worker-1", epoch=1)
     with pytest.raises(ActivityHeld) as refused:
@@ -185,14 +186,16 @@ def test_a_claim_is_exclusive(worker: str, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("state", [COMPLETED, FAILED, CANCELLED, ActivityState.HANDED_ON])
-def test_what_is_finished_cannot_be_claimed(state: ActivityState) -> None:
+def test_a_finished_activity_cannot_be_claimed(state: ActivityState) -> None:
     with pytest.raises(ActivityFinished) as refused:
         in_state(state).claim("worker-2")
     assert refused.value.fields == {"activity": "workflow/run/charge", "state": state.name}
 
 
 @pytest.mark.parametrize("state", [WAITING, ActivityState.QUARANTINED, ActivityState.RELEASED])
-def test_what_is_neither_available_nor_finished_cannot_be_claimed_now(state: ActivityState) -> None:
+def test_an_activity_that_is_neither_available_nor_finished_cannot_be_claimed_now(
+    state: ActivityState,
+) -> None:
     with pytest.raises(ActivityNotAvailable) as refused:
         in_state(state).claim("worker-2")
     assert refused.value.fields == {"activity": "workflow/run/charge", "state": state.name}
@@ -201,7 +204,7 @@ def test_what_is_neither_available_nor_finished_cannot_be_claimed_now(state: Act
 # -- ends
 
 
-def test_its_holder_completes_it_with_a_result() -> None:
+def test_the_holder_completes_an_activity_with_a_result() -> None:
     scenario = scheduled()
     holder = scenario.start("worker-1", epoch=3)
     assert scenario.wait(5).complete(holder, b"done") == (
@@ -213,7 +216,7 @@ def test_its_holder_completes_it_with_a_result() -> None:
     assert activity.end == EndedAttempt("worker-1", 3, 1, "ActivityCompleted")
 
 
-def test_a_failed_attempt_waits_for_its_next() -> None:
+def test_a_failed_attempt_schedules_the_next_after_a_backoff() -> None:
     scenario = scheduled(Retry(initial_ms=200, coefficient=3.0))
     holder = scenario.start()
     assert scenario.fail(holder, "no disk") == (
@@ -228,13 +231,13 @@ def test_a_failed_attempt_waits_for_its_next() -> None:
     assert scenario.known.due_ms == 1_200 + 600
 
 
-def test_its_worker_may_say_when_to_try_again() -> None:
+def test_the_worker_may_choose_the_delay_of_the_retry() -> None:
     scenario = scheduled()
     scenario.fail(scenario.start(), after_ms=77)
     assert scenario.known.due_ms == 1_077
 
 
-def test_one_that_is_not_to_be_tried_again_fails_for_good() -> None:
+def test_a_non_retryable_failure_is_final() -> None:
     scenario = scheduled()
     holder = scenario.start()
     assert scenario.fail(holder, "no such file", retryable=False) == (
@@ -247,7 +250,7 @@ def test_one_that_is_not_to_be_tried_again_fails_for_good() -> None:
     )
 
 
-def test_it_fails_for_good_with_the_last_attempt_allowed() -> None:
+def test_the_failure_of_the_last_allowed_attempt_is_final() -> None:
     scenario = scheduled(Retry(max_attempts=2))
     scenario.fail(scenario.start(), after_ms=0)
     before = scenario.known.state
@@ -256,7 +259,7 @@ def test_it_fails_for_good_with_the_last_attempt_allowed() -> None:
     assert (before, scenario.known.state, scenario.known.failures) == (WAITING, FAILED, 2)
 
 
-def test_what_its_holder_gives_back_is_available_at_once_and_did_not_fail() -> None:
+def test_an_activity_given_back_is_available_at_once_and_counts_no_failure() -> None:
     scenario = scheduled(Retry(max_attempts=1))
     holder = scenario.start()
     assert scenario.give_back(holder, "shutting down") == (
@@ -284,7 +287,7 @@ def end(scenario: ActivityScenario, call: str, holder: AttemptHolder) -> tuple[o
         (AttemptHolder("worker-1", 1, 0), "attempt 1 is what it holds"),
     ],
 )
-def test_another_token_than_the_holders_is_fenced_off_and_told_why(
+def test_a_token_other_than_the_holders_is_fenced_off_with_the_cause(
     call: str, holder: AttemptHolder, why: str
 ) -> None:
     scenario = scheduled()
@@ -299,35 +302,35 @@ def test_another_token_than_the_holders_is_fenced_off_and_told_why(
 
 
 @pytest.mark.parametrize("call", END_CALLS)
-def test_a_zombie_is_fenced_off_once_its_attempt_was_taken_from_it(call: str) -> None:
+def test_the_previous_holder_is_fenced_off_after_its_loss(call: str) -> None:
     scenario = scheduled()
-    zombie = scenario.start("worker-1")
-    scenario.lose(zombie)
+    lost_holder = scenario.start("worker-1")
+    scenario.lose(lost_holder)
     with pytest.raises(FencedOff, match="the activity is AVAILABLE"):
-        end(scenario, call, zombie)
+        end(scenario, call, lost_holder)
     scenario.start("worker-2")
     with pytest.raises(FencedOff, match="attempt 2 is held by worker worker-2"):
-        end(scenario, call, zombie)
+        end(scenario, call, lost_holder)
 
 
-def test_a_zombie_is_fenced_off_from_the_next_attempt_that_it_holds_itself() -> None:
+def test_an_old_token_is_fenced_off_even_if_its_worker_holds_the_next_attempt() -> None:
     scenario = scheduled()
-    zombie = scenario.start("worker-1", epoch=1)
-    scenario.lose(zombie)
+    lost_holder = scenario.start("worker-1", epoch=1)
+    scenario.lose(lost_holder)
     scenario.start("worker-1", epoch=2)
     with pytest.raises(FencedOff, match="attempt 2 is what it holds"):
-        scenario.complete(zombie)
+        scenario.complete(lost_holder)
 
 
 @pytest.mark.parametrize("state", [COMPLETED, FAILED, CANCELLED, WAITING, ActivityState.QUARANTINED])
-def test_nobody_ends_what_nobody_holds(state: ActivityState) -> None:
+def test_an_activity_without_a_holder_cannot_be_given_back(state: ActivityState) -> None:
     scenario = in_state(state)
     with pytest.raises(FencedOff, match=f"the activity is {state.name}"):
         scenario.give_back(AttemptHolder("worker-1", 1, 1))
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_the_same_call_again_is_answered_without_events(*, retryable: bool) -> None:
+def test_a_repeated_failure_call_writes_no_events(*, retryable: bool) -> None:
     scenario = scheduled()
     holder = scenario.start()
     scenario.fail(holder, retryable=retryable)
@@ -336,7 +339,7 @@ def test_the_same_call_again_is_answered_without_events(*, retryable: bool) -> N
     assert scenario.known == before
 
 
-def test_a_completion_and_a_give_back_can_be_repeated_too() -> None:
+def test_repeated_completions_and_give_backs_write_no_events() -> None:
     scenario = scheduled()
     first = scenario.start()
     scenario.give_back(first)
@@ -347,7 +350,7 @@ def test_a_completion_and_a_give_back_can_be_repeated_too() -> None:
     assert scenario.known.result == b"once"
 
 
-def test_a_call_is_repeated_only_as_what_it_was() -> None:
+def test_a_different_end_call_with_the_same_token_is_fenced_off() -> None:
     scenario = scheduled()
     holder = scenario.start()
     scenario.give_back(holder)
@@ -357,7 +360,7 @@ def test_a_call_is_repeated_only_as_what_it_was() -> None:
         scenario.fail(holder)
 
 
-def test_only_the_last_end_can_be_repeated() -> None:
+def test_only_the_last_end_call_can_be_repeated() -> None:
     scenario = scheduled()
     first = scenario.start()
     scenario.give_back(first)
@@ -372,7 +375,7 @@ def test_only_the_last_end_can_be_repeated() -> None:
 @pytest.mark.parametrize(
     "state", [AVAILABLE, STARTED, WAITING, ActivityState.QUARANTINED, ActivityState.RELEASED]
 )
-def test_what_is_not_finished_can_be_cancelled(state: ActivityState) -> None:
+def test_an_unfinished_activity_can_be_cancelled(state: ActivityState) -> None:
     scenario = in_state(state).wait(5)
     assert scenario.cancel("not needed") == (ActivityCancelled(**OF, reason="not needed", at_ms=1_005),)
     activity = scenario.known
@@ -385,14 +388,14 @@ def test_cancelling_again_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("state", [COMPLETED, FAILED, ActivityState.HANDED_ON])
-def test_what_is_finished_cannot_be_cancelled(state: ActivityState) -> None:
+def test_a_finished_activity_cannot_be_cancelled(state: ActivityState) -> None:
     with pytest.raises(ActivityFinished) as refused:
         in_state(state).cancel()
     assert refused.value.fields["state"] == state.name
 
 
 @pytest.mark.parametrize("call", END_CALLS)
-def test_who_held_it_when_it_was_cancelled_is_told_so(call: str) -> None:
+def test_the_holder_of_a_cancelled_activity_is_fenced_off_with_that_cause(call: str) -> None:
     scenario = scheduled()
     holder = scenario.start()
     scenario.cancel()
@@ -400,11 +403,11 @@ def test_who_held_it_when_it_was_cancelled_is_told_so(call: str) -> None:
         end(scenario, call, holder)
 
 
-# -- a fresh start
+# -- retry by an operator
 
 
 @pytest.mark.parametrize("state", [FAILED, ActivityState.QUARANTINED])
-def test_an_operator_gives_it_a_fresh_start(state: ActivityState) -> None:
+def test_an_operator_retries_a_failed_or_quarantined_activity(state: ActivityState) -> None:
     scenario = in_state(state)
     assert scenario.known.failures == 1
     assert scenario.retry() == (ActivityMadeAvailable(**OF, attempt=2, at_ms=1_000, fresh=True),)
@@ -417,7 +420,7 @@ def test_an_operator_gives_it_a_fresh_start(state: ActivityState) -> None:
     "state",
     [AVAILABLE, STARTED, WAITING, COMPLETED, CANCELLED, ActivityState.RELEASED, ActivityState.HANDED_ON],
 )
-def test_nothing_else_can_be_given_a_fresh_start(state: ActivityState) -> None:
+def test_activities_in_other_states_cannot_be_retried(state: ActivityState) -> None:
     with pytest.raises(ActivityNotRetryable) as refused:
         in_state(state).retry()
     assert refused.value.fields == {"activity": "workflow/run/charge", "state": state.name}
@@ -426,12 +429,12 @@ def test_nothing_else_can_be_given_a_fresh_start(state: ActivityState) -> None:
 # -- backoff
 
 
-def test_waits_grow_up_to_their_limit() -> None:
+def test_backoff_grows_up_to_its_maximum() -> None:
     retry = Retry(initial_ms=100, coefficient=2.0, max_ms=1_000)
     assert [backoff_ms(retry, failures) for failures in range(1, 7)] == [100, 200, 400, 800, 1_000, 1_000]
 
 
-def test_a_wait_too_long_to_be_reckoned_is_the_longest_there_is() -> None:
+def test_a_backoff_that_overflows_is_the_maximum() -> None:
     assert backoff_ms(Retry(initial_ms=1, coefficient=1_000.0, max_ms=70), 10**6) == 70
 
 
@@ -439,7 +442,7 @@ def test_a_wait_too_long_to_be_reckoned_is_the_longest_there_is() -> None:
     st.builds(Retry, st.integers(0, 2**40), st.floats(1, 1_000), st.integers(0, 2**40)),
     st.integers(1, 10**6),
 )
-def test_a_wait_is_a_number_of_milliseconds_and_never_falls(retry: Retry, failures: int) -> None:
+def test_backoff_is_an_integer_and_never_decreases(retry: Retry, failures: int) -> None:
     wait_ms, next_ms = backoff_ms(retry, failures), backoff_ms(retry, failures + 1)
     assert type(wait_ms) is int
     assert 0 <= wait_ms <= next_ms <= retry.max_ms

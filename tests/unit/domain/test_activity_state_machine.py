@@ -1,4 +1,5 @@
-"""An activity between several workers that die, come back and speak late, against a small model of what is promised."""
+"""A hypothesis state machine: several workers compete for one activity, die, return and call late; a small
+model of the promises checks every step."""
 
 from __future__ import annotations
 
@@ -31,16 +32,17 @@ WORKERS = ("red", "green", "blue")
 
 workers = st.sampled_from(WORKERS)
 some = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5])
-"""Which of the tokens or tasks so far, counted from the newest."""
+"""An index into the tokens or tasks so far, counted from the newest."""
 twists = st.sampled_from(["", "", "", "worker", "epoch", "before", "after"])
-# More attempts that go on than ends, so that stories are long.
+# Retries are more likely than final ends, so that runs are long.
 end_calls = st.sampled_from(["complete", "fail", "fail", "fail for good", "give back", "give back"])
 
 
 class ActivityMachine(RuleBasedStateMachine):
-    """The machine plays the workers and the caller of the decider: it knows each worker's lease and what the worker is
-    bound to in it, and refuses a token whose lease is over, as the decider leaves that to its caller. Reschedules come
-    from leases that ended, and are delivered in any order, late and again."""
+    """The machine plays the workers and the caller of the decider. It knows each worker's lease and the
+    attempt bound in it, and it refuses a token whose lease is over, because the decider leaves that check to
+    its caller. Reschedules come from ended leases; the machine delivers them in any order, late and
+    repeatedly."""
 
     @initialize(
         max_attempts=st.sampled_from([0, 0, 2, 4]),
@@ -60,13 +62,13 @@ class ActivityMachine(RuleBasedStateMachine):
         self.scenario = ActivityScenario(self.retry, Policy(max_worker_deaths=self.namespace_max_deaths))
         self.model = ActivityModel(self.retry, self.namespace_max_deaths)
         self.bound: dict[str, AttemptHolder] = {}
-        """What each worker is bound to in its live lease."""
+        """The attempt bound to each worker in its live lease."""
         self.tokens = [AttemptHolder("red", 1, 1)]
-        """Every token that was given out, and one that never was."""
+        """Every token that was handed out, and one that never was."""
         self.tasks: list[ActivityRescheduleTask] = []
 
     def agree(self, call: Callable[[], object], verdict: Verdict) -> None:
-        """Make the call; it must do what the model says."""
+        """Make the call and check that it does what the model says."""
         before, length = self.scenario.activity, len(self.scenario.log)
         if isinstance(verdict, bool):
             call()
@@ -78,7 +80,7 @@ class ActivityMachine(RuleBasedStateMachine):
         if verdict is not True:
             assert (self.scenario.activity, len(self.scenario.log)) == (before, length)
 
-    # -- beginnings
+    # -- scheduling, handing out, claiming
 
     @precondition(lambda self: not self.model.phase)
     @rule(delay_ms=st.sampled_from([0, 0, 25]))
@@ -107,7 +109,7 @@ class ActivityMachine(RuleBasedStateMachine):
         if worker in self.away or (
             holder and holder[:2] == (worker, epoch) and self.scenario.known.epoch != epoch
         ):
-            return  # refused by the caller; or kept over a change of session, where either answer will do
+            return  # the caller refuses it; or the attempt was kept by a new session, where both answers are right
         verdict = self.model.claim(worker, epoch, now_ms, now_ms + VERIFY_AFTER_MS)
         self.agree(lambda: self.scenario.claim(worker, epoch), verdict)
         if verdict is True:
@@ -118,17 +120,17 @@ class ActivityMachine(RuleBasedStateMachine):
         self.bound[token.worker] = token
         self.tokens.append(token)
 
-    # -- ends, by whoever has or makes up a token
+    # -- ends, with valid and invented tokens
 
     @precondition(lambda self: self.bound)
     @rule(call=end_calls, after_ms=st.sampled_from([None, None, 0, 5]))
-    def its_holder_ends_it(self, call: str, after_ms: int | None) -> None:
+    def the_holder_ends_it(self, call: str, after_ms: int | None) -> None:
         [token] = self.bound.values()
         self.end(token, call, after_ms)
 
     @precondition(lambda self: self.model.phase)
     @rule(which=some, twist=twists, call=end_calls)
-    def somebody_ends_it(self, which: int, twist: str, call: str) -> None:
+    def any_token_ends_it(self, which: int, twist: str, call: str) -> None:
         token = self.tokens[-1 - which % len(self.tokens)]
         if twist == "worker":
             token = token._replace(worker=WORKERS[WORKERS.index(token.worker) - 1])
@@ -139,7 +141,7 @@ class ActivityMachine(RuleBasedStateMachine):
         self.end(token, call, None)
 
     def lease_is_over(self, token: AttemptHolder) -> bool:
-        """Whether the caller refuses the token, though its worker and attempt are those of the holder."""
+        """Return whether the caller refuses the token, although it names the holder's worker and attempt."""
         activity = self.scenario.known
         is_holders = (activity.worker, activity.attempt) == (token.worker, token.attempt)
         return is_holders and self.bound.get(token.worker) != token
@@ -163,7 +165,7 @@ class ActivityMachine(RuleBasedStateMachine):
         if verdict is True:
             assert self.bound.pop(token.worker) == token
 
-    # -- what operators, time and other engines do
+    # -- calls by operators, timers and other engines
 
     @precondition(lambda self: self.model.phase)
     @rule(
@@ -172,7 +174,7 @@ class ActivityMachine(RuleBasedStateMachine):
         ),
         worker=workers,
     )
-    def somebody_asks_again_or_in_vain(self, call: str, worker: str) -> None:
+    def a_call_repeats_or_does_not_apply(self, call: str, worker: str) -> None:
         if call == "schedule":
             self.schedule(25)
         elif call == "claim":
@@ -237,7 +239,7 @@ class ActivityMachine(RuleBasedStateMachine):
         kept=st.sampled_from([False, False, True]),
     )
     def is_handed_out_and_lost_at_once(self, index: int, how: str, *, kept: bool) -> None:
-        """As it goes where nothing is late."""
+        """The common order of events, without delays."""
         self.is_handed_out(index=index, claims=False)
         if kept:
             self.its_worker(how="is replaced and kept")
@@ -247,7 +249,7 @@ class ActivityMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.holder is not None and not self.bound)
     @rule()
     def is_taken_back_because_its_worker_is_not_bound_to_it(self) -> None:
-        """The reschedule is so late that the service looked before it came."""
+        """The reschedule is so late that the service verified the dispatch first."""
         activity = self.scenario.known
         token = AttemptHolder(activity.worker, activity.epoch, activity.attempt)
         self.model.holder = token
@@ -255,7 +257,7 @@ class ActivityMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.away)
     @rule()
-    def the_dead_come_back(self) -> None:
+    def dead_workers_return(self) -> None:
         for worker in self.away:
             self.epochs[worker] += 1
         self.away.clear()
@@ -266,10 +268,10 @@ class ActivityMachine(RuleBasedStateMachine):
         ahead=st.sampled_from([-1, 0, 0, 0, 1]),
         died=st.booleans(),
     )
-    def one_that_bound_it_by_itself_is_lost(
+    def a_worker_that_bound_it_by_heartbeat_is_lost(
         self, worker: str, leases_ago: int, ahead: int, *, died: bool
     ) -> None:
-        """Any attempt, in a lease that is over."""
+        """The loss of any attempt in a lease that has ended."""
         epoch = self.epochs.get(worker, 3) - leases_ago
         holder = self.model.holder
         if epoch < 1 or (holder and holder.worker == worker and epoch >= self.model.since_epoch):
@@ -285,10 +287,10 @@ class ActivityMachine(RuleBasedStateMachine):
         verdict = self.model.reschedule(lost, to_other_engine=to_other_engine)
         self.agree(lambda: self.scenario.reschedule(lost, to_other_engine=to_other_engine), verdict)
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
-    def the_activity_is_what_the_model_says(self) -> None:
+    def the_activity_agrees_with_the_model(self) -> None:
         activity, model = self.scenario.activity, self.model
         if activity is None:
             assert not model.phase
@@ -304,7 +306,7 @@ class ActivityMachine(RuleBasedStateMachine):
         assert (activity.epoch > 0) is (activity.state is ActivityState.STARTED)
 
     @invariant()
-    def at_most_one_worker_holds_it_and_the_activity_says_who(self) -> None:
+    def at_most_one_worker_holds_it_and_the_activity_names_it(self) -> None:
         assert len(self.bound) <= 1
         for token in self.bound.values():
             activity = self.scenario.known
@@ -312,13 +314,14 @@ class ActivityMachine(RuleBasedStateMachine):
             assert (activity.worker, activity.attempt) == (token.worker, token.attempt)
 
     def teardown(self) -> None:
-        if hasattr(self, "scenario"):  # not if preparing failed
+        if hasattr(self, "scenario"):  # missing if `prepare` failed
             self.check_log()
             self.check_fold()
             self.check_not_stuck()
 
     def check_log(self) -> None:
-        """By the events alone: one holder at a time, one completion by it, rising attempts, ends that are final."""
+        """Check the log alone: one holder at a time, one completion by that holder, rising attempts, final
+        ends."""
         holder: ActivityStarted | None = None
         attempts = [0]
         completions = 0
@@ -346,7 +349,7 @@ class ActivityMachine(RuleBasedStateMachine):
         assert known == sorted(known)
 
     def check_fold(self) -> None:
-        """From the beginning and from each state on the way."""
+        """Folding gives the same state from the beginning and from each intermediate state."""
         folded: Activity | None = None
         for index, event in enumerate(self.scenario.log):
             folded = evolve(folded, event, ID.workflow_id)
@@ -355,7 +358,8 @@ class ActivityMachine(RuleBasedStateMachine):
         assert folded == self.scenario.activity
 
     def check_not_stuck(self) -> None:
-        """Once every loss was heard of, what is held is held by a worker that lives; and it can be brought to an end."""
+        """After every reschedule is delivered, a held activity has a live holder, and every activity can
+        reach an end."""
         for lost in self.tasks:
             self.deliver(lost, to_other_engine=False)
         if self.scenario.activity is None:

@@ -1,4 +1,4 @@
-"""Which activities a worker holds, and when its word about them is in doubt."""
+"""The activities a worker holds, and when the service asks it for the whole set again (resync)."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ def bindings_changed(events: tuple[object, ...]) -> BindingsChanged:
     return change
 
 
-# -- taking up and letting go
+# -- binding and unbinding
 
 
-def test_only_the_changes_are_written() -> None:
+def test_a_heartbeat_writes_only_the_changes_of_bindings() -> None:
     scenario = registered(bound=tuple(activity(name) for name in "abc"))
     events = scenario.beat(bound=(activity("d"), activity("a")), unbound=(activity("b"),))
     assert events == (
@@ -29,18 +29,18 @@ def test_only_the_changes_are_written() -> None:
     assert scenario.held == {("a", 1), ("c", 1), ("d", 1)}
 
 
-def test_a_heartbeat_that_repeats_what_is_known_is_a_plain_renewal() -> None:
+def test_a_heartbeat_that_repeats_known_bindings_is_a_plain_renewal() -> None:
     scenario = registered(bound=(activity("a"),))
     assert scenario.beat(bound=(activity("a"),)) == (LeaseRenewed(2, 0, 0, 0),)
 
 
-def test_what_was_taken_up_and_finished_between_two_heartbeats_leaves_no_trace() -> None:
+def test_an_activity_bound_and_unbound_in_one_heartbeat_writes_no_event() -> None:
     scenario = registered()
     assert scenario.beat(bound=(activity("a"),), unbound=(activity("a"),)) == (LeaseRenewed(2, 0, 0, 0),)
     assert scenario.held == set()
 
 
-def test_what_was_taken_up_and_finished_before_the_first_heartbeat_is_not_held() -> None:
+def test_an_activity_bound_and_unbound_in_the_first_heartbeat_is_not_held() -> None:
     scenario = registered(bound=(activity("a"), activity("b")), unbound=(activity("a"),))
     assert scenario.held == {("b", 1)}
 
@@ -49,35 +49,35 @@ def test_a_later_attempt_replaces_the_earlier_one() -> None:
     scenario = registered(bound=(activity("a", attempt=1),))
     scenario.beat(bound=(activity("a", attempt=2),))
     assert scenario.held == {("a", 2)}
-    assert scenario.rescheduled == [], "the worker knows best what became of the earlier attempt"
+    assert scenario.rescheduled == [], "the worker has ended the earlier attempt itself"
 
 
-def test_finishing_one_attempt_and_taking_up_the_next_in_one_heartbeat() -> None:
+def test_one_heartbeat_can_unbind_an_attempt_and_bind_the_next() -> None:
     scenario = registered(bound=(activity("a", attempt=1),))
     scenario.beat(unbound=(activity("a", attempt=1),), bound=(activity("a", attempt=2),))
     assert scenario.held == {("a", 2)}
 
 
-def test_taking_up_and_finishing_a_later_attempt_lets_go_of_the_earlier_one_too() -> None:
+def test_binding_and_unbinding_a_later_attempt_unbinds_the_earlier_one_too() -> None:
     scenario = registered(bound=(activity("a", attempt=1),))
     scenario.beat(bound=(activity("a", attempt=2),), unbound=(activity("a", attempt=2),))
     assert scenario.held == set()
 
 
-def test_unbinding_an_attempt_that_is_not_the_held_one_changes_nothing() -> None:
+def test_unbinding_an_attempt_that_is_not_held_changes_nothing() -> None:
     scenario = registered(bound=(activity("a", attempt=2),))
     assert scenario.beat(unbound=(activity("a", attempt=1),)) == (LeaseRenewed(2, 0, 0, 0),)
     assert scenario.held == {("a", 2)}
 
 
-def test_a_changed_token_is_kept_for_the_reschedule() -> None:
+def test_the_reschedule_carries_the_newest_token() -> None:
     scenario = registered(bound=(activity("a", token=b"old"),))
     scenario.beat(bound=(activity("a", token=b"new"),))
     scenario.go_silent()
     assert [task.activity.token for task in scenario.tasks] == [b"new"]
 
 
-def test_of_an_activity_named_twice_the_last_word_counts() -> None:
+def test_the_last_mention_of_an_activity_in_a_heartbeat_counts() -> None:
     scenario = registered(bound=(activity("a", attempt=1), activity("a", attempt=2)))
     assert scenario.held == {("a", 2)}
 
@@ -93,7 +93,7 @@ def test_activities_differ_by_workflow_and_run() -> None:
 # -- task queues
 
 
-def test_an_activity_without_a_task_queue_is_on_its_workers() -> None:
+def test_an_activity_without_a_task_queue_gets_its_workers_queue() -> None:
     scenario = registered(
         profile=Profile(task_queue="mine"), bound=(activity("a", task_queue=""), activity("b"))
     )
@@ -102,7 +102,7 @@ def test_an_activity_without_a_task_queue_is_on_its_workers() -> None:
     assert queues == {"a": "mine", "b": "queue", "c": "mine"}
 
 
-def test_an_activity_without_any_task_queue_is_refused() -> None:
+def test_an_activity_is_refused_if_neither_it_nor_its_worker_has_a_task_queue() -> None:
     scenario = registered()
     for bad in (
         {"bound": (activity("a", task_queue=""),)},
@@ -115,10 +115,10 @@ def test_an_activity_without_any_task_queue_is_refused() -> None:
         assert scenario.known == before
 
 
-# -- the whole set
+# -- full sets of bindings
 
 
-def test_a_full_set_replaces_all_that_is_held() -> None:
+def test_a_full_set_replaces_all_bindings() -> None:
     scenario = registered(bound=tuple(activity(name) for name in "abc"))
     change = bindings_changed(scenario.beat(full_bindings=True, bound=(activity("c"), activity("d"))))
     assert (set(change.unbound), change.bound) == ({activity("a").id, activity("b").id}, (activity("d"),))
@@ -126,65 +126,65 @@ def test_a_full_set_replaces_all_that_is_held() -> None:
     assert scenario.rescheduled == [], "the worker has finished them"
 
 
-def test_an_empty_full_set_lets_go_of_everything() -> None:
+def test_an_empty_full_set_unbinds_everything() -> None:
     scenario = registered(bound=(activity("a"),))
     scenario.beat(full_bindings=True)
     assert scenario.held == set()
 
 
-def test_a_full_set_that_is_known_is_a_plain_renewal() -> None:
+def test_an_unchanged_full_set_is_a_plain_renewal() -> None:
     scenario = registered(bound=(activity("a"),))
     assert scenario.beat(full_bindings=True, bound=(activity("a"),)) == (LeaseRenewed(2, 0, 0, 0),)
 
 
-def test_a_full_set_clears_what_was_lost_and_is_not_in_it() -> None:
+def test_a_full_set_clears_lost_activities_that_it_does_not_contain() -> None:
     scenario = registered(bound=(activity("a"), activity("b"), activity("c"))).go_silent()
     scenario.beat()
     scenario.beat(full_bindings=True, bound=(activity("b"), activity("c")), unbound=(activity("c"),))
     assert scenario.lost == {("b", 1)}
 
 
-# -- doubt
+# -- resync: the service asks for the full set
 
 
-def test_a_gap_in_the_sequence_puts_the_bindings_in_doubt() -> None:
+def test_a_gap_in_the_sequence_requests_a_resync_until_the_full_set_arrives() -> None:
     scenario = registered()
-    doubts = []
+    resyncs = []
     for sequence in (2, 4, 5):
         scenario.beat(sequence=sequence)
-        doubts.append(scenario.known.resync)
-    assert doubts == [False, True, True], "the doubt stays until the whole set is known"
+        resyncs.append(scenario.known.resync)
+    assert resyncs == [False, True, True], "the request stays until the full set is known"
 
 
-def test_unbinding_what_was_never_heard_of_puts_the_bindings_in_doubt() -> None:
+def test_unbinding_an_unknown_activity_requests_a_resync() -> None:
     scenario = registered()
     change = bindings_changed(scenario.beat(unbound=(activity("unheard of"),)))
     assert change == BindingsChanged(bound=(), unbound=(), resync=True)
     assert scenario.known.resync
 
 
-def test_doubt_that_is_there_already_is_not_written_again() -> None:
+def test_a_resync_that_is_already_requested_is_not_written_again() -> None:
     scenario = registered()
     scenario.beat(unbound=(activity("x"),))
     assert scenario.beat(unbound=(activity("y"),)) == (LeaseRenewed(3, 0, 0, 0),)
 
 
 @pytest.mark.parametrize("fields", [{"session_id": ""}, {"sequence": 0}])
-def test_clients_without_session_or_sequence_raise_no_doubt_by_unbinding(fields: dict[str, Any]) -> None:
-    """They may repeat what was applied already, and nobody would notice."""
+def test_clients_without_session_or_sequence_request_no_resync_by_unbinding(fields: dict[str, Any]) -> None:
+    """Such clients may repeat a heartbeat that was applied already, and the service cannot tell."""
     scenario = registered(**{"sequence": 1} | fields)
     again: dict[str, Any] = {"sequence": 2, "unbound": (activity("x"),)} | fields
     assert len(scenario.beat(**again)) == 1
     assert not scenario.known.resync
 
 
-def test_a_client_without_sequence_has_no_gaps() -> None:
+def test_a_client_without_sequence_never_has_a_gap() -> None:
     scenario = registered(sequence=0)
     scenario.beat(sequence=0)
     assert not scenario.known.resync
 
 
-def test_the_whole_set_removes_the_doubt() -> None:
+def test_a_full_set_ends_the_resync() -> None:
     scenario = registered()
     scenario.beat(sequence=9)
     change = bindings_changed(scenario.beat(full_bindings=True))
@@ -192,7 +192,7 @@ def test_the_whole_set_removes_the_doubt() -> None:
     assert not scenario.known.resync
 
 
-def test_the_whole_set_leaves_no_doubt_even_after_a_gap_of_its_own() -> None:
+def test_a_full_set_needs_no_resync_even_after_a_gap_in_the_sequence() -> None:
     scenario = registered()
     scenario.beat(sequence=9, full_bindings=True, bound=(activity("a"),))
     assert not scenario.known.resync
@@ -201,7 +201,7 @@ def test_the_whole_set_leaves_no_doubt_even_after_a_gap_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "in_doubt"),
+    ("fields", "resync"),
     [
         ({"sequence": 1}, False),
         ({"sequence": 0}, False),
@@ -209,46 +209,46 @@ def test_the_whole_set_leaves_no_doubt_even_after_a_gap_of_its_own() -> None:
         ({"sequence": 5, "full_bindings": True}, False),
     ],
 )
-def test_a_first_heartbeat_that_is_not_the_first_leaves_doubt(
-    fields: dict[str, Any], *, in_doubt: bool
+def test_a_session_whose_first_heartbeat_is_missing_needs_a_resync(
+    fields: dict[str, Any], *, resync: bool
 ) -> None:
-    assert registered(**fields).known.resync is in_doubt
+    assert registered(**fields).known.resync is resync
     replaced = registered(session_id="old", sequence=7)
     replaced.beat(session_id="new", **fields)
-    assert replaced.known.resync is in_doubt
+    assert replaced.known.resync is resync
 
 
-@pytest.mark.parametrize(("sequence", "in_doubt"), [(4, False), (5, True)])
-def test_a_resurrection_leaves_doubt_if_a_heartbeat_went_missing_before_it(
-    sequence: int, *, in_doubt: bool
+@pytest.mark.parametrize(("sequence", "resync"), [(4, False), (5, True)])
+def test_a_resurrection_requests_a_resync_if_a_heartbeat_is_missing_before_it(
+    sequence: int, *, resync: bool
 ) -> None:
     scenario = registered()
     scenario.beat(sequence=2)
     scenario.beat(sequence=3)
     scenario.go_silent()
     scenario.beat(sequence=sequence)
-    assert scenario.known.resync is in_doubt
+    assert scenario.known.resync is resync
 
 
-def test_leaving_ends_the_doubt() -> None:
+def test_shutting_down_ends_the_resync() -> None:
     scenario = registered()
     scenario.beat(sequence=9)
     scenario.shut_down()
     assert not scenario.known.resync
 
 
-# -- what was lost
+# -- lost activities
 
 
-def back_from_silence(*names: str) -> WorkerScenario:
-    """A worker that lost its activities to a silence and is back."""
+def resurrected_with_lost(*names: str) -> WorkerScenario:
+    """A resurrected worker that lost these activities when its lease expired."""
     scenario = registered(bound=tuple(activity(name) for name in names)).go_silent()
     scenario.beat()
     return scenario
 
 
-def test_a_lost_activity_is_to_be_cancelled_until_it_is_unbound() -> None:
-    scenario = back_from_silence("a", "b")
+def test_a_lost_activity_stays_listed_for_cancellation_until_it_is_unbound() -> None:
+    scenario = resurrected_with_lost("a", "b")
     scenario.beat()
     assert scenario.lost == {("a", 1), ("b", 1)}
     scenario.beat(unbound=(activity("a"),))
@@ -257,9 +257,9 @@ def test_a_lost_activity_is_to_be_cancelled_until_it_is_unbound() -> None:
 
 
 def test_unbinding_a_lost_attempt_keeps_the_later_attempt_that_is_held() -> None:
-    """The reschedule of its own lost activity may come back to the same worker. If the later attempt were let go
-    here, nobody would reschedule it when this worker dies."""
-    scenario = back_from_silence("a")
+    """The reschedule of a lost activity may hand it to the same worker again. If the later attempt were
+    unbound here, nothing would reschedule it when this worker dies."""
+    scenario = resurrected_with_lost("a")
     scenario.beat(bound=(activity("a", attempt=2),))
     scenario.beat(unbound=(activity("a", attempt=1),))
     assert (scenario.held, scenario.lost) == ({("a", 2)}, set())
@@ -267,14 +267,14 @@ def test_unbinding_a_lost_attempt_keeps_the_later_attempt_that_is_held() -> None
     assert scenario.rescheduled == [("a", 1, 1), ("a", 2, 2)]
 
 
-def test_cancelling_a_lost_attempt_and_taking_up_the_next_in_one_heartbeat() -> None:
-    scenario = back_from_silence("a")
+def test_one_heartbeat_can_unbind_a_lost_attempt_and_bind_the_next() -> None:
+    scenario = resurrected_with_lost("a")
     scenario.beat(unbound=(activity("a", attempt=1),), bound=(activity("a", attempt=2),))
     assert (scenario.held, scenario.lost) == ({("a", 2)}, set())
 
 
-def test_an_activity_that_was_lost_and_is_declared_again_is_held_and_still_to_be_cancelled() -> None:
-    """Its reschedule stands; that the worker goes on with it does not make it its own again."""
+def test_a_lost_activity_that_the_worker_declares_again_is_held_and_still_to_be_cancelled() -> None:
+    """Its reschedule stands: continuing the work does not give the worker its lost attempt back."""
     scenario = registered(bound=(activity("a"),)).go_silent()
     scenario.beat(bound=(activity("a"),))
     assert (scenario.held, scenario.lost) == ({("a", 1)}, {("a", 1)})
@@ -285,64 +285,64 @@ def test_an_activity_that_was_lost_and_is_declared_again_is_held_and_still_to_be
 # -- quota
 
 
-TWO = Policy(max_bindings_per_worker=2)
+QUOTA_OF_TWO = Policy(max_bindings_per_worker=2)
 
 
-def test_a_worker_may_hold_as_many_as_its_quota() -> None:
-    scenario = registered(policy=TWO, bound=(activity("a"),))
-    scenario.beat(policy=TWO, bound=(activity("b"),))
+def test_a_worker_may_hold_as_many_activities_as_its_quota() -> None:
+    scenario = registered(policy=QUOTA_OF_TWO, bound=(activity("a"),))
+    scenario.beat(policy=QUOTA_OF_TWO, bound=(activity("b"),))
     assert len(scenario.held) == 2
 
 
 @pytest.mark.parametrize("session_id", ["a", "b"])
-def test_one_more_is_refused_whole(session_id: str) -> None:
-    scenario = registered(policy=TWO, bound=(activity("a"), activity("b")))
+def test_a_heartbeat_above_the_quota_is_refused_as_a_whole(session_id: str) -> None:
+    scenario = registered(policy=QUOTA_OF_TWO, bound=(activity("a"), activity("b")))
     before = scenario.known
     bound = tuple(activity(name) for name in "abc")
     with pytest.raises(BindingQuotaExceeded) as refused:
-        scenario.beat(sequence=2, session_id=session_id, policy=TWO, bound=bound, successes=5)
+        scenario.beat(sequence=2, session_id=session_id, policy=QUOTA_OF_TWO, bound=bound, successes=5)
     assert refused.value.fields == {"worker": "worker-1", "count": 3, "limit": 2}
     assert scenario.known == before
 
 
-def test_a_first_heartbeat_above_the_quota_registers_nobody() -> None:
+def test_a_first_heartbeat_above_the_quota_registers_no_worker() -> None:
     scenario = WorkerScenario()
     with pytest.raises(BindingQuotaExceeded):
-        scenario.beat(policy=TWO, bound=tuple(activity(name) for name in "abc"))
+        scenario.beat(policy=QUOTA_OF_TWO, bound=tuple(activity(name) for name in "abc"))
     assert scenario.worker is None
 
 
-def test_the_quota_counts_what_is_held_afterwards() -> None:
-    scenario = registered(policy=TWO, bound=(activity("a"), activity("b")))
-    scenario.beat(policy=TWO, unbound=(activity("a"),), bound=(activity("c"),))
+def test_the_quota_counts_the_bindings_after_the_heartbeat() -> None:
+    scenario = registered(policy=QUOTA_OF_TWO, bound=(activity("a"), activity("b")))
+    scenario.beat(policy=QUOTA_OF_TWO, unbound=(activity("a"),), bound=(activity("c"),))
     assert scenario.held == {("b", 1), ("c", 1)}
-    scenario.beat(policy=TWO, bound=(activity("d"),), unbound=(activity("d"),))
-    scenario.beat(policy=TWO, bound=(activity("b", attempt=2),))
+    scenario.beat(policy=QUOTA_OF_TWO, bound=(activity("d"),), unbound=(activity("d"),))
+    scenario.beat(policy=QUOTA_OF_TWO, bound=(activity("b", attempt=2),))
     assert scenario.held == {("b", 2), ("c", 1)}
-    scenario.beat(policy=TWO, full_bindings=True, bound=(activity("x"), activity("y")))
+    scenario.beat(policy=QUOTA_OF_TWO, full_bindings=True, bound=(activity("x"), activity("y")))
     assert scenario.held == {("x", 1), ("y", 1)}
 
 
-def test_a_worker_above_a_quota_that_was_lowered_may_shrink_but_not_grow() -> None:
+def test_a_worker_above_a_lowered_quota_may_unbind_but_not_grow() -> None:
     scenario = registered(bound=tuple(activity(name) for name in "abcd"))
-    scenario.beat(policy=TWO)
-    scenario.beat(policy=TWO, unbound=(activity("a"),))
+    scenario.beat(policy=QUOTA_OF_TWO)
+    scenario.beat(policy=QUOTA_OF_TWO, unbound=(activity("a"),))
     assert len(scenario.held) == 3
-    scenario.beat(policy=TWO, unbound=(activity("b"),), bound=(activity("e"),))
+    scenario.beat(policy=QUOTA_OF_TWO, unbound=(activity("b"),), bound=(activity("e"),))
     assert len(scenario.held) == 3
     with pytest.raises(BindingQuotaExceeded):
-        scenario.beat(policy=TWO, bound=(activity("f"),))
+        scenario.beat(policy=QUOTA_OF_TWO, bound=(activity("f"),))
 
 
-def test_a_cancelled_activity_that_is_held_again_counts_once() -> None:
-    scenario = back_from_silence("a")
-    scenario.beat(policy=TWO, bound=(activity("a", attempt=2), activity("b")))
-    scenario.beat(policy=TWO, unbound=(activity("a", attempt=1),))
+def test_a_lost_activity_that_is_held_again_counts_once() -> None:
+    scenario = resurrected_with_lost("a")
+    scenario.beat(policy=QUOTA_OF_TWO, bound=(activity("a", attempt=2), activity("b")))
+    scenario.beat(policy=QUOTA_OF_TWO, unbound=(activity("a", attempt=1),))
     assert scenario.held == {("a", 2), ("b", 1)}
 
 
-def test_a_later_attempt_counts_also_while_the_lost_one_is_cancelled() -> None:
-    scenario = back_from_silence("a")
-    scenario.beat(policy=TWO, bound=(activity("a", attempt=2), activity("b")))
+def test_a_later_attempt_still_counts_when_the_lost_one_is_unbound() -> None:
+    scenario = resurrected_with_lost("a")
+    scenario.beat(policy=QUOTA_OF_TWO, bound=(activity("a", attempt=2), activity("b")))
     with pytest.raises(BindingQuotaExceeded):
-        scenario.beat(policy=TWO, unbound=(activity("a", attempt=1),), bound=(activity("c"),))
+        scenario.beat(policy=QUOTA_OF_TWO, unbound=(activity("a", attempt=1),), bound=(activity("c"),))

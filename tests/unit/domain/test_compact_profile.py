@@ -1,4 +1,4 @@
-"""A profile in memory is smaller, and says the same."""
+"""The compact form of a profile in memory loses nothing."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ PROFILES = st.builds(
 
 
 @given(PROFILES)
-def test_what_is_kept_is_whole_again(profile: Profile) -> None:
+def test_expanding_a_compact_profile_gives_the_original(profile: Profile) -> None:
     assert full_profile(compact_profile(profile)) == profile
 
 
 @given(PROFILES, PROFILES)
-def test_kept_profiles_are_equal_when_the_profiles_are(one: Profile, other: Profile) -> None:
+def test_compact_profiles_are_equal_exactly_when_the_profiles_are(one: Profile, other: Profile) -> None:
     assert (CompactProfile(one) == CompactProfile(other)) == (one == other)
     assert (CompactProfile(one) == other) == (one == other)
     assert (other == CompactProfile(one)) == (one == other)
 
 
-def test_texts_cannot_be_mistaken_for_each_other() -> None:
+def test_the_packed_fields_of_a_profile_stay_distinct() -> None:
     assert CompactProfile(Profile(worker_identity="ab", process_id="c")) != Profile(
         worker_identity="a", process_id="bc"
     )
@@ -44,14 +44,14 @@ def test_texts_cannot_be_mistaken_for_each_other() -> None:
     assert CompactProfile(Profile(worker_identity="1,2,3:4", process_id=":")).expand().process_id == ":"
 
 
-def test_workers_with_much_in_common_share_it() -> None:
-    def made(identity: str) -> CompactProfile:
+def test_compact_profiles_share_equal_strings() -> None:
+    def compact(identity: str) -> CompactProfile:
         return CompactProfile(
             Profile(worker_identity=identity, task_queue="orders", host_name=b"host".decode())
         )
 
-    assert made("a").host_name is made("b").host_name
+    assert compact("a").host_name is compact("b").host_name
 
 
-def test_nobody_keeps_an_empty_profile() -> None:
+def test_an_empty_profile_is_the_shared_one() -> None:
     assert compact_profile(Profile()) is NO_PROFILE

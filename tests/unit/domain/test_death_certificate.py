@@ -1,4 +1,4 @@
-"""The death certificate as a value, and verdicts that prove false."""
+"""The death certificate as a value, and deaths that are refuted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KNOWN = DeathEvidence(
 
 
 def silent() -> Worker:
-    """Heard twice, and its lease is over at 30.5 s."""
+    """A worker that sent two heartbeats; its lease ends at 30.5 s."""
     scenario = registered(profile=PROFILE, bound=(activity("x"), activity("y")))
     scenario.wait(500).beat()
     return scenario.known
@@ -41,7 +41,7 @@ def death_of(worker: Worker, known: DeathEvidence = KNOWN) -> WorkerDeactivated:
     return event
 
 
-def test_a_certificate_says_what_is_known_of_the_worker_and_what_was_observed() -> None:
+def test_a_certificate_contains_the_workers_description_and_the_evidence() -> None:
     assert death_of(silent()).certificate == DeathCertificate(
         epoch=1,
         session_id="a",
@@ -57,7 +57,7 @@ def test_a_certificate_says_what_is_known_of_the_worker_and_what_was_observed() 
     )
 
 
-def test_who_dies_of_a_broken_stream_gets_one_too() -> None:
+def test_a_disconnected_worker_gets_a_certificate() -> None:
     scenario = registered(profile=PROFILE)
     scenario.attach(5_000)
     [event] = disconnect(scenario.known, POLICY, 7_000, 2_000, KNOWN)
@@ -66,12 +66,12 @@ def test_who_dies_of_a_broken_stream_gets_one_too() -> None:
 
 
 @pytest.mark.parametrize("leave", ["shut_down", "force_out"])
-def test_who_leaves_by_decision_gets_none(leave: str) -> None:
+def test_a_worker_that_is_shut_down_or_forced_out_gets_no_certificate(leave: str) -> None:
     [event] = getattr(registered(), leave)()
     assert event.certificate is None
 
 
-def test_who_is_drained_gets_none() -> None:
+def test_a_drained_worker_gets_no_certificate() -> None:
     scenario = registered()
     scenario.drain(deadline_ms=1_000)
     [event] = scenario.wait(1_000).end_drain()
@@ -79,14 +79,14 @@ def test_who_is_drained_gets_none() -> None:
     assert event.certificate is None
 
 
-def test_state_never_depends_on_a_certificate() -> None:
+def test_worker_state_does_not_depend_on_the_certificate() -> None:
     worker = silent()
     known, unknown = death_of(worker), death_of(worker, DeathEvidence())
     assert known != unknown
     assert evolve(worker, known, 9) == evolve(worker, unknown, 9)
 
 
-def test_of_many_heartbeats_and_stalls_the_last_are_kept() -> None:
+def test_a_certificate_keeps_the_last_heartbeats_and_stalls() -> None:
     heard = tuple(range(100))
     stalls = tuple(Stall(n, n) for n in range(100))
     found = issue_certificate(silent(), 30_500, DeathEvidence(heard, stalls))
@@ -94,42 +94,42 @@ def test_of_many_heartbeats_and_stalls_the_last_are_kept() -> None:
     assert found.stalls == stalls[-STALLS_MAX:]
 
 
-def test_counts_of_which_some_may_be_missing_are_at_least_the_larger() -> None:
+def test_merging_two_incomplete_counts_takes_the_larger_of_each() -> None:
     assert ConcurrentDeaths(1, 5, 6).max_with(ConcurrentDeaths(2, 0, 9)) == ConcurrentDeaths(2, 5, 9)
 
 
-# -- events from before there were certificates
+# -- deaths written before certificates existed
 
 
-def afterwards(detail: str, worker: Worker | None, profile: Profile = NO_PROFILE) -> DeathCertificate:
+def reconstructed(detail: str, worker: Worker | None, profile: Profile = NO_PROFILE) -> DeathCertificate:
     return reconstruct_certificate(
         detail, 30_500, worker, epoch=3, session_id="a", granted_ms=20_000, profile=profile
     )
 
 
-def test_of_an_old_death_the_detail_tells_the_silence() -> None:
-    found = afterwards("no heartbeat for 31000 ms of a 30000 ms lease", None, PROFILE)
+def test_the_silence_of_an_old_death_is_read_from_its_detail() -> None:
+    found = reconstructed("no heartbeat for 31000 ms of a 30000 ms lease", None, PROFILE)
     assert (found.silence_ms, found.granted_ms, found.epoch) == (31_000, 30_000, 3)
     assert (found.host_name, found.build_id, found.task_queue) == ("db-3", "b7", "mail")
     assert (found.activities, found.heartbeats) == (None, ())
 
 
-def test_of_an_old_death_without_a_telling_detail_the_silence_is_not_known() -> None:
-    found = afterwards("its stream broke", None)
+def test_the_silence_of_an_old_death_is_unknown_if_the_detail_lacks_it() -> None:
+    found = reconstructed("its stream broke", None)
     assert (found.silence_ms, found.granted_ms) == (None, 20_000)
 
 
-def test_of_an_old_death_that_is_its_workers_last_the_worker_tells_more() -> None:
+def test_the_last_death_of_a_worker_is_completed_from_the_workers_state() -> None:
     worker = silent()
-    found = afterwards("its stream broke", evolve(worker, death_of(worker), 9))
+    found = reconstructed("its stream broke", evolve(worker, death_of(worker), 9))
     assert (found.silence_ms, found.granted_ms, found.host_name) == (30_000, 30_000, "db-3")
 
 
-# -- verdicts
+# -- refuted deaths
 
 
 def counted(scenario: WorkerScenario) -> VerdictCounts:
-    """Over the whole log, as a projection of it."""
+    """Count the verdicts over the whole log, as the projection does."""
     total = NO_VERDICTS
     for before, event in zip(scenario.states, scenario.log, strict=False):
         total += count_verdict(before, event)
@@ -142,23 +142,23 @@ def dead() -> WorkerScenario:
     return scenario
 
 
-def test_a_death_stands_until_somebody_comes_back() -> None:
+def test_a_death_without_a_return_is_not_refuted() -> None:
     assert counted(dead()) == VerdictCounts(deaths=1, refuted=0)
 
 
-def test_the_same_session_coming_back_refutes_a_death() -> None:
+def test_the_return_of_the_same_session_refutes_its_death() -> None:
     scenario = dead()
     scenario.beat()
     assert counted(scenario) == VerdictCounts(deaths=1, refuted=1)
 
 
-def test_a_new_session_refutes_nothing() -> None:
+def test_a_new_session_does_not_refute_the_death() -> None:
     scenario = dead()
     scenario.beat(session_id="b", sequence=1)
     assert counted(scenario) == VerdictCounts(deaths=1, refuted=0)
 
 
-def test_who_has_no_session_refutes_nothing() -> None:
+def test_a_client_without_a_session_does_not_refute_its_death() -> None:
     scenario = WorkerScenario()
     scenario.beat(session_id="", sequence=0)
     scenario.go_silent()
@@ -167,20 +167,20 @@ def test_who_has_no_session_refutes_nothing() -> None:
 
 
 @pytest.mark.parametrize("leave", ["shut_down", "force_out"])
-def test_who_left_by_decision_was_not_declared_dead_and_refutes_nothing(leave: str) -> None:
+def test_a_shut_down_or_forced_worker_counts_neither_as_dead_nor_as_refuted(leave: str) -> None:
     scenario = registered()
     getattr(scenario, leave)()
     scenario.beat()
     assert counted(scenario) == NO_VERDICTS
 
 
-def test_a_restart_while_alive_is_no_death() -> None:
+def test_a_session_replaced_while_active_counts_no_death() -> None:
     scenario = registered()
     scenario.beat(session_id="b", sequence=1)
     assert counted(scenario) == NO_VERDICTS
 
 
-def test_each_death_is_judged_by_itself() -> None:
+def test_each_death_is_refuted_separately() -> None:
     scenario = dead()
     scenario.beat()
     scenario.go_silent()
@@ -190,7 +190,7 @@ def test_each_death_is_judged_by_itself() -> None:
     assert counted(scenario) == VerdictCounts(deaths=3, refuted=2)
 
 
-def test_a_broken_streams_death_can_be_refuted_too() -> None:
+def test_a_death_by_disconnect_can_be_refuted() -> None:
     scenario = registered()
     scenario.attach(1_000)
     scenario.wait(1_000).disconnect(broken_ms=0)

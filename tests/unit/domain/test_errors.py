@@ -90,7 +90,7 @@ def test_every_message_is_a_sentence(kind: type[LivenessError]) -> None:
 
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_every_error_is_drawn_in_the_tree(kind: type[LivenessError]) -> None:
+def test_the_module_docstring_lists_every_error(kind: type[LivenessError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
 
 

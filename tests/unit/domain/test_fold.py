@@ -1,4 +1,4 @@
-"""Events that cannot follow each other stop the fold: a broken log is found, not papered over."""
+"""Impossible event sequences stop the fold, so that a broken log is detected."""
 
 import pytest
 
@@ -65,7 +65,7 @@ ALLOWED: dict[str, tuple[WorkerEvent, set[WorkerState | None]]] = {
 
 @pytest.mark.parametrize("state", [None, *WorkerState])
 @pytest.mark.parametrize("name", ALLOWED)
-def test_each_event_follows_only_the_states_it_can(name: str, state: WorkerState | None) -> None:
+def test_evolve_accepts_each_event_only_in_its_allowed_states(name: str, state: WorkerState | None) -> None:
     event, allowed = ALLOWED[name]
     worker = in_state(state).worker
     if state in allowed:
@@ -89,17 +89,17 @@ def test_each_event_follows_only_the_states_it_can(name: str, state: WorkerState
         DisconnectGraceGranted(grace_ms=1),
     ],
 )
-def test_changes_need_a_worker(event: WorkerEvent) -> None:
+def test_events_that_change_a_worker_need_an_existing_worker(event: WorkerEvent) -> None:
     with pytest.raises(ImpossibleEvent):
         evolve(None, event, 1)
 
 
-def test_an_event_about_something_else_is_refused() -> None:
+def test_an_event_that_is_not_about_a_worker_is_refused() -> None:
     with pytest.raises(ImpossibleEvent, match="ShardTaken is not about a worker"):
         evolve(registered().known, ShardTaken(epoch=1, owner=""), 2)  # type: ignore[arg-type]
 
 
-def test_a_state_is_never_changed_in_place() -> None:
+def test_evolve_never_mutates_the_previous_state() -> None:
     scenario = registered(bound=(activity("x"),))
     before = scenario.known
     scenario.beat(unbound=(activity("x"),), bound=(activity("y"),))
@@ -109,14 +109,14 @@ def test_a_state_is_never_changed_in_place() -> None:
 
 
 def test_workers_without_bindings_share_one_empty_set() -> None:
-    """A million of them are tracked; an empty dictionary each would be a tenth of their memory."""
+    """A service tracks a million workers; an empty dictionary each would take a tenth of their memory."""
     scenario = registered(bound=(activity("x"),))
     scenario.beat(unbound=(activity("x"),))
     assert scenario.known.bindings is NO_BINDINGS
     assert scenario.known.lost is NO_BINDINGS
 
 
-def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
+def test_workers_without_orders_share_one_standing() -> None:
     scenario = registered(loop_lag_ms=5)
     scenario.pause()
     scenario.drain(9)
@@ -127,6 +127,6 @@ def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
     assert scenario.known.standing is NO_STANDING
 
 
-def test_a_registration_takes_nothing_from_anybody() -> None:
+def test_a_registration_causes_no_reschedule() -> None:
     assert isinstance(REGISTERED, WorkerRegistered)
     assert react(KEY, None, REGISTERED) is None

@@ -1,4 +1,4 @@
-"""Where things live. The values here must never change: stores in the field were laid out by them."""
+"""Shard assignment. The values here must never change: existing stores were laid out by them."""
 
 from collections import Counter
 
@@ -25,7 +25,9 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("namespace", "name", "shard_count", "shard"), GOLDEN)
-def test_a_name_stays_on_its_shard_for_ever(namespace: str, name: str, shard_count: int, shard: int) -> None:
+def test_a_name_keeps_its_shard_in_every_release(
+    namespace: str, name: str, shard_count: int, shard: int
+) -> None:
     assert shard_of(namespace, name, shard_count) == shard
 
 
@@ -53,7 +55,7 @@ def test_names_spread_evenly(names: list[str], shard_count: int) -> None:
     assert min(counts.values()) > 0.75 * fair
 
 
-def test_one_name_in_many_namespaces_spreads_too() -> None:
+def test_one_name_in_many_namespaces_spreads_evenly() -> None:
     counts = Counter(shard_of(f"tenant-{number}", "worker-1", 64) for number in range(64_000))
     assert 750 < min(counts.values()) <= max(counts.values()) < 1_250
 
@@ -63,7 +65,7 @@ def test_keys_are_equal_only_if_all_their_parts_are(first: tuple[str, str], seco
     assert (WorkerKey(*first) == WorkerKey(*second)) == (first == second)
 
 
-def test_the_border_between_namespace_and_name_matters() -> None:
+def test_moving_characters_between_namespace_and_name_changes_the_shard() -> None:
     shards = {
         shard_of(namespace, name, 2**32)
         for namespace, name in [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc")]
@@ -71,5 +73,5 @@ def test_the_border_between_namespace_and_name_matters() -> None:
     assert len(shards) == 4
 
 
-def test_an_activity_key_knows_its_id() -> None:
+def test_an_activity_key_contains_its_id() -> None:
     assert ActivityKey("n", "w", "r", "a").id == ("w", "r", "a")

@@ -1,4 +1,4 @@
-"""Lease terms, descriptions and what a namespace allows."""
+"""Lease terms, worker descriptions and the policy of a namespace."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def test_a_lease_is_granted_within_bounds(requested_ms: int | None, granted_ms: 
     assert (scenario.known.granted_ms, scenario.known.deadline_ms) == (granted_ms, granted_ms)
 
 
-def test_other_terms_take_effect_with_the_heartbeat_that_asks_for_them() -> None:
+def test_new_lease_terms_take_effect_with_the_heartbeat_that_requests_them() -> None:
     scenario = registered(requested_ms=30_000).wait(1_000)
     assert scenario.beat(requested_ms=5_000) == (
         LeaseTermsChanged(granted_ms=5_000),
@@ -39,18 +39,18 @@ def test_other_terms_take_effect_with_the_heartbeat_that_asks_for_them() -> None
     assert scenario.known.deadline_ms == 6_000
 
 
-def test_the_same_terms_are_not_written_again() -> None:
+def test_unchanged_lease_terms_are_not_written_again() -> None:
     scenario = registered(requested_ms=5_000)
     assert len(scenario.beat(requested_ms=5_000)) == 1
 
 
-def test_changed_bounds_take_effect_at_the_next_heartbeat() -> None:
+def test_changed_lease_bounds_take_effect_at_the_next_heartbeat() -> None:
     scenario = registered(requested_ms=60_000)
     scenario.beat(requested_ms=60_000, policy=Policy(max_lease_ms=40_000))
     assert scenario.known.granted_ms == 40_000
 
 
-def test_a_new_session_gets_terms_of_its_own() -> None:
+def test_a_new_session_does_not_inherit_lease_terms() -> None:
     scenario = registered(requested_ms=60_000)
     scenario.beat(session_id="b", sequence=1)
     assert scenario.known.granted_ms == 30_000
@@ -82,13 +82,13 @@ def test_a_resurrected_worker_keeps_its_description() -> None:
     assert (scenario.known.profile, scenario.known.last_error) == (PROFILE, "broken")
 
 
-def test_a_changed_description_replaces_the_whole() -> None:
+def test_a_changed_description_replaces_the_whole_description() -> None:
     scenario = registered(profile=PROFILE)
     scenario.beat(profile=Profile(build_id="2"))
     assert scenario.known.profile == Profile(build_id="2")
 
 
-def test_successes_and_errors_add_up_over_sessions() -> None:
+def test_successes_and_errors_accumulate_over_sessions() -> None:
     scenario = registered(successes=1, errors=10)
     scenario.beat(successes=2, errors=20)
     scenario.beat(session_id="b", sequence=1, successes=3, errors=30)
@@ -97,10 +97,10 @@ def test_successes_and_errors_add_up_over_sessions() -> None:
     assert (scenario.known.successes, scenario.known.errors) == (10, 100)
 
 
-# -- what a namespace allows
+# -- the policy of a namespace
 
 
-def test_overrides_replace_only_what_they_name() -> None:
+def test_overrides_replace_only_the_fields_they_name() -> None:
     policy = override_policy(DEFAULT_POLICY, {"cleanup_delay_ms": 5, "worker_heartbeat_rate": 0.5})
     assert policy == Policy(cleanup_delay_ms=5, worker_heartbeat_rate=0.5)
 
@@ -115,8 +115,8 @@ def test_overrides_replace_only_what_they_name() -> None:
         },
     ).filter(lambda overrides: overrides.get("min_lease_ms", 0) <= overrides.get("default_lease_ms", 1))
 )
-def test_whole_numbers_stay_whole_numbers_however_they_were_stored(overrides: dict[str, float]) -> None:
-    """A float in an event could not be read back as the integer it is."""
+def test_integer_settings_stay_integers_when_stored_as_floats(overrides: dict[str, float]) -> None:
+    """An event that contains a float could not be read back as an integer."""
     policy = override_policy(Policy(min_lease_ms=1), overrides)
     for name in POLICY_FIELDS:
         assert type(getattr(policy, name)) is type(getattr(DEFAULT_POLICY, name))
@@ -125,7 +125,7 @@ def test_whole_numbers_stay_whole_numbers_however_they_were_stored(overrides: di
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), -0.001])
 @pytest.mark.parametrize("name", sorted(POLICY_FIELDS))
-def test_numbers_that_make_no_sense_are_refused(name: str, value: float) -> None:
+def test_negative_and_non_finite_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidField):
         override_policy(DEFAULT_POLICY, {name: value})
 
@@ -133,7 +133,7 @@ def test_numbers_that_make_no_sense_are_refused(name: str, value: float) -> None
 @pytest.mark.parametrize(
     "name", sorted(POLICY_FIELDS - {"namespace_heartbeat_rate", "worker_heartbeat_rate"})
 )
-def test_half_a_millisecond_or_worker_is_refused(name: str) -> None:
+def test_fractions_are_refused_where_an_integer_is_needed(name: str) -> None:
     with pytest.raises(InvalidField):
         override_policy(DEFAULT_POLICY, {name: 2_000.5})
 
@@ -148,12 +148,12 @@ def test_half_a_millisecond_or_worker_is_refused(name: str) -> None:
         "dispatch_timeout_ms",
     ],
 )
-def test_a_lease_a_binding_quota_and_the_time_to_confirm_cannot_be_zero(name: str) -> None:
+def test_leases_the_binding_quota_and_the_confirmation_time_cannot_be_zero(name: str) -> None:
     with pytest.raises(InvalidField, match="must be more than 0"):
         override_policy(DEFAULT_POLICY, {name: 0})
 
 
-def test_what_zero_switches_off_can_be_zero() -> None:
+def test_settings_that_zero_disables_accept_zero() -> None:
     for name in (
         "cleanup_delay_ms",
         "tombstone_retention_ms",
@@ -166,7 +166,7 @@ def test_what_zero_switches_off_can_be_zero() -> None:
         assert getattr(override_policy(DEFAULT_POLICY, {name: 0}), name) == 0
 
 
-def test_a_namespace_is_paused_or_not() -> None:
+def test_paused_is_either_zero_or_one() -> None:
     assert override_policy(DEFAULT_POLICY, {"paused": 1}).paused == 1
     with pytest.raises(InvalidField, match="paused must be 0 or 1"):
         override_policy(DEFAULT_POLICY, {"paused": 2})
@@ -178,7 +178,7 @@ def test_a_duration_beyond_a_century_is_refused() -> None:
         override_policy(DEFAULT_POLICY, {"cleanup_delay_ms": DURATION_MS_MAX + 1})
 
 
-def test_an_unknown_setting_is_refused_with_those_there_are() -> None:
+def test_the_refusal_of_an_unknown_setting_lists_the_known_ones() -> None:
     with pytest.raises(InvalidField, match=r"is not a setting; there are: .*cleanup_delay"):
         override_policy(DEFAULT_POLICY, {"cleanup": 5})
 
@@ -192,6 +192,6 @@ def test_an_unknown_setting_is_refused_with_those_there_are() -> None:
         {"default_lease_ms": 3_600_001},
     ],
 )
-def test_bounds_that_exclude_the_default_are_refused(overrides: dict[str, float]) -> None:
+def test_lease_bounds_that_exclude_the_default_are_refused(overrides: dict[str, float]) -> None:
     with pytest.raises(InvalidField, match="must lie between min_lease and max_lease"):
         override_policy(DEFAULT_POLICY, overrides)

@@ -1,5 +1,5 @@
-"""Moving a lost activity on: cancel requested, released, and then available, elsewhere, quarantined or failed; once per
-(worker, epoch, attempt)."""
+"""Rescheduling a lost activity: it is cancelled and released, then made available, handed on, quarantined or
+failed; once per (worker, epoch, attempt)."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def rescheduled(*tasks: ActivityRescheduleTask, policy: Policy = POLICY) -> Acti
     return scenario
 
 
-# -- one that a worker bound by its heartbeats alone
+# -- activities that workers bind by heartbeat alone
 
 
 def test_a_lost_activity_is_cancelled_released_and_made_available() -> None:
@@ -62,12 +62,12 @@ def test_a_lost_activity_is_cancelled_released_and_made_available() -> None:
     )  # fmt: skip
 
 
-def test_it_goes_through_each_state_in_turn() -> None:
+def test_a_reschedule_passes_through_cancel_requested_and_released() -> None:
     states = [state.state for state in rescheduled(task()).states if state]
     assert states == [ActivityState.CANCEL_REQUESTED, ActivityState.RELEASED, ActivityState.AVAILABLE]
 
 
-def test_an_available_activity_knows_what_runs_next_and_where() -> None:
+def test_a_rescheduled_activity_keeps_queue_and_token_and_raises_its_attempt() -> None:
     assert rescheduled(task(attempt=3)).known == Activity(
         id=ID,
         state=ActivityState.AVAILABLE,
@@ -93,44 +93,44 @@ def test_a_task_delivered_again_after_later_ones_has_no_effect() -> None:
 
 
 @pytest.mark.parametrize("other", [task("worker-2"), task(epoch=2), task(attempt=2)])
-def test_another_worker_epoch_or_attempt_is_another_loss(other: ActivityRescheduleTask) -> None:
+def test_a_different_worker_epoch_or_attempt_is_a_separate_loss(other: ActivityRescheduleTask) -> None:
     assert len(rescheduled(task()).reschedule(other)) == 3
 
 
-def test_attempts_only_rise() -> None:
+def test_attempt_numbers_only_rise() -> None:
     assert rescheduled(task(attempt=5), task("worker-2", attempt=1)).known.attempt == 7
 
 
-def test_a_bounded_number_of_losses_is_remembered() -> None:
+def test_an_activity_remembers_a_bounded_number_of_losses() -> None:
     scenario = rescheduled(*(task(epoch=epoch) for epoch in range(1, REMEMBERED_RELEASES_MAX + 3)))
     epochs = [release.epoch for release in scenario.known.releases]
     assert epochs == list(range(3, REMEMBERED_RELEASES_MAX + 3))
 
 
-def test_once_it_was_handed_out_here_only_what_is_held_here_can_be_lost() -> None:
-    """From then on attempts are numbered here, and an attempt before the held one is over."""
+def test_only_the_held_attempt_of_a_handed_out_activity_can_be_lost() -> None:
+    """After the first hand-out this service numbers the attempts, and every attempt before the held one is
+    over."""
     scenario = rescheduled(task(attempt=1))
     scenario.start("worker-2")
     for stale in (task(epoch=9), task("worker-3", attempt=2), task("worker-2", attempt=1)):
         assert scenario.reschedule(stale) == ()
     assert scenario.lose(AttemptHolder("worker-2", 1, 2))
-    assert scenario.reschedule(task("worker-9", attempt=2)) == (), (
-        "it is the next attempt that is not held yet"
-    )
+    assert scenario.reschedule(task("worker-9", attempt=2)) == (), "the next attempt is not held yet"
 
 
-def test_a_late_loss_in_an_earlier_lease_takes_nothing_from_the_same_workers_present_one() -> None:
-    """It bound the attempt by itself, died, came back, and was handed that very attempt before the loss was heard of."""
+def test_a_late_loss_in_an_earlier_lease_does_not_affect_the_same_workers_current_lease() -> None:
+    """The worker bound the attempt by heartbeat, died, returned, and was handed that attempt before the loss
+    was processed."""
     scenario = rescheduled(task("worker-9", attempt=1))
     late = task("worker-1", epoch=1, attempt=2)
     scenario.start("worker-1", epoch=2)
     assert scenario.reschedule(late) == ()
 
 
-# -- one that is handed out here
+# -- activities that this service hands out
 
 
-def test_the_holders_loss_makes_it_available_with_its_next_attempt() -> None:
+def test_the_loss_of_the_holder_makes_the_next_attempt_available() -> None:
     scenario = scheduled()
     scenario.lose(scenario.start("worker-1", epoch=4))
     activity = scenario.known
@@ -140,16 +140,16 @@ def test_the_holders_loss_makes_it_available_with_its_next_attempt() -> None:
     assert (activity.type, activity.input, activity.retry) == (SPEC.type, SPEC.input, SPEC.retry)
 
 
-def test_where_it_belongs_is_not_for_the_worker_that_held_it_to_say() -> None:
-    """A worker may name it without its task queue, and would take it along to its own."""
+def test_a_reschedule_keeps_the_task_queue_and_token_of_the_schedule() -> None:
+    """A worker may bind the activity without a task queue, which would move it to the worker's own queue."""
     scenario = scheduled()
     lost = task(*scenario.start())
     scenario.reschedule(lost._replace(activity=lost.activity._replace(task_queue="mine", token=b"mine")))
     assert (scenario.known.task_queue, scenario.known.token) == ("queue", b"")
-    assert scenario.schedule() == (), "it is still the one that was scheduled"
+    assert scenario.schedule() == (), "the activity still equals the scheduled one"
 
 
-def test_a_loss_of_an_earlier_attempt_takes_nothing_from_its_present_holder() -> None:
+def test_the_loss_of_an_earlier_attempt_does_not_affect_the_current_holder() -> None:
     scenario = scheduled()
     first = scenario.start("worker-1")
     scenario.give_back(first)
@@ -160,13 +160,13 @@ def test_a_loss_of_an_earlier_attempt_takes_nothing_from_its_present_holder() ->
     assert scenario.known == before
 
 
-def test_a_loss_by_another_worker_than_its_holder_is_none() -> None:
+def test_a_loss_by_a_worker_that_is_not_the_holder_changes_nothing() -> None:
     scenario = scheduled()
     scenario.start("worker-1")
     assert scenario.reschedule(task("worker-2", attempt=1)) == ()
 
 
-def test_what_the_holder_kept_over_a_change_of_session_is_lost_in_its_later_lease() -> None:
+def test_an_attempt_kept_by_a_new_session_is_lost_with_the_later_lease() -> None:
     scenario = scheduled()
     scenario.start("worker-1", epoch=1)
     assert scenario.reschedule(task("worker-1", epoch=2, attempt=1))
@@ -174,7 +174,7 @@ def test_what_the_holder_kept_over_a_change_of_session_is_lost_in_its_later_leas
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel", "quarantine"])
-def test_a_loss_after_the_end_changes_nothing(end: str) -> None:
+def test_a_loss_after_the_end_of_an_activity_changes_nothing(end: str) -> None:
     scenario = scheduled(Retry(max_deaths=1))
     holder = scenario.start()
     if end == "complete":
@@ -190,17 +190,17 @@ def test_a_loss_after_the_end_changes_nothing(end: str) -> None:
         assert scenario.lose(lost) == ()
 
 
-# -- the poison rule
+# -- quarantine
 
 
-def lose_again_and_again(scenario: ActivityScenario, count: int) -> None:
+def lose_repeatedly(scenario: ActivityScenario, count: int) -> None:
     for number in range(count):
         scenario.lose(scenario.start(f"worker-{number}"))
 
 
-def test_after_three_deaths_in_a_row_it_is_quarantined() -> None:
+def test_three_deaths_in_a_row_quarantine_an_activity() -> None:
     scenario = scheduled()
-    lose_again_and_again(scenario, 2)
+    lose_repeatedly(scenario, 2)
     assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 2)
     holder = scenario.start("worker-3")
     assert scenario.wait(5).lose(holder)[1:] == (
@@ -212,9 +212,9 @@ def test_after_three_deaths_in_a_row_it_is_quarantined() -> None:
     assert activity.last_failure == "quarantined: 3 workers in a row died with it"
 
 
-def test_one_that_may_kill_nobody_is_quarantined_with_its_first_worker() -> None:
+def test_a_limit_of_one_death_quarantines_at_the_first_death() -> None:
     scenario = scheduled(Retry(max_deaths=1))
-    lose_again_and_again(scenario, 1)
+    lose_repeatedly(scenario, 1)
     assert scenario.known.last_failure == "quarantined: its worker died with it"
 
 
@@ -227,38 +227,38 @@ def test_one_that_may_kill_nobody_is_quarantined_with_its_first_worker() -> None
         (Retry(max_deaths=2), Policy(max_worker_deaths=0), 2),
     ],
 )
-def test_the_activitys_own_limit_of_deaths_comes_before_the_namespaces(
+def test_the_death_limit_of_the_activity_overrides_that_of_the_namespace(
     retry: Retry, policy: Policy, deaths: int
 ) -> None:
     scenario = scheduled(retry, policy)
-    lose_again_and_again(scenario, deaths - 1)
+    lose_repeatedly(scenario, deaths - 1)
     before = scenario.known.state
-    lose_again_and_again(scenario, 1)
+    lose_repeatedly(scenario, 1)
     assert (before, scenario.known.state) == (ActivityState.AVAILABLE, ActivityState.QUARANTINED)
 
 
 @pytest.mark.parametrize(
     ("retry", "policy"), [(Retry(max_deaths=0), Policy()), (Retry(), Policy(max_worker_deaths=0))]
 )
-def test_a_limit_of_zero_deaths_means_that_there_is_none(retry: Retry, policy: Policy) -> None:
+def test_a_death_limit_of_zero_disables_quarantine(retry: Retry, policy: Policy) -> None:
     scenario = scheduled(retry, policy)
-    lose_again_and_again(scenario, 20)
+    lose_repeatedly(scenario, 20)
     assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 20)
 
 
-def test_a_failure_in_between_breaks_the_row() -> None:
+def test_a_failure_resets_the_deaths_in_a_row() -> None:
     scenario = scheduled()
-    lose_again_and_again(scenario, 2)
+    lose_repeatedly(scenario, 2)
     scenario.fail(scenario.start(), after_ms=0)
     scenario.make_available_if_due()
-    lose_again_and_again(scenario, 2)
+    lose_repeatedly(scenario, 2)
     assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 2)
 
 
-@pytest.mark.parametrize("how", ["given back", "let go of"])
-def test_an_attempt_that_ended_in_order_breaks_the_row_and_is_no_failure(how: str) -> None:
+@pytest.mark.parametrize("how", ["given back", "unbound"])
+def test_a_give_back_or_an_unbinding_resets_the_deaths_and_counts_no_failure(how: str) -> None:
     scenario = scheduled(Retry(max_attempts=5))
-    lose_again_and_again(scenario, 2)
+    lose_repeatedly(scenario, 2)
     holder = scenario.start()
     if how == "given back":
         scenario.give_back(holder)
@@ -271,20 +271,20 @@ def test_an_attempt_that_ended_in_order_breaks_the_row_and_is_no_failure(how: st
     )
 
 
-def test_deaths_of_workers_that_bound_it_by_heartbeats_count_in_a_row_too() -> None:
+def test_deaths_of_workers_that_bound_by_heartbeat_count_in_a_row() -> None:
     scenario = rescheduled(task(attempt=1), task("worker-2", attempt=2), task("worker-3", attempt=3))
     assert scenario.known.state is ActivityState.QUARANTINED
 
 
-def test_deaths_with_an_attempt_that_was_not_the_next_are_not_in_a_row() -> None:
+def test_deaths_with_the_same_attempt_do_not_count_in_a_row() -> None:
     scenario = rescheduled(task(attempt=1), task("worker-2", attempt=1), task("worker-3", attempt=1))
     assert (scenario.known.state, scenario.known.deaths) == (ActivityState.AVAILABLE, 1)
 
 
-# -- the last attempt allowed
+# -- the last allowed attempt
 
 
-def test_the_worker_that_is_lost_with_the_last_attempt_allowed_fails_it() -> None:
+def test_a_death_with_the_last_allowed_attempt_fails_the_activity() -> None:
     scenario = scheduled(Retry(max_attempts=2))
     scenario.fail(scenario.start(), after_ms=0)
     scenario.make_available_if_due()
@@ -295,31 +295,31 @@ def test_the_worker_that_is_lost_with_the_last_attempt_allowed_fails_it() -> Non
     assert (activity.worker, activity.epoch) == ("", 0)
 
 
-def test_a_worker_that_lets_go_of_the_last_attempt_allowed_does_not_fail_it() -> None:
+def test_unbinding_the_last_allowed_attempt_does_not_fail_the_activity() -> None:
     scenario = scheduled(Retry(max_attempts=1))
     scenario.lose(scenario.start(), died=False)
     assert scenario.known.state is ActivityState.AVAILABLE
 
 
-def test_who_was_lost_with_the_last_attempt_cannot_fail_it_afterwards() -> None:
+def test_the_lost_holder_of_the_last_attempt_is_fenced_off() -> None:
     scenario = scheduled(Retry(max_attempts=1))
-    zombie = scenario.start()
-    scenario.lose(zombie)
+    lost_holder = scenario.start()
+    scenario.lose(lost_holder)
     with pytest.raises(FencedOff):
-        scenario.fail(zombie)
+        scenario.fail(lost_holder)
 
 
-# -- elsewhere
+# -- other engines
 
 
-def test_where_another_engine_receives_it_it_waits_released_for_that_engine() -> None:
+def test_a_lost_activity_for_another_engine_stays_released() -> None:
     scenario = scheduled()
     events = scenario.lose(scenario.start(), to_other_engine=True)
     assert events[1:] == (ActivityReleased(**OF, attempt=2),)
     assert (scenario.known.state, scenario.known.attempt) == (ActivityState.RELEASED, 2)
 
 
-def test_once_handed_on_it_is_finished_here() -> None:
+def test_a_handed_on_activity_is_finished() -> None:
     scenario = scheduled()
     scenario.lose(scenario.start(), to_other_engine=True)
     assert scenario.wait(5).hand_on() == (ActivityHandedOn(**OF, at_ms=1_005),)
@@ -328,14 +328,14 @@ def test_once_handed_on_it_is_finished_here() -> None:
     assert scenario.hand_on() == ()
 
 
-def test_what_is_not_on_its_way_is_not_handed_on() -> None:
+def test_only_a_released_activity_is_handed_on() -> None:
     scenario = scheduled()
     assert scenario.hand_on() == ()
     scenario.start()
     assert scenario.hand_on() == ()
 
 
-def test_without_that_engine_it_comes_home_as_the_attempt_it_was_to_be() -> None:
+def test_cancelling_the_hand_on_makes_the_next_attempt_available() -> None:
     scenario = scheduled()
     scenario.lose(scenario.start(), to_other_engine=True)
     scenario.cancel_hand_on()
@@ -343,12 +343,12 @@ def test_without_that_engine_it_comes_home_as_the_attempt_it_was_to_be() -> None
     assert scenario.start("worker-2") == AttemptHolder("worker-2", 1, 2)
 
 
-def test_what_was_handed_on_and_is_lost_again_by_the_other_engines_worker_moves_on() -> None:
+def test_a_handed_on_activity_that_is_lost_again_is_released_again() -> None:
     scenario = scheduled()
     scenario.lose(scenario.start(), to_other_engine=True)
     scenario.hand_on()
     assert scenario.reschedule(task("theirs", attempt=1)) == (), (
-        "an attempt before the one that was handed on"
+        "the attempt precedes the one that was handed on"
     )
     assert scenario.reschedule(task("theirs", attempt=2), to_other_engine=True)
     assert (scenario.known.state, scenario.known.attempt, scenario.known.deaths) == (
@@ -358,7 +358,7 @@ def test_what_was_handed_on_and_is_lost_again_by_the_other_engines_worker_moves_
     )
 
 
-def test_quarantine_comes_before_another_engine() -> None:
+def test_quarantine_takes_precedence_over_the_hand_on() -> None:
     scenario = scheduled(Retry(max_deaths=1))
     scenario.lose(scenario.start(), to_other_engine=True)
     assert scenario.known.state is ActivityState.QUARANTINED
@@ -367,7 +367,7 @@ def test_quarantine_comes_before_another_engine() -> None:
 # -- timers
 
 
-def test_timers_follow_from_the_state() -> None:
+def test_the_timer_of_an_activity_follows_from_its_state() -> None:
     key = ActivityKey("orders", *ID)
     scenario = scheduled()
     assert activity_timer(key, scenario.known) is None
@@ -379,7 +379,7 @@ def test_timers_follow_from_the_state() -> None:
     assert activity_timer(key, scenario.known) is None
 
 
-# -- what a broken log would say
+# -- impossible events
 
 
 @pytest.mark.parametrize(
@@ -391,12 +391,12 @@ def test_timers_follow_from_the_state() -> None:
         ActivityCompleted(**OF, worker="w", epoch=1, attempt=1, at_ms=0, result=b""),
     ],
 )
-def test_a_story_begins_with_a_schedule_or_a_loss(event: ActivityEvent) -> None:
+def test_the_first_event_of_an_activity_is_a_schedule_or_a_loss(event: ActivityEvent) -> None:
     with pytest.raises(ImpossibleActivityEvent, match="about an activity that is not known"):
         evolve(None, event, "workflow")
 
 
-def test_an_activity_is_scheduled_once() -> None:
+def test_a_second_schedule_event_is_impossible() -> None:
     scenario = scheduled()
     [event] = scenario.log
     assert isinstance(event, ActivityScheduled)
@@ -404,7 +404,7 @@ def test_an_activity_is_scheduled_once() -> None:
         evolve(scenario.known, event, "workflow")
 
 
-def test_only_what_is_available_was_started() -> None:
+def test_a_start_event_is_impossible_unless_the_activity_is_available() -> None:
     scenario = scheduled()
     scenario.start()
     with pytest.raises(ImpossibleActivityEvent, match="ActivityStarted about an activity that is STARTED"):
@@ -420,11 +420,11 @@ def test_only_what_is_available_was_started() -> None:
         ActivityGivenBack(**OF, worker="w", epoch=1, attempt=1, at_ms=0, reason=""),
     ],
 )
-def test_only_what_was_started_has_ended(event: ActivityEvent) -> None:
+def test_an_end_event_is_impossible_unless_the_activity_is_started(event: ActivityEvent) -> None:
     with pytest.raises(ImpossibleActivityEvent, match="about an activity that is AVAILABLE"):
         evolve(scheduled().known, event, "workflow")
 
 
-def test_an_event_about_something_else_is_refused() -> None:
+def test_an_event_that_is_not_about_an_activity_is_refused() -> None:
     with pytest.raises(ImpossibleActivityEvent, match="ShardTaken is not about an activity"):
         evolve(scheduled().known, ShardTaken(epoch=1, owner=""), "workflow")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The short way of a plain heartbeat says what the long way says."""
+"""The fast path for a plain heartbeat gives the same result as deciding and evolving."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def decide_and_evolve(worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[Work
 
 
 @given(workers, st.integers(0, 9), COUNTS, COUNTS, st.integers(1_000, 10_000))
-def test_a_plain_renewal_is_what_deciding_and_evolving_make_of_it(
+def test_a_plain_renewal_equals_the_result_of_decide_and_evolve(
     worker: Worker, sequence: int, successes: int, errors: int, at_ms: int
 ) -> None:
     beat = Heartbeat(
@@ -86,14 +86,14 @@ def test_a_plain_renewal_is_what_deciding_and_evolving_make_of_it(
         policy=Policy(),
         loop_lag_ms=worker.standing.loop_lag_ms,
     )
-    made = renew_if_plain(worker, sequence, successes, errors, at_ms)
+    fast = renew_if_plain(worker, sequence, successes, errors, at_ms)
     events = decide_and_evolve(worker, beat, at_ms)
-    if made is None:
-        # Left to the long way: nothing of a plain renewal, or counters at their end.
+    if fast is None:
+        # The fast path declines: the heartbeat is no plain renewal, or a counter is at its maximum.
         counted_out = max(worker.successes + successes, worker.errors + errors) > decider.COUNTER_MAX
         assert counted_out or not any(isinstance(event, LeaseRenewed) for event in events)
     else:
-        event, after = made
+        event, after = fast
         assert (event,) == events
         assert type(event) is LeaseRenewed
         assert after == evolve(worker, event, 1)

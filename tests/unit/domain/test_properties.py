@@ -1,4 +1,4 @@
-"""What holds for every story of a worker, however odd."""
+"""Properties that hold for every sequence of commands."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def test_folding_the_events_gives_the_state_at_every_prefix_and_from_every_snaps
 
 
 @given(scenarios)
-def test_only_legal_edges_are_taken(commands: list[Command]) -> None:
+def test_a_worker_takes_only_legal_state_transitions(commands: list[Command]) -> None:
     scenario = run_commands(commands)
     for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
         edge = (before.state if before else None, after.state if after else None)
         if edge == (INACTIVE, INACTIVE):
-            assert isinstance(event, WorkerPaused | WorkerResumed), "an order that outlives the lease"
+            assert isinstance(event, WorkerPaused | WorkerResumed), "a pause outlives the lease"
         else:
             assert edge in LEGAL_EDGES
 
 
 @given(scenarios)
-def test_the_epoch_rises_with_each_activation_and_only_then(commands: list[Command]) -> None:
+def test_the_epoch_rises_exactly_with_each_activation(commands: list[Command]) -> None:
     scenario = run_commands(commands)
     for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
         if isinstance(event, WorkerRegistered):
@@ -94,7 +94,7 @@ def test_no_worker_ever_holds_more_than_its_quota(commands: list[Command]) -> No
 
 
 @given(scenarios)
-def test_a_refused_command_leaves_no_trace(commands: list[Command]) -> None:
+def test_a_refused_command_changes_nothing(commands: list[Command]) -> None:
     scenario = WorkerScenario()
     for command in commands:
         before = (scenario.worker, len(scenario.log), len(scenario.tasks))
@@ -108,7 +108,8 @@ ORDERLY = (InactiveReason.SHUTDOWN, InactiveReason.FORCED, InactiveReason.DRAINE
 
 
 class ClientView(NamedTuple):
-    """What the client would believe it holds, and of what it was handed, whether it has told us that it knows."""
+    """The activities that the client believes it holds, and for each handed-out one whether it has confirmed
+    it."""
 
     held: dict[ActivityId, int]
     handed: dict[ActivityId, bool]
@@ -116,10 +117,10 @@ class ClientView(NamedTuple):
 
 @settings(max_examples=250)
 @given(scenarios)
-def test_a_worker_holds_exactly_what_it_said_or_was_handed_and_each_loss_is_rescheduled(
+def test_bindings_follow_declarations_and_hand_outs_and_each_loss_is_rescheduled(
     commands: list[Command],
 ) -> None:
-    """Against a model that knows nothing of events."""
+    """Compared with a model that knows no events."""
     scenario = WorkerScenario()
     believed = ClientView({}, {})
     for command in commands:
@@ -177,7 +178,7 @@ def after_heartbeat(before: ClientView, events: list[WorkerEvent], beat: dict[st
     else:
         held = dict(before.held)
     if not isinstance(events[0], Activation):
-        # Which attempt it was handed is not for the worker to say.
+        # The service decides which attempt is handed out, not the worker.
         for id in before.handed.keys() & taken_up.keys():
             if taken_up[id] != before.held[id]:
                 del taken_up[id]
@@ -200,7 +201,7 @@ def after_heartbeat(before: ClientView, events: list[WorkerEvent], beat: dict[st
 
 
 @given(scenarios)
-def test_what_was_lost_stays_to_be_cancelled_until_the_worker_lets_go_of_it(commands: list[Command]) -> None:
+def test_a_lost_activity_stays_listed_until_the_worker_unbinds_it(commands: list[Command]) -> None:
     scenario = WorkerScenario()
     for command in commands:
         before, known_events = scenario.worker, len(scenario.log)
@@ -222,7 +223,7 @@ def test_what_was_lost_stays_to_be_cancelled_until_the_worker_lets_go_of_it(comm
 
 
 @given(scenarios)
-def test_a_lease_ends_by_silence_only_after_its_full_duration(commands: list[Command]) -> None:
+def test_a_lease_expires_only_after_its_full_duration(commands: list[Command]) -> None:
     scenario = run_commands(commands)
     for before, event in zip(scenario.states, scenario.log, strict=False):
         if isinstance(event, WorkerDeactivated) and event.reason is InactiveReason.LEASE_EXPIRED:
@@ -232,7 +233,7 @@ def test_a_lease_ends_by_silence_only_after_its_full_duration(commands: list[Com
 
 @settings(max_examples=50)
 @given(scenarios)
-def test_a_lease_ends_by_other_terms_only_where_it_has_them(commands: list[Command]) -> None:
+def test_a_lease_ends_by_grace_or_drain_only_if_it_has_that_term(commands: list[Command]) -> None:
     scenario = run_commands(commands)
     for before, event in zip(scenario.states, scenario.log, strict=False):
         if isinstance(event, WorkerDeactivated) and event.reason is InactiveReason.DISCONNECTED:
@@ -245,7 +246,7 @@ def test_a_lease_ends_by_other_terms_only_where_it_has_them(commands: list[Comma
 
 @settings(max_examples=50)
 @given(scenarios)
-def test_a_pause_ends_by_order_only_and_outlives_every_session(commands: list[Command]) -> None:
+def test_a_pause_ends_only_by_a_resume_and_outlives_sessions(commands: list[Command]) -> None:
     scenario = run_commands(commands)
     paused = False
     for event, after in zip(scenario.log, scenario.states[1:], strict=True):
@@ -259,7 +260,7 @@ def test_a_pause_ends_by_order_only_and_outlives_every_session(commands: list[Co
 
 @settings(max_examples=50)
 @given(scenarios)
-def test_the_loop_lag_is_that_of_the_last_heartbeat_while_the_lease_lives(commands: list[Command]) -> None:
+def test_an_active_worker_has_the_loop_lag_of_its_last_heartbeat(commands: list[Command]) -> None:
     scenario = WorkerScenario()
     lag_ms = 0
     for command in commands:
@@ -276,7 +277,7 @@ def test_the_loop_lag_is_that_of_the_last_heartbeat_while_the_lease_lives(comman
 
 
 @given(scenarios)
-def test_every_state_keeps_its_own_rules(commands: list[Command]) -> None:
+def test_every_state_is_consistent(commands: list[Command]) -> None:
     for worker in run_commands(commands).states:
         if worker is not None:
             check(worker)
@@ -302,15 +303,15 @@ def check(worker: Worker) -> None:
         assert worker_timer(KEY, worker) is None
     assert worker.standing.handed.keys() <= worker.bindings.keys()
     assert worker.standing is NO_STANDING or worker.standing != NO_STANDING, (
-        "one value for the many without any"
+        "workers without orders share one value"
     )
     assert all(id == activity.id for id, activity in {**worker.bindings, **worker.lost}.items())
     assert worker.session_id not in worker.superseded
 
 
 @given(scenarios)
-def test_the_last_plain_renewal_alone_gives_the_same_state_as_all_of_them(commands: list[Command]) -> None:
-    """So a checkpoint may keep one pulse per worker; only the doubt about bindings adds up."""
+def test_the_last_of_several_plain_renewals_gives_the_same_state_as_all(commands: list[Command]) -> None:
+    """A checkpoint may therefore keep one renewal per worker; only the resync flag accumulates."""
     scenario = run_commands(commands)
     run: list[LeaseRenewed] = []
     start: Worker | None = None

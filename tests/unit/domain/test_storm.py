@@ -1,4 +1,4 @@
-"""When many deaths are a storm, and what it may do to leases."""
+"""The detection of a storm, and how it delays the expiry of leases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from liveness.domain.storm import STORM_WINDOW_MS, ExpiryPacer, Storm, StormPhas
     ("deaths", "left", "storm"),
     [
         (0, 0, False),
-        (19, 0, False),  # everybody, but few
+        (19, 0, False),  # all workers, but too few of them
         (20, 0, True),
         (20, 46, True),  # 20 of 66
         (20, 47, False),  # 20 of 67: less than 30 %
@@ -24,17 +24,17 @@ from liveness.domain.storm import STORM_WINDOW_MS, ExpiryPacer, Storm, StormPhas
         (100, 100_000, False),
     ],
 )
-def test_a_storm_is_many_and_a_large_part_of_those_who_were_there(
+def test_a_storm_needs_many_deaths_and_a_large_share_of_all_workers(
     deaths: int, left: int, storm: bool
 ) -> None:
     assert is_storm(deaths, left) is storm
 
 
-def test_a_namespace_says_what_is_many_and_a_large_part() -> None:
+def test_the_policy_of_a_namespace_sets_both_storm_thresholds() -> None:
     cautious = Policy(storm_min_workers=2, storm_share=0.0)
     assert is_storm(2, 1_000_000, cautious)
     assert not is_storm(1, 0, cautious)
-    assert not is_storm(1_000, 0, Policy(storm_share=1.0)), "more than all there never are"
+    assert not is_storm(1_000, 0, Policy(storm_share=1.0)), "deaths can never exceed all workers"
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_a_namespace_says_what_is_many_and_a_large_part() -> None:
         ("storm_hold_ms", 2**60),
     ],
 )
-def test_settings_of_the_brake_that_make_no_sense_are_refused(name: str, value: float) -> None:
+def test_invalid_storm_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidField, match=name.removesuffix("_ms")):
         override_policy(DEFAULT_POLICY, {name: value})
 
 
-# -- its phases
+# -- phases of a storm
 
 STORM = Storm(began_ms=1_000, lease_ms=30_000, caught=100)
 
@@ -62,29 +62,34 @@ STORM = Storm(began_ms=1_000, lease_ms=30_000, caught=100)
     [
         (STORM, 1_000, DEFAULT_POLICY, StormPhase.HOLDING),
         (STORM, 30_999, DEFAULT_POLICY, StormPhase.HOLDING),
-        (STORM, 31_000, DEFAULT_POLICY, StormPhase.DRAINING),  # one lease, the longest of those it caught
+        (STORM, 31_000, DEFAULT_POLICY, StormPhase.DRAINING),  # the longest lease of the held workers is over
         (STORM, 5_999, Policy(storm_hold_ms=5_000), StormPhase.HOLDING),
         (STORM, 6_000, Policy(storm_hold_ms=5_000), StormPhase.DRAINING),
-        (STORM, 1_000, Policy(storm_hold_ms=0), StormPhase.RELEASED),  # switched off in its midst
+        (STORM, 1_000, Policy(storm_hold_ms=0), StormPhase.RELEASED),  # disabled during the storm
         (STORM._replace(returned=89), 2_000, DEFAULT_POLICY, StormPhase.HOLDING),
-        (STORM._replace(returned=90), 2_000, DEFAULT_POLICY, StormPhase.DRAINING),  # nine of ten came back
+        (
+            STORM._replace(returned=90),
+            2_000,
+            DEFAULT_POLICY,
+            StormPhase.DRAINING,
+        ),  # nine of ten workers returned
         (STORM._replace(released_ms=1_500), 2_000, DEFAULT_POLICY, StormPhase.RELEASED),
         (STORM._replace(released_ms=1_500), 90_000, DEFAULT_POLICY, StormPhase.RELEASED),
-        (Storm(began_ms=1_000), 1_000, DEFAULT_POLICY, StormPhase.DRAINING),  # without anybody to hold
+        (Storm(began_ms=1_000), 1_000, DEFAULT_POLICY, StormPhase.DRAINING),  # no worker is held
     ],
 )
-def test_what_a_storm_does_with_leases_that_are_over(
+def test_the_phase_of_a_storm_follows_from_time_returns_and_policy(
     storm: Storm, now_ms: int, policy: Policy, phase: StormPhase
 ) -> None:
     assert storm.phase(now_ms, policy) is phase
 
 
-def test_a_storm_is_over_when_nobody_is_held() -> None:
+def test_a_storm_is_over_when_no_worker_is_held() -> None:
     assert not STORM.is_over(1, 999_999)
     assert STORM.is_over(0, 1_001)
 
 
-def test_what_was_released_stays_so_for_as_long_as_deaths_are_counted() -> None:
+def test_a_released_storm_stays_released_for_the_counting_window() -> None:
     released = STORM._replace(released_ms=2_000)
     assert not released.is_over(0, 2_000 + STORM_WINDOW_MS - 1)
     assert released.is_over(0, 2_000 + STORM_WINDOW_MS)
@@ -97,7 +102,7 @@ times = st.integers(0, 2**40)
 
 
 @given(due_ms=times, granted_ms=leases, hold_ms=st.integers(0, 2**42))
-def test_nobody_is_held_for_longer_than_its_own_lease(due_ms: int, granted_ms: int, hold_ms: int) -> None:
+def test_no_worker_is_held_for_longer_than_its_own_lease(due_ms: int, granted_ms: int, hold_ms: int) -> None:
     until_ms = held_until_ms(due_ms, granted_ms, Policy(storm_hold_ms=hold_ms))
     assert due_ms <= until_ms <= due_ms + min(granted_ms, hold_ms)
 
@@ -107,7 +112,7 @@ def test_nobody_is_held_for_longer_than_its_own_lease(due_ms: int, granted_ms: i
     caught=st.lists(st.tuples(leases, st.integers(0, 100_000)), min_size=1, max_size=50),
     hold_ms=st.integers(1, 2**42),
 )
-def test_a_storm_holds_for_no_longer_than_the_longest_lease_however_many_go_on_falling_due(
+def test_a_storm_holds_no_longer_than_the_longest_lease_however_many_leases_fall_due(
     began_ms: int, caught: list[tuple[int, int]], hold_ms: int
 ) -> None:
     policy, storm, now_ms = Policy(storm_hold_ms=hold_ms), Storm(began_ms), began_ms
@@ -125,13 +130,13 @@ def test_a_storm_holds_for_no_longer_than_the_longest_lease_however_many_go_on_f
     pace=st.integers(1, 5_000),
     start_ms=times,
 )
-def test_a_line_moves_at_its_pace_and_nobody_waits_for_more_than_those_before(
+def test_the_pacer_keeps_its_rate_and_delays_a_worker_only_by_those_before_it(
     arrivals: list[int], pace: int, start_ms: int
 ) -> None:
-    line, now_ms, turns = ExpiryPacer(), start_ms, []
+    pacer, now_ms, turns = ExpiryPacer(), start_ms, []
     for number, later_ms in enumerate(arrivals):
         now_ms += later_ms
-        turn_ms, line = line.reserve(now_ms, pace)
+        turn_ms, pacer = pacer.reserve(now_ms, pace)
         assert now_ms <= turn_ms <= now_ms + number * 1_000 / pace
         turns.append(turn_ms)
     assert turns == sorted(turns)
@@ -140,8 +145,8 @@ def test_a_line_moves_at_its_pace_and_nobody_waits_for_more_than_those_before(
         assert len(within_a_second) <= pace + 1
 
 
-def test_a_line_without_a_pace_is_none() -> None:
-    line = ExpiryPacer()
+def test_a_pacer_without_a_rate_delays_no_worker() -> None:
+    pacer = ExpiryPacer()
     for _ in range(1_000):
-        turn_ms, line = line.reserve(5, 0)
+        turn_ms, pacer = pacer.reserve(5, 0)
         assert turn_ms == 5

@@ -1,4 +1,4 @@
-"""What operators order of a worker, what its stream adds to its lease, and whether it may have more work."""
+"""Orders of operators to a worker, the disconnect grace of its stream, and whether it accepts work."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ from liveness.domain.worker_control import check_accepts_work, check_lease_is_li
 from tests.unit.domain.worker_scenario import KEY, POLICY, WorkerScenario, activity, registered
 
 
-def takes_work(scenario: WorkerScenario, policy: Policy = POLICY) -> bool:
+def accepts_work(scenario: WorkerScenario, policy: Policy = POLICY) -> bool:
     try:
         check_accepts_work(KEY, scenario.known, policy)
     except LivenessError:
@@ -41,7 +41,7 @@ def takes_work(scenario: WorkerScenario, policy: Policy = POLICY) -> bool:
 # -- pause and resume
 
 
-def test_a_paused_worker_takes_no_new_work_and_keeps_its_lease_and_what_it_has() -> None:
+def test_a_paused_worker_gets_no_new_work_and_keeps_its_lease_and_bindings() -> None:
     scenario = registered(bound=(activity("x"),))
     before = scenario.known
     assert scenario.pause("maintenance") == (WorkerPausedEvent(reason="maintenance"),)
@@ -52,15 +52,15 @@ def test_a_paused_worker_takes_no_new_work_and_keeps_its_lease_and_what_it_has()
     assert scenario.tasks == []
 
 
-def test_a_resumed_worker_takes_work_again() -> None:
+def test_a_resumed_worker_accepts_work_again() -> None:
     scenario = registered()
     scenario.pause()
-    assert not takes_work(scenario)
+    assert not accepts_work(scenario)
     assert scenario.resume() == (WorkerResumed(),)
-    assert takes_work(scenario)
+    assert accepts_work(scenario)
 
 
-def test_pausing_and_resuming_again_is_not_written_again() -> None:
+def test_repeated_pauses_and_resumes_write_no_events() -> None:
     scenario = registered()
     assert scenario.resume() == ()
     scenario.pause()
@@ -69,25 +69,25 @@ def test_pausing_and_resuming_again_is_not_written_again() -> None:
     assert scenario.resume() == ()
 
 
-def test_a_paused_worker_is_renewed_as_any_other() -> None:
+def test_a_heartbeat_renews_the_lease_of_a_paused_worker() -> None:
     scenario = registered()
     scenario.pause()
     assert scenario.wait(10).beat(bound=(activity("x"),))[-1] == LeaseRenewed(2, 10, 0, 0)
-    assert scenario.held == {("x", 1)}, "it may bind what it takes up by itself"
+    assert scenario.held == {("x", 1)}, "a paused worker may still bind by heartbeat"
 
 
 @pytest.mark.parametrize("session_id", ["a", "b"])
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_pause_outlives_silence_and_sessions(session_id: str, *, silent: bool) -> None:
+def test_a_pause_outlives_expiry_and_session_changes(session_id: str, *, silent: bool) -> None:
     scenario = registered(session_id="a")
     scenario.pause()
     if silent:
         scenario.go_silent()
     scenario.beat(session_id=session_id, sequence=2)
-    assert not takes_work(scenario)
+    assert not accepts_work(scenario)
 
 
-def test_a_worker_that_is_away_can_be_paused_and_resumed() -> None:
+def test_an_inactive_worker_can_be_paused_and_resumed() -> None:
     scenario = registered().go_silent()
     scenario.pause()
     assert (scenario.known.state, scenario.known.standing.paused) == (WorkerState.INACTIVE, True)
@@ -99,13 +99,15 @@ def test_a_cleaned_up_worker_is_neither_paused_nor_resumed() -> None:
     scenario = registered()
     scenario.pause()
     scenario.go_silent().be_cleaned_up()
-    assert scenario.known.standing is NO_STANDING, "a tombstone keeps what refusing needs"
+    assert scenario.known.standing is NO_STANDING, (
+        "a tombstone keeps only the fields needed to refuse heartbeats"
+    )
     assert scenario.pause() == ()
     assert scenario.resume() == ()
 
 
-def test_a_paused_namespace_gives_nobody_work() -> None:
-    assert takes_work(registered(), Policy(paused=0))
+def test_workers_of_a_paused_namespace_get_no_work() -> None:
+    assert accepts_work(registered(), Policy(paused=0))
     with pytest.raises(WorkerPaused):
         check_accepts_work(KEY, registered().known, Policy(paused=1))
 
@@ -113,7 +115,7 @@ def test_a_paused_namespace_gives_nobody_work() -> None:
 # -- drain
 
 
-def test_a_drained_worker_takes_no_new_work_and_finishes_what_it_has() -> None:
+def test_a_draining_worker_gets_no_new_work_and_keeps_its_bindings() -> None:
     scenario = registered(bound=(activity("x"),))
     assert scenario.drain(60_000, "deploy") == (DrainBegun(reason="deploy", deadline_ms=60_000),)
     with pytest.raises(WorkerDraining) as refused:
@@ -122,7 +124,7 @@ def test_a_drained_worker_takes_no_new_work_and_finishes_what_it_has() -> None:
     assert (scenario.known.state, scenario.held, scenario.tasks) == (WorkerState.ACTIVE, {("x", 1)}, [])
 
 
-def test_what_is_left_at_the_limit_of_a_drain_is_rescheduled_without_blame() -> None:
+def test_activities_left_at_the_drain_deadline_are_rescheduled_without_counting_deaths() -> None:
     scenario = registered(requested_ms=100_000, bound=(activity("x"), activity("y")))
     scenario.drain(60_000)
     assert scenario.wait(59_999).end_drain() == ()
@@ -137,7 +139,7 @@ def test_what_is_left_at_the_limit_of_a_drain_is_rescheduled_without_blame() -> 
     assert not any(task.died for task in scenario.tasks)
 
 
-def test_draining_again_sets_the_limit_anew() -> None:
+def test_a_second_drain_replaces_the_deadline() -> None:
     scenario = registered()
     scenario.drain(10)
     scenario.drain(20)
@@ -145,45 +147,45 @@ def test_draining_again_sets_the_limit_anew() -> None:
     assert len(scenario.wait(10).end_drain()) == 1
 
 
-def test_a_drain_without_a_limit_takes_nothing_away() -> None:
+def test_a_drain_without_a_deadline_never_ends_the_lease() -> None:
     scenario = registered(bound=(activity("x"),))
     scenario.drain(0)
     assert scenario.wait(2**60).end_drain() == ()
-    assert not takes_work(scenario)
+    assert not accepts_work(scenario)
 
 
-def test_a_worker_that_is_not_drained_has_no_limit() -> None:
+def test_a_worker_that_is_not_draining_has_no_drain_deadline() -> None:
     assert registered().wait(2**60).end_drain() == ()
 
 
-def test_a_drain_ends_once() -> None:
+def test_a_drain_ends_only_once() -> None:
     scenario = registered()
     scenario.drain(10)
     assert scenario.wait(10).end_drain()
     assert scenario.end_drain() == ()
 
 
-def test_the_drained_session_stays_drained_when_it_comes_back() -> None:
+def test_a_resurrected_session_stays_draining() -> None:
     scenario = registered()
     scenario.drain(10)
     scenario.wait(10).end_drain()
     scenario.beat()
-    assert not takes_work(scenario)
-    assert scenario.wait(10**6).end_drain() == (), "its limit is over, not to come"
+    assert not accepts_work(scenario)
+    assert scenario.wait(10**6).end_drain() == (), "its deadline has passed already"
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_new_session_is_not_drained(*, silent: bool) -> None:
+def test_a_new_session_is_not_draining(*, silent: bool) -> None:
     scenario = registered(session_id="a")
     scenario.drain(10)
     if silent:
         scenario.go_silent()
     scenario.beat(session_id="b", sequence=1)
-    assert takes_work(scenario)
+    assert accepts_work(scenario)
     assert scenario.wait(10**6).end_drain() == ()
 
 
-def test_only_a_live_worker_is_drained() -> None:
+def test_only_an_active_worker_can_be_drained() -> None:
     scenario = registered().go_silent()
     with pytest.raises(WorkerNotActive):
         scenario.drain(10)
@@ -192,39 +194,39 @@ def test_only_a_live_worker_is_drained() -> None:
         scenario.drain(10)
 
 
-def test_a_drain_that_somebody_thought_better_of_is_called_off() -> None:
+def test_resuming_cancels_a_drain() -> None:
     scenario = registered()
     scenario.drain(10)
     assert scenario.resume() == (WorkerResumed(),)
-    assert takes_work(scenario)
+    assert accepts_work(scenario)
     assert scenario.wait(10**6).end_drain() == ()
     assert scenario.known.standing is NO_STANDING
 
 
-def test_resuming_ends_a_pause_and_a_drain_at_once() -> None:
+def test_one_resume_ends_both_a_pause_and_a_drain() -> None:
     scenario = registered()
     scenario.pause()
     scenario.drain(10)
     assert scenario.resume() == (WorkerResumed(),)
-    assert takes_work(scenario)
+    assert accepts_work(scenario)
 
 
 @pytest.mark.parametrize("session_id", ["", "new"])
-def test_whoever_comes_after_a_drained_client_without_a_session_is_not_drained(session_id: str) -> None:
-    """It cannot be told from one that is new."""
+def test_the_successor_of_a_drained_client_without_a_session_is_not_draining(session_id: str) -> None:
+    """The service cannot distinguish the drained client from a new one."""
     scenario = registered(session_id="")
     scenario.drain(10)
     scenario.attach(5)
     scenario.go_silent()
     scenario.beat(session_id=session_id)
-    assert takes_work(scenario)
+    assert accepts_work(scenario)
     assert scenario.known.standing is NO_STANDING
 
 
-# -- the quota of what a worker is given
+# -- the binding quota of a poll
 
 
-def test_a_worker_with_its_quota_of_bindings_is_given_no_more() -> None:
+def test_a_worker_at_its_binding_quota_gets_no_more_work() -> None:
     scenario = registered(bound=(activity("x"), activity("y")))
     check_accepts_work(KEY, scenario.known, Policy(max_bindings_per_worker=3))
     with pytest.raises(BindingQuotaExceeded) as refused:
@@ -232,16 +234,16 @@ def test_a_worker_with_its_quota_of_bindings_is_given_no_more() -> None:
     assert refused.value.fields == {"worker": "worker-1", "count": 3, "limit": 2}
 
 
-# -- who is asking
+# -- the calling session
 
 
-def test_the_current_session_of_a_live_worker_is_let_through() -> None:
+def test_the_current_session_of_an_active_worker_is_accepted() -> None:
     scenario = registered(session_id="a")
     check_lease_is_live(KEY, scenario.known, "a")
     check_lease_is_live(KEY, scenario.known)
 
 
-def test_any_other_session_is_refused_by_what_it_is() -> None:
+def test_superseded_and_unknown_sessions_are_refused_with_different_reasons() -> None:
     scenario = registered(session_id="a")
     scenario.beat(session_id="b", sequence=1)
     with pytest.raises(SessionSuperseded):
@@ -250,7 +252,7 @@ def test_any_other_session_is_refused_by_what_it_is() -> None:
         check_lease_is_live(KEY, scenario.known, "never heard of")
 
 
-def test_a_worker_without_a_live_lease_is_refused() -> None:
+def test_an_inactive_or_cleaned_up_worker_is_refused() -> None:
     scenario = registered(session_id="a").go_silent()
     with pytest.raises(WorkerNotActive) as refused:
         check_lease_is_live(KEY, scenario.known, "a")
@@ -269,13 +271,13 @@ def attached(grace_ms: int = 5_000) -> WorkerScenario:
     return scenario
 
 
-def test_a_grace_becomes_a_term_of_the_lease() -> None:
+def test_attaching_adds_the_disconnect_grace_to_the_lease() -> None:
     scenario = registered(session_id="a")
     assert scenario.attach(5_000, "a") == (DisconnectGraceGranted(grace_ms=5_000),)
     assert scenario.known.standing.grace_ms == 5_000
 
 
-def test_the_same_grace_is_not_written_again() -> None:
+def test_an_unchanged_grace_is_not_written_again() -> None:
     assert attached(5_000).attach(5_000) == ()
     assert registered().attach(0) == ()
 
@@ -286,7 +288,7 @@ def test_a_grace_is_never_longer_than_the_lease() -> None:
     assert scenario.known.standing.grace_ms == 3_000
 
 
-def test_attaching_without_a_grace_gives_it_up() -> None:
+def test_attaching_without_a_grace_removes_the_grace() -> None:
     scenario = attached()
     assert scenario.attach(0) == (DisconnectGraceGranted(grace_ms=0),)
     assert scenario.wait(29_999).disconnect(broken_ms=0) == ()
@@ -300,7 +302,7 @@ def test_attaching_without_a_grace_gives_it_up() -> None:
         (WorkerCleanedUp, lambda scenario: scenario.go_silent().be_cleaned_up()),
     ],
 )  # fmt: skip
-def test_a_stream_of_another_session_changes_no_terms(
+def test_a_stream_of_another_session_does_not_change_the_grace(
     refused: type[LivenessError], prepare: Callable[[WorkerScenario], object]
 ) -> None:
     scenario = attached()
@@ -325,29 +327,29 @@ def test_a_lease_ends_when_the_grace_after_a_broken_stream_is_over() -> None:
         ),
     )
     assert scenario.rescheduled == [("x", 1, 1)]
-    assert all(task.died for task in scenario.tasks), "its process is taken for dead"
+    assert all(task.died for task in scenario.tasks), "the process counts as dead"
 
 
-def test_a_lease_without_a_grace_does_not_end_with_a_stream() -> None:
+def test_a_broken_stream_does_not_end_a_lease_without_a_grace() -> None:
     scenario = registered()
     assert scenario.wait(29_999).disconnect(broken_ms=0) == ()
 
 
-def test_a_lease_ends_by_its_stream_once() -> None:
+def test_a_lease_ends_only_once_by_a_broken_stream() -> None:
     scenario = attached().wait(5_000)
     assert scenario.disconnect(broken_ms=0)
     assert scenario.disconnect(broken_ms=0) == ()
 
 
-def test_the_session_that_comes_back_keeps_its_grace() -> None:
-    """Its stream may be open all the time, and both sides keep the terms that were granted."""
+def test_a_resurrected_session_keeps_its_grace() -> None:
+    """Its stream may have stayed open, and both sides keep the granted terms."""
     scenario = attached(5_000).go_silent()
     scenario.beat()
     assert scenario.known.standing.grace_ms == 5_000
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_new_session_asks_for_a_grace_of_its_own(*, silent: bool) -> None:
+def test_a_new_session_does_not_inherit_the_grace(*, silent: bool) -> None:
     scenario = attached(5_000)
     if silent:
         scenario.go_silent()
@@ -374,7 +376,7 @@ def test_the_same_loop_lag_is_not_written_again() -> None:
     assert scenario.beat(loop_lag_ms=1_500) == (LeaseRenewed(2, 0, 0, 0),)
 
 
-def test_a_loop_that_runs_freely_again_is_written_too() -> None:
+def test_a_loop_lag_that_returns_to_zero_is_written() -> None:
     scenario = registered(loop_lag_ms=1_500)
     scenario.beat(loop_lag_ms=0)
     assert scenario.known.standing is NO_STANDING
@@ -382,10 +384,10 @@ def test_a_loop_that_runs_freely_again_is_written_too() -> None:
 
 @pytest.mark.parametrize("session_id", ["a", "b"])
 @pytest.mark.parametrize("silent", [False, True])
-def test_an_activation_brings_its_own_loop_lag(session_id: str, *, silent: bool) -> None:
+def test_an_activation_replaces_the_loop_lag(session_id: str, *, silent: bool) -> None:
     scenario = registered(session_id="a", loop_lag_ms=1_500)
     if silent:
         scenario.go_silent()
-        assert scenario.known.standing.loop_lag_ms == 0, "a worker that is away has no loop"
+        assert scenario.known.standing.loop_lag_ms == 0, "an inactive worker has no loop lag"
     scenario.beat(session_id=session_id, sequence=2, loop_lag_ms=7)
     assert scenario.known.standing.loop_lag_ms == 7

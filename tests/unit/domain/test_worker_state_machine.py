@@ -1,4 +1,5 @@
-"""What a heartbeat, a goodbye and silence do to a worker in each state: the table of the design, row by row."""
+"""The effect of a heartbeat, a shutdown and an expiry on a worker in each state: the design's table, row by
+row."""
 
 import pytest
 
@@ -38,7 +39,7 @@ ACTIVE, INACTIVE, CLEANED_UP = WorkerState
 # -- no worker
 
 
-def test_the_first_heartbeat_registers() -> None:
+def test_the_first_heartbeat_registers_the_worker() -> None:
     scenario = WorkerScenario().wait(5_000)
     [event] = scenario.beat(sequence=1)
     assert isinstance(event, WorkerRegistered)
@@ -56,19 +57,19 @@ def test_the_first_heartbeat_registers() -> None:
     assert (scenario.known.renewed_ms, scenario.known.deadline_ms) == (5_000, 35_000)
 
 
-def test_a_worker_is_numbered_by_the_place_of_its_registration() -> None:
+def test_a_workers_number_is_the_sequence_of_its_registration() -> None:
     scenario = registered()
     scenario.beat()
     assert scenario.known.number == 1
 
 
 @pytest.mark.parametrize("occupancy", [0, 4])
-def test_a_namespace_with_room_admits_a_worker(occupancy: int) -> None:
+def test_a_namespace_below_its_quota_admits_a_worker(occupancy: int) -> None:
     check_worker_quota("orders", Policy(max_workers=5), occupancy)
 
 
 @pytest.mark.parametrize("occupancy", [5, 6])
-def test_a_full_namespace_admits_nobody(occupancy: int) -> None:
+def test_a_namespace_at_its_quota_refuses_a_worker(occupancy: int) -> None:
     with pytest.raises(WorkerQuotaExceeded) as refused:
         check_worker_quota("orders", Policy(max_workers=5), occupancy)
     assert str(refused.value) == "Namespace orders has its 5 workers; remove some or raise max_workers."
@@ -77,7 +78,7 @@ def test_a_full_namespace_admits_nobody(occupancy: int) -> None:
 # -- ACTIVE
 
 
-def test_the_next_heartbeat_renews() -> None:
+def test_the_next_heartbeat_renews_the_lease() -> None:
     scenario = registered().wait(7_000)
     assert scenario.beat(sequence=2, successes=3, errors=1) == (LeaseRenewed(2, 7_000, 3, 1),)
     assert (scenario.known.deadline_ms, scenario.known.epoch, scenario.known.sequence) == (37_000, 1, 2)
@@ -111,8 +112,8 @@ def test_a_new_session_replaces_the_old_one() -> None:
     assert scenario.rescheduled == [("dropped", 1, 1)]
 
 
-def test_a_replaced_session_leaves_nothing_to_cancel_to_its_successor() -> None:
-    """Its process is gone; what it had lost before is no concern of the new one."""
+def test_a_new_session_has_no_lost_activities_of_the_replaced_one() -> None:
+    """The replaced process is gone; the new one never ran the activities it had lost."""
     scenario = registered(bound=(activity("x"),)).go_silent()
     scenario.beat()
     assert scenario.lost == {("x", 1)}
@@ -121,7 +122,7 @@ def test_a_replaced_session_leaves_nothing_to_cancel_to_its_successor() -> None:
 
 
 @pytest.mark.parametrize("state", [ACTIVE, INACTIVE])
-def test_a_session_that_was_replaced_is_a_zombie(state: WorkerState) -> None:
+def test_a_replaced_session_is_refused_in_every_state(state: WorkerState) -> None:
     scenario = registered(session_id="a")
     scenario.beat(session_id="b", sequence=1)
     if state is INACTIVE:
@@ -133,7 +134,7 @@ def test_a_session_that_was_replaced_is_a_zombie(state: WorkerState) -> None:
     assert scenario.known == before
 
 
-def test_every_replaced_session_stays_a_zombie() -> None:
+def test_every_replaced_session_stays_refused() -> None:
     scenario = WorkerScenario()
     for name in "abcd":
         scenario.beat(session_id=name, sequence=1)
@@ -142,7 +143,7 @@ def test_every_replaced_session_stays_a_zombie() -> None:
             scenario.beat(session_id=name, sequence=99)
 
 
-def test_a_bounded_number_of_replaced_sessions_is_remembered() -> None:
+def test_a_worker_remembers_a_bounded_number_of_replaced_sessions() -> None:
     scenario = WorkerScenario()
     for number in range(SUPERSEDED_SESSIONS_MAX + 2):
         scenario.beat(session_id=f"session-{number}", sequence=1)
@@ -151,14 +152,14 @@ def test_a_bounded_number_of_replaced_sessions_is_remembered() -> None:
     assert scenario.known.superseded[-1] == f"session-{SUPERSEDED_SESSIONS_MAX}"
 
 
-def test_a_client_without_session_is_served_without_that_protection() -> None:
+def test_a_client_without_a_session_is_served_without_session_protection() -> None:
     scenario = registered(session_id="", sequence=7)
     [event] = scenario.beat(session_id="", sequence=1)
     assert isinstance(event, LeaseRenewed)
     assert (scenario.known.epoch, scenario.known.sequence) == (1, 1)
 
 
-def test_a_client_without_sequence_is_served_without_that_protection() -> None:
+def test_a_client_without_a_sequence_is_served_without_sequence_protection() -> None:
     scenario = registered(sequence=0)
     for _ in range(3):
         [event] = scenario.beat(sequence=0)
@@ -166,16 +167,16 @@ def test_a_client_without_sequence_is_served_without_that_protection() -> None:
     assert scenario.known.sequence == 0
 
 
-def test_a_heartbeat_without_session_belongs_to_the_session_there_is() -> None:
+def test_a_heartbeat_without_a_session_belongs_to_the_current_session() -> None:
     scenario = registered(session_id="a", sequence=5)
     scenario.beat(session_id="", sequence=0)
     assert (scenario.known.session_id, scenario.known.sequence, scenario.known.epoch) == ("a", 5, 1)
 
 
-# -- silence
+# -- lease expiry
 
 
-def test_a_lease_holds_until_its_last_millisecond() -> None:
+def test_a_lease_expires_only_after_its_full_duration() -> None:
     scenario = registered().wait(29_999)
     assert scenario.expire() == ()
     [event] = scenario.wait(1).expire()
@@ -191,19 +192,19 @@ def test_a_lease_holds_until_its_last_millisecond() -> None:
     assert scenario.known.state is INACTIVE
 
 
-def test_a_heartbeat_starts_the_lease_anew() -> None:
+def test_a_heartbeat_restarts_the_lease_duration() -> None:
     scenario = registered().wait(29_999)
     scenario.beat()
     assert scenario.wait(29_999).expire() == ()
 
 
-def test_what_a_silent_worker_held_is_rescheduled_and_lost() -> None:
+def test_expiry_reschedules_all_bindings_and_lists_them_as_lost() -> None:
     scenario = registered(bound=(activity("x"), activity("y", attempt=3))).go_silent()
     assert sorted(scenario.rescheduled) == [("x", 1, 1), ("y", 3, 1)]
     assert (scenario.held, scenario.lost) == (set(), {("x", 1), ("y", 3)})
 
 
-def test_a_lease_ends_once() -> None:
+def test_an_expired_lease_does_not_expire_again() -> None:
     scenario = registered().go_silent()
     assert scenario.wait(99_999).expire() == ()
 
@@ -212,7 +213,7 @@ def test_a_lease_ends_once() -> None:
 
 
 @pytest.mark.parametrize("session_id", ["a", "b", ""])
-def test_a_heartbeat_resurrects_with_a_clean_slate(session_id: str) -> None:
+def test_a_heartbeat_resurrects_the_worker_with_only_the_bindings_it_declares(session_id: str) -> None:
     scenario = registered(session_id="a", bound=(activity("x"),)).go_silent()
     [event] = scenario.beat(session_id=session_id, sequence=2, bound=(activity("y"),))
     assert isinstance(event, WorkerResurrected)
@@ -222,15 +223,15 @@ def test_a_heartbeat_resurrects_with_a_clean_slate(session_id: str) -> None:
     assert scenario.rescheduled == [("x", 1, 1)], "reschedules stand, and resurrection adds none"
 
 
-def test_the_session_before_a_resurrection_by_another_is_a_zombie() -> None:
+def test_a_resurrection_by_a_new_session_supersedes_the_old_one() -> None:
     scenario = registered(session_id="a").go_silent()
     scenario.beat(session_id="b", sequence=1)
     with pytest.raises(SessionSuperseded):
         scenario.beat(session_id="a", sequence=2)
 
 
-def test_a_copy_of_the_last_heartbeat_resurrects_nobody() -> None:
-    """It was sent before the silence began; a worker that lives sends the next one."""
+def test_a_copy_of_the_last_heartbeat_does_not_resurrect_the_worker() -> None:
+    """The copy was sent before the lease expired; a live worker sends the next sequence number."""
     scenario = registered(sequence=5).go_silent()
     assert scenario.beat(sequence=5) == ()
     with pytest.raises(StaleHeartbeat):
@@ -238,7 +239,7 @@ def test_a_copy_of_the_last_heartbeat_resurrects_nobody() -> None:
     assert scenario.known.state is INACTIVE
 
 
-def test_epochs_rise_with_every_activation() -> None:
+def test_the_epoch_rises_with_every_resurrection() -> None:
     scenario = registered()
     for epoch in range(2, 6):
         scenario.go_silent()
@@ -246,7 +247,7 @@ def test_epochs_rise_with_every_activation() -> None:
         assert scenario.known.epoch == epoch
 
 
-def test_lost_activities_pile_up_over_several_silences_until_unbound() -> None:
+def test_lost_activities_accumulate_over_expiries_until_unbound() -> None:
     scenario = registered(bound=(activity("x"),)).go_silent()
     scenario.beat(bound=(activity("y"),))
     scenario.go_silent()
@@ -256,7 +257,7 @@ def test_lost_activities_pile_up_over_several_silences_until_unbound() -> None:
     assert scenario.lost == {("y", 1)}
 
 
-def test_an_inactive_worker_may_come_back_until_its_cleanup() -> None:
+def test_an_inactive_worker_can_be_resurrected_until_its_cleanup() -> None:
     scenario = registered().go_silent().wait(3_599_999)
     assert scenario.clean_up() == ()
     scenario.beat()
@@ -267,7 +268,7 @@ def test_an_active_worker_is_not_cleaned_up() -> None:
     assert registered().wait(10**12).clean_up() == ()
 
 
-def test_the_cleanup_delay_is_the_one_in_force_when_the_worker_left() -> None:
+def test_the_cleanup_delay_is_that_of_the_time_of_deactivation() -> None:
     scenario = registered()
     scenario.shut_down(policy=Policy(cleanup_delay_ms=5))
     assert scenario.wait(4).clean_up(Policy(cleanup_delay_ms=0)) == ()
@@ -295,7 +296,7 @@ def test_cleanup_leaves_a_tombstone() -> None:
 
 
 @pytest.mark.parametrize("session_id", ["a", "b", "zombie", ""])
-def test_a_cleaned_up_worker_is_refused_for_good(session_id: str) -> None:
+def test_every_heartbeat_of_a_cleaned_up_worker_is_refused(session_id: str) -> None:
     scenario = registered(session_id="zombie")
     scenario.beat(session_id="a", sequence=1)
     scenario.go_silent().be_cleaned_up()
@@ -306,7 +307,7 @@ def test_a_cleaned_up_worker_is_refused_for_good(session_id: str) -> None:
     assert scenario.known == before
 
 
-def test_nothing_else_moves_a_tombstone() -> None:
+def test_no_other_command_changes_a_tombstone() -> None:
     scenario = registered().go_silent().be_cleaned_up()
     assert scenario.wait(1).expire() == ()
     assert scenario.clean_up() == ()
@@ -336,7 +337,7 @@ def test_only_tombstones_are_forgotten() -> None:
     assert scenario.wait(2**60).forget() == ()
 
 
-def test_a_forgotten_key_registers_as_if_for_the_first_time() -> None:
+def test_a_forgotten_key_registers_at_epoch_one() -> None:
     scenario = registered().go_silent().be_cleaned_up().wait(POLICY.tombstone_retention_ms)
     scenario.forget()
     [event] = scenario.beat(session_id="a", sequence=1)
@@ -344,10 +345,10 @@ def test_a_forgotten_key_registers_as_if_for_the_first_time() -> None:
     assert (scenario.known.epoch, scenario.known.number) == (1, len(scenario.log))
 
 
-# -- goodbye and force
+# -- shutdown and forced deactivation
 
 
-def test_a_goodbye_reschedules_what_is_still_bound_at_once() -> None:
+def test_a_shutdown_reschedules_the_remaining_bindings_at_once() -> None:
     scenario = registered(bound=(activity("x"),)).wait(10)
     [event] = scenario.shut_down(session_id="a", detail="deploy")
     assert event == WorkerDeactivated(
@@ -357,20 +358,20 @@ def test_a_goodbye_reschedules_what_is_still_bound_at_once() -> None:
     assert scenario.rescheduled == [("x", 1, 1)]
 
 
-def test_a_second_goodbye_changes_nothing() -> None:
+def test_a_second_shutdown_changes_nothing() -> None:
     scenario = registered()
     scenario.shut_down()
     assert scenario.shut_down() == ()
 
 
-def test_forcing_out_a_worker_that_is_not_active_is_refused() -> None:
+def test_forced_deactivation_of_an_inactive_worker_is_refused() -> None:
     scenario = registered().go_silent()
     with pytest.raises(WorkerNotActive) as refused:
         scenario.force_out()
     assert str(refused.value) == "Worker worker-1 is INACTIVE, not ACTIVE."
 
 
-def test_a_zombies_goodbye_does_not_end_its_successor() -> None:
+def test_the_shutdown_of_a_replaced_session_is_refused() -> None:
     scenario = registered(session_id="a")
     scenario.beat(session_id="b", sequence=1)
     with pytest.raises(SessionSuperseded):
@@ -378,14 +379,14 @@ def test_a_zombies_goodbye_does_not_end_its_successor() -> None:
     assert scenario.known.state is ACTIVE
 
 
-def test_a_goodbye_of_a_session_never_heard_of_is_refused() -> None:
+def test_the_shutdown_of_an_unknown_session_is_refused() -> None:
     scenario = registered()
     with pytest.raises(SessionNotCurrent):
         scenario.shut_down(session_id="other")
     assert scenario.known.state is ACTIVE
 
 
-def test_the_key_is_in_the_tasks() -> None:
+def test_a_reschedule_task_names_namespace_worker_and_activity() -> None:
     scenario = registered(bound=(activity("x"),)).go_silent()
     [task] = scenario.tasks
     assert (task.namespace, task.worker, task.activity) == (KEY.namespace, KEY.instance_key, activity("x"))

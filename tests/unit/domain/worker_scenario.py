@@ -1,4 +1,4 @@
-"""A worker's story, told command by command: decide, evolve, react, as a shard does it, but in memory."""
+"""Drive one worker command by command: decide, evolve and react in memory, as a shard does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def activity(name: str, attempt: int = 1, task_queue: str = "queue", token: byte
 
 
 def heartbeat(**fields: Any) -> Heartbeat:
-    """A plain heartbeat of session a; `fields` say what is special about it."""
+    """A plain heartbeat of session "a"; `fields` override its values."""
     plain: dict[str, Any] = {
         "session_id": "a",
         "sequence": 1,
@@ -45,7 +45,7 @@ class WorkerScenario:
         self.worker: Worker | None = None
         self.now_ms = 0
         self.log: list[WorkerEvent] = []
-        """Every event so far; its place in the list plus one is its sequence."""
+        """Every event so far; an event's sequence is its index plus one."""
         self.states: list[Worker | None] = [None]
         """The worker before the first event and after each."""
         self.tasks: list[ActivityRescheduleTask] = []
@@ -61,7 +61,7 @@ class WorkerScenario:
 
     @property
     def handed(self) -> dict[str, bool]:
-        """What it holds because it was handed, and whether it is known to have heard of each."""
+        """The handed-out activities, and whether the worker has confirmed each."""
         return {id.activity_id: heard for id, heard in self.known.standing.handed.items()}
 
     @property
@@ -78,7 +78,7 @@ class WorkerScenario:
         return self
 
     def beat(self, sequence: int | None = None, **fields: Any) -> tuple[WorkerEvent, ...]:
-        """A heartbeat; the next in sequence unless said otherwise."""
+        """Send a heartbeat, with the next sequence number unless one is given."""
         if sequence is None:
             sequence = self.worker.sequence + 1 if self.worker else 1
         return self._apply(
@@ -116,7 +116,7 @@ class WorkerScenario:
         return self._apply(decider.disconnect(self.known, policy, self.now_ms, broken_ms))
 
     def bind(self, activity: BoundActivity, policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
-        """As a poll does it: the binding comes before the answer, if the worker may have more work."""
+        """Bind the activity as a poll does, if the worker accepts work."""
         worker_control.check_lease_is_live(KEY, self.known)
         worker_control.check_accepts_work(KEY, self.known, policy)
         return self._apply(worker_control.bind(activity))
@@ -134,7 +134,7 @@ class WorkerScenario:
         return self._apply(decider.forget(self.known, self.now_ms))
 
     def go_silent(self) -> WorkerScenario:
-        """The lease runs out."""
+        """Let the lease expire."""
         self.now_ms = self.known.deadline_ms
         assert self.expire()
         return self

@@ -1,4 +1,4 @@
-"""How many died lately, here and elsewhere."""
+"""The count of recent deaths, on this node and on other nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from liveness.clock import ManualClock
 from liveness.domain.storm import STORM_WINDOW_MS
-from liveness.expiry import death_rate as strikes_module
+from liveness.expiry import death_rate as death_rate_module
 from liveness.expiry.death_rate import NO_DEATHS, REPORT_TTL_MS, DeathCount, DeathRate
 
 
@@ -20,7 +20,7 @@ def death_rate(clock: ManualClock) -> DeathRate:
     return DeathRate(clock)
 
 
-def test_deaths_count_for_a_minute_and_for_their_namespace(death_rate: DeathRate, clock: ManualClock) -> None:
+def test_deaths_count_per_namespace_for_one_window(death_rate: DeathRate, clock: ManualClock) -> None:
     for _ in range(3):
         death_rate.add("orders", 1)
     clock.move(STORM_WINDOW_MS // 2)
@@ -30,15 +30,15 @@ def test_deaths_count_for_a_minute_and_for_their_namespace(death_rate: DeathRate
     assert death_rate.recent("orders") == 4
 
 
-def test_a_million_deaths_take_no_more_room_than_a_few(death_rate: DeathRate, clock: ManualClock) -> None:
+def test_a_million_deaths_take_bounded_memory(death_rate: DeathRate, clock: ManualClock) -> None:
     for _ in range(2_000):
         death_rate.add("orders", 500)
         clock.move(30)
     assert death_rate.recent("orders") == 1_000_000
-    assert len(death_rate._local["orders"]) <= STORM_WINDOW_MS // strikes_module.BUCKET_MS + 1
+    assert len(death_rate._local["orders"]) <= STORM_WINDOW_MS // death_rate_module.BUCKET_MS + 1
 
 
-def test_what_other_nodes_say_is_added_up_and_counts_for_some_seconds(
+def test_reports_of_other_nodes_are_summed_until_they_expire(
     death_rate: DeathRate, clock: ManualClock
 ) -> None:
     death_rate.record_report("a", "orders", DeathCount(12, 20))
@@ -50,24 +50,24 @@ def test_what_other_nodes_say_is_added_up_and_counts_for_some_seconds(
     death_rate.record_report("b", "orders", DeathCount(2, 20))
     clock.move(1)
     assert death_rate.on_other_nodes("orders") == DeathCount(2, 20)
-    assert death_rate.on_other_nodes("nobody's") == NO_DEATHS
+    assert death_rate.on_other_nodes("unknown") == NO_DEATHS
 
 
-def test_who_came_and_went_is_forgotten(death_rate: DeathRate, clock: ManualClock) -> None:
+def test_pruning_removes_old_deaths_and_reports(death_rate: DeathRate, clock: ManualClock) -> None:
     death_rate.add("orders", 1)
     death_rate.record_report("a", "orders", DeathCount(1, 1))
     clock.move(STORM_WINDOW_MS + 1)
     assert death_rate.prune()
     assert not death_rate._local
     assert not death_rate._reports
-    assert not death_rate.prune(), "not all the time"
+    assert not death_rate.prune(), "pruning is rate-limited"
 
 
-def test_nobody_can_fill_the_memory_with_names(
+def test_reports_from_many_nodes_and_namespaces_take_bounded_memory(
     death_rate: DeathRate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strikes_module, "NODES_MAX", 3)
-    monkeypatch.setattr(strikes_module, "NAMESPACES_MAX", 3)
+    monkeypatch.setattr(death_rate_module, "NODES_MAX", 3)
+    monkeypatch.setattr(death_rate_module, "NAMESPACES_MAX", 3)
     for node in range(10):
         for namespace in range(10):
             death_rate.record_report(f"node-{node}", f"namespace-{namespace}", DeathCount(1, 1))

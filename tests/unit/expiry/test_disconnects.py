@@ -1,4 +1,4 @@
-"""How many are suspect is known without counting them."""
+"""The number of disconnected workers per namespace is maintained without counting them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KEYS = [WorkerKey(namespace, worker) for namespace in ("a", "b") for worker in (
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(KEYS)), max_size=50))
-def test_the_census_is_what_counting_would_give(steps: list[tuple[bool, WorkerKey]]) -> None:
+def test_the_counts_equal_those_of_a_plain_dictionary(steps: list[tuple[bool, WorkerKey]]) -> None:
     disconnected, plain = DisconnectedWorkers(), dict[WorkerKey, int]()
-    for at_ms, (comes, key) in enumerate(steps):
-        if comes:
+    for at_ms, (disconnects, key) in enumerate(steps):
+        if disconnects:
             disconnected[key] = plain[key] = at_ms
         else:
             assert disconnected.pop(key, None) == plain.pop(key, None)

@@ -1,4 +1,4 @@
-"""What is read from a request, and what is printed in an answer, over all messages of the contract."""
+"""Requests are parsed and answers are rendered for all messages of the contract."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCALARS: dict[int, st.SearchStrategy[Any]] = {
 
 @st.composite
 def messages(draw: st.DrawFn, kind: Descriptor, depth: int = 0) -> Any:
-    """Any message of the kind."""
+    """Draw any message of the given type."""
     message: Any = GetMessageClass(kind)()
     if kind.full_name == "google.protobuf.Duration":
         nanos = st.sampled_from([0, 5_000_000, 5_000, 5])
@@ -83,7 +83,7 @@ def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_answers_are_printed_as_protobuf_says(name: str, data: st.DataObject) -> None:
+def test_answers_have_the_json_form_of_protobuf(name: str, data: st.DataObject) -> None:
     kind = next(each.method.output_type for each in BINDINGS if each.method.output_type.full_name == name)
     message = data.draw(messages(kind))
     by_library = json_format.MessageToJson(
@@ -94,13 +94,13 @@ def test_answers_are_printed_as_protobuf_says(name: str, data: st.DataObject) ->
     assert b"\n" not in line
 
 
-def test_a_detail_of_a_kind_that_is_not_known_here_is_shown_as_it_is() -> None:
+def test_an_error_detail_of_an_unknown_type_is_rendered_as_base64() -> None:
     detail = any_pb2.Any(type_url="type.googleapis.com/of.the.Future", value=b"\x01")
     assert to_json_value(detail) == {"@type": "type.googleapis.com/of.the.Future", "value": "AQ=="}
 
 
 def request_for(endpoint: Endpoint, message: Message) -> tuple[str, str, bytes]:
-    """Path, query and body of a request that says what the message says, put together by the rules of google.api.http."""
+    """Build path, query and body of a request for the message by the rules of google.api.http."""
     whole: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
 
     def take(path: FieldPath) -> Any:
@@ -128,7 +128,9 @@ def request_for(endpoint: Endpoint, message: Message) -> tuple[str, str, bytes]:
 @pytest.mark.parametrize("endpoint", BINDINGS, ids=lambda endpoint: f"{endpoint.verb} {endpoint.template}")
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_request_says_what_its_message_says(endpoint: Endpoint, data: st.DataObject) -> None:
+def test_a_parsed_request_equals_the_message_it_was_built_from(
+    endpoint: Endpoint, data: st.DataObject
+) -> None:
     message = data.draw(messages(endpoint.method.input_type))
     for path in endpoint.variables:
         inside = message
@@ -146,7 +148,7 @@ def test_a_request_says_what_its_message_says(endpoint: Endpoint, data: st.DataO
 
 
 def _without_empty(value: Any) -> Any:
-    """A message inside that says nothing cannot be told in a query; nothing here depends on it."""
+    """Remove empty nested messages: a query cannot express them, and no handler depends on them."""
     if not isinstance(value, dict):
         return value
     kept = {name: _without_empty(part) for name, part in value.items()}
@@ -164,7 +166,7 @@ LIST = find("GET", "/v1/namespaces/n/workers")
 PAUSE = find("POST", "/v1/namespaces/n/workers/pause")
 
 
-def test_what_is_written_out_goes_before_a_variable() -> None:
+def test_a_literal_path_segment_takes_precedence_over_a_variable() -> None:
     assert PAUSE.endpoint.method.name == "PauseWorkers"
     assert find("GET", "/v1/namespaces/n/workers/pause").endpoint.method.name == "DescribeWorker"
     assert find("POST", "/v1/namespaces/n/activities/poll").endpoint.method.name == "PollActivity"
@@ -174,35 +176,35 @@ def test_what_is_written_out_goes_before_a_variable() -> None:
     "path",
     ["/v1", "/v1/", "/v2/server", "/v1/server/", "//v1/server", "/v1/namespaces//workers", "/V1/server", ""],
 )
-def test_there_is_nothing_at_other_paths(path: str) -> None:
+def test_unknown_paths_have_no_endpoint(path: str) -> None:
     assert ROUTES.find("GET", path.encode()) is None
 
 
-def test_a_path_for_other_verbs_names_them() -> None:
+def test_a_wrong_method_gives_the_allowed_ones() -> None:
     assert ROUTES.find("PUT", b"/v1/namespaces/n/config") == MethodNotAllowed(("GET", "PATCH"))
 
 
-def test_both_ways_to_write_names_are_read() -> None:
+def test_snake_case_and_camel_case_names_are_accepted() -> None:
     one = build_request(HEARTBEAT, "", b'{"task_queue": "q", "lease_duration": "5s"}')
     other = build_request(HEARTBEAT, "", b'{"taskQueue": "q", "leaseDuration": "5.000s"}')
     assert one == other
 
 
-def test_short_names_of_states_are_read_in_bodies_too() -> None:
+def test_short_enum_names_are_accepted_in_bodies() -> None:
     short = build_request(PAUSE, "", b'{"filter": {"states": ["ACTIVE", "WORKER_STATE_INACTIVE", 3]}}')
     assert [*to_json_value(short)["filter"]["states"]] == [
         "WORKER_STATE_ACTIVE", "WORKER_STATE_INACTIVE", "WORKER_STATE_CLEANED_UP",
     ]  # fmt: skip
 
 
-def test_a_body_may_repeat_what_the_path_says_but_not_contradict_it() -> None:
+def test_a_body_may_repeat_a_path_variable_but_not_contradict_it() -> None:
     assert to_json_value(build_request(PAUSE, "", b'{"namespace": "n"}'))["namespace"] == "n"
     with pytest.raises(InvalidRequest, match=r"^namespace has one value in the path and another in the body"):
         build_request(PAUSE, "", b'{"namespace": "m"}')
 
 
 @pytest.mark.parametrize(
-    ("match", "query", "body", "says"),
+    ("match", "query", "body", "problem"),
     [
         (LIST, "filter.staets=ACTIVE", b"", "There is no query parameter filter.staets for ListWorkers"),
         (LIST, "namespace=m", b"", "There is no query parameter namespace"),
@@ -242,20 +244,22 @@ def test_a_body_may_repeat_what_the_path_says_but_not_contradict_it() -> None:
         (PAUSE, "reason=x", b"{}", "There is no query parameter reason for PauseWorkers"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(match: Match, query: str, body: bytes, says: str) -> None:
+def test_the_refusal_of_a_bad_request_names_the_problem(
+    match: Match, query: str, body: bytes, problem: str
+) -> None:
     with pytest.raises(InvalidRequest) as raised:
         build_request(match, query, body)
-    assert says in str(raised.value)
+    assert problem in str(raised.value)
 
 
-def test_a_name_that_is_there_twice_is_found_without_comparing_all_with_all() -> None:
-    """Half a megabyte of names took a minute."""
+def test_a_duplicate_name_among_very_many_is_found_quickly() -> None:
+    """A quadratic search took a minute for half a megabyte of names."""
     names = ",".join(f'"n{n}":1' for n in range(500_000))
     with pytest.raises(InvalidRequest, match="'n499999' occurs twice"):
         build_request(HEARTBEAT, "", f'{{{names},"n499999":2}}'.encode())
 
 
-def test_a_path_that_is_not_text_is_refused() -> None:
+def test_a_path_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^worker_instance_key must be UTF-8"):
         ROUTES.find("GET", b"/v1/namespaces/n/workers/%FF")
     with pytest.raises(InvalidRequest, match=r"^worker_instance_key holds a % in the path"):
@@ -273,7 +277,7 @@ json_values = st.recursive(
 
 
 @given(json_values | st.text(max_size=20), st.sampled_from(BINDINGS))
-def test_whatever_comes_is_read_or_refused(value: Any, endpoint: Endpoint) -> None:
+def test_any_json_body_is_parsed_or_refused(value: Any, endpoint: Endpoint) -> None:
     path = "/" + "/".join("1" if isinstance(part, FieldPath) else part for part in endpoint.segments)
     try:
         build_request(find(endpoint.verb, path), "", json.dumps(value).encode())
@@ -281,6 +285,6 @@ def test_whatever_comes_is_read_or_refused(value: Any, endpoint: Endpoint) -> No
         assert len(str(refused)) < 2_000  # noqa: PT017 - most values are refused, but not all
 
 
-def test_too_deep_a_body_is_refused() -> None:
+def test_a_deeply_nested_body_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         build_request(HEARTBEAT, "", b'{"labels": ' + b"[" * 100_000)

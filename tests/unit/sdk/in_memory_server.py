@@ -1,4 +1,4 @@
-"""The server's own decisions about one worker, in memory: what a pulse beats against in property tests."""
+"""The server's decisions about one worker, in memory, for property tests of the heartbeat state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InMemoryServer:
         self.worker: Worker | None = None
         self.now_ms = 0
         self.applied: dict[int, bytes] = {}
-        """What was applied under each sequence number."""
+        """The message that was applied under each sequence number."""
         self._log = 0
         self._attempts: dict[str, int] = {}
 
@@ -44,7 +44,7 @@ class InMemoryServer:
         return {_key(activity) for activity in self.known.lost.values()}
 
     def beat(self, message: WorkerHeartbeat) -> HeartbeatResult | Status:
-        """Apply a heartbeat as it arrives, and answer it."""
+        """Apply a heartbeat and return the reply."""
         beat = WorkerHeartbeat.FromString(message.SerializeToString())
         key = WorkerKey("orders", beat.worker_instance_key)
         last = self.worker.sequence if self.worker else 0
@@ -57,12 +57,12 @@ class InMemoryServer:
         self._apply(events)
         if self.known.sequence > last:
             self.applied[self.known.sequence] = message.SerializeToString()
-        # Which outcome it was decides nothing: the epoch and the state tell all there is to know.
+        # The client does not use the outcome: epoch and state contain everything it needs.
         outcome = HeartbeatOutcome.RENEWED if events else HeartbeatOutcome.REPEATED
         return wire.heartbeat_result(outcome, self.known, now_ms=self.now_ms, wall_ms=0, jitter=0.3)
 
     def bind(self, name: str) -> BoundActivity | None:
-        """What a poll does: give the worker an attempt nobody else has, if it may have one."""
+        """Bind a new attempt as a poll does, if the worker may have one."""
         if self.worker is None or self.worker.state is not WorkerState.ACTIVE:
             return None
         self._attempts[name] = self._attempts.get(name, 0) + 1
@@ -73,7 +73,7 @@ class InMemoryServer:
         return activity
 
     def finish(self, key: AttemptKey) -> bool:
-        """What CompleteActivity does to the worker; False if the attempt is not the worker's any more."""
+        """End the binding as CompleteActivity does; return False if the worker no longer holds the attempt."""
         for id, activity in self.known.bindings.items():
             if _key(activity) == key:
                 self._apply(worker_control.end_binding(self.known, id, key.attempt, taken=False))
@@ -81,13 +81,13 @@ class InMemoryServer:
         return False
 
     def cancel(self, key: AttemptKey) -> None:
-        """What CancelActivity does to the worker."""
+        """End the binding as CancelActivity does."""
         for id, activity in self.known.bindings.items():
             if _key(activity) == key:
                 self._apply(worker_control.end_binding(self.known, id, key.attempt, taken=True))
 
     def expire(self) -> None:
-        """The lease runs out."""
+        """Let the lease expire."""
         if self.worker is not None and self.worker.state is WorkerState.ACTIVE:
             self.now_ms = max(self.now_ms, self.worker.deadline_ms)
             self._apply(decider.expire_lease(self.worker, self.policy, self.now_ms))

@@ -1,4 +1,4 @@
-"""What a program may give as the address of its server."""
+"""Server addresses that a program may pass to the SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from liveness.sdk.addresses import format_addresses, parse_addresses
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("given", "parsed"),
     [
         ("a:7400", ("a:7400",)),
         ("a:7400,b:7400", ("a:7400", "b:7400")),
@@ -25,12 +25,12 @@ from liveness.sdk.addresses import format_addresses, parse_addresses
         ("localhost", ("localhost",)),
     ],
 )
-def test_one_or_several(given: Any, taken: tuple[str, ...]) -> None:
-    assert parse_addresses(given) == taken
+def test_one_or_several_addresses_are_parsed(given: Any, parsed: tuple[str, ...]) -> None:
+    assert parse_addresses(given) == parsed
 
 
 @pytest.mark.parametrize(
-    ("given", "said_about"),
+    ("given", "problem"),
     [
         ("", "empty"),
         ([], "no address"),
@@ -45,15 +45,15 @@ def test_one_or_several(given: Any, taken: tuple[str, ...]) -> None:
         (["a:7400", 7401], "7401"),
     ],
 )
-def test_a_bad_list_is_told(given: Any, said_about: str) -> None:
+def test_an_invalid_address_list_is_refused_with_the_problem(given: Any, problem: str) -> None:
     for make in (Worker, Client):
         with pytest.raises(InvalidArgument) as caught:
             make(given)
-        assert said_about in str(caught.value)
+        assert problem in str(caught.value)
         assert "HOST:PORT" in str(caught.value)
 
 
-def test_people_are_told_all_of_them() -> None:
+def test_format_addresses_lists_all_addresses() -> None:
     assert format_addresses(("a:1",)) == "a:1"
     assert format_addresses(("a:1", "b:2")) == "a:1 or b:2"
     assert format_addresses(("a:1", "b:2", "c:3")) == "a:1, b:2 or c:3"

@@ -19,7 +19,7 @@ def all_errors() -> list[type[LivenessSdkError]]:
 
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
-def test_every_error_is_drawn_in_the_tree(kind: type[LivenessSdkError]) -> None:
+def test_the_module_docstring_lists_every_error(kind: type[LivenessSdkError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
 
 
@@ -28,7 +28,7 @@ def test_every_error_is_drawn_in_the_tree(kind: type[LivenessSdkError]) -> None:
     [kind for kind in all_errors() if kind is not Outcome],
     ids=lambda kind: kind.__name__,
 )
-def test_every_error_can_be_caught_by_programs(kind: type[LivenessSdkError]) -> None:
+def test_every_error_is_exported_by_the_sdk(kind: type[LivenessSdkError]) -> None:
     assert getattr(sdk, kind.__name__) is kind
     assert kind.__name__ in sdk.__all__
 

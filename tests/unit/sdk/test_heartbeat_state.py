@@ -1,4 +1,4 @@
-"""What a worker says in its heartbeats, and how it reads the answers."""
+"""The content of a worker's heartbeats, and its handling of the replies."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def refusal(reason: str, retry_after_ms: int = 0, **metadata: str) -> RpcFailure
 
 
 class HeartbeatConversation:
-    """A pulse, and what was said to and fro."""
+    """A heartbeat state and a scripted server."""
 
     def __init__(self) -> None:
         self.now_ms = 0
         self.heartbeat_state = HeartbeatState(PROFILE, 0)
 
     def send(self) -> WorkerHeartbeat:
-        """The next heartbeat, when it is due."""
+        """Send the next heartbeat when it is due."""
         assert self.heartbeat_state.due_ms is not None
         self.now_ms = max(self.now_ms, self.heartbeat_state.due_ms)
         return self.heartbeat_state.send(self.now_ms)
@@ -87,9 +87,9 @@ class HeartbeatConversation:
         message = self.send()
         return message, self.heartbeat_state.handle_reply(result or answer(), self.now_ms)
 
-    def refuse(self, why: RpcFailure) -> HeartbeatOutcome:
+    def refuse(self, failure: RpcFailure) -> HeartbeatOutcome:
         self.send()
-        return self.heartbeat_state.handle_failure(why, self.now_ms, 0.5)
+        return self.heartbeat_state.handle_failure(failure, self.now_ms, 0.5)
 
     def hold(self, *refs: ActivityRef) -> None:
         for ref in refs:
@@ -99,7 +99,7 @@ class HeartbeatConversation:
 
 @pytest.fixture
 def conversation() -> HeartbeatConversation:
-    """A worker that has been registered."""
+    """The conversation of a registered worker."""
     conversation = HeartbeatConversation()
     conversation.beat()
     return conversation
@@ -109,39 +109,39 @@ def names(refs: object) -> list[str]:
     return [ref.workflow_id for ref in refs]  # type: ignore[attr-defined]
 
 
-# -- when
+# -- due times
 
 
 def test_the_first_heartbeat_is_due_at_once() -> None:
     assert HeartbeatState(PROFILE, 5).due_ms == 5
 
 
-def test_the_next_heartbeat_comes_when_the_server_says(conversation: HeartbeatConversation) -> None:
+def test_the_next_heartbeat_is_due_when_the_server_says(conversation: HeartbeatConversation) -> None:
     assert conversation.heartbeat_state.due_ms == conversation.now_ms + NEXT_MS
 
 
-def test_a_bind_does_not_wait(conversation: HeartbeatConversation) -> None:
+def test_a_bind_makes_a_heartbeat_due_at_once(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     assert conversation.heartbeat_state.due_ms == conversation.now_ms
 
 
-def test_an_end_waits_a_little_for_company(conversation: HeartbeatConversation) -> None:
+def test_an_unbind_is_delayed_to_coalesce_with_others(conversation: HeartbeatConversation) -> None:
     conversation.hold(A)
     conversation.heartbeat_state.unbind(A, conversation.now_ms)
     assert conversation.heartbeat_state.due_ms == conversation.now_ms + COALESCE_MS
 
 
-def test_nothing_is_due_while_one_is_under_way(conversation: HeartbeatConversation) -> None:
+def test_no_heartbeat_is_due_while_one_is_in_flight(conversation: HeartbeatConversation) -> None:
     conversation.send()
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     assert conversation.heartbeat_state.due_ms is None
 
 
-def test_in_company_a_heartbeat_may_leave_a_little_early(conversation: HeartbeatConversation) -> None:
+def test_a_heartbeat_may_join_a_batch_a_little_early(conversation: HeartbeatConversation) -> None:
     assert conversation.heartbeat_state.earliest_ms == conversation.now_ms + NEXT_MS - NEXT_MS // 10
 
 
-def test_without_a_stream_heartbeats_come_more_often(conversation: HeartbeatConversation) -> None:
+def test_a_limited_interval_makes_heartbeats_more_frequent(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.limit_interval(1_500, conversation.now_ms)
     assert conversation.heartbeat_state.due_ms == conversation.now_ms + 1_500
     conversation.beat()
@@ -151,17 +151,17 @@ def test_without_a_stream_heartbeats_come_more_often(conversation: HeartbeatConv
     assert conversation.heartbeat_state.due_ms == conversation.now_ms + NEXT_MS
 
 
-def test_an_answer_is_awaited_for_a_third_of_the_lease_at_most(conversation: HeartbeatConversation) -> None:
+def test_the_call_timeout_is_at_most_a_third_of_the_lease(conversation: HeartbeatConversation) -> None:
     assert HeartbeatState(PROFILE, 0).call_timeout_ms == CALL_TIMEOUT_MS_MAX
     conversation.heartbeat_state.lease_ms = 3_000
     assert conversation.heartbeat_state.call_timeout_ms == 1_000
 
 
-# -- what
+# -- content
 
 
-def test_plain_heartbeats_differ_in_their_numbers_only(conversation: HeartbeatConversation) -> None:
-    """So the server recognises them without reading them."""
+def test_plain_heartbeats_differ_only_in_sequence_and_counters(conversation: HeartbeatConversation) -> None:
+    """The server can therefore recognise them without parsing."""
     conversation.heartbeat_state.count(successes=2, errors=1)
     plain = []
     for _ in range(3):
@@ -172,37 +172,37 @@ def test_plain_heartbeats_differ_in_their_numbers_only(conversation: HeartbeatCo
     assert len(set(plain)) == 1
 
 
-def test_numbers_rise_by_one() -> None:
+def test_sequence_numbers_rise_by_one() -> None:
     conversation = HeartbeatConversation()
     assert [conversation.beat()[0].sequence for _ in range(3)] == [1, 2, 3]
 
 
-def test_what_was_counted_is_told_once(conversation: HeartbeatConversation) -> None:
+def test_counters_and_the_last_error_are_reported_once(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.count(successes=2, errors=1, last_error="ValueError: no")
-    told, _ = conversation.beat()
-    assert (told.successes, told.errors, told.last_error) == (2, 1, "ValueError: no")
-    told, _ = conversation.beat()
-    assert (told.successes, told.errors, told.last_error) == (0, 0, "")
+    sent, _ = conversation.beat()
+    assert (sent.successes, sent.errors, sent.last_error) == (2, 1, "ValueError: no")
+    sent, _ = conversation.beat()
+    assert (sent.successes, sent.errors, sent.last_error) == (0, 0, "")
 
 
-def test_a_frozen_loop_is_told_until_it_answers(conversation: HeartbeatConversation) -> None:
+def test_a_loop_lag_is_reported_until_it_ends(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.observe_lag(1_000)
     assert conversation.beat()[0].loop_lag == ms_to_duration(1_000)
     conversation.heartbeat_state.observe_lag(0)
     assert not conversation.beat()[0].HasField("loop_lag")
 
 
-def test_many_changes_are_spread_over_heartbeats(conversation: HeartbeatConversation) -> None:
+def test_many_binding_changes_are_split_over_heartbeats(conversation: HeartbeatConversation) -> None:
     for number in range(BINDING_CHANGES_MAX + 50):
         conversation.heartbeat_state.bind(ActivityRef(f"a{number}"), conversation.now_ms)
     first, heartbeat_outcome = conversation.beat()
     assert len(first.bound_activities) == len(heartbeat_outcome.held) == BINDING_CHANGES_MAX
-    assert conversation.heartbeat_state.due_ms == conversation.now_ms, "somebody waits for the rest"
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms, "callers wait for the rest"
     second, heartbeat_outcome = conversation.beat()
     assert len(second.bound_activities) == len(heartbeat_outcome.held) == 50
 
 
-def test_changes_that_come_while_one_is_under_way_go_into_the_next(
+def test_changes_during_a_heartbeat_go_into_the_next_one(
     conversation: HeartbeatConversation,
 ) -> None:
     conversation.hold(A)
@@ -215,7 +215,7 @@ def test_changes_that_come_while_one_is_under_way_go_into_the_next(
     assert (names(after.bound_activities), names(after.unbound_activities)) == (["b"], ["a"])
 
 
-def test_what_ended_before_it_was_told_is_never_mentioned(conversation: HeartbeatConversation) -> None:
+def test_an_activity_unbound_before_it_was_sent_is_never_sent(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     conversation.heartbeat_state.unbind(A, conversation.now_ms)
     message, heartbeat_outcome = conversation.beat()
@@ -224,8 +224,8 @@ def test_what_ended_before_it_was_told_is_never_mentioned(conversation: Heartbea
     assert not heartbeat_outcome.held
 
 
-def test_what_is_bound_again_is_unbound_first(conversation: HeartbeatConversation) -> None:
-    """Both in one heartbeat would read as taken up and finished."""
+def test_an_activity_that_is_bound_again_is_unbound_first(conversation: HeartbeatConversation) -> None:
+    """Both changes in one heartbeat would mean that the activity was bound and finished."""
     conversation.hold(A)
     conversation.heartbeat_state.unbind(A, conversation.now_ms)
     conversation.heartbeat_state.bind(A, conversation.now_ms)
@@ -237,7 +237,7 @@ def test_what_is_bound_again_is_unbound_first(conversation: HeartbeatConversatio
     assert heartbeat_outcome.held == (A,)
 
 
-def test_what_is_bound_again_while_its_first_bind_is_under_way_is_unbound_first(
+def test_an_activity_bound_again_while_its_first_bind_is_in_flight_is_unbound_first(
     conversation: HeartbeatConversation,
 ) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
@@ -245,27 +245,31 @@ def test_what_is_bound_again_while_its_first_bind_is_under_way_is_unbound_first(
     conversation.heartbeat_state.unbind(A, conversation.now_ms)
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     assert not conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms).held, (
-        "that was the one that was given up"
+        "the reply is for the bind that was withdrawn"
     )
     assert names(conversation.beat()[0].unbound_activities) == ["a"]
     assert conversation.beat()[1].held == (A,)
 
 
-def test_what_was_handed_out_is_confirmed(conversation: HeartbeatConversation) -> None:
+def test_a_handed_out_activity_is_confirmed_in_the_next_heartbeat(
+    conversation: HeartbeatConversation,
+) -> None:
     assert conversation.heartbeat_state.accept(A, 1, conversation.now_ms) == (True, ())
     message, heartbeat_outcome = conversation.beat()
     assert names(message.bound_activities) == ["a"]
-    assert not heartbeat_outcome.held, "nobody waits for it"
+    assert not heartbeat_outcome.held, "no caller waits for it"
 
 
-def test_what_ended_on_the_server_is_not_unbound(conversation: HeartbeatConversation) -> None:
+def test_an_activity_that_ended_on_the_server_is_not_unbound(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
     conversation.beat()
     conversation.heartbeat_state.forget(A, conversation.now_ms)
     assert not conversation.beat()[0].unbound_activities
 
 
-def test_what_ended_before_it_was_confirmed_is_never_mentioned(conversation: HeartbeatConversation) -> None:
+def test_an_activity_that_ended_before_its_confirmation_is_never_sent(
+    conversation: HeartbeatConversation,
+) -> None:
     conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
     conversation.heartbeat_state.forget(A, conversation.now_ms)
     message, _ = conversation.beat()
@@ -273,8 +277,10 @@ def test_what_ended_before_it_was_confirmed_is_never_mentioned(conversation: Hea
     assert not message.unbound_activities
 
 
-def test_what_ended_while_being_confirmed_is_unbound(conversation: HeartbeatConversation) -> None:
-    """The confirmation may be applied after the end, and would bind it anew."""
+def test_an_activity_that_ended_during_its_confirmation_is_unbound(
+    conversation: HeartbeatConversation,
+) -> None:
+    """The confirmation may be applied after the end and would bind the activity again."""
     conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
     conversation.send()
     conversation.heartbeat_state.mark_reporting(A)
@@ -283,7 +289,9 @@ def test_what_ended_while_being_confirmed_is_unbound(conversation: HeartbeatConv
     assert names(conversation.beat()[0].unbound_activities) == ["a"]
 
 
-def test_what_is_ending_need_not_be_confirmed(conversation: HeartbeatConversation) -> None:
+def test_an_activity_whose_outcome_is_being_reported_is_not_confirmed(
+    conversation: HeartbeatConversation,
+) -> None:
     conversation.heartbeat_state.accept(A, 1, conversation.now_ms)
     conversation.heartbeat_state.mark_reporting(A)
     assert not conversation.beat()[0].bound_activities
@@ -291,8 +299,10 @@ def test_what_is_ending_need_not_be_confirmed(conversation: HeartbeatConversatio
     assert not conversation.beat()[0].unbound_activities
 
 
-def test_what_is_ending_is_still_held(conversation: HeartbeatConversation) -> None:
-    """Leaving it out of the whole set would read as given up without an outcome."""
+def test_an_activity_whose_outcome_is_being_reported_stays_in_the_full_set(
+    conversation: HeartbeatConversation,
+) -> None:
+    """Leaving it out of the full set would mean that it was dropped without an outcome."""
     conversation.hold(A)
     conversation.heartbeat_state.mark_reporting(A)
     conversation.beat(answer(resync=True))
@@ -301,7 +311,9 @@ def test_what_is_ending_is_still_held(conversation: HeartbeatConversation) -> No
     assert names(conversation.beat()[0].unbound_activities) == ["a"]
 
 
-def test_what_was_handed_out_in_an_earlier_lease_is_not_taken_up(conversation: HeartbeatConversation) -> None:
+def test_an_activity_handed_out_in_an_earlier_lease_is_not_accepted(
+    conversation: HeartbeatConversation,
+) -> None:
     conversation.beat(answer(2))
     assert conversation.heartbeat_state.accept(A, 1, conversation.now_ms) == (False, ())
     assert names(conversation.beat(answer(2))[0].unbound_activities) == ["a"]
@@ -316,10 +328,10 @@ def test_a_later_attempt_ends_the_earlier_one(conversation: HeartbeatConversatio
     assert [loss.ref for loss in losses] == [A]
 
 
-# -- fate unknown
+# -- unknown outcome
 
 
-def test_a_heartbeat_whose_fate_is_unknown_is_sent_again_unchanged(
+def test_a_heartbeat_without_a_reply_is_sent_again_unchanged(
     conversation: HeartbeatConversation,
 ) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
@@ -332,11 +344,11 @@ def test_a_heartbeat_whose_fate_is_unknown_is_sent_again_unchanged(
     assert again.SerializeToString() == first
     heartbeat_outcome = conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms)
     assert heartbeat_outcome.held == (A,)
-    assert heartbeat_outcome.sent_ms == sent_ms, "the first sending counts"
+    assert heartbeat_outcome.sent_ms == sent_ms, "the time of the first sending counts"
     assert names(conversation.beat()[0].bound_activities) == ["b"]
 
 
-def test_the_waits_between_sendings_grow_up_to_a_second(conversation: HeartbeatConversation) -> None:
+def test_the_backoff_between_retries_grows_up_to_a_second(conversation: HeartbeatConversation) -> None:
     waits = []
     for _ in range(8):
         conversation.send()
@@ -348,12 +360,12 @@ def test_the_waits_between_sendings_grow_up_to_a_second(conversation: HeartbeatC
     conversation.send()
     conversation.heartbeat_state.handle_no_reply(conversation.now_ms, 1.0)
     assert conversation.heartbeat_state.due_ms == conversation.now_ms + BACKOFF_MS[0], (
-        "an answer makes patient again"
+        "a reply resets the backoff"
     )
 
 
 @given(st.floats(0, 1))
-def test_the_waits_are_spread(jitter: float) -> None:
+def test_the_backoff_has_jitter(jitter: float) -> None:
     conversation = HeartbeatConversation()
     conversation.send()
     conversation.heartbeat_state.handle_no_reply(conversation.now_ms, jitter)
@@ -361,30 +373,30 @@ def test_the_waits_are_spread(jitter: float) -> None:
     assert BACKOFF_MS[0] // 2 <= conversation.heartbeat_state.due_ms <= BACKOFF_MS[0]
 
 
-def test_a_server_that_asks_for_time_gets_it(conversation: HeartbeatConversation) -> None:
+def test_the_retry_delay_of_the_server_is_honoured(conversation: HeartbeatConversation) -> None:
     conversation.refuse(refusal("RATE_LIMITED", retry_after_ms=700))
     assert conversation.heartbeat_state.due_ms == conversation.now_ms + 700
 
 
-def test_a_shard_that_is_away_is_asked_again(conversation: HeartbeatConversation) -> None:
+def test_an_unavailable_shard_is_retried(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     conversation.refuse(refusal("SHARD_UNAVAILABLE"))
     assert conversation.beat()[1].held == (A,)
 
 
-# -- answers
+# -- replies
 
 
-def test_a_new_epoch_takes_everything_held_in_the_old_one(conversation: HeartbeatConversation) -> None:
+def test_a_new_epoch_loses_all_attempts_of_the_old_one(conversation: HeartbeatConversation) -> None:
     conversation.hold(A)
     conversation.heartbeat_state.bind(B, conversation.now_ms)
     _, heartbeat_outcome = conversation.beat(answer(2))
     assert [loss.ref for loss in heartbeat_outcome.lost] == [A]
     assert all(loss.by_lease for loss in heartbeat_outcome.lost)
-    assert heartbeat_outcome.held == (B,), "it was bound in the new one"
+    assert heartbeat_outcome.held == (B,), "it was bound in the new epoch"
 
 
-def test_what_was_lost_is_unbound_when_its_body_has_ended(conversation: HeartbeatConversation) -> None:
+def test_a_lost_attempt_is_unbound_when_its_body_has_ended(conversation: HeartbeatConversation) -> None:
     conversation.hold(A)
     conversation.beat(answer(2, cancel=(A,)))
     assert not conversation.beat(answer(2, cancel=(A,)))[0].unbound_activities
@@ -392,28 +404,30 @@ def test_what_was_lost_is_unbound_when_its_body_has_ended(conversation: Heartbea
     assert names(conversation.beat(answer(2))[0].unbound_activities) == ["a"]
 
 
-def test_the_server_can_take_one_away(conversation: HeartbeatConversation) -> None:
+def test_the_server_can_cancel_one_attempt(conversation: HeartbeatConversation) -> None:
     conversation.hold(A, B)
     _, heartbeat_outcome = conversation.beat(answer(cancel=(A,)))
     assert [(loss.ref, loss.by_lease) for loss in heartbeat_outcome.lost] == [(A, False)]
     assert list(conversation.heartbeat_state.held) == [B.key]
 
 
-def test_what_nobody_here_knows_is_unbound_at_once(conversation: HeartbeatConversation) -> None:
+def test_the_cancellation_of_an_unknown_attempt_unbinds_it_at_once(
+    conversation: HeartbeatConversation,
+) -> None:
     _, heartbeat_outcome = conversation.beat(answer(cancel=(A,)))
     assert not heartbeat_outcome.lost
     assert names(conversation.beat()[0].unbound_activities) == ["a"]
 
 
-def test_a_bind_that_is_cancelled_in_the_same_answer_is_lost(conversation: HeartbeatConversation) -> None:
+def test_a_bind_that_is_cancelled_in_the_same_reply_is_lost(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     _, heartbeat_outcome = conversation.beat(answer(cancel=(A,)))
     assert not heartbeat_outcome.held
     assert [loss.ref for loss in heartbeat_outcome.lost] == [A]
 
 
-def test_a_repeated_answer_can_say_that_the_lease_is_over(conversation: HeartbeatConversation) -> None:
-    """It was applied, its answer got lost, the lease lapsed, and then it was sent again."""
+def test_a_repeated_heartbeat_can_report_that_the_lease_is_over(conversation: HeartbeatConversation) -> None:
+    """The heartbeat was applied, its reply was lost, the lease expired, and then it was sent again."""
     conversation.hold(A)
     conversation.heartbeat_state.bind(B, conversation.now_ms)
     _, heartbeat_outcome = conversation.beat(answer(1, state=WORKER_STATE_INACTIVE))
@@ -421,10 +435,10 @@ def test_a_repeated_answer_can_say_that_the_lease_is_over(conversation: Heartbea
     assert not heartbeat_outcome.lease_ms
     assert not heartbeat_outcome.held
     assert {loss.ref for loss in heartbeat_outcome.lost} == {A, B}
-    assert conversation.heartbeat_state.due_ms == conversation.now_ms, "the next begins a new lease"
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms, "the next heartbeat starts a new lease"
 
 
-def test_a_server_that_lacks_bindings_is_told_all_of_them_at_once(
+def test_a_resync_request_is_answered_with_the_full_set_at_once(
     conversation: HeartbeatConversation,
 ) -> None:
     conversation.hold(A, B)
@@ -436,22 +450,22 @@ def test_a_server_that_lacks_bindings_is_told_all_of_them_at_once(
     assert not conversation.beat()[0].full_bindings
 
 
-def test_orders_are_passed_on(conversation: HeartbeatConversation) -> None:
+def test_the_pause_order_is_passed_on(conversation: HeartbeatConversation) -> None:
     assert conversation.beat(answer(pause=True))[1].pause
 
 
 # -- refusals
 
 
-def test_a_stale_number_is_passed(conversation: HeartbeatConversation) -> None:
+def test_a_stale_sequence_number_is_raised_above_the_servers(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     conversation.refuse(refusal("STALE_HEARTBEAT", last_sequence="41"))
     message, heartbeat_outcome = conversation.beat()
     assert message.sequence == 42
-    assert heartbeat_outcome.held == (A,), "what it said is said again"
+    assert heartbeat_outcome.held == (A,), "the content is sent again"
 
 
-def test_a_full_worker_may_bind_no_more(conversation: HeartbeatConversation) -> None:
+def test_a_bind_above_the_quota_is_rejected(conversation: HeartbeatConversation) -> None:
     conversation.hold(A)
     conversation.heartbeat_state.bind(B, conversation.now_ms)
     conversation.heartbeat_state.count(successes=1)
@@ -462,11 +476,11 @@ def test_a_full_worker_may_bind_no_more(conversation: HeartbeatConversation) -> 
     assert not conversation.heartbeat_state.is_tracked(B.key)
     message, _ = conversation.beat()
     assert names(message.bound_activities) == ["a"]
-    assert message.full_bindings, "an earlier sending may have been applied all the same"
+    assert message.full_bindings, "an earlier sending may have been applied"
     assert message.successes == 1
 
 
-def test_an_invalid_bind_harms_nothing_else(conversation: HeartbeatConversation) -> None:
+def test_an_invalid_bind_does_not_affect_others(conversation: HeartbeatConversation) -> None:
     conversation.hold(A)
     conversation.heartbeat_state.bind(B, conversation.now_ms)
     heartbeat_outcome = conversation.refuse(refusal("INVALID_FIELD"))
@@ -476,18 +490,18 @@ def test_an_invalid_bind_harms_nothing_else(conversation: HeartbeatConversation)
 
 
 @pytest.mark.parametrize("reason", ["SESSION_SUPERSEDED", "WORKER_CLEANED_UP", "INVALID_FIELD"])
-def test_some_refusals_are_the_end(conversation: HeartbeatConversation, reason: str) -> None:
+def test_some_refusals_are_fatal(conversation: HeartbeatConversation, reason: str) -> None:
     heartbeat_outcome = conversation.refuse(refusal(reason))
     assert heartbeat_outcome.fatal is not None
     assert heartbeat_outcome.fatal.reason == reason
 
 
-def test_a_full_namespace_is_the_end_for_a_worker_that_never_was(conversation: HeartbeatConversation) -> None:
+def test_the_worker_quota_is_fatal_only_before_registration(conversation: HeartbeatConversation) -> None:
     assert HeartbeatConversation().refuse(refusal("WORKER_QUOTA_EXCEEDED")).fatal is not None
     assert conversation.refuse(refusal("WORKER_QUOTA_EXCEEDED")).fatal is None
 
 
-def test_under_a_new_key_binds_go_on_waiting(conversation: HeartbeatConversation) -> None:
+def test_a_restart_under_a_new_key_keeps_pending_binds(conversation: HeartbeatConversation) -> None:
     conversation.heartbeat_state.bind(A, conversation.now_ms)
     conversation.refuse(refusal("WORKER_CLEANED_UP"))
     conversation.heartbeat_state = conversation.heartbeat_state.restart(
@@ -498,22 +512,22 @@ def test_under_a_new_key_binds_go_on_waiting(conversation: HeartbeatConversation
     assert heartbeat_outcome.held == (A,)
 
 
-def test_giving_up_leaves_those_who_still_wait(conversation: HeartbeatConversation) -> None:
+def test_losing_all_attempts_keeps_pending_binds(conversation: HeartbeatConversation) -> None:
     conversation.hold(A)
     conversation.heartbeat_state.bind(B, conversation.now_ms)
     assert [loss.ref for loss in conversation.heartbeat_state.lose_all("too late")] == [A]
     assert conversation.beat()[1].held == (B,)
 
 
-def test_it_is_settled_when_everything_was_told(conversation: HeartbeatConversation) -> None:
-    def settled() -> bool:
+def test_the_state_is_flushed_when_all_changes_are_acknowledged(conversation: HeartbeatConversation) -> None:
+    def flushed() -> bool:
         return conversation.heartbeat_state.is_flushed
 
     conversation.hold(A)
-    assert settled()
+    assert flushed()
     conversation.heartbeat_state.unbind(A, conversation.now_ms)
-    assert not settled()
+    assert not flushed()
     conversation.send()
-    assert not settled()
+    assert not flushed()
     conversation.heartbeat_state.handle_reply(answer(), conversation.now_ms)
-    assert settled()
+    assert flushed()

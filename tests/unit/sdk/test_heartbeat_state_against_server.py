@@ -1,7 +1,8 @@
-"""The pulse and the server's own decisions, with a network between them that loses and repeats.
+"""The heartbeat state of the SDK and the server's decisions, over a network that loses and repeats messages.
 
-Whatever happens, once the network is good again and every body has ended or goes on undisturbed, both sides agree on what
-the worker holds; and at no time does the worker hold what the server has given away without being told so.
+When the network recovers and every body has ended or continues undisturbed, both sides agree on the bindings
+of the worker. At no time does the worker continue an attempt that the server has given away without being
+told.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
         self.in_flight: WorkerHeartbeat | None = None
         self.sent: dict[int, bytes] = {}
         self.delayed: list[WorkerHeartbeat] = []
-        """Copies that the network may still deliver."""
+        """Requests that the network may still deliver."""
         self.waiting: dict[AttemptKey, ActivityRef] = {}
         self.running: dict[AttemptKey, tuple[ActivityRef, int]] = {}
-        """Bodies, and the epoch under which they were told that they may run."""
+        """Running bodies, with the epoch of their binding."""
         self.ending: dict[AttemptKey, tuple[bool, ActivityRef]] = {}
-        """Bodies whose outcome the server was told, what it said, and nobody has heard yet."""
+        """Bodies whose outcome was reported: the server's answer, not yet delivered."""
         self.stopping: dict[AttemptKey, ActivityRef] = {}
-        """Bodies that were told to stop and have not."""
+        """Bodies that were told to stop and are still running."""
 
     # -- the program
 
@@ -118,7 +119,8 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
     @rule(data=st.data())
     def take_away(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.server.bound)))
-        # The server keeps one cancel per activity: that of a later attempt would end with the unbinding of an earlier.
+        # The server lists one cancellation per activity: the one of a later attempt would end when an earlier
+        # attempt is unbound.
         if key[:3] not in {other[:3] for other in self.server.to_cancel}:
             self.server.cancel(key)
 
@@ -128,7 +130,7 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
     @rule()
     def send(self) -> None:
         due_ms = self.heartbeat_state.due_ms
-        assert due_ms is not None, "nothing is under way, so something must be due some time"
+        assert due_ms is not None, "without a heartbeat in flight the next one must have a due time"
         self.now_ms = max(self.now_ms, due_ms)
         message = self.heartbeat_state.send(self.now_ms)
         self._check_shape(message)
@@ -162,23 +164,23 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
     @precondition(lambda self: self.delayed)
     @rule()
     def deliver_late(self) -> None:
-        """Long after the call was given up, its request arrives after all."""
+        """A request arrives long after its call timed out."""
         self.server.beat(self.delayed.pop())
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
-    def bodies_that_may_run_are_held_in_their_epoch(self) -> None:
+    def running_bodies_are_held_in_their_epoch(self) -> None:
         assert set(self.running) == set(self.heartbeat_state.held)
         assert all(epoch == self.heartbeat_state.held[key].epoch for key, (_, epoch) in self.running.items())
         assert all(epoch >= self.heartbeat_state.epoch for _, epoch in self.running.values())
 
     @invariant()
-    def no_number_ever_meant_two_things(self) -> None:
+    def no_sequence_number_is_used_for_two_messages(self) -> None:
         assert all(self.sent[number] == applied for number, applied in self.server.applied.items())
 
     def teardown(self) -> None:
-        """The network recovers, and bodies that were told to stop do."""
+        """Let the network recover and the stopping bodies end; then both sides must agree."""
         for key in list(self.ending):
             self._ended(key)
         for ref in self.stopping.values():
@@ -195,22 +197,22 @@ class HeartbeatStateAndServer(RuleBasedStateMachine):
                 break
         assert self.heartbeat_state.is_flushed
         assert self._agree()
-        assert not self.server.known.resync, "what the server asked for, it got"
+        assert not self.server.known.resync, "the server got the full set it asked for"
         assert not self.waiting, "every bind was answered"
 
     def _agree(self) -> bool:
-        unheard = {
+        unconfirmed = {
             AttemptKey(*id, self.server.known.bindings[id].attempt)
-            for id, heard in self.server.known.standing.handed.items()
-            if not heard
+            for id, confirmed in self.server.known.standing.handed.items()
+            if not confirmed
         }
-        # What was handed out and never heard of here is found by the server itself.
-        ours = set(self.heartbeat_state.held)
-        return ours <= self.server.bound <= ours | unheard and not self.server.to_cancel
+        # The server itself detects hand-outs that the worker never received.
+        held = set(self.heartbeat_state.held)
+        return held <= self.server.bound <= held | unconfirmed and not self.server.to_cancel
 
     def _check_shape(self, message: WorkerHeartbeat) -> None:
-        written = message.SerializeToString()
-        assert self.sent.setdefault(message.sequence, written) == written
+        serialised = message.SerializeToString()
+        assert self.sent.setdefault(message.sequence, serialised) == serialised
         assert max(self.sent) == message.sequence
         bound = {(ref.workflow_id, ref.attempt) for ref in message.bound_activities}
         unbound = {(ref.workflow_id, ref.attempt) for ref in message.unbound_activities}

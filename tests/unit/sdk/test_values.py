@@ -1,4 +1,4 @@
-"""The values that programs and the SDK hand each other."""
+"""The values that programs and the SDK exchange."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ refs = st.builds(
 
 
 @given(refs)
-def test_a_reference_survives_the_wire(ref: ActivityRef) -> None:
+def test_an_activity_reference_round_trips_through_proto(ref: ActivityRef) -> None:
     assert ref_from_proto(type(ref_to_proto(ref)).FromString(ref_to_proto(ref).SerializeToString())) == ref
 
 
-def test_an_attempt_that_is_not_given_is_the_first() -> None:
+def test_a_missing_attempt_number_means_the_first_attempt() -> None:
     message = ref_to_proto(ActivityRef("a"))
     message.attempt = 0
     assert ref_from_proto(message).attempt == 1
 
 
 @pytest.mark.parametrize("attempt", [0, -1, 2**31])
-def test_attempts_are_counted_from_one(attempt: int) -> None:
+def test_attempt_numbers_outside_their_range_are_refused(attempt: int) -> None:
     with pytest.raises(InvalidArgument):
         ActivityRef("a", attempt=attempt)
 
 
 @given(st.integers(0, 10**12))
-def test_milliseconds_survive_the_wire(ms: int) -> None:
+def test_milliseconds_round_trip_through_proto_durations(ms: int) -> None:
     assert duration_to_ms(ms_to_duration(ms)) == ms
 
 
-def test_seconds_may_come_as_numbers_and_as_timedeltas() -> None:
+def test_a_duration_may_be_a_number_of_seconds_or_a_timedelta() -> None:
     assert (
         duration_to_ms(to_duration(1.25))
         == duration_to_ms(to_duration(timedelta(milliseconds=1_250)))
@@ -59,23 +59,23 @@ def test_seconds_may_come_as_numbers_and_as_timedeltas() -> None:
 
 
 @pytest.mark.parametrize("span", [float("nan"), float("inf"), 1e300])
-def test_what_is_no_time_span_is_refused(span: float) -> None:
+def test_a_duration_that_is_not_finite_or_too_long_is_refused(span: float) -> None:
     with pytest.raises(InvalidArgument):
         to_duration(span)
 
 
-def test_a_part_of_a_millisecond_is_not_counted() -> None:
-    """A lease must not seem longer than it is."""
+def test_durations_are_rounded_down_to_milliseconds() -> None:
+    """A lease must not appear longer than it is."""
     span = ms_to_duration(5)
     span.nanos += 999_999
     assert duration_to_ms(span) == 5
 
 
-def test_a_later_attempt_has_the_greater_token() -> None:
+def test_a_later_attempt_or_epoch_has_the_greater_fencing_token() -> None:
     assert FencingToken(1, 9) < FencingToken(2, 1) < FencingToken(2, 2)
 
 
-def test_an_id_alone_names_an_activity_by_its_type() -> None:
+def test_a_plain_id_becomes_a_reference_named_after_the_activity_type() -> None:
     assert to_activity_ref("photo-17", "resize") == ActivityRef("photo-17", "-", "resize")
     assert to_activity_ref("photo-17") == ActivityRef("photo-17", "-", "-")
     ref = ActivityRef("order", "run", "charge", 3)
@@ -95,11 +95,11 @@ def test_an_id_alone_names_an_activity_by_its_type() -> None:
         (False, b"false"),
     ],
 )
-def test_what_a_handler_may_return(value: object, expected: bytes) -> None:
+def test_payloads_are_encoded_from_none_bytes_text_and_json_values(value: object, expected: bytes) -> None:
     assert encode_payload(value) == expected
 
 
-def test_what_json_cannot_tell_is_refused_by_name() -> None:
+def test_a_value_that_json_cannot_represent_is_refused_with_its_type() -> None:
     with pytest.raises(InvalidArgument, match="Event"):
         encode_payload(Event())
 
@@ -108,23 +108,23 @@ class Event:
     pass
 
 
-def test_every_state_has_a_name() -> None:
+def test_every_proto_activity_state_has_an_sdk_state() -> None:
     numbers = [number for number in activity_pb2.ActivityState.values() if number]
     assert ActivityState.UNKNOWN not in {state_from_proto(number) for number in numbers}
     assert state_from_proto(10_000) is ActivityState.UNKNOWN
 
 
-def test_zero_worker_deaths_are_not_the_same_as_none_said() -> None:
-    unsaid, never = (
+def test_zero_maximum_worker_deaths_differs_from_an_unset_value() -> None:
+    unset, zero = (
         retry_policy_to_proto(RetryPolicy()),
         retry_policy_to_proto(RetryPolicy(maximum_worker_deaths=0)),
     )
-    assert unsaid is not None
-    assert never is not None
-    assert not unsaid.HasField("maximum_worker_deaths")
-    assert never.HasField("maximum_worker_deaths")
+    assert unset is not None
+    assert zero is not None
+    assert not unset.HasField("maximum_worker_deaths")
+    assert zero.HasField("maximum_worker_deaths")
 
 
-def test_how_an_attempt_reads() -> None:
+def test_an_activity_reference_formats_as_readable_text() -> None:
     assert str(ActivityRef("photo-17")) == "activity photo-17 (attempt 1)"
     assert str(ActivityRef("order", "run", "charge", 3)) == "activity order/run/charge (attempt 3)"

@@ -1,4 +1,4 @@
-"""Replies that are put together from bytes equal what protobuf itself writes."""
+"""Replies assembled from cached bytes equal the messages that protobuf serialises."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ moments = st.integers(0, 4_102_444_800_000)
 
 
 @given(st.lists(st.tuples(st.sampled_from(HeartbeatOutcome), workers, moments), max_size=20))
-def test_each_reply_says_what_the_message_would_say(
+def test_a_built_reply_equals_the_serialised_message(
     cases: list[tuple[HeartbeatOutcome, Worker, int]],
 ) -> None:
-    made = reply_builders.ReplyBuilder(Random(1))
+    builder = reply_builders.ReplyBuilder(Random(1))
     for outcome, given_worker, wall_ms in cases:
-        said = HeartbeatResult.FromString(made.build(outcome, given_worker, 50, wall_ms))
+        reply = HeartbeatResult.FromString(builder.build(outcome, given_worker, 50, wall_ms))
         expected = wire.heartbeat_result(outcome, given_worker, now_ms=50, wall_ms=wall_ms, jitter=0.33)
-        share = said.next_heartbeat_after.ToNanoseconds() / (given_worker.granted_ms * 1_000_000)
+        share = reply.next_heartbeat_after.ToNanoseconds() / (given_worker.granted_ms * 1_000_000)
         assert 0.299 < share < 0.367
-        said.ClearField("next_heartbeat_after")
+        reply.ClearField("next_heartbeat_after")
         expected.ClearField("next_heartbeat_after")
-        assert said == expected
+        assert reply == expected
 
 
 errors = st.sampled_from(
@@ -80,18 +80,18 @@ errors = st.sampled_from(
 @given(
     st.lists(st.one_of(st.tuples(st.sampled_from(HeartbeatOutcome), workers), errors), max_size=20), moments
 )
-def test_items_joined_are_the_batchs_response(
+def test_joined_items_equal_the_serialised_batch_response(
     cases: list[tuple[HeartbeatOutcome, Worker] | LivenessError], wall_ms: int
 ) -> None:
-    """Short and long results and refusals, in order."""
-    made = reply_builders.ItemReplyBuilder(Random(1))
+    """Short results, long results and refusals keep their order."""
+    builder = reply_builders.ItemReplyBuilder(Random(1))
     parts, expected = [], RecordWorkerHeartbeatsResponse()
     for case in cases:
         if isinstance(case, LivenessError):
             parts.append(reply_builders.refused_item(case))
             expected.items.add().status.CopyFrom(status_of(case))
         else:
-            parts.append(made.build(*case, 50, wall_ms))
+            parts.append(builder.build(*case, 50, wall_ms))
             result = wire.heartbeat_result(*case, now_ms=50, wall_ms=wall_ms, jitter=0.33)
             expected.items.add().result.CopyFrom(result)
     response = RecordWorkerHeartbeatsResponse.FromString(b"".join(parts))
@@ -101,10 +101,10 @@ def test_items_joined_are_the_batchs_response(
     assert response == expected
 
 
-def test_workers_of_one_batch_are_asked_to_come_back_at_different_times() -> None:
-    made = reply_builders.ItemReplyBuilder(Random(1))
+def test_workers_of_one_batch_get_different_times_for_the_next_heartbeat() -> None:
+    builder = reply_builders.ItemReplyBuilder(Random(1))
     parts = [
-        made.build_renewal(worker(epoch=1, granted_ms=30_000), 1_000)
+        builder.build_renewal(worker(epoch=1, granted_ms=30_000), 1_000)
         for _ in range(reply_builders.ITEM_JITTERS)
     ]
     response = RecordWorkerHeartbeatsResponse.FromString(b"".join(parts))
@@ -112,9 +112,9 @@ def test_workers_of_one_batch_are_asked_to_come_back_at_different_times() -> Non
     assert len(after) == reply_builders.ITEM_JITTERS
 
 
-def test_many_different_terms_are_not_all_kept() -> None:
-    made = reply_builders.ReplyBuilder(Random(1))
+def test_the_caches_of_a_builder_are_bounded() -> None:
+    builder = reply_builders.ReplyBuilder(Random(1))
     for number in range(reply_builders.CACHED_PARTS_MAX + 10):
-        made.build_renewal(worker(epoch=number + 1, granted_ms=1_000 + number), 1_000)
-    assert len(made._terms) <= reply_builders.CACHED_PARTS_MAX
-    assert len(made._jitters) <= reply_builders.CACHED_PARTS_MAX
+        builder.build_renewal(worker(epoch=number + 1, granted_ms=1_000 + number), 1_000)
+    assert len(builder._terms) <= reply_builders.CACHED_PARTS_MAX
+    assert len(builder._jitters) <= reply_builders.CACHED_PARTS_MAX

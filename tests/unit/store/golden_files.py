@@ -1,4 +1,4 @@
-"""The files in `golden`, version by version, beside what they mean."""
+"""The files in `golden` by version, with the values they decode to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARD = 5
 
 
 class Version(NamedTuple):
-    """What the files of one version mean."""
+    """The values that the files of one version decode to."""
 
     name: str
     meaning: list[LogEntry]

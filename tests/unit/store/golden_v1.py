@@ -1,4 +1,4 @@
-"""What the rows of version 1 in `golden` mean, and what state they lead to. Frozen, as they are."""
+"""The values and states that the golden rows of version 1 decode to. Frozen."""
 
 from __future__ import annotations
 

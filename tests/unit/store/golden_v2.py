@@ -1,6 +1,6 @@
-"""What the rows of version 2 in `golden` mean, and what state they lead to: every kind of event, every field in use.
+"""The values and states that the golden rows of version 2 decode to: every kind of event, every field in use.
 
-Two workers of namespace orders and one that is forgotten; activities of workflow order-8 in every end there is.
+Two workers of namespace orders and a forgotten one; activities of workflow order-8 in every final state.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def log() -> list[LogEntry]:
     activity(4_100, ActivityStarted(**held("resize", "worker-1", 1, 3, 4_100), verify_ms=14_100))
     activity(4_200, ActivityCompleted(**held("resize", "worker-1", 1, 3, 4_200), result=b"\x00\xffresult"))
 
-    # crop is given back, fails for good and is given a fresh start.
+    # crop is given back, fails finally and is retried by an operator.
     activity(5_000, ActivityScheduled(
         **of("crop"), activity_type="", task_queue="bilder", input=b"", retry=Retry(), at_ms=5_000, due_ms=5_000
     ))
@@ -165,7 +165,7 @@ def log() -> list[LogEntry]:
     activity(6_600, ActivityStarted(**held("hold", "worker-1", 1, 1, 6_600), verify_ms=16_600))
     worker("worker-1", 6_600, ActivityHanded(activity=bound("hold", 1)))
 
-    # worker-1 restarts, keeps what it holds, and is paused, drained and attached; worker-2 comes back.
+    # worker-1 restarts, keeps its bindings, and is paused, drained and attached; worker-2 is resurrected.
     worker("worker-1", 7_000, SessionReplaced(**activation(
         session_id="session-b", epoch=2, at_ms=7_000, granted_ms=9_000, bindings=(bound("hold", 1),),
         profile=PROFILE, status=WorkerStatus.RUNNING, last_error="none", successes=7, errors=2, loop_lag_ms=20,

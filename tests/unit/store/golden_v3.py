@@ -1,4 +1,4 @@
-"""What the rows of version 3 in `golden` mean: those of version 2, and why a worker died."""
+"""The values that the golden rows of version 3 decode to: those of version 2 with death certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of version 4 in `golden` mean: those of version 3, and that a storm had held the lease."""
+"""The values that the golden rows of version 4 decode to: those of version 3 with the storm hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and a shard's owner for tests of the store."""
+"""Sample values, and a shard owner, for tests of the store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def key(name: str = "worker-1", namespace: str = NAMESPACE) -> WorkerKey:
 
 
 def described(text: str = "") -> WorkerDescribed:
-    """An event with a row of its own and nothing to it."""
+    """A minimal event that is stored as its own row."""
     return WorkerDescribed(profile=NO_PROFILE, status=WorkerStatus.RUNNING, last_error=text)
 
 
@@ -90,7 +90,7 @@ def activity(
     workflow_id: str = "workflow",
     **fields: Any,
 ) -> tuple[ActivityKey, Activity]:
-    """One that is handed out here; it is held by worker-1 if its state says that somebody holds it."""
+    """An activity that this service hands out; STARTED ones are held by worker-1."""
     id = ActivityId(workflow_id, "run", name)
     if state is ActivityState.STARTED:
         fields = {"worker": "worker-1", "epoch": 1} | fields
@@ -99,7 +99,7 @@ def activity(
 
 
 class About(NamedTuple):
-    """An event and whom it is about."""
+    """An event and the worker or workflow it is about."""
 
     event: Event | RenewalBatch
     worker: WorkerKey | None = None
@@ -109,7 +109,7 @@ class About(NamedTuple):
 
 
 class Owner:
-    """A shard's owner as the store sees it: it knows its epoch and its head, and builds on them."""
+    """The owner of a shard as the store sees it: it knows its epoch and head and commits after them."""
 
     def __init__(self, store: SqlStore, image: ShardSnapshot) -> None:
         self.store = store
@@ -135,7 +135,7 @@ class Owner:
         checkpoint: list[RenewalState] | None = None,
         **changes: Any,
     ) -> ShardCommit:
-        """The next commit, not yet committed. Rows of workers are as of its last event."""
+        """Build the next commit without writing it. Worker rows carry the sequence of its last event."""
         entries = [
             LogEntry(
                 self.head + index,

@@ -1,4 +1,4 @@
-"""Whatever is stored is read back as it was: the same value of the same type."""
+"""Every stored value is decoded to an equal value of the same type."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ maybe_text = st.none() | strategies.text
 
 
 def types_within(value: Any) -> Any:
-    """A value's shape by types, since 1 == 1.0 == True would hide a change."""
+    """Return the types within a value, because 1 == 1.0 == True would hide a change."""
     if isinstance(value, tuple | list):
         return type(value), [types_within(part) for part in value]
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def types_within(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
-def test_an_event_of_each_kind_survives(kind: type) -> None:
+def test_an_event_of_each_kind_round_trips(kind: type) -> None:
     @given(
         event=strategies.event_kinds[kind],
         shard_id=st.integers(0, 2**31 - 1),
@@ -54,18 +54,18 @@ def test_an_event_of_each_kind_survives(kind: type) -> None:
         wall_ms=strategies.times,
         observed_ms=strategies.times,
     )
-    def survives(event: Event, shard_id: int, **index: Any) -> None:
+    def round_trips(event: Event, shard_id: int, **index: Any) -> None:
         entry = LogEntry(event=event, **index)
         decoded = codec.decode_entry(codec.encode_entry(shard_id, entry))
         assert decoded == entry
         assert types_within(decoded) == types_within(entry)
 
-    survives()
+    round_trips()
 
 
 @pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
-def test_the_strategies_leave_no_field_at_its_default(kind: type) -> None:
-    """Or a field that is not stored would be read back as it was."""
+def test_the_strategies_vary_every_field_with_a_default(kind: type) -> None:
+    """Otherwise a field that is not stored would still equal its default when decoded."""
     for field in dataclasses.fields(kind):
         if field.default is not dataclasses.MISSING:
             find(
@@ -75,21 +75,21 @@ def test_the_strategies_leave_no_field_at_its_default(kind: type) -> None:
             )
 
 
-def test_there_is_a_strategy_for_every_kind_of_event() -> None:
+def test_every_kind_of_event_has_a_strategy() -> None:
     stored = {kind for kind in get_args(Event) if kind is not LeaseRenewed}
     assert set(strategies.event_kinds) == stored
     assert set(codec.EVENT_KINDS) == {"LeasesRenewed"} | {kind.__name__ for kind in stored}
 
 
 @given(rows=st.lists(st.tuples(strategies.counts, strategies.renewed), min_size=1, max_size=50))
-def test_packed_renewals_survive_in_order(rows: list[tuple[int, LeaseRenewed]]) -> None:
+def test_packed_renewals_round_trip_in_order(rows: list[tuple[int, LeaseRenewed]]) -> None:
     packed = RenewalBatch([number for number, _ in rows], [renewal for _, renewal in rows])
     entry = LogEntry(1, None, None, None, 0, 0, packed)
     assert codec.decode_entry(codec.encode_entry(0, entry)).event == packed
 
 
 @given(strategies.workers)
-def test_a_worker_survives(worker: Worker) -> None:
+def test_a_worker_round_trips(worker: Worker) -> None:
     decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
     assert decoded == worker
     assert types_within(plain(decoded)) == types_within(plain(worker))
@@ -100,7 +100,7 @@ def test_a_worker_survives(worker: Worker) -> None:
 
 
 def plain(worker: Worker) -> Worker:
-    """With dictionaries in place of read-only views of them, and a profile in place of the smaller form of it."""
+    """Replace read-only views by dictionaries and the compact profile by a full one."""
     return worker._replace(
         profile=full_profile(worker.profile),
         bindings=dict(worker.bindings),
@@ -110,20 +110,20 @@ def plain(worker: Worker) -> Worker:
 
 
 @given(strategies.workers)
-def test_a_worker_read_back_cannot_be_changed_in_place(worker: Worker) -> None:
+def test_a_decoded_worker_is_immutable(worker: Worker) -> None:
     decoded = codec.decode_worker(worker.number, int(worker.state), codec.encode_worker(worker))
     for view in (decoded.bindings, decoded.lost, decoded.standing.handed):
         assert isinstance(view, MappingProxyType)
 
 
-def test_workers_of_whom_nothing_is_ordered_share_one_standing() -> None:
+def test_a_worker_without_orders_stores_no_standing() -> None:
     stored = codec.encode_worker(WORKER)
-    assert "standing" not in json.loads(stored), "nor do they take place in the store"
+    assert "standing" not in json.loads(stored), "an empty standing is not stored"
     assert codec.decode_worker(1, 1, stored).standing is NO_STANDING
 
 
 @given(strategies.activities)
-def test_an_activity_survives(activity: Activity) -> None:
+def test_an_activity_round_trips(activity: Activity) -> None:
     stored = codec.encode_activity(activity)
     decoded = codec.decode_activity(
         activity.id, int(activity.state), activity.task_queue, activity.worker, stored
@@ -133,7 +133,7 @@ def test_an_activity_survives(activity: Activity) -> None:
 
 
 @given(strategies.bound_activities)
-def test_a_bound_activity_survives(activity: BoundActivity) -> None:
+def test_a_bound_activity_round_trips(activity: BoundActivity) -> None:
     decoded = codec.decode_bound_activity(codec.encode_bound_activity(activity))
     assert decoded == activity
     assert types_within(decoded) == types_within(activity)
@@ -151,24 +151,24 @@ renewal_states = st.builds(
 
 
 @given(st.lists(renewal_states, max_size=10))
-def test_a_checkpoints_pulses_survive(given_pulses: list[RenewalState]) -> None:
-    decoded = codec.decode_renewal_states(codec.encode_renewal_states(given_pulses))
-    assert decoded == given_pulses
-    assert types_within(decoded) == types_within(given_pulses)
+def test_renewal_states_of_a_checkpoint_round_trip(given_states: list[RenewalState]) -> None:
+    decoded = codec.decode_renewal_states(codec.encode_renewal_states(given_states))
+    assert decoded == given_states
+    assert types_within(decoded) == types_within(given_states)
 
 
 @given(strategies.settings)
-def test_settings_survive(overrides: dict[str, float]) -> None:
+def test_settings_round_trip(overrides: dict[str, float]) -> None:
     assert codec.decode_settings(codec.encode_settings(overrides)) == overrides
 
 
 @given(st.lists(strategies.numbers, max_size=4).map(tuple))
-def test_take_over_times_survive(times: tuple[int, ...]) -> None:
+def test_take_over_times_round_trip(times: tuple[int, ...]) -> None:
     assert codec.decode_takeovers(codec.encode_takeovers(times)) == times
 
 
 @given(st.text())
-def test_text_from_anywhere_becomes_text_that_databases_take(text: str) -> None:
+def test_unstorable_characters_in_text_are_replaced(text: str) -> None:
     stored = codec.replace_unstorable(text)
     stored.encode()
     assert "\0" not in stored
@@ -176,12 +176,12 @@ def test_text_from_anywhere_becomes_text_that_databases_take(text: str) -> None:
 
 
 @given(strategies.text.filter(lambda text: "\0" not in text))
-def test_text_that_databases_take_is_kept_as_it_is(text: str) -> None:
+def test_storable_text_is_not_changed(text: str) -> None:
     assert codec.replace_unstorable(text) == text
 
 
 @pytest.mark.parametrize("kind", strategies.event_kinds, ids=lambda kind: kind.__name__)
-def test_an_event_is_described_with_every_part_named(kind: type) -> None:
+def test_the_json_of_an_event_names_every_field(kind: type) -> None:
     @given(strategies.event_kinds[kind])
     def described(event: Event) -> None:
         names = set(json.loads(codec.event_to_json(event)))
@@ -205,7 +205,7 @@ def test_payloads_are_readable_json() -> None:
 
 
 def test_the_largest_certificate_is_still_small() -> None:
-    """A namespace's whole fleet may die at once."""
+    """All workers of a namespace may die at once."""
     name = '"' * IDENTIFIER_BYTES_MAX
     profile = NO_PROFILE._replace(host_name=name, build_id=name, task_queue=name)
     worker = WORKER._replace(session_id=name, epoch=2**63 - 1, granted_ms=2**53, profile=profile)
@@ -237,8 +237,8 @@ def test_an_ordinary_certificate_is_a_few_hundred_bytes() -> None:
     assert len(codec.encode_entry(0, LogEntry(1, "n", "w", None, 0, 0, event)).payload) < 600
 
 
-def test_a_seal_never_changes() -> None:
-    """Rows that were sealed by every earlier version, on every version of Python, must go on fitting theirs."""
+def test_the_checksum_format_never_changes() -> None:
+    """Rows written by every earlier release and Python version must still verify."""
     sealed = '{"a":1} \r\t \t \n\n\r\t \r\t\r\r\r'
     assert codec.add_checksum('{"a":1}', "orders", "wörker", 7) == sealed
     codec.verify_checksum(sealed, "workers", "orders", "wörker", 7)
@@ -246,7 +246,7 @@ def test_a_seal_never_changes() -> None:
         codec.verify_checksum(sealed, "workers", "orders", "wörker", 8)
 
 
-def test_no_flipped_bit_makes_a_sealed_row_look_like_one_without_a_seal() -> None:
+def test_no_flipped_bit_makes_a_row_look_like_one_without_a_checksum() -> None:
     sealed = codec.add_checksum('{"a":1}', "orders", "worker", 7).encode()
     for index in range(len(sealed)):
         for bit in range(8):
@@ -256,8 +256,8 @@ def test_no_flipped_bit_makes_a_sealed_row_look_like_one_without_a_seal() -> Non
                 codec.verify_checksum(damaged.decode("latin-1"), "workers", "orders", "worker", 7)
 
 
-def test_many_rows_are_sealed_as_each_would_be() -> None:
-    alike = ("kind", "örders", "worker", 3, 1, 1_750_000_000_000)
-    sealer = codec.ChecksumWriter(*alike)
+def test_a_checksum_writer_gives_the_same_checksums_as_single_rows() -> None:
+    common_columns = ("kind", "örders", "worker", 3, 1, 1_750_000_000_000)
+    writer = codec.ChecksumWriter(*common_columns)
     for shard_id in (0, 63, 4_095):
-        assert sealer.add_checksum("[1]", shard_id) == codec.add_checksum("[1]", shard_id, *alike)
+        assert writer.add_checksum("[1]", shard_id) == codec.add_checksum("[1]", shard_id, *common_columns)

@@ -1,6 +1,7 @@
-"""Rows that earlier versions wrote are read back by every later version, and lead to the same state.
+"""Every version decodes the rows of earlier versions and folds them to the same state.
 
-The files in `golden` are frozen; see the README beside them. What they mean is said in `golden_v1` to `golden_v4`.
+The files in `golden` are frozen; see the README beside them. Their decoded values are in `golden_v1` to
+`golden_v4`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ every_version = pytest.mark.parametrize("version", VERSIONS, ids=lambda version:
 
 
 @pytest.mark.parametrize(("version", "index"), ROWS)
-def test_a_golden_row_means_what_it_always_meant(version: Version, index: int) -> None:
+def test_a_golden_row_decodes_to_its_recorded_value(version: Version, index: int) -> None:
     assert decode_entry(version.rows()[index]) == version.meaning[index]
 
 
 @every_version
-def test_no_golden_row_is_without_a_meaning(version: Version) -> None:
+def test_every_golden_row_has_a_recorded_value(version: Version) -> None:
     assert len(version.rows()) == len(version.meaning)
 
 
@@ -71,7 +72,7 @@ def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> N
 
 
 @every_version
-def test_golden_projections_mean_what_they_always_meant(version: Version) -> None:
+def test_golden_projections_decode_to_their_recorded_values(version: Version) -> None:
     forms = version.forms()
     for name, worker in version.stored_workers.items():
         assert worker is not None
@@ -83,18 +84,18 @@ def test_golden_projections_mean_what_they_always_meant(version: Version) -> Non
     assert codec.decode_renewal_states(forms.pop("pulses")) == version.renewal_states
     assert codec.decode_settings(forms.pop("settings")) == version.settings
     assert codec.decode_takeovers(forms.pop("take_overs")) == version.take_overs
-    assert forms == {}, "none is without a meaning"
+    assert forms == {}, "every stored form has a recorded value"
 
 
-# -- writing, as the newest version does
+# -- writing in the newest version
 
 
 def test_every_kind_of_event_has_a_golden_row() -> None:
     assert {row.kind for row in NEWEST.rows()} == set(codec.EVENT_KINDS)
 
 
-def test_every_field_with_a_default_has_another_value_in_some_golden_row() -> None:
-    """Or how it is stored would not be shown."""
+def test_every_field_with_a_default_differs_from_it_in_some_golden_row() -> None:
+    """Otherwise the golden rows would not show how the field is stored."""
     shown: dict[tuple[str, str], bool] = {}
     for entry in NEWEST.meaning:
         if dataclasses.is_dataclass(entry.event):
@@ -107,14 +108,14 @@ def test_every_field_with_a_default_has_another_value_in_some_golden_row() -> No
 
 @pytest.mark.parametrize("index", range(len(NEWEST.meaning)), ids=lambda index: f"row {index + 1}")
 def test_this_version_still_writes_golden_rows(index: int) -> None:
-    """So that the version before reads what this one writes, until a new payload version says otherwise."""
+    """The previous version must read the rows of this one until a new payload version says otherwise."""
     assert encode_entry(SHARD, NEWEST.meaning[index]) == NEWEST.rows()[index]
 
 
-def test_a_version_that_knows_of_no_certificates_reads_deaths_as_it_always_did() -> None:
+def test_a_version_without_certificates_still_reads_deaths() -> None:
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     class Deactivated:
-        """As it was."""
+        """The event before certificates existed."""
 
         reason: InactiveReason
         detail: str
@@ -152,8 +153,8 @@ def written_forms(version: Version) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["worker", "tombstone"])
-def test_projections_of_version_1_are_still_written_as_they_were(name: str) -> None:
-    """Nothing is added for a worker that has nothing new about it."""
+def test_projections_of_version_1_are_still_written_unchanged(name: str) -> None:
+    """A worker without newer features stores no newer fields."""
     worker = VERSIONS[0].stored_workers[name]
     assert worker is not None
     assert codec.encode_worker(worker) == VERSIONS[0].forms()[name]

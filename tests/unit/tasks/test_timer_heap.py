@@ -1,4 +1,4 @@
-"""The heap against a plain dictionary: at any time, who is due and in which order."""
+"""The timer heap compared with a plain dictionary: due entries and their order."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class HeapAgainstDictionary(RuleBasedStateMachine):
         while (key := self.heap.pop_due(now_ms)) is not None:
             assert isinstance(key, WorkerKey)
             popped.append((self.due.pop(key), key))
-        assert popped == sorted(popped), "the earliest first"
-        assert all(due_ms <= now_ms for due_ms, _ in popped), "nobody early"
-        assert all(due_ms > now_ms for due_ms in self.due.values()), "nobody forgotten"
+        assert popped == sorted(popped), "earliest first"
+        assert all(due_ms <= now_ms for due_ms, _ in popped), "none early"
+        assert all(due_ms > now_ms for due_ms in self.due.values()), "none forgotten"
 
     @invariant()
     def one_live_entry_each(self) -> None:
@@ -57,10 +57,10 @@ def test_only_the_last_deadline_of_a_worker_counts(armed: list[tuple[WorkerKey, 
     popped = []
     while (due := heap.pop_due(100)) is not None:
         popped.append(due)
-    assert sorted(popped) == sorted(dict(armed)), "each once"
+    assert sorted(popped) == sorted(dict(armed)), "each worker once"
 
 
-def test_a_deadline_moved_over_and_over_takes_bounded_room() -> None:
+def test_a_deadline_moved_many_times_takes_bounded_memory() -> None:
     heap = TimerHeap()
     for due_ms in range(3 * timer_heap.DEAD_ENTRIES_MAX):
         heap.arm(WorkerKey("n", "w"), due_ms)
@@ -69,7 +69,7 @@ def test_a_deadline_moved_over_and_over_takes_bounded_room() -> None:
     assert heap.pop_due(3 * timer_heap.DEAD_ENTRIES_MAX) is None
 
 
-def test_a_timer_is_due_at_its_very_millisecond() -> None:
+def test_a_timer_is_due_exactly_at_its_deadline() -> None:
     heap = TimerHeap()
     heap.arm(WorkerKey("n", "w"), 100)
     assert heap.pop_due(99) is None

@@ -1,4 +1,4 @@
-"""The last half hour, whatever the wall clock does."""
+"""The ring keeps the samples of the last half hour, whatever the wall clock does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_samples_are_taken_at_even_seconds() -> None:
     ]
 
 
-def test_a_row_is_found_by_its_time_and_by_no_other() -> None:
+def test_a_sample_is_found_only_by_its_own_time() -> None:
     ring = SampleRing(1, 3)
     ring.put(NOW_MS, [1, 2, 3])
     found = ring.get(NOW_MS)
@@ -27,7 +27,7 @@ def test_a_row_is_found_by_its_time_and_by_no_other() -> None:
     assert ring.get(NOW_MS - INTERVAL_MS * SLOTS) is None
 
 
-def test_half_an_hour_is_kept_and_no_more() -> None:
+def test_the_ring_keeps_exactly_half_an_hour() -> None:
     ring = SampleRing(1, 1)
     for number in range(SLOTS + 5):
         ring.put(NOW_MS + number * INTERVAL_MS, [number])
@@ -35,14 +35,14 @@ def test_half_an_hour_is_kept_and_no_more() -> None:
     assert kept == list(range(5, SLOTS + 5))
 
 
-def test_at_the_same_time_again_states_are_replaced_and_counts_added_up() -> None:
+def test_a_second_sample_at_the_same_time_replaces_gauges_and_adds_counters() -> None:
     ring = SampleRing(1, 2)
     ring.put(NOW_MS, [5, 10])
     ring.put(NOW_MS, [6, 1])
     assert list(ring.get(NOW_MS) or ()) == [6, 11]
 
 
-def test_a_number_too_large_is_the_largest_that_there_is() -> None:
+def test_a_value_above_the_maximum_is_capped() -> None:
     ring = SampleRing(0, 1)
     ring.put(NOW_MS, [2**40])
     assert list(ring.get(NOW_MS) or ()) == [VALUE_MAX]

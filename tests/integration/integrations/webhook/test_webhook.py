@@ -1,4 +1,4 @@
-"""Reschedules for another engine: what it receives, what counts as received, and what happens to the rest."""
+"""Reschedules sent to another engine: the request, the accepted answers, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.integration.server.server_harness import NAMESPACE, ServerHarness
 SECRET = "correct horse battery staple"
 NOW_S = 1_750_000_000
 TIMEOUT_S = 10
-"""Far more than anything here takes, and less than what a sink is given."""
+"""Far longer than any test needs, and shorter than the delivery time-out of the queue."""
 RECEIVER_IN_THE_DOCS = Path(__file__).parents[4] / "docs" / "webhook.md"
 
 ACTIVITY = Activity(
@@ -72,16 +72,16 @@ class Request(NamedTuple):
 
 
 class Receiver:
-    """Another engine: a real HTTP server that keeps what it got."""
+    """Another engine: a real HTTP server that records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.answer: Callable[[BaseHTTPRequestHandler], None] = answering(204)
-        self.let_go = threading.Event()
+        self.released = threading.Event()
         self.url = ""
 
     def hang(self, handler: BaseHTTPRequestHandler) -> None:
-        self.let_go.wait(TIMEOUT_S)
+        self.released.wait(TIMEOUT_S)
 
 
 def answering(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
@@ -133,7 +133,7 @@ def receiving(port: int = 0, tls: SSLContext | None = None) -> Iterator[Receiver
         try:
             yield receiver
         finally:
-            receiver.let_go.set()
+            receiver.released.set()
 
 
 @pytest.fixture
@@ -158,10 +158,10 @@ async def failure(sink: WebhookSink) -> str:
     return str(caught.value)
 
 
-# -- what is sent
+# -- requests
 
 
-async def test_everything_that_the_other_engine_needs_arrives(receiver: Receiver) -> None:
+async def test_a_delivery_contains_everything_the_other_engine_needs(receiver: Receiver) -> None:
     await deliver(sink_to(receiver.url + "/hooks?team=a%20b"))
     (request,) = receiver.requests
     assert request.path == "/hooks?team=a%20b"
@@ -182,13 +182,13 @@ async def test_everything_that_the_other_engine_needs_arrives(receiver: Receiver
     }
 
 
-async def test_a_url_without_a_path_is_its_root(receiver: Receiver) -> None:
+async def test_a_url_without_a_path_is_sent_to_the_root(receiver: Receiver) -> None:
     await deliver(sink_to(receiver.url))
     await deliver(sink_to(receiver.url + "?a=b"))
     assert [request.path for request in receiver.requests] == ["/", "/?a=b"]
 
 
-async def test_a_large_input_arrives_whole(receiver: Receiver) -> None:
+async def test_a_large_input_is_delivered_completely(receiver: Receiver) -> None:
     large = ACTIVITY._replace(input=bytes(range(256)) * 20_000)
     await sink_to(receiver.url).deliver(KEY, large, TASK)
     (request,) = receiver.requests
@@ -196,7 +196,7 @@ async def test_a_large_input_arrives_whole(receiver: Receiver) -> None:
     assert request.verifies()
 
 
-async def test_a_repeated_delivery_has_the_same_id_and_a_signature_of_its_own_time(
+async def test_a_repeated_delivery_has_the_same_id_and_a_new_signature(
     receiver: Receiver,
 ) -> None:
     clock = ManualClock(NOW_S * 1_000)
@@ -222,7 +222,7 @@ def loss(cut: tuple[str, ...], attempt: int, epoch: int) -> ActivityRescheduleTa
 
 @st.composite
 def losses_of_one_text(draw: st.DrawFn) -> tuple[ActivityRescheduleTask, ActivityRescheduleTask]:
-    """Names that would be hard to tell apart if they were joined."""
+    """Two losses whose names would be ambiguous if they were joined."""
     text = draw(st.text(alphabet='1",[]\\/ ä', max_size=6))
 
     def cut() -> tuple[str, ...]:
@@ -234,7 +234,7 @@ def losses_of_one_text(draw: st.DrawFn) -> tuple[ActivityRescheduleTask, Activit
 
 
 @given(losses_of_one_text())
-def test_two_deliveries_share_an_id_only_if_they_are_the_same_loss(
+def test_two_deliveries_have_the_same_id_only_for_the_same_loss(
     losses: tuple[ActivityRescheduleTask, ActivityRescheduleTask],
 ) -> None:
     one, other = losses
@@ -242,14 +242,14 @@ def test_two_deliveries_share_an_id_only_if_they_are_the_same_loss(
     assert re.fullmatch("[0-9a-f]{64}", delivery_id(one))
 
 
-def test_how_an_attempt_was_lost_does_not_change_the_id() -> None:
+def test_the_delivery_id_does_not_depend_on_how_the_attempt_was_lost() -> None:
     assert delivery_id(TASK._replace(died=False)) == delivery_id(TASK)
 
 
 # -- signatures
 
 
-async def test_the_signature_proves_body_time_and_sender(receiver: Receiver) -> None:
+async def test_the_signature_covers_body_time_and_secret(receiver: Receiver) -> None:
     await deliver(sink_to(receiver.url))
     (request,) = receiver.requests
     assert request.headers["Liveness-Signature"].startswith(f"t={NOW_S},v1=")
@@ -265,13 +265,13 @@ async def test_the_signature_proves_body_time_and_sender(receiver: Receiver) -> 
     ("now", "accepted"),
     [(NOW_S - 301, False), (NOW_S - 300, True), (NOW_S + 300, True), (NOW_S + 300.5, False)],
 )
-def test_an_old_signature_may_be_a_recording(now: float, accepted: bool) -> None:
+def test_a_signature_is_accepted_only_within_the_tolerance(now: float, accepted: bool) -> None:
     header = sign(SECRET, b"body", NOW_S)
     assert verify_signature(SECRET, header, b"body", now) is accepted
     assert verify_signature(SECRET, header, b"body", NOW_S + 3_600, tolerance_s=3_600)
 
 
-def test_a_later_time_cannot_be_claimed() -> None:
+def test_a_changed_time_invalidates_the_signature() -> None:
     later = sign(SECRET, b"body", NOW_S).replace(f"t={NOW_S}", f"t={NOW_S + 600}")
     assert not verify_signature(SECRET, later, b"body", NOW_S + 600)
 
@@ -298,12 +298,12 @@ V1 = sign(SECRET, b"body", NOW_S).partition(",")[2]
         f"t={'9' * 5_000},{V1}",
     ],
 )
-def test_a_header_that_is_no_signature_is_none(header: str | None) -> None:
+def test_a_malformed_signature_header_is_refused(header: str | None) -> None:
     assert not verify_signature(SECRET, header, b"body", NOW_S)
 
 
-def test_a_second_signature_or_an_unknown_part_does_no_harm() -> None:
-    """So that a sender can change its secret, or the way of signing, without breaking receivers."""
+def test_additional_signatures_and_unknown_parts_are_ignored() -> None:
+    """A sender can therefore change its secret or its signature scheme without breaking receivers."""
     other = sign("another secret of some length", b"body", NOW_S).partition(",")[2]
     assert verify_signature(SECRET, f"t={NOW_S},{other},{V1},v2=x", b"body", NOW_S)
     assert not verify_signature(SECRET, f"t={NOW_S},{other},v2=x", b"body", NOW_S)
@@ -314,7 +314,7 @@ def test_an_empty_secret_verifies_nothing() -> None:
         verify_signature("", sign(SECRET, b"body", NOW_S), b"body", NOW_S)
 
 
-def test_receivers_need_nothing_of_the_server() -> None:
+def test_receivers_import_no_server_code() -> None:
     program = "import sys, liveness.webhooks; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -331,36 +331,36 @@ def test_receivers_need_nothing_of_the_server() -> None:
     }
 
 
-# -- what counts as received
+# -- answers
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-async def test_any_2xx_is_success(receiver: Receiver, status: int) -> None:
+async def test_any_2xx_answer_is_a_success(receiver: Receiver, status: int) -> None:
     receiver.answer = answering(status, b"" if status == 204 else b"taken")
     await deliver(sink_to(receiver.url))
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 429, 500, 503])
-async def test_any_other_answer_fails_with_status_and_text(receiver: Receiver, status: int) -> None:
+async def test_any_other_answer_is_a_failure_with_status_and_text(receiver: Receiver, status: int) -> None:
     receiver.answer = answering(status, b"  not\r\n\x1b[31m now " + b"x" * 100_000)
     message = await failure(sink_to(receiver.url + "/key?key=key"))
     assert message == f"{receiver.url} answered {status}: {('not [31m now ' + 'x' * 200)[:200]}"
 
 
-async def test_an_answer_without_text_fails_with_its_status(receiver: Receiver) -> None:
+async def test_an_answer_without_text_is_a_failure_with_its_status(receiver: Receiver) -> None:
     receiver.answer = answering(500)
     assert await failure(sink_to(receiver.url)) == f"{receiver.url} answered 500"
 
 
 async def test_redirects_are_not_followed(receiver: Receiver) -> None:
-    with receiving() as elsewhere:
-        receiver.answer = answering(307, Location=elsewhere.url)
+    with receiving() as redirect_target:
+        receiver.answer = answering(307, Location=redirect_target.url)
         message = await failure(sink_to(receiver.url))
     assert message == f"{receiver.url} answered 307, but redirects are not followed"
-    assert (len(receiver.requests), elsewhere.requests) == (1, [])
+    assert (len(receiver.requests), redirect_target.requests) == (1, [])
 
 
-async def test_no_proxy_is_taken_from_the_environment(
+async def test_proxies_in_the_environment_are_ignored(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -376,17 +376,17 @@ def free_port() -> int:
         return port
 
 
-async def test_nobody_there_is_told() -> None:
+async def test_a_refused_connection_is_reported() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert await failure(sink_to(url + "/key")) == f"{url} cannot be reached: Connection refused"
 
 
-async def test_a_name_that_nobody_has_is_told() -> None:
-    message = await failure(sink_to("http://nobody.invalid"))
-    assert re.fullmatch(r"http://nobody\.invalid cannot be reached: \w.+", message)
+async def test_an_unknown_host_is_reported() -> None:
+    message = await failure(sink_to("http://unknown.invalid"))
+    assert re.fullmatch(r"http://unknown\.invalid cannot be reached: \w.+", message)
 
 
-async def test_a_receiver_that_hangs_fails_in_time(receiver: Receiver) -> None:
+async def test_a_hanging_receiver_fails_at_the_timeout(receiver: Receiver) -> None:
     receiver.answer = receiver.hang
     assert await failure(sink_to(receiver.url, 0.1)) == f"{receiver.url} did not answer within 0.1 s"
 
@@ -396,7 +396,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def raw_server(serve: Serve) -> AsyncIterator[str]:
-    """One that need not speak HTTP well."""
+    """A server that need not speak valid HTTP."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -421,20 +421,20 @@ def raw_answer(answer: bytes, then: Awaitable[Any] | None = None) -> Serve:
     return serve
 
 
-async def test_a_receiver_that_drips_cannot_stretch_the_time_out() -> None:
-    """A time-out of single reads would begin anew with each byte."""
-    dripped = asyncio.Event()
+async def test_a_receiver_that_sends_slowly_cannot_extend_the_timeout() -> None:
+    """A time-out per read would restart with each byte."""
+    finished = asyncio.Event()
 
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 204 No Content\r\n")
-        while not dripped.is_set():
+        while not finished.is_set():
             writer.write(b"x")
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    async with raw_server(drip) as url:
+    async with raw_server(send_slowly) as url:
         assert await failure(sink_to(url, 0.2)) == f"{url} did not answer within 0.2 s"
-        dripped.set()
+        finished.set()
 
 
 @pytest.mark.parametrize(
@@ -454,12 +454,12 @@ async def test_a_receiver_that_drips_cannot_stretch_the_time_out() -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Busy\r\n\r\n", "answered 503"),
     ],
 )  # fmt: skip
-async def test_whatever_comes_back_is_told_in_one_line(answer: bytes, why: str) -> None:
+async def test_invalid_answers_are_reported_in_one_line(answer: bytes, why: str) -> None:
     async with raw_server(raw_answer(answer)) as url:
         assert await failure(sink_to(url)) == f"{url} {why}"
 
 
-async def test_the_status_is_the_answer_and_a_text_that_never_comes_is_not_waited_for(
+async def test_a_missing_body_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(webhook_sink, "EXCERPT_WAIT_S", 0.05)
@@ -471,7 +471,7 @@ async def test_the_status_is_the_answer_and_a_text_that_never_comes_is_not_waite
     never.set()
 
 
-async def test_of_an_answer_without_end_only_the_beginning_is_read() -> None:
+async def test_only_the_start_of_an_endless_answer_is_read() -> None:
     never = asyncio.Event()
     endless = (
         b"HTTP/1.1 500 Oh\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * webhook_sink.RESPONSE_BYTES_MAX
@@ -481,7 +481,7 @@ async def test_of_an_answer_without_end_only_the_beginning_is_read() -> None:
     never.set()
 
 
-async def test_a_cancelled_offer_leaves_nothing_behind() -> None:
+async def test_a_cancelled_delivery_leaves_no_connection_and_no_thread() -> None:
     connected, gone = asyncio.Event(), asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -491,16 +491,16 @@ async def test_a_cancelled_offer_leaves_nothing_behind() -> None:
 
     threads = threading.active_count()
     async with raw_server(hang) as url, asyncio.timeout(TIMEOUT_S):
-        offering = asyncio.create_task(sink_to(url).deliver(KEY, ACTIVITY, TASK))
+        delivering = asyncio.create_task(sink_to(url).deliver(KEY, ACTIVITY, TASK))
         await connected.wait()
-        offering.cancel()
+        delivering.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await offering
+            await delivering
         await gone.wait()
     assert threading.active_count() == threads
 
 
-async def test_more_deliveries_than_connections_wait_for_their_turn(
+async def test_deliveries_beyond_the_connection_limit_wait(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_sink, "CONNECTIONS_MAX", 4)
@@ -511,7 +511,7 @@ async def test_more_deliveries_than_connections_wait_for_their_turn(
         with lock:
             open_now += 1
             open_most = max(open_most, open_now)
-        receiver.let_go.wait(0.002)
+        receiver.released.wait(0.002)
         with lock:
             open_now -= 1
         answering(204)(handler)
@@ -523,7 +523,7 @@ async def test_more_deliveries_than_connections_wait_for_their_turn(
     assert 1 < open_most <= 4
 
 
-async def test_deliveries_that_find_no_connection_fail_in_time(
+async def test_deliveries_that_get_no_connection_fail_in_time(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_sink, "CONNECTIONS_MAX", 1)
@@ -536,12 +536,12 @@ async def test_deliveries_that_find_no_connection_fail_in_time(
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    receiver.let_go.set()
+    receiver.released.set()
     receiver.answer = answering(204)
     await deliver(sink)
 
 
-def test_the_longest_delivery_ends_before_the_queue_gives_up_on_it() -> None:
+def test_the_longest_delivery_ends_before_the_timeout_of_the_queue() -> None:
     longest_s = 20
     Settings(webhook_timeout_s=longest_s)
     with pytest.raises(SettingsError):
@@ -554,7 +554,7 @@ def test_the_longest_delivery_ends_before_the_queue_gives_up_on_it() -> None:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Self-signed, for 127.0.0.1."""
+    """A self-signed certificate for 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate")
     folder = tmp_path_factory.mktemp("certificate")
@@ -578,7 +578,7 @@ def tls_receiver(certificate: tuple[Path, Path]) -> Iterator[Receiver]:
         yield receiver
 
 
-async def test_a_trusted_certificate_is_enough(
+async def test_a_trusted_certificate_is_accepted(
     tls_receiver: Receiver, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
@@ -588,7 +588,7 @@ async def test_a_trusted_certificate_is_enough(
     assert "certificate is not trusted: Hostname mismatch" in await failure(sink_to(other_name))
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_receiver: Receiver) -> None:
+async def test_an_untrusted_certificate_is_refused(tls_receiver: Receiver) -> None:
     message = await failure(sink_to(tls_receiver.url))
     assert message == (
         f"{tls_receiver.url} cannot be reached: its certificate is not trusted: self-signed certificate"
@@ -596,12 +596,12 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_receiver: Re
     assert tls_receiver.requests == []
 
 
-async def test_https_to_a_port_that_speaks_http_is_told(receiver: Receiver) -> None:
+async def test_https_to_a_plain_http_port_is_reported(receiver: Receiver) -> None:
     url = receiver.url.replace("http:", "https:")
     assert (await failure(sink_to(url))).startswith(f"{url} cannot be reached: ")
 
 
-# -- routes
+# -- selection by namespace and task queue
 
 
 @pytest.mark.parametrize(
@@ -615,19 +615,19 @@ async def test_https_to_a_port_that_speaks_http_is_told(receiver: Receiver) -> N
         (["order/resize", "orders/res", "orders/a"], set()),
     ],
 )
-def test_the_settings_choose_what_is_sent(queues: list[str], sent: set[str]) -> None:
+def test_the_settings_select_the_task_queues(queues: list[str], sent: set[str]) -> None:
     chosen = sink_selector("http://127.0.0.1:1", SECRET, 10, queues, ManualClock())
-    places = [("orders", "resize"), ("orders", "a/b"), ("billing", "resize"), ("billing", "")]
-    sinks = {f"{namespace}/{queue}": chosen(namespace, queue) for namespace, queue in places}
+    queues_of_test = [("orders", "resize"), ("orders", "a/b"), ("billing", "resize"), ("billing", "")]
+    sinks = {f"{namespace}/{queue}": chosen(namespace, queue) for namespace, queue in queues_of_test}
     assert {routed_queue for routed_queue, sink in sinks.items() if sink is not None} == sent
-    assert len(set(sinks.values()) - {None}) <= 1, "one sink, and so one limit of connections"
+    assert len(set(sinks.values()) - {None}) <= 1, "one sink and so one connection limit"
 
 
 def test_without_a_url_nothing_is_sent() -> None:
     assert sink_selector("", "", 10, ["*/*"], ManualClock())("orders", "resize") is None
 
 
-# -- with a whole server
+# -- with a complete server
 
 
 @asynccontextmanager
@@ -656,7 +656,7 @@ async def described(harness: ServerHarness, name: str) -> activity_pb2.Activity:
 
 
 async def polled(harness: ServerHarness) -> list[activity_pb2.ActivityTask]:
-    """What a worker that waits for a second gets."""
+    """Poll for a second and return the activities."""
     await harness.beat("waiting", lease_ms=600_000)
     request = activity_pb2.PollActivityRequest(
         namespace=NAMESPACE, worker_instance_key="waiting", task_queue="queue", wait=duration(1_000)
@@ -671,9 +671,7 @@ async def polled(harness: ServerHarness) -> list[activity_pb2.ActivityTask]:
     return await polling
 
 
-async def test_a_lost_worker_s_activity_is_sent_once_and_offered_to_no_poll(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+async def test_a_lost_activity_is_sent_once_and_handed_to_no_poll(receiver: Receiver, tmp_path: Path) -> None:
     async with harness_sending_to(receiver.url, tmp_path) as harness:
         await lose(harness, "a")
         (request,) = receiver.requests
@@ -694,7 +692,7 @@ async def test_a_lost_worker_s_activity_is_sent_once_and_offered_to_no_poll(
     assert len(receiver.requests) == 1
 
 
-async def test_a_receiver_that_is_down_is_tried_again_and_then_dead_lettered_until_told(
+async def test_deliveries_to_a_down_receiver_are_retried_and_then_dead_lettered(
     tmp_path: Path,
 ) -> None:
     port = free_port()
@@ -712,7 +710,7 @@ async def test_a_receiver_that_is_down_is_tried_again_and_then_dead_lettered_unt
         assert await polled(harness) == []
         with receiving(port) as receiver:
             await harness.advance(600_000)
-            assert receiver.requests == [], "somebody has to look at it first"
+            assert receiver.requests == [], "an operator must retry it first"
             await harness.admin.RetryTask(admin_pb2.RetryTaskRequest(task_id=task.task_id))
             await harness.advance(250)
             assert len(receiver.requests) == 1
@@ -720,7 +718,7 @@ async def test_a_receiver_that_is_down_is_tried_again_and_then_dead_lettered_unt
         assert (await described(harness, "a")).state == activity_pb2.ACTIVITY_STATE_HANDED_ON
 
 
-async def test_an_answer_that_got_lost_repeats_the_delivery_under_its_id(
+async def test_a_lost_answer_repeats_the_delivery_with_the_same_id(
     receiver: Receiver, tmp_path: Path
 ) -> None:
     receiver.answer = lambda handler: handler.wfile.close()
@@ -738,7 +736,7 @@ async def test_an_answer_that_got_lost_repeats_the_delivery_under_its_id(
 # -- the receiver in the documentation
 
 
-async def test_the_documented_receiver_verifies_and_takes_each_delivery_once(
+async def test_the_documented_receiver_verifies_and_accepts_each_delivery_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = RECEIVER_IN_THE_DOCS.read_text(encoding="utf-8")
@@ -754,8 +752,8 @@ async def test_the_documented_receiver_verifies_and_takes_each_delivery_once(
         sink = WebhookSink(url, SECRET, 10, SystemClock())
         for task in (TASK, TASK, TASK._replace(epoch=8)):
             await deliver(sink, task)
-        stranger = WebhookSink(url, "another secret of some length", 10, SystemClock())
-        assert (await failure(stranger)).startswith(f"{url} answered 401: ")
+        wrong_secret_sink = WebhookSink(url, "another secret of some length", 10, SystemClock())
+        assert (await failure(wrong_secret_sink)).startswith(f"{url} answered 401: ")
     with sqlite3.connect(tmp_path / "inbox.db") as inbox:
         rows = inbox.execute("SELECT delivery, activity FROM inbox ORDER BY rowid").fetchall()
     inbox.close()

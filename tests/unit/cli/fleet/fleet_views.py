@@ -1,4 +1,4 @@
-"""Fleets to draw, and the drawings."""
+"""Sample fleets and their rendering, for tests of the fleet view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE, Worker
 
 NOW_S = 1_750_000_000
 AT_MS = 5_000
-"""When it was read, on our clock."""
+"""The time of the snapshot on the client's clock."""
 SECONDS_APART = 2
 
 
@@ -26,7 +26,7 @@ def at(seconds: float) -> Timestamp:
 
 
 def worker(key: str, *, left_s: float | None = 20, **fields: Any) -> Worker:
-    """ACTIVE with so much left of a lease of 30 s."""
+    """An ACTIVE worker with `left_s` seconds left of a 30 s lease."""
     if left_s is not None:
         fields["lease_deadline"] = at(left_s)
     return Worker(
@@ -41,7 +41,7 @@ def worker(key: str, *, left_s: float | None = 20, **fields: Any) -> Worker:
 
 
 def fleet(samples: list[FleetSample] = [], **fields: Any) -> GetFleetResponse:  # noqa: B006  # not changed
-    """Samples are the newest, oldest first."""
+    """A fleet response; `samples` are ordered from oldest to newest."""
     for index, sample in enumerate(reversed(samples)):
         sample.time.CopyFrom(at(-index * SECONDS_APART))
     return GetFleetResponse(
@@ -86,7 +86,7 @@ def frame(
 
 
 def rendered_lines(frame: Frame, width: int = 80, height: int = 24, *, keys: bool = True) -> list[str]:
-    """Line by line, without colours."""
+    """Render the frame and return its lines without colours."""
     console = Console(file=StringIO(), width=width, height=height, color_system=None, force_terminal=True)
     lines = console.render_lines(FleetView(frame, keys), console.options.update(height=height), pad=False)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]

@@ -1,4 +1,4 @@
-"""Bars for numbers."""
+"""Sparklines: numbers rendered as bars."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_numbers_become_bars(values: list[float | None], width: int, line: str) 
 
 
 @given(numbers, st.integers(0, 80))
-def test_a_line_never_needs_more_room_than_it_has(values: list[float | None], width: int) -> None:
+def test_a_sparkline_never_exceeds_its_width(values: list[float | None], width: int) -> None:
     line = sparkline(values, width)
     assert len(line) <= width
     assert set(line) <= {*BARS, GAP}
 
 
 @given(numbers, st.integers(1, 80))
-def test_nothing_but_zero_is_drawn_as_zero(values: list[float | None], width: int) -> None:
+def test_only_zero_is_drawn_as_the_lowest_bar(values: list[float | None], width: int) -> None:
     line = sparkline(values, width)
     known = [value for value in values if value is not None]
     assert (set(line) <= {BARS[0], GAP}) == (max(known, default=0) <= 0)

@@ -1,4 +1,4 @@
-"""The picture says what is the case, in any room, and obeys nobody."""
+"""The fleet view shows the state of the fleet at any terminal size and escapes client-supplied text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def order(view_state: ViewState, *workers: Worker) -> list[str]:
     return [found.worker_instance_key for found in frame(*workers, view_state=view_state).workers()]
 
 
-def test_the_head_counts_by_state() -> None:
+def test_the_header_counts_workers_by_state() -> None:
     counted = [
         NamespaceFleet(namespace="a", active=1_000, suspects=2, deaths=9, false_deaths=1),
         NamespaceFleet(namespace="b", active=234, inactive=3, cleaned_up=4),
@@ -57,7 +57,7 @@ def test_the_head_counts_by_state() -> None:
     assert head[1].startswith("1,234 active  2 suspect  3 inactive  4 cleaned up  1 of 9 deaths were false")
 
 
-def test_figures_are_of_the_last_seconds_and_the_last_minute() -> None:
+def test_rates_cover_the_last_seconds_and_counts_the_last_minute() -> None:
     quiet = [FleetSample(active=5, expiries=100)] * 31
     busy = [FleetSample(active=7, heartbeats=40, latency_p50_ms=1.25, latency_p99_ms=12.6, expiries=1, reschedules=2, queue_depth=3)] * 5  # fmt: skip
     samples = [FleetSample.FromString(sample.SerializeToString()) for sample in quiet + busy]
@@ -70,13 +70,13 @@ def test_figures_are_of_the_last_seconds_and_the_last_minute() -> None:
     assert "queue       3 " in shown
 
 
-def test_without_samples_nothing_is_made_up() -> None:
+def test_without_samples_the_figures_are_empty() -> None:
     shown = "\n".join(rendered_lines(frame()))
     assert "heartbeats  0.0/s" in shown
     assert "p50, p99    –" in shown
 
 
-def test_a_lease_runs_down_between_two_looks() -> None:
+def test_the_remaining_lease_decreases_between_two_snapshots() -> None:
     assert "━━━━━━━───  20.0 s" in row(rendered_lines(frame(worker("w"))), "w ")
     assert "━━────────   5.0 s" in row(rendered_lines(frame(worker("w"), later_ms=15_000)), "w ")
     assert "──────────   0.0 s" in row(rendered_lines(frame(worker("w"), later_ms=25_000)), "w ")
@@ -95,34 +95,34 @@ def test_a_lease_runs_down_between_two_looks() -> None:
         (worker("w", bound_activity_count=12, build_id="b-7", host_name="db-3"), ["12", "b-7", "db-3"]),
     ],
 )  # fmt: skip
-def test_a_row_says_how_a_worker_is(seen: Worker, words: list[str]) -> None:
+def test_a_row_shows_the_state_of_its_worker(seen: Worker, words: list[str]) -> None:
     shown = row(rendered_lines(frame(seen)), "w ")
     assert all(word in shown for word in words)
 
 
-def test_several_marks_stand_together() -> None:
+def test_several_marks_of_a_worker_are_combined() -> None:
     both = worker("w", suspect=True, draining=True)
     assert "suspect+draining" in row(rendered_lines(frame(both), width=100), "w ")
     assert "suspect+d…" in row(rendered_lines(frame(both), width=80), "w ")
 
 
-def test_whoever_needs_a_look_comes_first() -> None:
+def test_workers_that_need_attention_come_first() -> None:
     fine, suspect, gone, paused = worker("fine"), worker("suspect", suspect=True), dead("gone"), worker("paused", paused=True)  # fmt: skip
     assert order(ViewState(sort=Sort.STATE), fine, gone, paused, suspect) == ["suspect", "gone", "paused", "fine"]  # fmt: skip
 
 
-def test_the_lease_that_ends_first_comes_first_and_none_last() -> None:
+def test_sorting_by_lease_puts_the_earliest_end_first_and_dead_workers_last() -> None:
     workers = (dead("none"), worker("late", left_s=25), worker("soon", left_s=1))
     assert order(ViewState(sort=Sort.LEASE), *workers) == ["soon", "late", "none"]
     assert order(ViewState(sort=Sort.LEASE, reverse=True), *workers) == ["none", "late", "soon"]
 
 
-def test_whoever_holds_most_comes_first() -> None:
+def test_sorting_by_activities_puts_the_busiest_worker_first() -> None:
     workers = (worker("a", bound_activity_count=1), worker("b", bound_activity_count=20), worker("c"))
     assert order(ViewState(sort=Sort.ACTIVITIES), *workers) == ["b", "a", "c"]
 
 
-def test_the_heading_says_what_is_sorted_by() -> None:
+def test_the_heading_marks_the_sort_column() -> None:
     (heading,) = (
         line for line in rendered_lines(frame(view_state=ViewState(sort=Sort.LEASE))) if "worker" in line
     )
@@ -130,7 +130,7 @@ def test_the_heading_says_what_is_sorted_by() -> None:
     assert "worker▼" not in heading
 
 
-def test_alerts_are_banners_and_too_many_are_counted() -> None:
+def test_the_first_alerts_are_banners_and_the_rest_is_counted() -> None:
     storm = Alert(kind=ALERT_KIND_STORM, message="14 workers of orders died within 60 s.")
     others = [Alert(kind=ALERT_KIND_QUARANTINE, message=f"alert {n}") for n in range(4)]
     lines = rendered_lines(frame(fleet=fleet(alerts=[storm, *others])))
@@ -138,13 +138,13 @@ def test_alerts_are_banners_and_too_many_are_counted() -> None:
     assert " QUARANTINE: alert 1  (and 2 more)" in lines
 
 
-def test_what_is_stale_says_so() -> None:
+def test_a_stale_view_is_marked() -> None:
     assert not any("STALE" in line for line in rendered_lines(frame(later_ms=9_000)))
     assert " STALE for 12 s: 127.0.0.1:7400 has not answered" in rendered_lines(frame(later_ms=12_000))
     assert " STALE for 3 s: no server" in rendered_lines(frame(later_ms=3_000, error="no server"))
 
 
-def test_it_is_told_which_part_is_seen() -> None:
+def test_the_header_shows_the_visible_range() -> None:
     workers = [worker(f"w{n:04}") for n in range(200)]
     assert rendered_lines(frame(*workers))[1].endswith("1–17 of 200")
     assert rendered_lines(frame(*workers, view_state=ViewState(first=50)))[1].endswith("51–67 of 200")
@@ -157,13 +157,13 @@ def test_it_is_told_which_part_is_seen() -> None:
     assert rendered_lines(frame(view_state=ViewState(filter="x")))[1].endswith("none found")
 
 
-def test_one_moves_to_the_last_row_and_no_further() -> None:
+def test_scrolling_stops_at_the_last_row() -> None:
     shown = frame(*(worker(f"w{n:04}") for n in range(100)), view_state=ViewState(first=99_999))
     assert "w0099" in "\n".join(rendered_lines(shown))
     assert FleetView(shown).viewport(80, 24).first_row_max == 100 - 17
 
 
-def test_of_too_many_only_those_that_are_read_can_be_reached() -> None:
+def test_scrolling_reaches_only_the_loaded_workers() -> None:
     assert FleetView(frame(total=WORKERS_MAX + 7)).viewport(80, 24).row_count == WORKERS_MAX
 
 
@@ -173,7 +173,7 @@ def test_of_too_many_only_those_that_are_read_can_be_reached() -> None:
     "view_state",
     [ViewState(), ViewState(help=True), ViewState(filter_input="host="), ViewState(filter="x", paused=True)],
 )
-def test_it_fits_any_terminal(width: int, height: int, view_state: ViewState) -> None:
+def test_the_view_fits_any_terminal_size(width: int, height: int, view_state: ViewState) -> None:
     alerts = [Alert(kind=ALERT_KIND_STORM, message="m" * 500)] * 7
     workers = [worker("k" * 300, namespace="n" * 99, host_name="漢字" * 50) for _ in range(100)]
     for namespace in ("", "orders"):
@@ -184,19 +184,19 @@ def test_it_fits_any_terminal(width: int, height: int, view_state: ViewState) ->
 
 
 @pytest.mark.parametrize("height", [8, 24])
-def test_the_keys_stand_in_the_last_line(height: int) -> None:
+def test_the_last_line_shows_the_keys(height: int) -> None:
     assert rendered_lines(frame(worker("w")), height=height)[-1].startswith("q quit")
     assert "q quit" not in "\n".join(rendered_lines(frame(worker("w")), height=height, keys=False))
 
 
-def test_a_filter_being_typed_says_what_is_wrong_with_it() -> None:
+def test_the_filter_input_shows_its_errors() -> None:
     assert rendered_lines(frame(view_state=ViewState(filter_input="host=a")))[-1].startswith(
         "/host=a▏   Enter applies the filter"
     )
     assert "color= is not a filter" in rendered_lines(frame(view_state=ViewState(filter_input="color=")))[-1]
 
 
-def test_hostile_texts_stay_inert() -> None:
+def test_hostile_text_is_escaped_everywhere() -> None:
     hostile = worker(HOSTILE, host_name=HOSTILE, build_id=HOSTILE, namespace=HOSTILE, current_job=HOSTILE)
     shown = frame(
         hostile,

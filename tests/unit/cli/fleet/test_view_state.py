@@ -1,4 +1,4 @@
-"""What keys do to what is shown."""
+"""The effect of keys on the state of the fleet view."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def typed(text: str) -> tuple[str, ...]:
     return ("/", *text)
 
 
-def test_q_quits_unless_it_is_typed_into_a_filter() -> None:
+def test_q_quits_unless_a_filter_is_being_typed() -> None:
     assert handle_key(ViewState(), "q", ROOM) is None
     assert handle_key(ViewState(help=True), "q", ROOM) is None
     assert after("/", "q").filter_input == "q"
 
 
-def test_s_and_arrows_go_through_the_orders_and_round_again() -> None:
+def test_s_and_arrow_keys_cycle_through_the_sort_orders() -> None:
     assert [after(*["s"] * presses).sort for presses in range(5)] == [
         Sort.KEY,
         Sort.STATE,
@@ -43,7 +43,7 @@ def test_s_and_arrows_go_through_the_orders_and_round_again() -> None:
     assert after("left").sort is Sort.ACTIVITIES
 
 
-def test_another_order_begins_at_the_top() -> None:
+def test_changing_the_sort_order_scrolls_to_the_top() -> None:
     assert after("page down", "s").first == 0
     assert after("s", "r").reverse
     assert not after("s", "r", "s").reverse
@@ -61,25 +61,25 @@ def test_another_order_begins_at_the_top() -> None:
         (("end", "home"), 0),
     ],
 )
-def test_one_moves_through_what_there_is_and_no_further(keys: tuple[str, ...], first: int) -> None:
+def test_scrolling_stays_within_the_rows(keys: tuple[str, ...], first: int) -> None:
     assert after(*keys).first == first
 
 
-def test_where_all_is_seen_there_is_nowhere_to_move() -> None:
+def test_a_list_that_fits_does_not_scroll() -> None:
     assert after("down", "end", viewport=Viewport(rows=10, row_count=3)).first == 0
 
 
-def test_p_pauses_and_goes_on() -> None:
+def test_p_pauses_and_resumes_the_view() -> None:
     assert after("p").paused
     assert not after("p", "p").paused
 
 
-def test_help_goes_away_with_any_key_and_does_nothing_else() -> None:
+def test_any_key_closes_the_help_and_has_no_other_effect() -> None:
     assert after("?").help
     assert after("?", "s") == ViewState()
 
 
-def test_a_filter_holds_as_it_is_typed_and_enter_keeps_it() -> None:
+def test_a_filter_applies_while_typed_and_enter_keeps_it() -> None:
     half = after(*typed("wo"))
     assert half.where.key_prefix == "wo"
     kept = after("enter", of=half)
@@ -89,13 +89,13 @@ def test_a_filter_holds_as_it_is_typed_and_enter_keeps_it() -> None:
     assert after(*typed("wo"), "clear").filter_input == ""
 
 
-def test_escape_drops_what_is_typed_and_then_the_filter() -> None:
+def test_escape_drops_the_input_first_and_then_the_filter() -> None:
     kept = after(*typed("wo"), "enter")
     assert after("/", "x", "escape", of=kept).filter == "wo"
     assert after("escape", of=kept).filter == ""
 
 
-def test_a_filter_that_makes_no_sense_is_neither_kept_nor_lost() -> None:
+def test_an_invalid_filter_stays_in_the_input_and_is_not_applied() -> None:
     bad = after(*typed("color=red"), "enter")
     assert bad.filter_input == "color=red"
     assert bad.where == parse_filter("")
@@ -111,11 +111,11 @@ def test_a_filter_that_makes_no_sense_is_neither_kept_nor_lost() -> None:
         ("state=active w host=a=b", WorkerFilter(states=[WORKER_STATE_ACTIVE], key_prefix="w", host_name="a=b")),
     ],
 )  # fmt: skip
-def test_a_filter_is_what_the_server_looks_up(text: str, where: WorkerFilter) -> None:
+def test_a_filter_text_parses_to_a_worker_filter(text: str, where: WorkerFilter) -> None:
     assert parse_filter(text) == where
 
 
 @pytest.mark.parametrize("text", ["a b", "state=dead", "color=red", "=x"])
-def test_a_filter_that_makes_no_sense_is_refused(text: str) -> None:
+def test_an_invalid_filter_is_refused(text: str) -> None:
     with pytest.raises(BadFilter):
         parse_filter(text)

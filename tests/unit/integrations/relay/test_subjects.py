@@ -1,4 +1,4 @@
-"""Names in subjects: none collides with another, none breaks out of its place."""
+"""The encoding of names in subjects: unique, and always one token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ shards = st.integers(0, 4_095)
 @example("=none")
 @example("\r\n")
 @example("ä" * 127)
-def test_a_name_is_one_token_and_comes_back(name: str) -> None:
+def test_a_name_encodes_to_one_token_and_decodes_again(name: str) -> None:
     token = token_of(name)
     assert re.fullmatch(r"[A-Za-z0-9_=-]+", token)
     assert name_of(token) == name
@@ -50,23 +50,23 @@ def test_no_two_names_share_a_token(one: str, other: str) -> None:
 
 
 @given(names, names, shards)
-def test_a_reschedule_is_told_by_its_subject(namespace: str, task_queue: str, shard: int) -> None:
+def test_the_subject_of_a_reschedule_round_trips(namespace: str, task_queue: str, shard: int) -> None:
     subject = reschedules_subject(namespace, task_queue, shard)
     assert subject_of(subject) == RescheduleSubject(namespace, task_queue, shard)
-    assert len(subject) < 2_000, "a line of NATS holds twice as much"
+    assert len(subject) < 2_000, "the limit of a NATS line is twice as long"
 
 
 @given(st.none() | names, shards)
-def test_an_event_is_told_by_its_subject(namespace: str | None, shard: int) -> None:
+def test_the_subject_of_an_event_round_trips(namespace: str | None, shard: int) -> None:
     assert subject_of(event_subject(namespace, shard)) == EventSubject(namespace, shard)
 
 
 @given(names)
-def test_no_namespace_is_taken_for_none(namespace: str) -> None:
+def test_no_namespace_collides_with_the_subject_without_namespace(namespace: str) -> None:
     assert event_subject(namespace, 0) != event_subject(None, 0)
 
 
-def test_consumers_filter_by_what_they_name() -> None:
+def test_unset_parts_of_a_subject_filter_are_wildcards() -> None:
     assert reschedules_subject("orders", "resize") == "liveness.reschedules.orders.resize.*"
     assert reschedules_subject() == "liveness.reschedules.*.*.*"
     assert events_subject("a.b") == "liveness.events.a=2Eb.*"
@@ -74,21 +74,21 @@ def test_consumers_filter_by_what_they_name() -> None:
 
 
 @given(st.text(max_size=100))
-@example("liveness.events.a=2e.1")  # our own would be =2E
-@example("liveness.events.a=41.1")  # our own would be A itself
+@example("liveness.events.a=2e.1")  # the canonical form is =2E
+@example("liveness.events.a=41.1")  # the canonical form is A
 @example("liveness.events.=C3.1")  # not UTF-8
 @example("liveness.events.a.01")
 @example("liveness.events.a.-1")
 @example("liveness.reschedules.a.1")
-def test_a_subject_that_is_not_ours_is_refused_or_means_what_it_says(subject: str) -> None:
+def test_any_other_subject_is_refused_or_round_trips(subject: str) -> None:
     try:
-        told = subject_of(subject)
+        parsed = subject_of(subject)
     except ValueError:
         return
-    again = event_subject(*told) if isinstance(told, EventSubject) else reschedules_subject(*told)
+    again = event_subject(*parsed) if isinstance(parsed, EventSubject) else reschedules_subject(*parsed)
     assert again == subject
 
 
-def test_a_name_that_the_server_would_not_accept_has_no_token() -> None:
+def test_a_name_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 255 bytes"):
         token_of("a" * 256)
