@@ -12,7 +12,7 @@ import grpc
 from bench import flames, report
 from bench.catalogue import FAMILIES, Family, row_order, select_families
 from bench.formatting import heading, line, summary
-from bench.results import FILE, Results
+from bench.results import FILE, Results, current_commit, describe_machine
 from bench.rounds import Plan, print_progress
 from bench.servers import Unavailable
 from tests.arguments import above_zero, at_least_one
@@ -30,7 +30,7 @@ def main() -> int:
                 print(f"  {name:<48}  {says}")
         return 0
     path = options.out or (FILE if options.write else None)
-    results = Results(path, row_order())
+    results = Results(path, row_order(), commit=current_commit(), machine=describe_machine())
     plan = Plan(scale=options.scale, rounds=options.rounds)
     shown = sys.stderr if options.json else sys.stdout
     print(heading(results.machine), file=shown, flush=True)

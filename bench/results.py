@@ -27,7 +27,7 @@ PACKAGES = (
 )
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What the figures depend on, and nothing that names the machine."""
     return {
         "cores": os.cpu_count(),
@@ -64,7 +64,7 @@ def _first_line(*command: str) -> str:
     return (done.stdout.splitlines() or ["unknown"])[0]
 
 
-def commit() -> str:
+def current_commit() -> str:
     """Of the tree that is measured; with a + if it has changes that are not committed. The docs are none: a run writes
     them itself."""
     head, changes = (
@@ -88,13 +88,15 @@ class Results:
     """Rows by name, in the order of the catalogue. Each knows when and from what it was obtained, because a file may be
     put together from several runs."""
 
-    def __init__(self, path: Path | None, order: list[str]) -> None:
-        """`path`: kept there after every row; None: only in memory."""
+    def __init__(
+        self, path: Path | None, order: list[str], *, commit: str, machine: dict[str, Any] | None = None
+    ) -> None:
+        """`path`: the file that is written after every row; None keeps the rows in memory only."""
         self._path = path
         self._order = order
-        self._commit = commit()
+        self._commit = commit
         self.rows: dict[str, dict[str, Any]] = {}
-        self.machine = machine()
+        self.machine = machine or {}
         if path is not None and path.exists():
             self.rows = {row["row"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
 
