@@ -46,13 +46,13 @@ FAULTS = (
         "The harness kills the server at a random moment under load, again and again on the same file; every other run "
         "checkpoints and compacts all the time. Every sixth outage is longer than a lease.",
         (1, 2, 3, 4, 9, 12),
-        (f"{_KILL}::test_sqlite_long",),
+        (f"{_KILL}::test_many_kills_lose_no_acknowledged_heartbeat_on_sqlite",),
     ),
     Fault(
         "kill -9, PostgreSQL",
         "The same, with a PostgreSQL that syncs its commits to disk.",
         (1, 2, 3, 4, 9, 12),
-        (f"{_KILL}::test_postgres_long",),
+        (f"{_KILL}::test_many_kills_lose_no_acknowledged_heartbeat_on_postgres",),
     ),
     Fault(
         "failpoint",
@@ -90,7 +90,10 @@ FAULTS = (
         "PostgreSQL: restarts and lost sessions",
         "The database restarts, crashes, or ends every session under load; the server recovers without help.",
         (1, 2, 4, 13),
-        ("tests/system/postgres_failures/test_restarts.py", f"{_KILL}::test_postgres_itself_crashes"),
+        (
+            "tests/system/postgres_failures/test_restarts.py",
+            f"{_KILL}::test_a_crash_of_postgres_loses_no_acknowledged_heartbeat",
+        ),
     ),
     Fault(
         "PostgreSQL: lost answers",
@@ -119,10 +122,10 @@ FAULTS = (
         "One of three nodes is killed, is stopped and continues, or loses its connection to the database.",
         (1, 2, 4, 9, 10),
         (
-            f"{_NODES}::test_killed_long",
-            f"{_NODES}::test_stood_still_long",
+            f"{_NODES}::test_killed_nodes_lose_no_acknowledged_heartbeat",
+            f"{_NODES}::test_resumed_nodes_lose_no_acknowledged_heartbeat",
             f"{_NODES}::test_a_node_without_its_database_is_replaced_and_comes_back",
-            f"{_NODES}::test_cut_off_long",
+            f"{_NODES}::test_nodes_cut_off_from_the_database_lose_no_acknowledged_heartbeat",
         ),
     ),
     Fault(
@@ -130,16 +133,19 @@ FAULTS = (
         "Nodes are restarted one by one and killed while clients watch events and complete activities.",
         (2, 3, 9, 10, 15),
         (
-            "tests/system/cluster/test_hand_over.py::test_rolling_restart_long",
-            "tests/system/cluster/test_watch.py::test_watch_long",
-            "tests/system/cluster/test_activities.py::test_many_deaths_long",
+            "tests/system/cluster/test_hand_over.py::test_workers_do_not_notice_rolling_restarts",
+            "tests/system/cluster/test_watch.py::test_watchers_miss_nothing_in_many_runs",
+            "tests/system/cluster/test_activities.py::test_every_activity_completes_once_although_many_workers_die",
         ),
     ),
     Fault(
         "wall clock ± 1 h",
         "The wall clock of a serving process jumps an hour ahead and back; three nodes have clocks that are minutes apart.",
         (4, 5),
-        ("tests/crash/test_wall_clock.py", "tests/system/cluster/test_clock_skew.py::test_clocks_long"),
+        (
+            "tests/crash/test_wall_clock.py",
+            "tests/system/cluster/test_clock_skew.py::test_skewed_clocks_change_nothing_in_many_runs",
+        ),
     ),
     Fault(
         "storm of 20,000 workers",
