@@ -171,6 +171,8 @@ FAULTS = (
         "workers and server of the SDK",
         "Real worker processes are killed, stopped and disconnected, and the server is killed as well.",
         (3, 15),
-        ("tests/system/worker_processes/test_random_run.py::test_a_long_run_with_server_kills",),
+        (
+            "tests/system/worker_processes/test_random_run.py::test_a_long_random_run_with_server_kills_completes_each_activity_once",
+        ),
     ),
 )
