@@ -165,7 +165,7 @@ FAULTS = (
         "broker killed and wiped",
         "In a cluster of three NATS servers, one stream leader after the other is killed and loses its disk.",
         (2, 3),
-        (f"{_BROKERS}::test_nothing_is_lost_or_doubled_when_leader_after_leader_is_killed_and_wiped",),
+        (f"{_BROKERS}::test_killing_and_wiping_leader_after_leader_loses_and_doubles_no_message",),
     ),
     Fault(
         "workers and server of the SDK",
