@@ -1,4 +1,4 @@
-"""make bench: every figure that the service holds itself to, side by side with a peer or a limit in one run."""
+"""make bench: measure every figure that has a target, side by side with a peer or a bound in one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 from bench import flames, report
 from bench.catalogue import FAMILIES, Family, row_order, select_families
 from bench.formatting import heading, line, summary
-from bench.results import FILE, Results
+from bench.results import FILE, Results, current_commit, describe_machine
 from bench.rounds import Plan, print_progress
 from bench.servers import Unavailable
 from tests.arguments import above_zero, at_least_one
@@ -30,7 +30,7 @@ def main() -> int:
                 print(f"  {name:<48}  {says}")
         return 0
     path = options.out or (FILE if options.write else None)
-    results = Results(path, row_order())
+    results = Results(path, row_order(), commit=current_commit(), machine=describe_machine())
     plan = Plan(scale=options.scale, rounds=options.rounds)
     shown = sys.stderr if options.json else sys.stdout
     print(heading(results.machine), file=shown, flush=True)
@@ -53,7 +53,10 @@ def main() -> int:
 
 
 def _run(family: Family, plan: Plan, results: Results, shown) -> None:
-    """Each row is kept and printed as soon as it is there. One that cannot be had says why, and the rest goes on."""
+    """Store and print each row as soon as it is measured.
+
+    A row that cannot be measured says why, and the others follow.
+    """
     print_progress(family.name)
     missing, start = dict.fromkeys(family.names), time.perf_counter()
     said: dict[str, str] = {}
@@ -66,7 +69,7 @@ def _run(family: Family, plan: Plan, results: Results, shown) -> None:
             start = now
     except Unavailable as error:
         said = {"skipped": str(error)}
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is stands in the row, and the next begins
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the row shows the error, and the next family starts
         said = {"failed": _words(error)}
     for name in missing:
         row = {"row": name, **(said or {"failed": "it was not measured"})}
@@ -89,22 +92,22 @@ def _options() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="PART",
-        help=f"only what has this in its name; may be repeated. There are: {names}",
+        help=f"run only rows with this in their names; can be repeated. Families: {names}",
     )
     parser.add_argument(
-        "--rounds", type=at_least_one, default=5, help="per side (default 5; 3 where one takes long)"
+        "--rounds", type=at_least_one, default=5, help="rounds per side (default 5; 3 for slow rows)"
     )
-    parser.add_argument("--scale", type=above_zero, default=1.0, help="of everything, relative (default 1)")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
-    parser.add_argument("--json", action="store_true", help="print JSON; what is for people goes to stderr")
+    parser.add_argument("--scale", type=above_zero, default=1.0, help="scale of all sizes (default 1)")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
+    parser.add_argument("--json", action="store_true", help="print JSON; the readable output goes to stderr")
     parser.add_argument(
         "--write",
         action="store_true",
         help="keep each row in docs/results/benchmarks.json, and write docs/benchmarks.md from it; without --only, draw the "
         "flame graphs, too",
     )
-    parser.add_argument("--out", type=Path, help="keep each row in this file instead")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file has of this commit")
+    parser.add_argument("--out", type=Path, help="store each row in this file instead")
+    parser.add_argument("--resume", action="store_true", help="skip rows that the file has of this commit")
     options = parser.parse_args()
     if options.resume and not (options.write or options.out):
         parser.error("--resume needs --write or --out")

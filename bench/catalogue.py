@@ -1,4 +1,4 @@
-"""Everything that is measured, in the order in which it is shown."""
+"""All measurements, in the order of the report."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from bench.rows import (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Rows that are obtained together."""
+    """Rows that are measured together."""
 
     name: str
     names: Mapping[str, str]
-    """Of its rows, with what each says."""
+    """The names of its rows, with a description of each."""
     measure: Callable[[Plan], Iterator[dict[str, Any]]]
 
 
@@ -55,8 +55,9 @@ def row_order() -> list[str]:
 
 
 def select_families(parts: list[str]) -> list[Family]:
-    """The families of these names, or with a row of this name; where there is none, those whose name or a row's contains
-    it; all without any."""
+    """Return the families with these names or with rows of these names; failing that, those whose names contain the
+    text; all without names.
+    """
     known = {name for family in FAMILIES for name in (family.name, *family.names)}
 
     def wanted(family: Family) -> bool:

@@ -1,7 +1,7 @@
-"""One to three nodes on one PostgreSQL, straight to the owners and through a frontend; what coalescing gains.
+"""One to three nodes on one PostgreSQL, directly and through a frontend, with and without coalescing.
 
-Everything shares the processors of this machine: nodes, PostgreSQL and the load. So more nodes cannot answer more
-heartbeats here, and processor time per heartbeat is what tells what a machine per node would do.
+Nodes, PostgreSQL and load share the processors of this machine. So more nodes cannot answer more heartbeats here, and
+the processor time per heartbeat shows what one machine per node would do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Workload:
     """One way to send heartbeats to one cluster."""
 
     def __init__(self, name, cluster, frontend_process, kind, first):
-        """`frontend_process`: the frontend, or None: each heartbeat goes to its owner."""
+        """`frontend_process`: the frontend; None sends each heartbeat to its owner."""
         self.name, self.cluster, self.frontend_process, self.kind = name, cluster, frontend_process, kind
         self.targets, self.numbers = [], []
         bodies, size = (UNARY_BODIES, 1) if kind == "unary" else (BATCH_BODIES, BATCH)
@@ -81,12 +81,12 @@ class Workload:
             values.append((after[part] - before[part]) / beats * 1e6)
 
     def forget(self):
-        """What was measured while caches were cold."""
+        """Forget what was measured while caches were cold."""
         for values in (self.rates, self.wal, *self.cpu.values()):
             values.clear()
 
     def check_applied(self):
-        """The cluster's own count of successes."""
+        """Compare the cluster's own count of successes."""
         with grpc.insecure_channel(self.targets[0][0]) as channel:
             stub = LivenessServiceStub(channel)
             for number in set(self.numbers):
@@ -144,7 +144,7 @@ def rows(kind, workloads):
 
 
 def compared(kind, workload, other):
-    """`other`: what it is compared with, round by round."""
+    """`other`: the workload to compare with, round by round."""
     work = [sum(parts) for parts in zip(*workload.cpu.values(), strict=True)]
     others = [sum(parts) for parts in zip(*other.cpu.values(), strict=True)]
     cpu = {part: rounded(statistics.median(values)) for part, values in workload.cpu.items()}

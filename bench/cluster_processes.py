@@ -1,6 +1,4 @@
-"""Real clusters to measure: nodes as processes on one PostgreSQL that syncs its commits, each cluster in a database of
-its own.
-"""
+"""Real clusters to measure: node processes on one PostgreSQL that syncs its commits, each cluster in its own database."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Cluster:
         self.frontends = {}
 
     def routes(self, address=None):
-        """Shard -> address of its owner, as one of the nodes knows it."""
+        """Return shard -> address of its owner, as one of the nodes knows it."""
         with grpc.insecure_channel(address or self.nodes[0].address) as channel:
             answer = ClusterServiceStub(channel).GetRoutes(cluster_pb2.GetRoutesRequest(), timeout=5)
         address_by_node = {member.node_id: member.address for member in answer.nodes}
@@ -38,18 +36,18 @@ class Cluster:
         }
 
     def wait_until_settled(self):
-        """Every node knows an owner for every shard, and each node that is there owns some."""
+        """Wait until every node knows an owner for every shard, and each node owns some."""
         until = time.monotonic() + SETTLED_SECONDS_MAX
         addresses = {node.address for node in self.nodes}
         while time.monotonic() < until:
             seen = [self.routes(node.address) for node in self.nodes]
             if all(len(s) == self.shards and set(s.values()) == addresses and s == seen[0] for s in seen):
                 return
-            time.sleep(0.1)  # nobody tells a stranger about news
+            time.sleep(0.1)  # there is no notification to wait for
         raise SystemExit(f"{self.name} did not settle")
 
     def workers(self, first, count, address=None):
-        """Numbers of workers, those of one node's shards or any."""
+        """Return numbers of workers, of one node's shards or of any."""
         owners = self.routes()
         found: list[int] = []
         number = first
@@ -65,7 +63,7 @@ class Cluster:
 def cluster(name, postgres, count, shards=64):
     url = postgres.url(postgres.create_database())
     with ExitStack() as stack:
-        # The first makes the tables. They are started one after another, as a rolling start does.
+        # The first node creates the tables. The nodes start one after another, as in a rolling start.
         nodes = [
             stack.enter_context(
                 server_process(f"node {number}", "bench.liveness_server", url, f"shards={shards}")
@@ -85,7 +83,7 @@ def frontend(cluster, how):
 
 
 async def _ready(address):
-    """Until it knows the nodes, and so can carry a call."""
+    """Wait until the frontend knows the nodes and can forward a call."""
     until = time.monotonic() + SETTLED_SECONDS_MAX
     async with grpc.aio.insecure_channel(address) as channel:
         call: Any = channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
@@ -100,7 +98,7 @@ async def _ready(address):
 
 
 class PostgresProcesses:
-    """Processor time of all of PostgreSQL's processes."""
+    """Processor time of all PostgreSQL processes."""
 
     def __init__(self, postgres):
         said = postgres.execute("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)")
@@ -108,7 +106,7 @@ class PostgresProcesses:
 
     def cpu_s(self):
         own = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        ended = (int(own[13]) + int(own[14])) / 100  # children that are gone
+        ended = (int(own[13]) + int(own[14])) / 100  # children that have ended
         children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
         return sum((processor_s(pid) or 0) for pid in (self._pid, *children)) + ended
 

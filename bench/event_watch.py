@@ -1,4 +1,4 @@
-"""A watcher of a namespace's events: when did each worker's end reach somebody outside?"""
+"""A watcher of a namespace's events that records when each worker's expiry becomes visible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS_MAX = 180
 
 
 def disable_storm_hold(address):
-    """Many leases that end together are a storm, whose brake would put them off on purpose."""
+    """Disable storms: many leases that end together would be held on purpose."""
     with grpc.insecure_channel(address) as channel:
         AdminServiceStub(channel).UpdateConfig(
             UpdateConfigRequest(namespace=NAMESPACE, set=NamespaceConfig(storm_hold=Duration()))
@@ -27,22 +27,22 @@ def disable_storm_hold(address):
 
 
 class EventWatch:
-    """Follows from when it begins."""
+    """Watches from its start on."""
 
     def __init__(self, channel):
         self._stream = LivenessServiceStub(channel).WatchEvents(WatchEventsRequest(namespace=NAMESPACE))
         self.seen: dict[str, float] = {}
-        """Worker -> wall time at which its end was seen."""
+        """Worker -> wall time at which its expiry was seen."""
         self.late_ms: list[int] = []
-        """How much later than its lease each ended, on the clock of its shard."""
+        """How much later than its lease each worker expired, on its shard's clock."""
         self.activities = 0
-        """What they held, as their certificates say."""
+        """The number of activities that they held, according to their death certificates."""
 
     async def begin(self):
         await self._stream.read()
 
     async def until(self, count):
-        """Wall time when the end of so many workers has been seen."""
+        """Return the wall time at which the expiry of this many workers has been seen."""
         now = time.time()
         async with asyncio.timeout(SECONDS_MAX):
             while len(self.seen) < count:

@@ -1,9 +1,9 @@
-"""How long until a killed worker is found, and until an available activity is in a worker's hands.
+"""How long until a killed worker is detected, and until an available activity reaches a worker.
 
-Detection: workers with and without a stream, side by side on one server, all killed with `kill -9` at moments spread
-over a heartbeat interval; the clock stops when another worker, polling, is handed what they held. Handing out: from the
-call that schedules an activity to the answer of a poll that waits for it, against the answer to that very call, which
-costs the same commit.
+Detection: workers with and without a stream on one server are killed with `kill -9` at moments spread over a
+heartbeat interval; the clock stops when another worker's poll returns their activity. Hand-out: from the call that
+schedules an activity to the answer of a waiting poll, against the answer to that same call, which costs the same
+commit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LEASE_S = 30
 GRACE_S = 5
 HEARTBEAT_S = LEASE_S / 3
 AFTER_START_S = 11
-"""For so long after its start a server ends no lease."""
+"""A server ends no lease for this long after its start."""
 
 
 def detection(pairs):
-    """Seconds from `kill -9` to the hand-out, of workers with a stream and of workers without."""
+    """Return the seconds from `kill -9` to the hand-out, for workers with a stream and for workers without."""
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{Path(folder, 'bench.db')}"
         with server_process("liveness", "bench.liveness_server", db) as server:
@@ -55,7 +55,7 @@ async def _detect(address, pairs):
         poller = PollingWorker(channel)
         await poller.register()
         await asyncio.sleep(AFTER_START_S)
-        # A worker is found late or early by where in its heartbeat interval it died.
+        # The delay depends on the moment of death within the heartbeat interval.
         at = {key: random.uniform(0, HEARTBEAT_S) for key in keys}
         received = asyncio.ensure_future(poller.receive(set(keys)))
         start = time.perf_counter()
@@ -79,7 +79,7 @@ def _start(address, key):
 
 
 class PollingWorker:
-    """A worker that takes over whatever comes."""
+    """A worker that takes over all activities."""
 
     def __init__(self, channel, task_queue="bench"):
         self.liveness, self.activities = LivenessServiceStub(channel), ActivityServiceStub(channel)
@@ -106,7 +106,7 @@ class PollingWorker:
         return (await self.activities.PollActivity(request)).activities
 
     async def receive(self, keys):
-        """When each was handed out."""
+        """Return when each activity was handed out."""
         found: dict[str, float] = {}
         while set(found) != keys:
             for task in await self.poll():
@@ -115,7 +115,7 @@ class PollingWorker:
 
 
 def handing_out(count):
-    """Milliseconds from scheduling to the waiting poll's answer, and to scheduling's own answer."""
+    """Return the milliseconds from scheduling to the answer of the waiting poll, and to scheduling's own answer."""
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{Path(folder, 'bench.db')}"
         with server_process("liveness", "bench.liveness_server", db) as server:
@@ -129,7 +129,7 @@ async def _hand_out(address, count):
         await poller.register()
         for number in range(count + 50):
             waiting = asyncio.ensure_future(poller.poll())
-            await asyncio.sleep(0.003)  # the poll is there first
+            await asyncio.sleep(0.003)  # the poll arrives first
             id = activity_pb2.ActivityId(workflow_id=f"w-{number}", run_id="-", activity_id="a")
             request = activity_pb2.ScheduleActivityRequest(namespace=NAMESPACE, id=id, task_queue="bench")
             start = time.perf_counter()
@@ -164,7 +164,7 @@ def quantiles(values):
 
 
 def compared(name, unit, found, ours, theirs, notes):
-    """These are many single times, not rounds: the ratio is that of the medians."""
+    """Compare many single times, not rounds: the ratio is that of the medians."""
     sides = {side: [statistics.median(values)] for side, values in found.items()}
     made = row(name, unit, sides, ours, theirs, notes=notes)
     made["sides"] = {side: spread(values) for side, values in found.items()}

@@ -1,7 +1,7 @@
-"""python -m bench.flames: where the server's time goes, under batches and while ten thousand leases lapse.
+"""python -m bench.flames: where the server's time goes, under batches and while ten thousand leases end.
 
-py-spy looks at the running process a few hundred times a second from outside, so the server is the same as ever.
-Writes docs/images/bench-flame-*.svg.
+py-spy samples the running process a few hundred times a second from outside, so the server is unchanged. Writes
+docs/images/bench-flame-*.svg.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bench.servers import Unavailable, liveness
 IMAGES = ROOT / "docs" / "images"
 PER_SECOND = 250
 LEAST = 0.002
-"""Stacks that are a smaller part of the whole are left out, together."""
+"""Stacks with a smaller share are left out."""
 DEPTH_MAX = 40
 ENTRANCES = ("._run_once", "Thread.run")
-"""Up to here everything is the same for a whole thread."""
+"""Frames up to here are the same for a whole thread."""
 
 
 def program() -> str:
@@ -45,7 +45,7 @@ def program() -> str:
 
 @contextmanager
 def sampled(pid):
-    """Yields a dictionary that holds samples by call stack afterwards."""
+    """Yield a dictionary that holds the samples by call stack afterwards."""
     stacks: Counter[tuple[str, ...]] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "raw")
@@ -72,9 +72,9 @@ FRAME = re.compile(r"(?P<name>.+) \((?P<file>[^()]*?)(?::\d+)?\)")
 
 
 def format_frame(frame: str) -> str:
-    """`module_name:function`, without a path of this machine."""
+    """Return `module_name:function`, without a path of this machine."""
     if frame.startswith("thread"):
-        # With its number it would be another in each run.
+        # With its number, the name would differ in each run.
         name = re.search(r'"([^"]*)"|: (\S+)$', frame)
         return f"thread {name[1] or name[2]}" if name else "thread"
     found = FRAME.fullmatch(frame)
@@ -95,7 +95,7 @@ def module_name(file: str) -> str:
 
 
 def prune(stacks: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
-    """Without what the interpreter itself does before anything begins, and shortened where too little is left to see."""
+    """Remove the interpreter's own first frames, and shorten stacks that are too thin to see."""
     total = sum(stacks.values())
     kept: Counter[tuple[str, ...]] = Counter()
     for stack, count in stacks.items():
@@ -136,7 +136,7 @@ def draw(name: str, title: str, stacks: Mapping[tuple[str, ...], int]) -> Path:
 
 
 def draw_all(scale: float) -> int:
-    """All of them; returns 1 if one cannot be had here, and says why."""
+    """Draw all flame graphs; return 1 and print the reason if one cannot be made."""
     kinds: dict[str, tuple[str, Callable[[], Mapping[tuple[str, ...], int]]]] = {
         "batches": ("The server under batches of 100 heartbeats", lambda: under_batches(8 * scale)),
         "expiry": (

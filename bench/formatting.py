@@ -1,4 +1,4 @@
-"""Rows for people, on a terminal."""
+"""Rows as text for a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spread_of(values: dict[str, float]) -> str:
 
 
 def bar_of(row: Row) -> str:
-    """In words; empty without one."""
+    """Return the bar as text; empty without a bar."""
     bar = row.get("bar")
     if bar is None:
         return ""
@@ -41,7 +41,7 @@ def verdict(row: Row) -> str:
 
 
 def details(row: Row) -> list[str]:
-    """What else was found, a line each."""
+    """Return the additional figures, a line each."""
     lines = []
     for name, value in row.get("more", {}).items():
         if isinstance(value, dict):

@@ -1,6 +1,4 @@
-"""A frontend as `liveness frontend --db` starts it, or one that carries every heartbeat by itself: what coalescing gains
-is the difference.
-"""
+"""A frontend as `liveness frontend --db` starts it, or one without coalescing; the difference is the gain by coalescing."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ UNARY_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeat"
 
 
 class WithoutCoalescing:
-    """In the place of the coalescer."""
+    """Replaces the coalescer, and forwards every heartbeat by itself."""
 
     def __init__(self, forwarder):
         self._forwarder = forwarder

@@ -1,4 +1,4 @@
-"""The product as it is started by `liveness serve`, printing only its port."""
+"""The product as `liveness serve` starts it, printing only its port."""
 
 from __future__ import annotations
 

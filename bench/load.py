@@ -1,12 +1,12 @@
-"""Load, from h2load where it is installed: a C client, so that the server is what is measured.
+"""Load from h2load where it is installed: a C client, so that the server is what is measured.
 
-h2load sends one body per process, so several run at once, each as a worker (or a batch of workers) of its own. It
-counts HTTP answers, not gRPC statuses. But an answer with an error carries no message, so where all answers are equally
-long their bytes tell whether every call went well (`reply_bytes`); for our own server, its counters do.
+h2load sends one body per process, so several run at once, each as its own worker (or batch of workers). It counts
+HTTP answers, not gRPC statuses. But an error carries no message, so where all answers are equally long, their bytes
+prove that every call succeeded (`reply_bytes`); for our own server, its counters do.
 
 Where many different bodies have to be sent, and where h2load is missing, a grpc.aio client sends them. It sees every
-status. It needs about as much processor time for a single heartbeat as a server that does nothing, so with it a ratio
-to a faster server says less than the truth about that server.
+status. It needs about as much processor time for a single heartbeat as a server that does nothing, so with it the
+ratio to a faster server understates that server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import grpc
 
 SERVICE = "/liveness.v1.LivenessService/"
 IN_FLIGHT_MAX = 200
-"""Of one h2load that sends at a set rate: far more than there ever are, or it would wait for answers."""
+"""Of one h2load at a fixed rate: far more than are ever in flight, because it would otherwise wait for answers."""
 
 
 def driver():
@@ -36,24 +36,24 @@ def driver():
 
 
 def framed(*messages):
-    """As gRPC sends them."""
+    """Return the bodies framed as gRPC sends them."""
     return b"".join(b"\0" + struct.pack(">I", len(message)) + message for message in messages)
 
 
 def reply_bytes_of(address, method, body):
-    """Of one answer, its frame included, as a client sees it that checks the status."""
+    """Return the size of one answer with its frame, from a client that checks the status."""
     with grpc.insecure_channel(address) as channel:
         call: Any = channel.unary_unary(method if method.startswith("/") else SERVICE + method)
         return len(framed(call(body, timeout=20)))
 
 
 def run(address, method, bodies, calls, streams, reply_bytes=None):
-    """Send `calls` calls of each body, `streams` at a time each. Returns the seconds it took."""
+    """Send `calls` calls of each body, `streams` at a time each. Returns the seconds."""
     return run_at([(address, body) for body in bodies], method, calls, streams, reply_bytes)
 
 
 def run_at(targets, method, calls, streams, reply_bytes=None):
-    """The same with an address for each body. `reply_bytes`: of each answer, its frame included."""
+    """The same with an address for each body. `reply_bytes`: of each answer, with its frame."""
     if not shutil.which("h2load"):
         return asyncio.run(_python(targets, method, calls, streams))
     return run_frames(
@@ -62,7 +62,7 @@ def run_at(targets, method, calls, streams, reply_bytes=None):
 
 
 def run_frames(targets, method, calls, streams, reply_bytes=None):
-    """The same with several messages in each call, as streams have them; only h2load can."""
+    """The same with several messages in each call, as streams have them; only h2load can do it."""
     options = ["-n", str(calls), "-c", "1", "-m", str(streams)]
     with tempfile.TemporaryDirectory() as folder:
         took, outputs = _h2load(folder, targets, method, [options] * len(targets))
@@ -80,7 +80,7 @@ def run_frames(targets, method, calls, streams, reply_bytes=None):
 
 
 def _h2load(folder, targets, method, options):
-    """Seconds and outputs of one process per target."""
+    """Run one process per target; return the seconds and the outputs."""
     commands = []
     path = method if method.startswith("/") else SERVICE + method
     for number, ((address, frames), own) in enumerate(zip(targets, options, strict=True)):
@@ -121,8 +121,10 @@ async def _unary_call(stack, address, method) -> Any:
 
 
 def send_all(address, method, bodies, calls, at_once, on_answer=None):
-    """Send `calls` calls, with one body after the other, again from the first after the last, `at_once` at a time; None
-    for each body once. Returns the seconds it took and the milliseconds of each call. `on_answer`: shown some of the answers."""
+    """Send `calls` calls, cycling through the bodies, `at_once` at a time; None sends each body once.
+
+    Returns the seconds, and the milliseconds of each call. `on_answer` is called with some of the answers.
+    """
     return asyncio.run(_send_all(address, method, bodies, calls, at_once, on_answer))
 
 
@@ -130,7 +132,7 @@ async def _send_all(address, method, bodies, calls, at_once, on_answer):
     async with AsyncExitStack() as stack:
         call = await _unary_call(stack, address, method)
         took_ms: list[float] = []
-        # One iterator for all: bodies are taken in order, whoever is free.
+        # One iterator for all tasks: each free task takes the next body.
         left = iter(bodies) if calls is None else islice(cycle(bodies), calls)
 
         async def send():
@@ -146,7 +148,7 @@ async def _send_all(address, method, bodies, calls, at_once, on_answer):
         return time.perf_counter() - start, took_ms
 
 
-# -- a set rate
+# -- fixed rate
 
 
 def at_rate(address, method, bodies, rate, seconds):
@@ -173,7 +175,7 @@ def _h2load_at_rate(address, method, bodies, rate, seconds):
 
 
 async def _python_at_rate(address, method, bodies, rate, seconds):
-    """Each call's time counts from when it was due, however late the client itself was."""
+    """Count each call's time from when it was due, however late the client itself was."""
     async with AsyncExitStack() as stack:
         call = await _unary_call(stack, address, method)
         took_ms: list[float] = []

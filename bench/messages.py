@@ -1,4 +1,4 @@
-"""The heartbeats that are sent: as a real worker's would be."""
+"""The heartbeats that the load sends, like those of a real worker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from liveness.v1.worker_pb2 import (
 NAMESPACE = "bench"
 SUCCESSES_PER_BEAT = 3
 CHANGES_MAX = 200
-"""Of bindings, in one heartbeat: more are refused."""
-LEASE_S = 3_600  # nothing may expire while it is measured
+"""Bindings that may change in one heartbeat; the server rejects more."""
+LEASE_S = 3_600  # longer than any measurement: no lease may expire
 
 
 def heartbeat(number: int, lease_s: float = LEASE_S) -> WorkerHeartbeat:
@@ -67,7 +67,7 @@ def batch(beats: Iterable[WorkerHeartbeat]) -> bytes:
 
 
 def activities(worker: int, indexes: Iterable[int]) -> list[ActivityRef]:
-    """As an engine names them: a workflow of its own each, a run id as UUIDs are long."""
+    """Return activities named as an engine names them: each with its own workflow, and run ids as long as UUIDs."""
     return [
         ActivityRef(
             workflow_id=f"order-{worker:06d}-{index:04d}",
@@ -80,7 +80,7 @@ def activities(worker: int, indexes: Iterable[int]) -> list[ActivityRef]:
 
 
 def registering_heartbeat(worker: int, held: int, lease_s: float = LEASE_S) -> WorkerHeartbeat:
-    """The first heartbeat of a worker that holds so many activities."""
+    """Return the first heartbeat of a worker with this many activities."""
     beat = heartbeat(worker, lease_s)
     beat.full_bindings = True
     beat.bound_activities.extend(activities(worker, range(held)))
@@ -88,13 +88,14 @@ def registering_heartbeat(worker: int, held: int, lease_s: float = LEASE_S) -> W
 
 
 def changes_per_heartbeat(held: int) -> int:
-    """How many a heartbeat gives up, and how many others it takes up."""
+    """Return how many activities a heartbeat unbinds, and how many others it binds."""
     return min(max(1, held // 2), CHANGES_MAX // 2)
 
 
 def alternating_heartbeats(worker: int, held: int) -> tuple[WorkerHeartbeat, WorkerHeartbeat]:
-    """Two heartbeats to be sent by turns after the first one: each gives up half of what is held and takes up as
-    many others, as far as one heartbeat may."""
+    """Return two heartbeats to send in turn after the first: each replaces half of the held activities, as far as one
+    heartbeat may.
+    """
     half = changes_per_heartbeat(held)
     one, other = activities(worker, range(half)), activities(worker, range(held, held + half))
     there, back = heartbeat(worker), heartbeat(worker)
@@ -106,14 +107,14 @@ def alternating_heartbeats(worker: int, held: int) -> tuple[WorkerHeartbeat, Wor
 
 
 def check_batch(answer: bytes) -> None:
-    """A batch is answered as a whole; what became of each heartbeat is inside."""
+    """Check each item: a batch is answered as a whole, and each heartbeat's result is inside."""
     for item in RecordWorkerHeartbeatsResponse.FromString(answer).items:
         if not item.HasField("result"):
             raise SystemExit(f"a heartbeat of a batch was refused: {item}")
 
 
 def result() -> HeartbeatResult:
-    """What a plain renewal is answered with."""
+    """Return the answer to a plain renewal."""
     return HeartbeatResult(
         state=WorkerState.WORKER_STATE_ACTIVE,
         outcome=HeartbeatOutcome.HEARTBEAT_OUTCOME_RENEWED,

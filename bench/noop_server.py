@@ -1,4 +1,4 @@
-"""The other side: a grpc.aio server that parses the same requests and gives the same answers, doing nothing."""
+"""The other side: a grpc.aio server that parses the same requests and returns the same answers, and does nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures in SVG: bars and lines on logarithmic axes, legible on light and on dark ground."""
+"""Small SVG charts: bars and lines on logarithmic axes, legible on a light and on a dark background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 WIDTH = 720
 LEFT, RIGHT, TOP = 76, 24, 56
 COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#a855f7", "#ef4444")
-"""Bright enough for a dark ground and dark enough for a light one."""
+"""Bright enough for a dark background and dark enough for a light one."""
 STYLE = """\
 <style>
 text { font: 12px system-ui, sans-serif; fill: #1f2937 }
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
     low: float
     high: float
     group: int = 0
-    """Which colour."""
+    """The index of its colour."""
 
 
 class Line(NamedTuple):
@@ -54,7 +54,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 class Scale:
-    """Values to places, logarithmically, over whole decades."""
+    """Maps values to positions, logarithmically, over whole decades."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         low, high = min(values), max(values)
@@ -84,10 +84,10 @@ def picture(title: str, subtitle: str, height: int, body: Sequence[str]) -> str:
 
 
 def bars(title: str, unit: str, given: Sequence[Bar], groups: Sequence[str]) -> str:
-    """Lying bars from the left edge, with a whisker from the lowest to the highest."""
+    """Draw horizontal bars, each with a whisker from the lowest to the highest round."""
     step, left = 22, 250
     bottom = TOP + 12 + step * len(given)
-    # From a decade below the smallest, so that the smallest is seen, too.
+    # Starts a decade below the smallest value, so that its bar is visible.
     across = Scale([min(bar.low for bar in given) / 3, *(bar.high for bar in given)], left, WIDTH - 70)
     body = _grid_down(across, TOP, bottom)
     for index, bar in enumerate(given):
@@ -166,7 +166,7 @@ def _legend(names: Sequence[str], y: float) -> list[str]:
 
 
 def flames(title: str, subtitle: str, stacks: Mapping[tuple[str, ...], int]) -> str:
-    """Time by call stack, the caller below the called; hover for the name and the part."""
+    """Draw time by call stack, callers below; hovering shows the name and the share."""
     total = sum(stacks.values())
     deepest = max(len(stack) for stack in stacks)
     step, top = 16, TOP
@@ -180,7 +180,7 @@ def flames(title: str, subtitle: str, stacks: Mapping[tuple[str, ...], int]) -> 
         for name, own in sorted(parts.items()):
             samples = sum(samples for _, samples in own)
             width = samples / total * (WIDTH - 32)
-            if width >= 0.8:  # narrower than that nobody sees
+            if width >= 0.8:  # narrower boxes are invisible
                 y = top + (deepest - depth - 1) * step
                 body.extend(_flame(name, x, y, width, samples / total))
                 draw(depth + 1, own, x)
@@ -191,7 +191,7 @@ def flames(title: str, subtitle: str, stacks: Mapping[tuple[str, ...], int]) -> 
 
 
 def _flame(name: str, x: float, y: float, width: float, part: float) -> list[str]:
-    # The same function has the same warm colour everywhere.
+    # The same function has the same warm colour in all charts.
     hue = 8 + sum(map(ord, name.partition(":")[0])) % 45
     letters = int((width - 4) / 6)
     label = name.rpartition(":")[2] if len(name) > letters else name

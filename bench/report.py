@@ -1,4 +1,4 @@
-"""python -m bench.report: docs/benchmarks.md and its pictures, from the result file alone."""
+"""python -m bench.report: write docs/benchmarks.md and its images from the result file."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ IMAGES = ROOT / "docs" / "images"
 INTRODUCTION = """\
 # Benchmarks
 
-`make bench` measures all of this in one command. Every figure has another side that is measured by turns with ours in the
-same run: a peer, a limit, or ours under other conditions. The ratio is taken round by round, so that what slows both sides
-down cancels out; tables say the median and, in parentheses, the lowest and the highest round. Absolute figures are those of
-the machine below, on which servers, databases and load share the same few cores.
+`make bench` measures all figures of this page. Every figure has another side that is measured in turn with ours in the same
+run: a peer, a limit, or our server under other conditions. The ratio is taken round by round, so that conditions that slow
+both sides down cancel out; tables show the median and, in parentheses, the lowest and the highest round. Absolute figures
+hold for the machine below, on which servers, databases and load share the same few cores.
 
-Load comes from h2load where one message is sent over and over, so that a Python client is not what is measured, and from a
-grpc.aio client where many different workers have to be heard. Every call is checked: by the status that the client sees, by
-the size of the answers, or by the server's own counters, read afterwards.
+h2load sends the load where one message is repeated, so that a Python client is not what is measured; a grpc.aio client sends
+it where many different workers are needed. Every call is checked: by the status that the client sees, by the size of the
+answers, or by the server's own counters, read afterwards.
 
-This page and its pictures are written by `python -m bench.report` from [results/benchmarks.json](results/benchmarks.json).
+`python -m bench.report` writes this page and its images from [results/benchmarks.json](results/benchmarks.json).
 """
 TRIAL = """\
 > **A trial run, not a measurement:** these figures were taken at a fraction of the real sizes. They show what is measured,
 > not how fast it is.
 """
 REST = """
-What stands between a missed bar and its figure, from profiles of the same rows:
+The causes of missed bars, from profiles of the same rows:
 
-- **Batches of 100.** Parsing and answering is a third of a heartbeat's processor time. The rest is the decision itself, half of
-  it looking things up (worker, form, rhythm, pending renewal), and the commit's thread, which shares the interpreter with the
-  event loop. It is the closest bar: on the same machine the ratio wanders between 0.22 and 0.39 from one hour to the next.
+- **Batches of 100.** Parsing and answering take a third of a heartbeat's processor time. The rest is the decision, half of which
+  is lookups (worker, fingerprint, heartbeat history, pending renewal), and the commit's thread, which shares the interpreter
+  with the event loop. This bar is the closest one: on the same machine the ratio varies between 0.22 and 0.39 from hour to hour.
 - **100 activities per worker.** A changed binding costs 8 µs: 2 to check, decide and apply it, the rest to receive it and to
-  have it in the log and on disk. With 8 calls under way the p50 is twice that without activities, with 64 it is the ratio of
-  processor times.
+  write it to the log and to disk. With 8 calls under way the p50 is twice that without activities; with 64 calls it equals the
+  ratio of processor times.
 - **p99 at half the load.** Half the rate is not half the work: a commit costs about a millisecond of processor time, for two
-  heartbeats as for fifty. At 500 heartbeats/s one of them costs 1.2 ms, at 2,500/s 0.4 ms, so that at half
-  the maximum the server is nearly as busy as at the maximum, and what the machine does besides shows. On a file system in
-  memory, where commits stayed below 9 ms (p99), the p99 of answers was no better; to commit more or less often, or to
-  hand the interpreter over sooner, moved it less than one round differs from the next.
-- **Mass expiry.** 150 µs per lease with ten activities when nothing else runs: 45 to decide (certificate, event, worker,
-  ten places in queues), 60 to make the rows, 45 for SQLite to write twelve of them. Next to each other the two threads take
-  half as long again. etcd deletes keys, a thousand leases a second.
-- **A million workers.** Every heartbeat meets a worker that no cache of the processor holds; about 10 µs per heartbeat on this
-  machine, which a batch feels and a single call does not. Full collections of garbage were as much again and are rare now.
-- **Recovery.** A worker's row is read (2 µs), its seal checked (2), unpacked (4) and folded (3), and the log since the last
-  checkpoint is read (4), all on one thread. It was 27 µs before rows were read as they lie and what a row contains was left
-  unread in the log. Just under 2 s are the interpreter, imports and an empty start.
+  heartbeats as for fifty. At 500 heartbeats/s one heartbeat costs 1.2 ms, at 2,500/s 0.4 ms. So at half the maximum the server
+  is nearly as busy as at the maximum, and other load on the machine shows. On a file system in memory, where commits stayed
+  below 9 ms (p99), the p99 of answers was no better; committing more or less often, or switching threads sooner, changed it by
+  less than the difference between rounds.
+- **Mass expiry.** A lease with ten activities costs 150 µs when nothing else runs: 45 to decide (certificate, event, worker,
+  ten queue entries), 60 to build the rows, 45 for SQLite to write twelve of them. In parallel, the two threads take half as long
+  again. etcd deletes keys, a thousand leases a second.
+- **A million workers.** Every heartbeat reads a worker that is in no processor cache; this costs about 10 µs per heartbeat on
+  this machine, which shows in a batch and not in a single call. Full garbage collections cost as much again and are rare now.
+- **Recovery.** A worker's row is read (2 µs), its checksum verified (2), decoded (4) and folded (3), and the log since the last
+  checkpoint is read (4), all on one thread. The sum was 27 µs before rows were read in their raw form and log payloads were left
+  undecoded. The interpreter, imports and an empty start take just under 2 s.
 """
 
 PEERS = """\
-Rates only say so much; what an answer means differs.
+Rates alone do not compare these systems: an answer means different things.
 
 | | when the answer comes, the heartbeat is | when heartbeats stop |
 |---|---|---|
-| liveness | on disk (SQLite or PostgreSQL, synced) | the lease ends within a second, what the worker held is rescheduled in the same transaction, everybody who watches is told |
+| liveness | on disk (SQLite or PostgreSQL, synced) | the lease ends within a second, the worker's activities are rescheduled in the same transaction, and all watchers are told |
 | no-op gRPC server | nowhere | nothing |
-| etcd, keep-alive | in the leader's memory | the lease is revoked and its keys are deleted, at most 1,000 leases a second; watchers are told; moving work on is up to you |
+| etcd, keep-alive | in the leader's memory | the lease is revoked and its keys are deleted, at most 1,000 leases a second; watchers are told; rescheduling is up to you |
 | etcd, lease grant | in its log, synced | |
 | Temporal, RecordWorkerHeartbeat | in the memory of one process | the worker vanishes from the list |
 | Valkey on disk | in the append-only file, synced | the key vanishes |
 | Valkey in memory | in memory | the key vanishes |
-| PostgreSQL, one UPDATE | in its log, synced | nothing until somebody looks for rows whose time is over |
+| PostgreSQL, one UPDATE | in its log, synced | nothing until a program queries for overdue rows |
 """
 FLAMES = (
     ("batches", "The server under batches of a hundred heartbeats"),
@@ -93,18 +93,18 @@ class Report:
         parts = [INTRODUCTION]
         if any(row["scale"] < 1 for row in self.rows.values()):
             parts.append(TRIAL)
-        parts += [self._machine(), "## What we hold ourselves to", self._bars()]
-        parts += ["## Beside others", PEERS, *_shown(pictures, "peers")]
+        parts += [self._machine(), "## Targets", self._bars()]
+        parts += ["## Comparison with other systems", PEERS, *_shown(pictures, "peers")]
         parts.append(_table(self.of("no-op", "etcd", "temporal", "valkey", "postgresql")))
         parts += ["## Growth", "### Workers", *_shown(pictures, "workers")]
         parts.append(_grown([row for row in self.of("workers") if "workers" in row.get("more", {})]))
         parts += ["### Activities per worker", *_shown(pictures, "activities")]
         parts.append(_grown(self.of("growth of activities")))
         parts += ["### Nodes", *_shown(pictures, "nodes"), _table(self.of("cluster"))]
-        parts += ["## When a node goes", _table(self.of("take-over"))]
-        parts += ["## Until lost work moves on", _table(self.of("moving on"))]
+        parts += ["## Loss of a node", _table(self.of("take-over"))]
+        parts += ["## Detection and hand-out", _table(self.of("moving on"))]
         parts += ["## Where the time goes", REST, self._flames()]
-        parts += ["## Notes", self._notes(), "## How it was obtained", self._how()]
+        parts += ["## Notes", self._notes(), "## How it was measured", self._how()]
         return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
     def _machine(self) -> str:
@@ -256,7 +256,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _grown(rows: Sequence[Row]) -> str:
-    """What else was found as columns."""
+    """Return a table with the additional figures as columns."""
     rows = [row for row in rows if row.get("unit") == "heartbeats/s"]
     if not rows:
         return "Not measured yet."
@@ -271,7 +271,7 @@ def _grown(rows: Sequence[Row]) -> str:
 
 
 def render(results: Mapping[str, Any]) -> dict[Path, str]:
-    """Every file that the result file stands for."""
+    """Return every file that is generated from the result file."""
     report = Report(results)
     files = {IMAGES / f"bench-{name}.svg": drawn for name, drawn in report.pictures().items()}
     return {PAGE: report.page(), **files}

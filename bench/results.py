@@ -1,4 +1,4 @@
-"""The result file: what was measured, on what machine, row by row as it was found."""
+"""The result file: the rows as measured, and the machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PACKAGES = (
 )
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on, and nothing that names the machine."""
+def describe_machine() -> dict[str, Any]:
+    """Return what the figures depend on, without anything that identifies the machine."""
     return {
         "cores": os.cpu_count(),
         "processor": _processor(),
@@ -64,9 +64,10 @@ def _first_line(*command: str) -> str:
     return (done.stdout.splitlines() or ["unknown"])[0]
 
 
-def commit() -> str:
-    """Of the tree that is measured; with a + if it has changes that are not committed. The docs are none: a run writes
-    them itself."""
+def current_commit() -> str:
+    """Return the commit of the measured tree, with a + if it has uncommitted changes outside docs/, which a run writes
+    itself.
+    """
     head, changes = (
         _git("rev-parse", "--short=12", "HEAD"),
         _git("status", "--porcelain", "--", ".", ":!docs"),
@@ -85,21 +86,25 @@ def _git(*arguments: str) -> str:
 
 
 class Results:
-    """Rows by name, in the order of the catalogue. Each knows when and from what it was obtained, because a file may be
-    put together from several runs."""
+    """Rows by name, in the order of the catalogue.
 
-    def __init__(self, path: Path | None, order: list[str]) -> None:
-        """`path`: kept there after every row; None: only in memory."""
+    Each row carries its date and commit, because a file may combine several runs.
+    """
+
+    def __init__(
+        self, path: Path | None, order: list[str], *, commit: str, machine: dict[str, Any] | None = None
+    ) -> None:
+        """`path`: the file that is written after every row; None keeps the rows in memory only."""
         self._path = path
         self._order = order
-        self._commit = commit()
+        self._commit = commit
         self.rows: dict[str, dict[str, Any]] = {}
-        self.machine = machine()
+        self.machine = machine or {}
         if path is not None and path.exists():
             self.rows = {row["row"]: row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
 
     def has(self, name: str, scale: float) -> bool:
-        """Whether it is there already, measured as it would be now."""
+        """Return whether the row was already measured at this commit and scale."""
         known = self.rows.get(name)
         return bool(
             known and "ratio" in known and known["commit"] == self._commit and known["scale"] == scale
@@ -116,7 +121,7 @@ class Results:
         self.rows[row["row"]] = row
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Renamed into place: a run that is cut off leaves the rows it had.
+            # Renamed into place: an interrupted run keeps its rows.
             new_path = self._path.with_suffix(".new")
             new_path.write_text(self.as_json(), encoding="utf-8")
             new_path.replace(self._path)

@@ -1,5 +1,5 @@
-"""Two sides measured by turns, several times over: what both have in common, a busy machine included, cancels out in
-the ratio of each round.
+"""Two sides measured in turn, several times: conditions that both share, such as a busy machine, cancel out in each
+round's ratio.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RATIO, OURS = "ratio", "ours"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is to be measured."""
+    """How much to measure."""
 
     scale: float = 1.0
     rounds: int = 5
@@ -26,13 +26,13 @@ class Plan:
 
     @property
     def few_rounds(self) -> int:
-        """Where a round takes half a minute."""
+        """Return fewer rounds, for rows whose round takes half a minute."""
         return max(1, min(self.rounds, 3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """What we hold ourselves to, of the ratio or of our own figure."""
+    """The target for the ratio, or for our own figure."""
 
     sense: str
     value: float
@@ -48,7 +48,7 @@ def print_progress(text: str) -> None:
 
 
 def rounded(value: float) -> float:
-    """Four digits are more than any of this can tell."""
+    """Round to four digits, which is more than the measurements can tell."""
     return float(f"{value:.4g}")
 
 
@@ -69,7 +69,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 def alternate(
     label: str, sides: Mapping[str, Callable[[], float]], rounds: int, warm: bool = False
 ) -> dict[str, list[float]]:
-    """Measure each side once per round, in turn first and last. `warm`: once before, not counted."""
+    """Measure each side once per round, in alternating order. `warm`: run each once before, without counting it."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     if warm:
         for measure in sides.values():
@@ -91,7 +91,7 @@ def row(
     notes: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One line of the result: both sides, and ours / theirs round by round."""
+    """Return one row of the result: both sides, and ours / theirs round by round."""
     ratios = [mine / other for mine, other in zip(found[ours], found[theirs], strict=True)]
     made: dict[str, Any] = {
         "row": name,

@@ -1,4 +1,4 @@
-"""The cost model of docs/scaling.md: a few measured numbers, and what follows from them for a number of workers."""
+"""The cost model of docs/scaling.md: a few measured costs, and what follows from them for a number of workers."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from dataclasses import dataclass
 from math import ceil, exp
 
 COMMITS_PER_S = 50
-"""Of a busy node: it lets 20 ms of heartbeats gather (`commit_interval_ms`)."""
+"""Of a busy node, which gathers heartbeats for 20 ms (`commit_interval_ms`)."""
 LOOKS_PER_S = 2
-"""Of a node, at the default lease of 4 s."""
+"""Registry reads of a node, at the default lease of 4 s."""
 BUSY = 0.6
-"""How much of a processor may be planned for; the rest is for take-overs, checkpoints and bad days."""
+"""The share of a processor to plan for; the rest is for take-overs, checkpoints and peaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Measured with `python -m bench --only cluster` and `python -m bench.unit_costs` on two processors that nodes,
-    PostgreSQL and load shared. Put your own in their place."""
+    PostgreSQL and load shared. Replace them with your own.
+    """
 
     node_us: dict[str, float]
-    """Processor time of nodes per heartbeat, by how heartbeats arrive."""
+    """Processor time of nodes per heartbeat, by the way in which heartbeats arrive."""
     frontend_us: dict[str, float]
     postgres_row_us: float
-    """Per row of renewals, with the update of the shard's head and its part of a commit of 64 rows."""
+    """Per renewal row, with the update of the shard's head and its share of a commit of 64 rows."""
     wal_bytes_per_row: float
     """The same, with its index entry."""
     wal_bytes_per_beat: float
-    """What each further heartbeat adds to a row."""
+    """Added to a row by each further heartbeat."""
     memory_bytes: float
     """Per worker."""
     look_ms: float
-    """Of a node's processor, whatever there is to see."""
+    """Processor time of a node for one registry read, whatever it returns."""
     look_us_per_shard: float
     postgres_look_ms: float
     postgres_look_us_per_shard: float
@@ -66,7 +67,7 @@ MEASURED = Costs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
-    """What a number of workers needs."""
+    """The resources for a number of workers."""
 
     workers: int
     interval_s: int
@@ -75,19 +76,22 @@ class CapacityPlan:
     heartbeats_per_s: float
     rows_per_s: float
     nodes: int
-    """Each with a processor of its own: a node uses one."""
+    """Each needs its own processor: a node uses one."""
     frontends: int
     wal_bytes_per_s: float
     postgres_processors: float
     looks_processors: float
-    """Of all nodes together, for looking at each other."""
+    """Of all nodes together, for registry reads."""
     memory_bytes_per_node: float
     heartbeats_per_row: float
 
 
 def rows_per_s(heartbeats_per_s: float, shards: int, commits_per_s: float = COMMITS_PER_S) -> float:
-    """All renewals of a shard in one commit are one row. Heartbeats that come at random leave a commit without any for
-    a given shard with the probability of exp(-mean); how shards are spread over nodes does not matter."""
+    """Return the renewal rows per second.
+
+    All renewals of a shard in one commit are one row. With random arrivals, a commit has no heartbeat for a given
+    shard with the probability exp(-mean); the distribution of shards over nodes does not matter.
+    """
     chances = commits_per_s * shards
     return chances * (1 - exp(-heartbeats_per_s / chances))
 
@@ -118,5 +122,5 @@ def plan(workers: int, interval_s: int, how: str, shards: int, costs: Costs = ME
 
 
 def taken_s(shards: int, workers: float, costs: Costs = MEASURED) -> float:
-    """One node reads back so many shards with so many workers altogether."""
+    """Return the seconds in which one node reads back this many shards with this many workers altogether."""
     return shards * costs.taken_ms_per_shard / 1e3 + workers * costs.taken_us_per_worker / 1e6

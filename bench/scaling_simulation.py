@@ -1,7 +1,7 @@
-"""python -m bench.scaling_simulation: whether clusters of many nodes behave as the model in docs/scaling.md says.
+"""python -m bench.scaling_simulation: check that clusters of many nodes behave as the model in docs/scaling.md says.
 
-Pure and seeded, on a virtual clock. Where shards belong and who is taken for lost is decided by the code that runs in
-production (`liveness.cluster.placement`, `liveness.cluster.failure_detector`); only the database and the network are played.
+The simulation is pure and seeded, on a virtual clock. Production code places shards and detects failures
+(`liveness.cluster.placement`, `liveness.cluster.failure_detector`); only the database and the network are simulated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from liveness.cluster.placement import choose_node
 SEED = 1
 LEASE_MS = 4_000
 LOOK_MS = (2, 20)
-"""What a look takes, at least and at most."""
+"""The shortest and the longest registry read."""
 
 
 def addresses(count: int, random: Random) -> list[str]:
@@ -38,13 +38,13 @@ def addresses(count: int, random: Random) -> list[str]:
 class Movement(NamedTuple):
     shards: int
     nodes: int
-    """Before."""
+    """Before the change."""
     joined: float
-    """Share of the shards that moved to a newcomer; 1 / (nodes + 1) would be ideal."""
+    """Share of the shards that moved to a new node; 1 / (nodes + 1) would be ideal."""
     left: float
     """Share that moved when one of the nodes left; 1 / nodes would be ideal."""
     needless: int
-    """Shards that moved though neither their old nor their new owner is the one that came or went."""
+    """Shards that moved although neither their old nor their new owner joined or left."""
     imbalance: float
     """Shards of the node with the most, against the mean."""
 
@@ -81,13 +81,13 @@ class Row(NamedTuple):
 
 
 class Observer:
-    """A node that renews its lease and looks at the others, as `Membership` does."""
+    """A node that renews its lease and reads the registry, as `Membership` does."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.failure_detector = FailureDetector()
         self.lost_ms: dict[str, int] = {}
-        """When it first took others for lost."""
+        """When it first considered each other node lost."""
 
 
 class Detection:
@@ -104,7 +104,7 @@ class Detection:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
         self._stopped: dict[str, float] = {}
-        """Who stands still, until when."""
+        """The stopped nodes, and until when."""
         self.now_ms = 0.0
         for observer in self.observers.values():
             self._at(random.uniform(0, self._every_ms), lambda at, o=observer: self._begin_look(o, at))  # type: ignore[misc]
@@ -126,7 +126,7 @@ class Detection:
         self._stopped[node_id] = self.now_ms + ms
 
     def _awake(self, observer: Observer, at_ms: float, then: Callable[[float], None]) -> bool:
-        """What a process that stands still would do now, it does when it goes on, if ever."""
+        """Run `then` now, or when the stopped process resumes, if ever."""
         until_ms = self._stopped.get(observer.node_id, 0)
         if until_ms <= at_ms:
             return True
@@ -140,7 +140,7 @@ class Detection:
             self._at(done_ms, lambda at: self._commit_look(observer, at_ms, at))
 
     def _commit_look(self, observer: Observer, began_ms: float, at_ms: float) -> None:
-        """The database renews the node's own row and shows all of them, also to one that has stopped meanwhile."""
+        """The database renews the node's own row and returns all rows, also for a node that has stopped meanwhile."""
         self._beats[observer.node_id] += 1
         rows = [Row(node_id, beat, self._lease_ms) for node_id, beat in self._beats.items()]
         self._end_look(observer, began_ms, rows, at_ms)
@@ -155,7 +155,7 @@ class Detection:
 
 
 def detected_ms(nodes: int, lease_ms: int, every_ms: float, random: Random) -> float:
-    """From the death of a node until the last of the others knows."""
+    """Return the time from the death of a node until the last of the others has detected it."""
     cluster = Detection(nodes, random, lease_ms=lease_ms, every_ms=every_ms)
     cluster.run_until(2_000 + random.uniform(0, lease_ms))
     killed_ms = cluster.now_ms
@@ -171,8 +171,10 @@ def detected_ms(nodes: int, lease_ms: int, every_ms: float, random: Random) -> f
 def take_over_s(
     shards: int, nodes: int, workers: int, at_once: int, random: Random, costs: Costs = MEASURED
 ) -> tuple[float, float]:
-    """From the death of a node: when the first of its shards serves again, and when the last does. `at_once`: how many
-    nodes the database serves side by side."""
+    """Return the times from the death of a node until the first and the last of its shards are served.
+
+    `at_once`: how many nodes the database serves in parallel.
+    """
     places = addresses(nodes, random)
     gone, *living = places
     orphans = [id for id, address in placed(shards, places).items() if address == gone]
@@ -264,7 +266,7 @@ def take_over_rows(random: Random) -> list[list[object]]:
 
 
 PLANNED = ((100_000, 64), (1_000_000, 256), (10_000_000, 1_024))
-"""Workers, and the shards that go with them."""
+"""Workers, and the number of shards for them."""
 
 
 def plans() -> list[CapacityPlan]:

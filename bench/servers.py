@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Unavailable(Exception):
-    """A side that cannot be measured here, and why."""
+    """A side cannot be measured here; the text says why."""
 
 
 class ServerProcess:
@@ -20,7 +20,7 @@ class ServerProcess:
         self.address = f"127.0.0.1:{port}"
 
     def cpu_s(self):
-        """Processor time used so far, all threads, kernel included; None where the system does not tell."""
+        """Return the processor time so far, of all threads and the kernel; None where the system does not report it."""
         return processor_s(self.process.pid)
 
     def resident_bytes(self):
@@ -46,7 +46,7 @@ def resident_bytes(pid):
 
 
 def written_bytes(pid):
-    """Handed to the disk so far; 0 for ever on a file system in memory."""
+    """Return the bytes written to disk so far; always 0 on a file system in memory."""
     for line in Path(f"/proc/{pid}/io").read_text().splitlines():
         if line.startswith("write_bytes:"):
             return int(line.split()[1])
@@ -70,7 +70,7 @@ def server_process(name, module, *args):
 
 @contextmanager
 def liveness(*settings, name="liveness"):
-    """The product on a SQLite file of its own. `settings`: as name=value."""
+    """Run the product on its own SQLite file. `settings`: as name=value."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder, 'bench.db')}"
         with server_process(name, "bench.liveness_server", url, *settings) as made:

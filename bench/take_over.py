@@ -1,7 +1,7 @@
-"""How long a node's shards are away: after `kill -9`, and when it stops in good order.
+"""How long a node's shards are unavailable after `kill -9` and after a graceful stop.
 
-Every shard of the node that goes has a worker, whose heartbeats are sent to a node that stays. The clock starts with
-the signal. What counts for clients is the longest that one of those heartbeats had to wait for its answer.
+Every shard of the ending node has a worker, whose heartbeats go to a node that stays. The clock starts with the
+signal. The figure for clients is the longest wait of one of those heartbeats for its answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS_MAX = 60
 
 
 def worker_of_each(shards):
-    """Shard -> number of a worker that lives there."""
+    """Return shard -> number of a worker on it."""
     found: dict[int, int] = {}
     number = 0
     while len(found) < len(shards):
@@ -51,7 +51,7 @@ class TakeOverProbe:
         self._routes = ClusterServiceStub(self._channel)
 
     async def measure(self, leave):
-        """Seconds from the signal until every shard serves elsewhere, and the longest wait for one heartbeat."""
+        """Return the seconds from the signal until other nodes serve every shard, and the longest wait of one heartbeat."""
         for number in self._numbers:
             await self._call(unary_request(number), timeout=20)
         done = asyncio.Event()
@@ -60,7 +60,7 @@ class TakeOverProbe:
         start = time.perf_counter()
         leave()
         await self._wait_until_moved(start)
-        # Known is not yet served: each must have had an answer from its new owner.
+        # A known owner may not serve yet: each shard must have answered from its new owner.
         done.set()
         await asyncio.gather(*beating)
         took = time.perf_counter() - start

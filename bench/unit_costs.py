@@ -1,7 +1,7 @@
-"""python -m bench.unit_costs: what single things cost on PostgreSQL, for the model in docs/scaling.md.
+"""python -m bench.unit_costs: the costs of single operations on PostgreSQL, for the model in docs/scaling.md.
 
-Bytes per heartbeat, memory per worker, a look at the registry against shards and nodes, reading shards back against
-shards and workers, and what a cluster costs that does nothing.
+These are bytes per heartbeat, memory per worker, registry reads by shards and nodes, recovery by shards and workers,
+and the cost of an idle cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IDLE_SECONDS = 5
 
 
 def log_rows(postgres, url):
-    """Of renewals: how many rows, and their bytes without indexes."""
+    """Return the number of renewal rows, and their bytes without indexes."""
     query = "SELECT count(*), coalesce(sum(pg_column_size(log.*)), 0) FROM log WHERE kind = 'LeasesRenewed'"
     rows, size = postgres.execute(query, database_of(url)).split("|")
     return int(rows), int(size)
@@ -52,7 +52,7 @@ def database_of(url):
 
 
 def workers(postgres, count, shards=64):
-    """Register workers, let them all heartbeat, stop, and read everything back."""
+    """Register workers, send heartbeats of all, stop, and read everything back."""
     with cluster("workers", postgres, 1, shards) as made:
         processes, node = PostgresProcesses(postgres), made.nodes[0]
         bodies = [batch_request_of(range(first, first + BATCH)) for first in range(0, count, BATCH)]
@@ -78,7 +78,7 @@ def workers(postgres, count, shards=64):
             "postgres_cpu_us_per_heartbeat": round((processes.cpu_s() - db) / beats * 1e6, 1),
         }
         url = made.url
-    # In a process of its own, in which nothing else has left memory behind.
+    # In its own process, whose memory holds nothing else.
     with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
         took, memory = fresh.submit(run_read_back, url, shards).result()
     found["read_back_s"] = round(took, 3)
@@ -87,7 +87,7 @@ def workers(postgres, count, shards=64):
 
 
 def beat_once(node, bodies):
-    """A few calls at a time: more would only queue up. Returns the seconds it took."""
+    """Send a few calls at a time, because more would only queue up. Returns the seconds."""
     groups = [bodies[first : first + AT_ONCE] for first in range(0, len(bodies), AT_ONCE)]
     return sum(load.run(node.address, "RecordWorkerHeartbeats", group, 1, 1) for group in groups)
 
@@ -97,7 +97,10 @@ def run_read_back(url, shards):
 
 
 async def read_back(url, shards):
-    """Seconds to take all shards as a node of a cluster does, a few in each transaction; bytes of memory it took."""
+    """Take all shards as a node of a cluster does, a few in each transaction.
+
+    Returns the seconds and the bytes of memory.
+    """
     store = SqlStore(PostgresDatabase(url))
     await store.open(shards, "bench")
     node = Node(
@@ -113,7 +116,7 @@ async def read_back(url, shards):
     return took, memory
 
 
-# -- looks
+# -- registry reads
 
 
 async def look(postgres, shards, nodes):
@@ -148,13 +151,13 @@ async def look(postgres, shards, nodes):
     return found
 
 
-# -- doing nothing
+# -- idle cluster
 
 
 def idle(postgres, shards):
     with cluster("idle", postgres, 1, shards) as made:
         processes, node = PostgresProcesses(postgres), made.nodes[0]
-        time.sleep(1)  # what the start left to do
+        time.sleep(1)  # work that the start left
         wal, cpu, db = processes.wal_bytes(), node.cpu_s(), processes.cpu_s()
         time.sleep(IDLE_SECONDS)
         return {

@@ -1,4 +1,4 @@
-"""A worker in a process of its own that holds one activity until it is killed."""
+"""A worker process that holds one activity until it is killed."""
 
 from __future__ import annotations
 

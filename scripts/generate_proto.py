@@ -4,9 +4,9 @@ Runs inside .venv-proto, whose older generator writes code that both older and n
 runtimes load; the Makefile targets `proto`, `proto-release` and `check` call it.
 
     generate_proto.py generate             rewrite liveness/v1
-    generate_proto.py check                fail when the committed code is not what proto/ says
-    generate_proto.py descriptors FILE     everything, with comments: what buf lint reads
-    generate_proto.py baseline FILE        without comments: what buf breaking compares against
+    generate_proto.py check                fail if the committed code differs from what proto/ generates
+    generate_proto.py descriptors FILE     all descriptors with comments, for buf lint
+    generate_proto.py baseline FILE        descriptors without comments, for buf breaking
 """
 
 import argparse
@@ -60,7 +60,7 @@ def generate_into(out: Path) -> None:
 
 
 def write_comments(target: Path) -> None:
-    """What proto/ says about each thing, by full name: generated code has none of it, and the OpenAPI document wants it."""
+    """Write the comments of proto/ by full name: generated code lacks them, and the OpenAPI document needs them."""
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.binpb"
         write_descriptors(whole, with_comments=True)
@@ -80,7 +80,9 @@ def write_comments(target: Path) -> None:
 
 
 def full_name(file: descriptor_pb2.FileDescriptorProto, path: list[int]) -> str:
-    """Of the thing at a path as descriptor.proto describes it: pairs of a field's number and a place in it."""
+    """Return the full name of the element at a path as descriptor.proto describes it: pairs of a field's number and an
+    index.
+    """
     thing: Any = file
     names = [file.package]
     for number, index in zip(path[::2], path[1::2], strict=False):
@@ -116,7 +118,7 @@ def check() -> None:
     outdated = sorted(changed + missing)
     if outdated:
         listing = "\n".join(f"  {GENERATED / name}" for name in outdated)
-        sys.exit(f"Generated code is not what proto/ says; run make proto and commit the result:\n{listing}")
+        sys.exit(f"Generated code differs from proto/; run make proto and commit the result:\n{listing}")
 
 
 def write_descriptors(target: Path, *, with_comments: bool) -> None:

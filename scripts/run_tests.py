@@ -1,8 +1,9 @@
-"""make test: run the tests on all cores, and look once more, alone, at the few of real time that failed in the crowd.
+"""make test: run the tests on all cores, and repeat a few failed timing-sensitive tests alone.
 
-Tests with real processes, signals, leases of seconds or a browser share the machine with all the others. One that a
-stall of the machine has tripped passes when nothing else runs; one that found a fault fails again. Whoever had to be
-asked twice is named. Tests of everything else get no second look, and neither does a run with many failures.
+Tests with real processes, signals, leases of seconds or a browser share the machine with all other tests. A test that
+failed because the machine stalled passes when nothing else runs; a test that found a bug fails again. The last lines
+count and name the unsteady tests: those that failed among the others and passed alone. Tests below other folders are
+not repeated, and nothing is repeated after a run with many failures.
 """
 
 from __future__ import annotations
@@ -14,26 +15,40 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED = Path(".pytest_cache", "v", "cache", "lastfailed")
-REAL_TIME = ("tests/system/", "tests/crash/")
+TIMING_SENSITIVE = ("tests/system/", "tests/crash/")
 RERUNS_MAX = 3
 TESTS_FAILED = 1
-"""Exit code of pytest: all were run, some failed."""
+"""pytest's exit code after a complete run in which tests failed."""
 
 
 def main(options: list[str], root: Path = ROOT) -> int:
-    last_failed = root / LAST_FAILED
-    last_failed.unlink(missing_ok=True)
+    (root / LAST_FAILED).unlink(missing_ok=True)
     code = _pytest(root, "-n", "auto", "--dist=loadgroup", *options)
-    if code != TESTS_FAILED:
-        return code
-    failed = sorted(json.loads(last_failed.read_text())) if last_failed.exists() else []
-    if not (0 < len(failed) <= RERUNS_MAX and all(test.startswith(REAL_TIME) for test in failed)):
-        return code
-    print(f"\nOnce more, with the machine to themselves: {', '.join(failed)}", flush=True)
-    code = _pytest(root, *failed)
-    if code == 0:
-        print(f"Unsteady, passed alone: {', '.join(failed)}")
+    unsteady: list[str] = []
+    if code == TESTS_FAILED:
+        failed = _last_failed(root)
+        if 0 < len(failed) <= RERUNS_MAX and all(test.startswith(TIMING_SENSITIVE) for test in failed):
+            print(f"\nRunning again, alone: {', '.join(failed)}", flush=True)
+            code = _pytest(root, *failed)
+            if code in (0, TESTS_FAILED):
+                failed_again = _last_failed(root)
+                unsteady = [test for test in failed if test not in failed_again]
+    print(_unsteady_line(unsteady), flush=True)
     return code
+
+
+def _last_failed(root: Path) -> list[str]:
+    file = root / LAST_FAILED
+    return sorted(json.loads(file.read_text())) if file.exists() else []
+
+
+def _unsteady_line(unsteady: list[str]) -> str:
+    if not unsteady:
+        return "0 unsteady tests"
+    tests = "test" if len(unsteady) == 1 else "tests"
+    return (
+        f"{len(unsteady)} unsteady {tests}, failed among the others and passed alone: {', '.join(unsteady)}"
+    )
 
 
 def _pytest(root: Path, *options: str) -> int:

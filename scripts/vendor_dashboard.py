@@ -1,7 +1,7 @@
-"""Renew the modules that the dashboard carries with it: `python scripts/vendor_dashboard.py`. Needs npm.
+"""Renew the modules that the dashboard ships: `python scripts/vendor_dashboard.py`. It needs npm and builds nothing.
 
-Nothing is built. Two things are changed on the way, because browsers find modules by address and not by name, and
-because uPlot is published as a module only in a form three times as large: see `PREACT_IMPORT` and `UPLOT_EXPORT`.
+It changes two things: browsers find modules by address and not by name, and uPlot publishes its module only in a form
+three times as large. See `PREACT_IMPORT` and `UPLOT_EXPORT`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 VENDOR = Path(__file__).resolve().parent.parent / "liveness" / "dashboard" / "static" / "vendor"
 
 VERSIONS = {"preact": "11.2.0", "htm": "3.1.1", "uplot": "1.6.32"}
-# package, file in it, name here
+# package, its file, our name
 FILES = (
     ("preact", "dist/preact.mjs", "preact.js"),
     ("preact", "hooks/dist/hooks.mjs", "hooks.js"),

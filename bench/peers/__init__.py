@@ -1,1 +1,1 @@
-"""Other servers, for real, as child processes: each says what it promises and what it does not."""
+"""Other servers as child processes; each module states what its server promises and what it does not."""

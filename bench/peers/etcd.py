@@ -1,7 +1,7 @@
-"""etcd, one member, as it is started without options but for its ports and folder.
+"""etcd with one member, started without options except ports and folder.
 
 It promises that a granted lease is in its replicated log, synced, before the answer. A keep-alive is not: the leader
-keeps it in memory, and after a change of leader every lease runs anew for its full time.
+keeps it in memory, and after a change of leader every lease starts again with its full duration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INT64 = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
 
 
 def _messages():
-    """The few fields that are needed, by their published numbers."""
+    """Build messages with the few fields that are needed, by their published numbers."""
     file = descriptor_pb2.FileDescriptorProto(name="bench/etcd.proto", package="bench.etcd", syntax="proto3")
     for name, numbers in {
         "Grant": {"ttl": 1, "id": 2},
@@ -83,7 +83,7 @@ class Etcd:
         return load.send_all(self.address, GRANT, bodies, None, AT_ONCE)[0]
 
     def reply_bytes(self, frames):
-        """Of a keep-alive stream's answers, each of which must be about a lease that lives."""
+        """Return the size of a keep-alive stream's answers, each of which must be about a live lease."""
         with grpc.insecure_channel(self.address) as channel:
             answers: list[bytes] = list(channel.stream_stream(KEEP_ALIVE)(iter(frames), timeout=20))
         for answer in answers:
@@ -92,7 +92,7 @@ class Etcd:
         return len(load.framed(*answers))
 
     def revoke(self, count, ttl):
-        """Seconds from when the last of `count` leases was due until etcd has revoked all."""
+        """Return the seconds from the time at which the last of `count` leases was due until etcd has revoked all."""
         return asyncio.run(self._revoke(count, ttl))
 
     async def _revoke(self, count, ttl):
@@ -100,7 +100,7 @@ class Etcd:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.grant_all, ids, ttl)
         async with grpc.aio.insecure_channel(self.address) as channel:
-            # Renewed once more, so that all are due close together.
+            # Renewed once more, so that all leases are due close together.
             await self._keep_all(channel, ids)
             due = time.perf_counter() + ttl
             call: Any = channel.unary_unary(LEASES)

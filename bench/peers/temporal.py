@@ -1,7 +1,7 @@
 """Temporal's own RecordWorkerHeartbeat, on its development server.
 
-It keeps heartbeats in the memory of one process, to be listed; nothing is rescheduled, and a restart forgets them. Its
-limits on calls per second are lifted, so that none of them is what is measured.
+It keeps heartbeats in the memory of one process, for lists; it reschedules nothing, and a restart loses them. Its
+rate limits are lifted, so that they are not what is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.servers import Unavailable, processor_s
 
 METHOD = "/temporal.api.workflowservice.v1.WorkflowService/RecordWorkerHeartbeat"
 REPLY_BYTES = 5
-"""The answer is an empty message; an error would have none."""
+"""The answer is an empty message; an error has no message."""
 START_SECONDS_MAX = 60
 UNLIMITED = {
     "frontend.rps": 1_000_000,
@@ -45,19 +45,19 @@ class Temporal:
         return processor_s(self.process.pid)
 
     def check_listed(self, wanted):
-        """Its own list of workers, from a client of its own."""
+        """Check Temporal's own list of workers, with its own client."""
         found = _client("listed", self.address)
         if found < wanted:
             raise SystemExit(f"Temporal lists {found} workers, not {wanted}")
 
 
 def bodies(count, size):
-    """Requests with `size` workers each."""
+    """Return requests with `size` workers each."""
     return [base64.b64decode(body) for body in _client("bodies", str(count), str(size))]
 
 
 def _client(*arguments):
-    """In a process of its own: Temporal's library brings a runtime of its own with it."""
+    """Run a client in its own process, because Temporal's library brings its own runtime."""
     command = [sys.executable, "-m", "bench.peers.temporal_client", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -106,7 +106,7 @@ def _await_answer(made):
             except grpc.RpcError as error:
                 if time.monotonic() > until:
                     raise Unavailable(f"Temporal does not answer: {error}") from error
-                time.sleep(0.5)  # its namespace is made after it listens
+                time.sleep(0.5)  # it creates its namespace after it listens
                 continue
             if answer:
                 raise SystemExit("Temporal's answer is no longer empty")

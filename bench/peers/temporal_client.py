@@ -1,4 +1,4 @@
-"""What needs Temporal's own message classes: `bodies COUNT SIZE` and `listed ADDRESS`, answered as JSON."""
+"""The commands that need Temporal's own message classes: `bodies COUNT SIZE` and `listed ADDRESS`, answered as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Valkey with `SET key value EX seconds`: a lease as a key that expires.
 
-In memory, a crash forgets everything. With `appendonly yes, appendfsync always` a write is on disk before its answer.
-Either way a key just vanishes: nobody is told, and nothing that hung on it moves.
+In memory, a crash loses everything. With `appendonly yes, appendfsync always` a write is on disk before its answer.
+In both cases an expired key vanishes: no client is told, and no work is rescheduled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def command(*words):
 
 
 def beat(number):
-    """The same as our heartbeat tells."""
+    """Return the content of our heartbeat as a key and a value."""
     told = heartbeat(number)
     return command("SET", f"bench:{told.worker_instance_key}", unary_request_of(told), "EX", TTL_S)
 
@@ -42,8 +42,11 @@ class Valkey:
         return processor_s(self.process.pid)
 
     def run(self, bodies, size, calls):
-        """Each body on a connection of its own, sent again as soon as it is answered. Returns commands per second; a
-        client of a few lines over plain sockets, so that it is not what is measured."""
+        """Send each body on its own connection, again as soon as it is answered.
+
+        Returns commands per second; the client is a few lines over plain sockets, so that the client is not what is
+        measured.
+        """
         wanted = OK * size
         with selectors.EpollSelector() as ready:
             connections = []
@@ -65,7 +68,7 @@ class Valkey:
         return len(bodies) * calls * size / took
 
     def _answered(self, connection, state, wanted):
-        """Whether that was the last of this connection."""
+        """Return whether that was the last answer on this connection."""
         got = connection.recv(65_536)
         if not got or got != wanted[-state[2] :][: len(got)]:
             raise SystemExit(f"Valkey answered {got[:80]!r}")

@@ -1,1 +1,1 @@
-"""What is measured: one family of rows in each file."""
+"""The measurements: one family of rows in each file."""

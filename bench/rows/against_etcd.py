@@ -1,4 +1,4 @@
-"""Beside etcd's leases."""
+"""Our heartbeats against etcd's leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
 }
 TTL_S = 3_600
 FRESH = count(2_000_000)
-"""Numbers of workers that nobody has heard of."""
+"""Numbers of workers that are not registered yet."""
 
 
 def measure(plan):
@@ -37,7 +37,7 @@ def measure(plan):
             ]
             sizes = {peer.reply_bytes(group) for group in groups}
             targets = [(peer.address, load.framed(*group)) for group in groups]
-            # Equally long answers are what tells that every lease was there each time.
+            # Equal sizes of the answers prove that every lease existed each time.
             reply_bytes = sizes.pop() if len(sizes) == 1 else None
             took = load.run_frames(targets, etcd.KEEP_ALIVE, calls, streams, reply_bytes)
             return calls * BODIES * size / took

@@ -1,4 +1,4 @@
-"""Durable heartbeats against a grpc.aio server with the same messages that does nothing: the limit."""
+"""Durable heartbeats against a grpc.aio server that does nothing with the same messages: the limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH = 100
 
 
 class Workload:
-    """One way to send heartbeats, always with the same workers."""
+    """One way to send heartbeats, always of the same workers."""
 
     def __init__(self, name, calls):
         self.name, self.calls = name, calls
@@ -37,14 +37,14 @@ class Workload:
             for index in range(BODIES)
         ]
         self.sent = 0
-        """Calls of each body that ours has answered."""
+        """Calls per body that our server has answered."""
 
     @property
     def beats(self):
         return self.calls * BODIES * self.size
 
     def send(self, to, reply_bytes=None):
-        """Heartbeats per second."""
+        """Return heartbeats per second."""
         took = load.run(to.address, self.method, self.bodies, self.calls, self.streams, reply_bytes)
         return self.beats / took
 
@@ -54,11 +54,11 @@ class Workload:
         return found
 
     def send_to_noop(self, noop):
-        """Which answers always the same: so the bytes of its answers tell whether each was one."""
+        """Send to the no-op server, whose answers are all equal, so that their size proves that each call succeeded."""
         return self.send(noop, load.reply_bytes_of(noop.address, self.method, self.bodies[0]))
 
     def check_applied(self, ours):
-        """Every call must have been applied: the server's own count of successes says so."""
+        """Check by the server's own count of successes that every call was applied."""
         with grpc.insecure_channel(ours.address) as channel:
             stub = LivenessServiceStub(channel)
             for number in range(self.first, self.first + BODIES * self.size):

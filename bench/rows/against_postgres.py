@@ -1,4 +1,4 @@
-"""Beside a table of workers in PostgreSQL with one UPDATE per heartbeat, sent by pgbench."""
+"""Our heartbeats against a table of workers in PostgreSQL with one UPDATE per heartbeat, sent by pgbench."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FROM generate_series(0, {WORKERS - 1}) AS n
 SET = "SET successes = successes + 3, heartbeat_at = now(), deadline = now() + interval '1 hour'"
 SCRIPTS = {
     UNARY: f"\\set n random(0, {WORKERS - 1})\nUPDATE workers {SET} WHERE worker_key = 'worker-' || :n;\n",
-    # Rows of its own for each client, so that none waits for another's locks.
+    # Each client has its own rows, so that none waits for locks of another.
     BATCHES: f"UPDATE workers {SET} WHERE number BETWEEN :client_id * {BATCH} AND :client_id * {BATCH} + {BATCH - 1};\n",
 }
 
@@ -39,7 +39,7 @@ class Updates:
         self._postgres, self._folder = postgres, folder
 
     def run(self, kind, transactions):
-        """Rows per second; all of `transactions` of each client must have gone well."""
+        """Return rows per second; all transactions of each client must succeed."""
         script = Path(self._folder, "script")
         script.write_text(SCRIPTS[kind], encoding="utf-8")
         options = ["-n", "-M", "prepared", "-c", str(CLIENTS[kind]), "-j", "1", "-t", str(transactions)]

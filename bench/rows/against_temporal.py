@@ -1,4 +1,4 @@
-"""Beside Temporal's own worker heartbeats."""
+"""Our heartbeats against Temporal's own worker heartbeats."""
 
 from __future__ import annotations
 

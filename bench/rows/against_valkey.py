@@ -1,4 +1,4 @@
-"""Beside Valkey's keys that expire, in memory and on disk."""
+"""Our heartbeats against Valkey's keys that expire, in memory and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours beside one peer, in the two ways that heartbeats come: one per call, and a hundred together."""
+"""Our server against one peer, with one heartbeat per call and with a hundred."""
 
 from __future__ import annotations
 

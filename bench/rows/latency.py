@@ -1,4 +1,4 @@
-"""How long one heartbeat takes at half the load that the server can bear."""
+"""The latency of one heartbeat at half the maximum load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 8
 def measure(plan):
     with server_process("no-op", "bench.noop_server") as noop, liveness() as ours:
         workload = Workload(UNARY, plan.sized(1_000, 20))
-        workload.send_to_ours(ours)  # warm
+        workload.send_to_ours(ours)  # warm-up
         most = statistics.median(workload.send_to_ours(ours) for _ in range(plan.few_rounds))
         rate = most / 2
         print_progress(f"maximum {most:,.0f} heartbeats/s; sending {rate:,.0f}/s")
@@ -37,7 +37,7 @@ def measure(plan):
             return once
 
         found = alternate(P99, {"no-op": p99(noop), "liveness": p99(ours)}, plan.few_rounds)
-        if load.driver() == "h2load":  # the other client has seen every status, and counts otherwise
+        if load.driver() == "h2load":  # the other client checks every status, and counts differently
             workload.check_applied(ours)
     yield row(
         P99,

@@ -1,4 +1,4 @@
-"""How much later than its lease a silent worker is found, among a hundred thousand."""
+"""How much later than its lease a silent worker expires, among a hundred thousand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEAT_EVERY_S = 30.0
 
 
 async def _background(channel, numbers, done):
-    """The others heartbeat as a fleet with this interval does."""
+    """Send the heartbeats of the other workers, as a fleet with this interval does."""
     call: Any = channel.unary_unary(load.SERVICE + "RecordWorkerHeartbeats")
     pause = BEAT_EVERY_S / max(1, len(numbers) / BATCH)
     at = 0
@@ -57,7 +57,7 @@ async def _run(address, others, silent):
         due: dict[str, float] = {}
         for at in range(0, silent, BATCH):
             numbers = range(others + at, others + min(at + BATCH, silent))
-            # Spread over some seconds, in no order: neighbours in a call end far apart.
+            # Spread over some seconds at random: the leases of one call end far apart.
             beats = [
                 heartbeat(number, FIRST_S + (number * 7_919 % silent) / silent * OVER_S) for number in numbers
             ]
@@ -96,7 +96,7 @@ def measure(plan):
             late, outside = lateness(sides[name], silent)
             p50[name].append(statistics.median(late))
             outside_p99[name].append(quantile(outside, 0.99))
-            # Whole milliseconds on that clock: 0 would have no ratio.
+            # The clock counts whole milliseconds: 0 would have no ratio.
             return max(1, quantile(late, 0.99))
 
         return once

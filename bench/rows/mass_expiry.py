@@ -1,4 +1,4 @@
-"""Ten thousand leases lapse at once: ours with ten activities each, until every reschedule is committed, against etcd,
+"""Ten thousand leases end at once: ours with ten activities each, until every reschedule is committed, against etcd,
 which only revokes the leases.
 """
 
@@ -28,7 +28,7 @@ HELD = 10
 BATCH = 100
 LEASE_S = 6.0
 ETCD_LEASE_S = 10
-"""Longer, because it takes longer to grant that many."""
+"""Longer, because etcd takes longer to grant that many."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def ours(with_storm_hold=False):
 
 
 def expiry_seconds(count, with_storm_hold=False):
-    """Seconds from when the last lease was due until all reschedules are committed."""
+    """Return the seconds from the last deadline until all reschedules are committed."""
     with ours(with_storm_hold) as (server, db):
         _, due = register_workers(server.address, count)
         time.sleep(max(0.0, due - time.time()))
@@ -52,11 +52,11 @@ def expiry_seconds(count, with_storm_hold=False):
 
 
 def wait_until_committed(db, wanted):
-    """Wall time when another connection to the database sees so many reschedules."""
+    """Return the wall time at which another connection to the database sees this many reschedules."""
     with closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as connection:
         end = time.time() + SECONDS_MAX
         while time.time() < end:
-            # The ids given out, and, since nothing is deleted here, the rows.
+            # The number of assigned ids, which equals the number of rows because nothing is deleted here.
             found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'tasks'").fetchone()
             if found and found[0] >= wanted:
                 now = time.time()
@@ -69,7 +69,7 @@ def wait_until_committed(db, wanted):
 
 
 def watched_seconds(count):
-    """Seconds from when the last lease was due until a watcher of all events has seen the end of each."""
+    """Return the seconds from the last deadline until a watcher has seen the end of each lease."""
     with ours() as (server, _):
         return asyncio.run(_watched_seconds(server.address, count))
 
@@ -86,8 +86,9 @@ async def _watched_seconds(address, count):
 
 
 def register_workers(address, count):
-    """Workers, and then two more heartbeats of each, so that their leases end close together: the first of these is still
-    looked at closely. Returns when the first and the last of their leases are due."""
+    """Register workers and send two more heartbeats of each, so that their leases end close together; the server takes
+    the slow path for the first of these. Returns the first and the last deadline.
+    """
     method = "RecordWorkerHeartbeats"
     groups = [range(at, min(at + BATCH, count)) for at in range(0, count, BATCH)]
     first = [batch(registering_heartbeat(number, HELD) for number in group) for group in groups]

@@ -1,4 +1,4 @@
-"""A thousand to a million tracked workers: heartbeats/s, memory, disk, and how soon a killed server serves again."""
+"""A thousand to a million tracked workers: heartbeats/s, memory, disk, and the recovery of a killed server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BASE = 1_000
 
 
 class TrackedWorkers:
-    """A server that knows so many workers."""
+    """A server that tracks this many workers."""
 
     def __init__(self, folder, count, stack):
         self.name, self.count = row_name(count), count
@@ -59,9 +59,9 @@ class TrackedWorkers:
         )
 
     def register(self, actual):
-        """`actual`: how many at this scale."""
+        """`actual`: the number of workers at this scale."""
         self.actual = actual
-        # What the first calls leave behind for good is not the workers'.
+        # The lasting memory of the first calls does not belong to the workers.
         base = min(BASE, actual // 2)
         start = time.perf_counter()
         self._register(range(base))
@@ -74,7 +74,7 @@ class TrackedWorkers:
         after = self.server.resident_bytes()
         self.memory = (after - before) / (actual - base)
         self.memory_of_more = (after - between) / (actual - some)
-        """Once the database's cache is full, which does not grow with the workers."""
+        """Measured after the database's cache is full, which does not grow with the workers."""
         self._register(range(actual))
         self.memory_after_beats = (self.server.resident_bytes() - before) / (actual - base)
         drawn = random.Random(1)
@@ -91,7 +91,7 @@ class TrackedWorkers:
         load.send_all(self.server.address, "RecordWorkerHeartbeats", bodies, None, AT_ONCE, check_batch)
 
     def beat(self, calls):
-        """Heartbeats per second."""
+        """Return heartbeats per second."""
         took, _ = load.send_all(
             self.server.address, "RecordWorkerHeartbeats", self._bodies, calls, AT_ONCE, check_batch
         )
@@ -104,11 +104,11 @@ class TrackedWorkers:
         return calls / took
 
     def disk_bytes(self):
-        """Of all its files, per worker."""
+        """Return the bytes of all its files, per worker."""
         return sum(file.stat().st_size for file in self._db.parent.glob(f"{self._db.name}*")) / self.actual
 
     def kill_and_recover(self):
-        """Seconds from the start of the process, its interpreter included, to the first answer."""
+        """Return the seconds from the start of the process, with its interpreter, to the first answer."""
         self.server.process.kill()
         self.server.process.wait()
         self._process_stack.close()

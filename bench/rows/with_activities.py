@@ -1,4 +1,4 @@
-"""Heartbeats that carry changes of what the worker holds, against the same without activities; and how that grows."""
+"""Heartbeats that change bindings, against heartbeats without activities, and how the cost grows."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ GROWTH_NAMES = {
     for held in COUNTS
 }
 AT_ONCE = 64
-"""Enough that the server is never idle: what is measured is what a heartbeat costs it, not what it waits for."""
+"""Enough that the server is never idle: the rows measure what a heartbeat costs, not how long it waits."""
 FEW_AT_ONCE = 8
 BINDINGS_MIN = 10_000
 TOGETHER = 20
-"""Workers of one call while they register, so that the largest stays below gRPC's 4 MB."""
+"""Workers in one registering call, so that the largest call stays below gRPC's 4 MB."""
 
 
 class Fleet:
-    """Workers of one server that hold so many activities each, and their next heartbeats."""
+    """Workers of one server that hold this many activities each, and their next heartbeats."""
 
     def __init__(self, server, workers, held):
         self.server, self.workers, self.held = server, workers, held
-        # At first without, so that what they hold is all that makes the memory grow.
+        # First without activities, so that only the activities make the memory grow.
         self._all([heartbeat(number) for number in range(workers)])
         before = server.resident_bytes()
         if held:
@@ -64,9 +64,14 @@ class Fleet:
         load.send_all(self.server.address, "RecordWorkerHeartbeats", bodies, None, 4, check_batch)
 
     def beat(self, times, at_once=AT_ONCE):
-        """All of them, `times` there and back. Returns seconds and milliseconds of each call."""
+        """Send the alternating heartbeats of all workers `times` times.
+
+        Returns the seconds, and the milliseconds of each call.
+        """
         calls = 2 * times * self.workers
-        at_once = min(at_once, self.workers // 2)  # never two of one worker, which would overtake each other
+        at_once = min(
+            at_once, self.workers // 2
+        )  # never two calls of one worker, which could overtake each other
         return load.send_all(self.server.address, "RecordWorkerHeartbeat", self._bodies, calls, at_once)
 
 
@@ -133,7 +138,7 @@ def grow(plan):
         found = alternate("growth of activities", sides, plan.few_rounds)
     base = row_name(COUNTS[0])
     for name, fleet in fleets.items():
-        # A few hundred bindings are lost in what any call leaves behind.
+        # A few hundred bindings are lost in the noise of any call.
         enough = workers * fleet.held >= BINDINGS_MIN
         memory = {"memory, bytes per binding": rounded(fleet.memory / workers / fleet.held)} if enough else {}
         yield row(

@@ -1,4 +1,4 @@
-"""make crash: let real faults happen to real processes, and count what was violated."""
+"""make crash: inject real faults into real processes, and count the violated invariants."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def main() -> int:
         for fault in faults:
             print(f"{fault.name:<44}  {fault.what}")
         return 0
-    said = Console(stderr=True, highlight=False, soft_wrap=True)
+    progress = Console(stderr=True, highlight=False, soft_wrap=True)
     rows: list[Row] = []
     for fault in faults:
-        said.print(f"-- {fault.name}", style="bold")
+        progress.print(f"-- {fault.name}", style="bold")
         for row in run(fault, options.scale):
             rows.append(row)
-            said.print(one_line(row))
+            progress.print(one_line(row))
     if options.json:
         print(json.dumps([as_data(row) for row in rows], indent=1))
     else:
@@ -43,24 +43,26 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PART", help="faults whose names contain it"
+        "--only", action="append", default=[], metavar="PART", help="run only faults whose names contain PART"
     )
-    parser.add_argument("--scale", type=above_zero, default=1.0, help="part of the tries (default: all)")
+    parser.add_argument(
+        "--scale", type=above_zero, default=1.0, help="fraction of the tries to run (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
-    parser.add_argument("--write", action="store_true", help="put these rows into docs/crash.md")
+    parser.add_argument("--list", action="store_true", help="list the faults and exit")
+    parser.add_argument("--write", action="store_true", help="store these rows and write docs/crash.md")
     return parser.parse_args()
 
 
 def _chosen(parts: list[str]) -> list[Fault]:
     chosen = [fault for fault in FAULTS if not parts or any(part in fault.name for part in parts)]
     if not chosen:
-        sys.exit(f"no fault has a name like {' or '.join(parts)}; --list shows them")
+        sys.exit(f"no fault is called {' or '.join(parts)}; --list shows them")
     return chosen
 
 
 def _write(rows: list[Row], faults: set[str]) -> None:
-    """Rows of other faults stay as they are: each says when it was run."""
+    """Replace the rows of these faults, and keep the rows of all others: each row carries its own date."""
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     merged = [row for row in known if row["fault"] not in faults] + [as_data(row) for row in rows]
     order = {fault.name: number for number, fault in enumerate(FAULTS)}

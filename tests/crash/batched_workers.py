@@ -1,4 +1,4 @@
-"""Thousands of workers in this process: what they say travels in batches, as through a frontend."""
+"""Thousands of workers in this process, which send their heartbeats in batches, as a frontend does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class BatchedWorkers:
         self._sequences: Counter[int] = Counter()
         self._calls = asyncio.Semaphore(CALLS_AT_ONCE)
         self.latencies_s: list[float] = []
-        """Of each call that was answered."""
+        """Of each answered call."""
         self.outcomes: dict[int, int] = {}
-        """The last one of each."""
+        """The last outcome of each worker, by its number."""
 
     async def beat(self, numbers: Iterable[int], *, binding: bool = False) -> Counter[int]:
-        """All of these, each once. Returns how they were answered."""
+        """Send one heartbeat for each of these workers, and return the outcomes."""
         everybody = list(numbers)
         batches = [everybody[start : start + BATCH] for start in range(0, len(everybody), BATCH)]
         answers = await asyncio.gather(*(self._beat(batch, binding) for batch in batches))

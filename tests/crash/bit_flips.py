@@ -1,4 +1,4 @@
-"""Flips bits in a SQLite database that nobody has open."""
+"""Flip bits in a SQLite database that no process has open."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ROWS = {
     "activities": "payload",
     "tasks": "activity",
 }
-"""Where what matters lies, by table."""
+"""The column that holds the payload, by table."""
 
 
 def flip_in_row(path: Path, random: Random, table: str) -> str:
-    """One bit of the payload of some row. Returns where."""
+    """Flip one bit in the payload of a random row, and describe it."""
     column = ROWS[table]
     with closing(sqlite3.connect(path)) as connection:
         keys = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[5]]
@@ -33,7 +33,7 @@ def flip_in_row(path: Path, random: Random, table: str) -> str:
 
 
 def flip_in_file(file: Path, random: Random, until: int | None = None) -> str:
-    """One bit of the file, or of its first bytes. Returns where."""
+    """Flip one bit of the file, or of its first `until` bytes, and describe it."""
     data = bytearray(file.read_bytes())
     at = random.randrange(until or len(data))
     bit = 1 << random.randrange(8)
@@ -43,7 +43,10 @@ def flip_in_file(file: Path, random: Random, until: int | None = None) -> str:
 
 
 def last_commit(log: Path) -> int:
-    """Where the last commit begins in a write-ahead log: damage to it cannot be told from a commit that was torn off."""
+    """Return the offset at which the last commit begins in a write-ahead log.
+
+    Damage after it looks like a torn commit.
+    """
     data = log.read_bytes()
     frame_bytes = 24 + int.from_bytes(data[8:12])
     ends = [

@@ -1,14 +1,14 @@
-"""A server that fails where it is told to: `python -m tests.crash.failing_server serve OPTIONS`, like `liveness serve`.
+"""A server with failpoints: `python -m tests.crash.failing_server serve OPTIONS`, like `liveness serve`.
 
-The file named by FAILPOINT in the environment says `PLACE|HOW`, and is removed by whoever passes that place next, which
-then fails once:
+The file named by FAILPOINT in the environment holds `POINT|ACTION`. The server removes the file when it reaches that
+point, and takes the action once:
 
     crash   the process kills itself, as by `kill -9`
-    stop    it stops itself, as by SIGSTOP
-    error   the step fails; whoever asked for it is told what it would be told of such a failure
+    stop    the process stops itself, as by SIGSTOP
+    error   the step fails, and its caller gets the error of such a failure
     delay   the step takes DELAY_MS longer
 
-Only the seams around store, sinks and handlers are wrapped, from outside. All else is the product.
+This module wraps only the calls to store, sinks and handlers, from outside. All other code is the product's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from liveness.store.errors import CommitRejected, CommitUnknown
 from liveness.store.sql import SqlStore
 
 DELAY_MS = 1_300
-"""More than the shortest lease."""
+"""Longer than the shortest lease."""
 HEARTBEATS = {"record_worker_heartbeat", "record_worker_heartbeats"}
 
 _control = Path(os.environ["FAILPOINT"])
@@ -59,7 +59,7 @@ def _unknown() -> Exception:
 
 
 def _fail_if_armed(point: str, refusal: Callable[[], Exception]) -> bool:
-    """Returns whether it is to take longer."""
+    """Do what the armed failpoint says; return whether the step is to take longer."""
     match _armed_action(point):
         case "crash":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -101,13 +101,13 @@ def _wrap_commits() -> None:
     commit, apply = SqlStore.commit, apply_commits
 
     async def wrapped(self: SqlStore, commits: Sequence[ShardCommit]) -> None:
-        settles = any(part.task_updates for part in commits)
+        finishes_tasks = any(part.task_updates for part in commits)
         await _reach("before commit", _rejected)
-        if settles:
+        if finishes_tasks:
             await _reach("before settling", _rejected)
         await commit(self, commits)
         await _reach("after commit", _unknown)
-        if settles:
+        if finishes_tasks:
             await _reach("after settling", _unknown)
 
     def applied(connection: Any, commits: Sequence[ShardCommit]) -> None:
@@ -115,7 +115,7 @@ def _wrap_commits() -> None:
         _reach_blocking("in transaction", _rejected)
 
     SqlStore.commit = wrapped  # type: ignore[method-assign]
-    setattr(sql, "apply_commits", applied)  # noqa: B010  # where the store finds it
+    setattr(sql, "apply_commits", applied)  # noqa: B010  # the name through which the store calls it
 
 
 def _wrap_answers() -> None:

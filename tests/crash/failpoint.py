@@ -1,4 +1,4 @@
-"""Arms a server that fails where it is told to."""
+"""Arm a failpoint in `tests.crash.failing_server`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOK_SECONDS = 0.01
 
 
 class NotReached(Exception):
-    """Nobody came by, so that nothing was proved."""
+    """The server never reached the failpoint, so the test proves nothing."""
 
 
 class Failpoint:
@@ -21,13 +21,13 @@ class Failpoint:
         self.environ = {"FAILPOINT": str(control)}
 
     def arm(self, point: str, how: str) -> None:
-        # Put there as a whole, so that nobody reads half of it.
+        # Renamed into place, so that the server never reads half of it.
         new = self._control.with_suffix(".new")
         new.write_text(f"{point}|{how}")
         new.replace(self._control)
 
     async def wait_reached(self) -> None:
-        """Until somebody came by and failed."""
+        """Wait until the server has reached the failpoint and failed."""
         deadline = time.monotonic() + REACHED_SECONDS_MAX
         while self._control.exists():
             if time.monotonic() > deadline:

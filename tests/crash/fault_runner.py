@@ -1,4 +1,4 @@
-"""Runs the tests of one kind of fault, in a process of their own, and counts what they tried."""
+"""Run the tests of one fault in their own process, and count their tries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row(NamedTuple):
     seconds: float
     scale: float = 1.0
     notes: tuple[str, ...] = ()
-    """What tests told of it, and what went wrong."""
+    """What the tests reported, and their failures."""
 
     @property
     def held(self) -> bool:
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def run(fault: Fault, scale: float) -> list[Row]:
-    """One row, or one for each name that tests gave to what they did."""
+    """Return one row, or one row for each name that the tests reported."""
     with tempfile.TemporaryDirectory(prefix="liveness-crash-") as folder:
         results = Path(folder) / "results.xml"
         command = [
@@ -45,7 +45,7 @@ def run(fault: Fault, scale: float) -> list[Row]:
             "-m", "crash_long or not crash_long", "-q", "--no-header", "--tb=short", "--show-capture=no",
             f"--timeout={SECONDS_MAX}", f"--junitxml={results}",
         ]  # fmt: skip
-        # What pytest says is progress, and belongs beside the table.
+        # pytest's output is progress: it goes to stderr, beside the table.
         subprocess.run(
             command,
             cwd=ROOT,
@@ -86,7 +86,7 @@ def _rows(fault: Fault, case: ElementTree.Element) -> list[Row]:
         tried, violated = (max(1, sum(part[count] for part in told)) for count in ("tried", "violated"))
         return [row._replace(tried=tried, violated=violated, notes=words)]
     counted = [part for part in told if part["tried"]]
-    # A test that counts nothing is one try.
+    # A test that reports no count is one try.
     return [_counted(row, part) for part in counted] or [row]
 
 

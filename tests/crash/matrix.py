@@ -1,4 +1,4 @@
-"""What is done to real processes, kind by kind, and which tests do it."""
+"""The faults that `make crash` injects, and the tests that inject them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One kind of fault. Tests may divide it into several rows."""
+    """One kind of fault. Its tests may report several rows."""
 
     name: str
     what: str
-    """What is done, and what must be true all the same."""
+    """The fault, and the property that must hold in spite of it."""
     invariants: tuple[int, ...]
-    """Those that it attacks, by their number in `INVARIANTS`."""
+    """The invariants under attack, by their number in `INVARIANTS`."""
     nodes: tuple[str, ...]
-    """Tests, as pytest names them."""
+    """Test ids for pytest."""
 
 
 INVARIANTS = {
@@ -43,28 +43,28 @@ _NODES = "tests/system/cluster/test_node_loss.py"
 FAULTS = (
     Fault(
         "kill -9, SQLite",
-        "The server is killed at a random moment under load, again and again on the same file; every other run "
+        "The harness kills the server at a random moment under load, again and again on the same file; every other run "
         "checkpoints and compacts all the time. Every sixth outage is longer than a lease.",
         (1, 2, 3, 4, 9, 12),
-        (f"{_KILL}::test_sqlite_long",),
+        (f"{_KILL}::test_many_kills_lose_no_acknowledged_heartbeat_on_sqlite",),
     ),
     Fault(
         "kill -9, PostgreSQL",
-        "The same with a PostgreSQL that syncs.",
+        "The same, with a PostgreSQL that syncs its commits to disk.",
         (1, 2, 3, 4, 9, 12),
-        (f"{_KILL}::test_postgres_long",),
+        (f"{_KILL}::test_many_kills_lose_no_acknowledged_heartbeat_on_postgres",),
     ),
     Fault(
         "failpoint",
-        "At a chosen place, before or after it, the process is killed, the step fails, or it takes longer than the "
-        "shortest lease.",
+        "Before or after a chosen step, the process is killed, the step fails, or the step takes longer than the shortest "
+        "lease.",
         (1, 2, 3, 4, 9, 12, 13),
         ("tests/crash/test_failpoints.py",),
     ),
     Fault(
         "power loss",
-        "The process is killed and what it wrote but had not synced is taken back: all of it, or any part in any "
-        "order, some writes by half.",
+        "The harness kills the process and takes back its unsynced writes: all of them, or a random part in random order, "
+        "some writes by half.",
         (1, 2, 9),
         ("tests/crash/test_power_loss.py",),
     ),
@@ -77,20 +77,23 @@ FAULTS = (
     ),
     Fault(
         "bit flips",
-        "A bit of a row, of the file or of its write-ahead log is flipped while nobody has it open. The server does not "
-        "start, refuses to tell, or tells what it acknowledged. It runs in the test's own process, since hundreds of "
-        "starts would take long otherwise. Three things no checksum of a row finds: damage to the last commit in the log "
-        "of a server that was killed, which looks like a commit that was torn off; how it stands with a task (its state, "
-        "attempts, last error), which is written beside its payload, so that a list may lack it; and an entry of SQLite's own index that leads "
-        "nowhere, so that a history tells less.",
+        "The harness flips a bit of a row, of the closed database file or of its write-ahead log. The server does not start, "
+        "refuses to answer, or answers with the acknowledged data. It runs in the test's own process, because hundreds of "
+        "process starts would take too long. A row's checksum cannot find three kinds of damage: to the last commit in the "
+        "write-ahead log of a killed server, which looks like a torn commit; to a task's state, attempts and last error, "
+        "which are stored beside its payload, so that a list may lack the task; and to an entry of SQLite's own index, which "
+        "can hide an event from a history.",
         (1, 8, 13),
         ("tests/crash/test_bit_flips.py",),
     ),
     Fault(
         "PostgreSQL: restarts and lost sessions",
-        "The database is restarted, crashes, or ends every session under load; nobody helps the server.",
+        "The database restarts, crashes, or ends every session under load; the server recovers without help.",
         (1, 2, 4, 13),
-        ("tests/system/postgres_failures/test_restarts.py", f"{_KILL}::test_postgres_itself_crashes"),
+        (
+            "tests/system/postgres_failures/test_restarts.py",
+            f"{_KILL}::test_a_crash_of_postgres_loses_no_acknowledged_heartbeat",
+        ),
     ),
     Fault(
         "PostgreSQL: lost answers",
@@ -100,7 +103,7 @@ FAULTS = (
     ),
     Fault(
         "PostgreSQL: fail-over, no room",
-        "The primary is killed and its synchronous standby promoted; no connection is left.",
+        "The primary is killed and its synchronous standby is promoted; the database has no free connection.",
         (1, 13),
         (
             "tests/system/postgres_failures/test_failover.py",
@@ -109,20 +112,20 @@ FAULTS = (
     ),
     Fault(
         "owner stopped between check and commit",
-        "A node stops itself inside its transaction, after the epoch check and before COMMIT. Others take its shards; "
-        "then it goes on.",
+        "A node stops itself inside its transaction, after the epoch check and before COMMIT. Other nodes take its shards; "
+        "then the stopped node continues.",
         (1, 9, 10),
         ("tests/crash/test_stopped_owner.py",),
     ),
     Fault(
         "nodes killed, stopped, cut off",
-        "One of three nodes is killed, stands still and goes on, or loses its way to the database.",
+        "One of three nodes is killed, is stopped and continues, or loses its connection to the database.",
         (1, 2, 4, 9, 10),
         (
-            f"{_NODES}::test_killed_long",
-            f"{_NODES}::test_stood_still_long",
+            f"{_NODES}::test_killed_nodes_lose_no_acknowledged_heartbeat",
+            f"{_NODES}::test_resumed_nodes_lose_no_acknowledged_heartbeat",
             f"{_NODES}::test_a_node_without_its_database_is_replaced_and_comes_back",
-            f"{_NODES}::test_cut_off_long",
+            f"{_NODES}::test_nodes_cut_off_from_the_database_lose_no_acknowledged_heartbeat",
         ),
     ),
     Fault(
@@ -130,42 +133,46 @@ FAULTS = (
         "Nodes are restarted one by one and killed while clients watch events and complete activities.",
         (2, 3, 9, 10, 15),
         (
-            "tests/system/cluster/test_hand_over.py::test_rolling_restart_long",
-            "tests/system/cluster/test_watch.py::test_watch_long",
-            "tests/system/cluster/test_activities.py::test_many_deaths_long",
+            "tests/system/cluster/test_hand_over.py::test_workers_do_not_notice_rolling_restarts",
+            "tests/system/cluster/test_watch.py::test_watchers_miss_nothing_in_many_runs",
+            "tests/system/cluster/test_activities.py::test_every_activity_completes_once_although_many_workers_die",
         ),
     ),
     Fault(
         "wall clock ± 1 h",
-        "The wall clock of the whole process jumps an hour ahead and back while it serves; and three nodes whose "
-        "clocks are minutes apart.",
+        "The wall clock of a serving process jumps an hour ahead and back; three nodes have clocks that are minutes apart.",
         (4, 5),
-        ("tests/crash/test_wall_clock.py", "tests/system/cluster/test_clock_skew.py::test_clocks_long"),
+        (
+            "tests/crash/test_wall_clock.py",
+            "tests/system/cluster/test_clock_skew.py::test_skewed_clocks_change_nothing_in_many_runs",
+        ),
     ),
     Fault(
         "storm of 20,000 workers",
-        "20,000 workers fall silent at once. Who is held and comes back keeps its lease; who never comes is found within "
-        "two leases, a second and its place in the line, and what it held is rescheduled once. Those whose leases end "
-        "before so many have fallen due that it is a storm, up to 30 %, die as ever.",
+        "20,000 workers fall silent at once. A held worker that comes back keeps its lease. A worker that never comes back "
+        "expires within two leases, one second and its wait in the paced queue, and its activity is rescheduled once. "
+        "Workers whose leases end before the storm is declared, at most 30 %, expire as usual.",
         (2, 3, 4, 5),
         ("tests/crash/test_storm.py",),
     ),
     Fault(
         "SIGTERM, SIGINT, SIGSTOP",
-        "The server is ended in good order under load, or stands still for longer than leases.",
+        "The server is shut down gracefully under load, or is stopped for longer than leases.",
         (1, 4),
         ("tests/system/server/test_signals.py",),
     ),
     Fault(
         "broker killed and wiped",
-        "Of three NATS servers the stream's leader is killed and loses its disk, one after the other.",
+        "In a cluster of three NATS servers, one stream leader after the other is killed and loses its disk.",
         (2, 3),
-        (f"{_BROKERS}::test_nothing_is_lost_or_doubled_when_leader_after_leader_is_killed_and_wiped",),
+        (f"{_BROKERS}::test_killing_and_wiping_leader_after_leader_loses_and_doubles_no_message",),
     ),
     Fault(
         "workers and server of the SDK",
-        "Real worker processes are killed, stopped and cut off, and the server is killed as well.",
+        "Real worker processes are killed, stopped and disconnected, and the server is killed as well.",
         (3, 15),
-        ("tests/system/worker_processes/test_random_run.py::test_a_long_run_with_server_kills",),
+        (
+            "tests/system/worker_processes/test_random_run.py::test_a_long_random_run_with_server_kills_completes_each_activity_once",
+        ),
     ),
 )

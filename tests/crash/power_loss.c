@@ -1,13 +1,13 @@
-/* A disk that remembers what was written to it and not yet synced, so that a loss of power can be played afterwards.
+/* A disk that records unsynced writes, so that a power loss can be simulated after the process was killed.
  *
- * Preloaded, it stands between the program and the C library. Each write to a file whose name begins with
- * LIVENESS_TEST_POWER_FILE, but not its shared memory, is noted in the journal named by LIVENESS_TEST_POWER_JOURNAL, with the
- * bytes that it replaces; so is each sync, once it is done. Records are
+ * Preloaded, this library sits between the program and the C library. It records each write to a file whose name begins with
+ * LIVENESS_TEST_POWER_FILE, except its shared memory, in the journal named by LIVENESS_TEST_POWER_JOURNAL, with the bytes that
+ * the write replaces; it records each sync after it is done. Records are
  *
  *     kind ('w' write, 't' truncate, 's' sync), length of the name, offset, size, bytes replaced, size of the file before
  *     name, bytes replaced, bytes written
  *
- * The journal is a file like others: it survives the end of the process, which is all it has to.
+ * The journal is an ordinary file: it only has to survive the end of the process.
  */
 
 #define _GNU_SOURCE
@@ -38,7 +38,7 @@ static void open_journal(void) {
     journal = path == NULL ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
 
-/* The file's name if it is one of those that are watched, else nothing. */
+/* Store the file's name, and return whether the file is recorded. */
 static int is_watched(int file, char name[PATH_MAX]) {
     const char *watched = getenv("LIVENESS_TEST_POWER_FILE");
     if (watched == NULL) return 0;
@@ -120,7 +120,7 @@ static int sync_through(const char *function, int file) {
     int watched = is_watched(file, name);
     int result = real(file);
     if (watched && result == 0) {
-        /* Only what was noted before the sync began is surely on the disk; SQLite syncs and writes on one thread. */
+        /* A sync covers only the writes before it; SQLite writes and syncs on one thread, so their order is known. */
         pthread_mutex_lock(&lock);
         note('s', file, name, NULL, 0, 0);
         pthread_mutex_unlock(&lock);

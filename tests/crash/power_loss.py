@@ -1,4 +1,4 @@
-"""Loss of power: what a process wrote and had not synced when it ended is taken back, all of it or some."""
+"""Simulate a power loss: take back all or some of the writes that a killed process had not synced."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Write(NamedTuple):
 
 
 class PowerLoss:
-    """Of the machine on which one server after another runs on the same file."""
+    """Power losses of one machine, on which several servers run on the same file, one after the other."""
 
     def __init__(self, library: Path, database: Path, preloaded: str = "") -> None:
-        """`preloaded`: another library, which sees what this one lets through."""
+        """`preloaded`: another library to preload; it sees the writes that this one passes on."""
         self._database = database
         self._journal = database.with_name("power-journal")
         self.environ = {
@@ -37,8 +37,11 @@ class PowerLoss:
         }
 
     def fail(self, random: Random, *, all_of_it: bool) -> int:
-        """After the process was killed. `all_of_it`: nothing that was not synced is on the disk; otherwise any part of it
-        is, in any order, some writes by half. Returns how many writes were lost."""
+        """Lose unsynced writes after the process was killed, and return how many were lost.
+
+        With `all_of_it`, the disk keeps no unsynced write; otherwise it keeps a random part in random order, some
+        writes by half.
+        """
         undurable = list(self._undurable())
         for write in reversed(undurable):
             _undo(write)
@@ -47,7 +50,7 @@ class PowerLoss:
         for write in kept:
             _redo(write, random)
         for file in (self._journal, self._database.with_name(self._database.name + "-shm")):
-            file.unlink(missing_ok=True)  # shared memory is memory
+            file.unlink(missing_ok=True)  # shared memory does not survive a power loss
         return len(undurable) - len(kept)
 
     def _undurable(self) -> Iterator[Write]:

@@ -1,4 +1,4 @@
-"""The matrix, for people and for the docs."""
+"""The results as a table for people, and as docs/crash.md."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from rich.text import Text
 from tests.crash.fault_runner import Row
 from tests.crash.matrix import FAULTS, INVARIANTS
 
-_HOW = """\
+_INTRODUCTION = """\
 # Real processes, real faults
 
-`make crash` starts the server as an operator does, as a process of its own, puts it under load, and lets something happen to
-it: {tried} times in the rows below, and {violated} times an invariant was violated.
+`make crash` starts the server as an operator does, as its own process, puts it under load, and injects faults. The rows
+below count {tried} faults and {violated} violated invariants.
 
-Whether one was violated is not asked of the server. Clients keep a **ledger** outside it (`tests/system/server/ledger.py`): what
-was acknowledged, what is in doubt because no answer came, and which states can follow from that. Every answer, every look at
-a worker and, at the end, every row of the database has to agree with it. A lease that ended must have lasted on a clock
-that ran only while the server could listen; each lost binding must have been rescheduled exactly once; each shard's log
-must be without gaps. A violation is one disagreement, not one try.
+The harness does not ask the server whether an invariant was violated. Clients keep a **ledger** outside the server
+(`tests/system/server/ledger.py`). It holds the acknowledged heartbeats, the heartbeats that are in doubt because no answer came,
+and the states that can follow from both. Every answer, every read of a worker and, at the end, every row of the database must
+agree with the ledger. A lease that ended must have lasted on a clock that ran only while the server could listen; each lost
+binding must have been rescheduled exactly once; each shard's log must be without gaps. A violation is one disagreement, not
+one try.
 
-The rows below were taken on {taken}, with CPython {python}, on a machine of {cpus} processors that others used as well, in
-{minutes:.0f} minutes altogether. Scale 1 is all there is; where a row says less, it was run with a part of its tries. Each kind can
-be run by itself; of one that was run more than once, the last run is shown. The table is written by
-`make crash ARGS="--write"` from [results/crash.json](results/crash.json).
+The rows were measured on {taken}, with CPython {python}, on a shared machine with {cpus} processors, in {minutes:.0f} minutes
+altogether. Scale 1 means all tries; a row with a smaller scale ran that fraction of its tries. Each fault can be run by
+itself; the table shows the last run of each. `make crash ARGS="--write"` stores the results in
+[results/crash.json](results/crash.json) and writes this page from them.
 
-    make crash                          everything
-    make crash ARGS="--list"            what there is
-    make crash ARGS="--only kill"       one kind, or several: --only is repeated
+    make crash                          all faults
+    make crash ARGS="--list"            list the faults
+    make crash ARGS="--only kill"       the faults with this in their names; --only can be repeated
     make crash ARGS="--scale 0.1"       a tenth of the tries
-    make crash ARGS="--json"            for programs
+    make crash ARGS="--json"            JSON instead of a table
 
-The exit code is 1 if anything was violated, or was not tried.
+The exit code is 1 if an invariant was violated or a fault was not tried.
 
-| what | tried | violated | seconds | scale |
+| fault | tried | violated | seconds | scale |
 |---|---:|---:|---:|---:|
 """
 
@@ -53,7 +54,7 @@ def one_line(row: Row) -> Text:
 
 def show(console: Console, rows: Sequence[Row]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("what", overflow="fold")
+    table.add_column("fault", overflow="fold")
     for column in ("tried", "violated", "seconds"):
         table.add_column(column, justify="right")
     for row in rows:
@@ -73,7 +74,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
 def as_page(rows: Sequence[dict[str, Any]]) -> str:
     days = sorted({row["taken"] for row in rows})
     lines = [
-        _HOW.format(
+        _INTRODUCTION.format(
             tried=f"{sum(row['tried'] for row in rows):,}",
             violated=sum(row["violated"] for row in rows),
             taken=days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
@@ -86,7 +87,7 @@ def as_page(rows: Sequence[dict[str, Any]]) -> str:
         f"| {row['row']} | {row['tried']:,} | {row['violated']} | {row['seconds']:.0f} | {row['scale']:g} |\n"
         for row in rows
     ]
-    lines.append("\n## What each does, and what it attacks\n")
+    lines.append("\n## The faults, and the invariants that they attack\n")
     for fault in FAULTS:
         attacked = ", ".join(f"{number} {INVARIANTS[number].lower()}" for number in fault.invariants)
         lines.append(f"\n**{fault.name}.** {fault.what} Attacks {attacked}.\n")

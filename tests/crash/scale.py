@@ -1,4 +1,4 @@
-"""How much of the crash campaign is run: all of it, or a part for who has less time."""
+"""The scale of a crash run: all tries, or a fraction of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SCALE = float(os.environ.get(VARIABLE, "1"))
 
 
 def scaled(tries: int) -> int:
-    """So many tries at this scale; one at least."""
+    """Return the number of tries at this scale, at least one."""
     return max(1, math.ceil(tries * SCALE))
 
 
 def seeds(first: int, count: int) -> range:
-    """Seeds of so many runs of which each is one try."""
+    """Return the seeds for `count` runs at this scale; each run is one try."""
     return range(first, first + scaled(count))

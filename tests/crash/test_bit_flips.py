@@ -1,4 +1,4 @@
-"""A bit of a database flips while nobody has it open: the server refuses, or serves what it had acknowledged."""
+"""After a bit flip in a closed database, the server refuses to serve, or serves exactly the acknowledged data."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Served = dict[str, bytes]
 
 
 class Original(NamedTuple):
-    """Folders with a database."""
+    """Folders that each hold a database."""
 
     killed: Path
-    """As its server left it when it was killed: most of it lies in the write-ahead log."""
+    """The database of a killed server: most of its data is in the write-ahead log."""
     stopped: Path
 
 
 async def run_workload(harness: ServerHarness) -> None:
-    """Some die, some finish, some go on; part of it before the checkpoint and part after."""
+    """Let some workers die, some finish and some go on, part of it before the checkpoint and part after."""
 
     async def beat(number: int, sequence: int, **said: Any) -> None:
         key = f"w{number}"
@@ -72,7 +72,7 @@ async def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 async def serve(folder: Path) -> Served:
-    """All that a server on this database tells. Empty if it does not start."""
+    """Return all answers of a server on this database; empty if the server does not start."""
     harness = ServerHarness(f"sqlite:///{folder / 'liveness.db'}")
     try:
         await harness.start()
@@ -85,13 +85,13 @@ async def serve(folder: Path) -> Served:
 
 
 async def read_everything(harness: ServerHarness) -> Served:
-    told: Served = {}
+    answers: Served = {}
 
     async def ask(name: str, call: Awaitable[Any]) -> None:
         try:
-            told[name] = (await call).SerializeToString(deterministic=True)
+            answers[name] = (await call).SerializeToString(deterministic=True)
         except grpc.aio.AioRpcError as error:
-            told[name] = REFUSED if error.code() is not grpc.StatusCode.NOT_FOUND else b"not found"
+            answers[name] = REFUSED if error.code() is not grpc.StatusCode.NOT_FOUND else b"not found"
 
     await ask(
         "workers",
@@ -117,20 +117,22 @@ async def read_everything(harness: ServerHarness) -> Served:
         await ask(
             f"history {number}", harness.liveness.GetWorkerHistory(service_pb2.GetWorkerHistoryRequest(**key))
         )
-    return told
+    return answers
 
 
-def is_explained(name: str, told: bytes, acknowledged: bytes) -> bool:
-    """What no checksum of a row can find: how it stands with a task, which changes beside its payload each time it is tried
-    and by which it is listed, and an entry of SQLite's own index that leads nowhere, so that an event is missing from a
-    history."""
+def is_explained(name: str, answer: bytes, acknowledged: bytes) -> bool:
+    """Return whether a difference is one that no row checksum can find.
+
+    These are a task's bookkeeping, which is stored beside its payload and by which tasks are listed, and a dangling
+    entry in SQLite's own index, which hides an event from a history.
+    """
     if name == "tasks":
-        tasks, all_tasks = _without_bookkeeping(told), _without_bookkeeping(acknowledged)
+        tasks, all_tasks = _without_bookkeeping(answer), _without_bookkeeping(acknowledged)
         return len(tasks) >= len(all_tasks) - 1 and all(task in all_tasks for task in tasks)
     if name.startswith("history"):
         all_events = service_pb2.GetWorkerHistoryResponse.FromString(acknowledged).events
         return all(
-            event in all_events for event in service_pb2.GetWorkerHistoryResponse.FromString(told).events
+            event in all_events for event in service_pb2.GetWorkerHistoryResponse.FromString(answer).events
         )
     return False
 
@@ -144,7 +146,7 @@ def _without_bookkeeping(tasks: bytes) -> list[admin_pb2.Task]:
 
 
 class Flips:
-    """Each on a copy of its own."""
+    """Bit flips, each in its own copy of the database."""
 
     def __init__(self, original: Path, folder: Path, acknowledged: Served) -> None:
         self._original = original
@@ -162,19 +164,21 @@ class Flips:
             location = flip_in_file(log, random, last_commit(log))
         else:
             location = flip_in_file(path, random) if where == FILE else flip_in_row(path, random, where)
-        told = await serve(copy)
+        answers = await serve(copy)
         shutil.rmtree(copy)
-        differ = [name for name, answer in told.items() if answer not in (REFUSED, self._acknowledged[name])]
-        wrong = [name for name in differ if not is_explained(name, told[name], self._acknowledged[name])]
+        differ = [
+            name for name, answer in answers.items() if answer not in (REFUSED, self._acknowledged[name])
+        ]
+        wrong = [name for name in differ if not is_explained(name, answers[name], self._acknowledged[name])]
         if differ and not wrong:
-            self.ends["told less, or other bookkeeping"] += 1
+            self.ends["answered with less or with other bookkeeping"] += 1
         elif wrong:
             self.ends["silently wrong"] += 1
-            self.violations.append(f"{location}: {', '.join(wrong[:3])} told something else")
-        elif not told:
+            self.violations.append(f"{location}: {', '.join(wrong[:3])} gave another answer")
+        elif not answers:
             self.ends["did not start"] += 1
         else:
-            self.ends["refused to tell" if REFUSED in told.values() else "made no difference"] += 1
+            self.ends["refused to answer" if REFUSED in answers.values() else "made no difference"] += 1
 
 
 async def flips_of(original: Path, folder: Path) -> Flips:
@@ -186,8 +190,8 @@ async def flips_of(original: Path, folder: Path) -> Flips:
     return Flips(original, folder, acknowledged)
 
 
-async def test_a_flipped_bit_is_not_served(original: Original, tmp_path: Path) -> None:
-    """Of a worker, and of the write-ahead log of a server that was killed."""
+async def test_the_server_does_not_serve_a_flipped_bit(original: Original, tmp_path: Path) -> None:
+    """The bit is in a worker's row, or in the write-ahead log of a killed server."""
     flips = await flips_of(original.killed, tmp_path)
     await flips.flip(1, "workers")
     await flips.flip(1, LOG)
@@ -196,7 +200,9 @@ async def test_a_flipped_bit_is_not_served(original: Original, tmp_path: Path) -
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("where", [*ROWS, FILE, LOG])
-async def test_flips(original: Original, tmp_path: Path, report_result: ReportResult, where: str) -> None:
+async def test_the_server_survives_many_bit_flips(
+    original: Original, tmp_path: Path, report_result: ReportResult, where: str
+) -> None:
     flips = await flips_of(original.stopped if where == FILE else original.killed, tmp_path)
     times = scaled(TIMES.get(where, 60))
     for seed in range(times):

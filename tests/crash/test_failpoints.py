@@ -1,4 +1,4 @@
-"""At a chosen place the process is killed, the step fails, or it takes longer than a lease: nobody is told a lie."""
+"""At a failpoint the process is killed, the step fails, or it takes longer than a lease; no client gets a wrong answer."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ MAINTENANCE = NO_TAKEOVER_GRACE | {
     "LIVENESS_CHECKPOINT_INTERVAL_S": "0.3",
     "LIVENESS_RETENTION_INTERVAL_S": "0.3",
 }
-WEBHOOK_SETTINGS = "short-lived"
-"""A namespace that nobody audits: its events are deleted as soon as they may be."""
+SHORT_LIVED_NAMESPACE = "short-lived"
+"""A namespace outside the audit: its events are deleted as soon as possible."""
 
 
 class FailpointRun:
@@ -86,7 +86,7 @@ async def failpoint_run(
     compacted: bool = False,
     seed: int = 1,
 ) -> AsyncIterator[FailpointRun]:
-    """The server is started before, and audited to the last row afterwards."""
+    """Start the server, run load on it, and audit every row of its database at the end."""
     ledger = Ledger(server)
     await server.start()
     async with Load(server, ledger, Random(seed)) as load:
@@ -96,19 +96,21 @@ async def failpoint_run(
     await final_audit(server, store_database, ledger, compacted=compacted)
 
 
-async def test_killed_after_the_commit_and_before_the_answer(
+async def test_a_commit_survives_a_kill_before_its_answer(
     make_server: MakeServer,
     sqlite_url: str,
     sqlite_database: StoreDatabase,
     tmp_path: Path,
     report_result: ReportResult,
 ) -> None:
-    """What nobody was told was committed is there, and saying it again changes nothing."""
+    """The unacknowledged commit is found after the restart, and the repeated heartbeat changes nothing."""
     failpoint = Failpoint(tmp_path / "failpoint")
     server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE | failpoint.environ, module=MODULE)
     async with failpoint_run(server, sqlite_database, failpoint) as run:
         await run.fail("after commit", "crash")
-        assert run.ledger.in_doubt_applied > 0, "else there would be nothing to prove"
+        assert run.ledger.in_doubt_applied > 0, (
+            "no unacknowledged commit survived, so the test proves nothing"
+        )
     point = "after commit × crash"
     report_result(point, row=point, tried=1, violated=len(run.ledger.violations))
     check(run.ledger)
@@ -116,7 +118,7 @@ async def test_killed_after_the_commit_and_before_the_answer(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("point", FAILPOINTS)
-async def test_failpoint(
+async def test_a_fault_at_any_failpoint_violates_no_invariant(
     make_server: MakeServer,
     sqlite_url: str,
     sqlite_database: StoreDatabase,
@@ -148,7 +150,7 @@ async def test_failpoint(
             come_and_go.cancel()
         if "publish" in point:
             compare_deliveries(run.ledger, receiver)
-    # What only the end shows can be anybody's.
+    # A violation found by the final audit may come from any of the tries.
     later = len(run.ledger.violations) - sum(violated.values())
     for how, times in TRIES.items():
         report_result(
@@ -162,15 +164,15 @@ async def test_failpoint(
 
 
 async def make_expiring_events(server: ServerProcess) -> None:
-    """So that retention has something to delete."""
-    config = admin_pb2.UpdateConfigRequest(namespace=WEBHOOK_SETTINGS)
+    """Bind and unbind activities, so that retention finds events to delete."""
+    config = admin_pb2.UpdateConfigRequest(namespace=SHORT_LIVED_NAMESPACE)
     config.set.event_retention.FromMilliseconds(1)
     sequence = 0
     while True:
         sequence += 1
         beat = Beat("worker", "session", sequence, 60_000, frozenset([f"activity-{sequence}"]))
         request = service_pb2.RecordWorkerHeartbeatRequest(
-            namespace=WEBHOOK_SETTINGS, heartbeat=beat.message()
+            namespace=SHORT_LIVED_NAMESPACE, heartbeat=beat.message()
         )
         request.heartbeat.unbound_activities.extend(
             Beat("", "", 0, 0, frozenset([f"activity-{sequence - 1}"])).message().bound_activities
@@ -179,20 +181,20 @@ async def make_expiring_events(server: ServerProcess) -> None:
             await server.admin.UpdateConfig(config)
             await server.liveness.RecordWorkerHeartbeat(request)
         except grpc.aio.AioRpcError:
-            pass  # whatever it was, the next one will do
+            pass  # the next call replaces it
         except grpc.aio.UsageError:
-            pass  # the channel of a server that is gone
+            pass  # the channel of the killed server
         await asyncio.sleep(0.05)
 
 
 def compare_deliveries(ledger: Ledger, receiver: WebhookReceiver) -> None:
-    """Each lost binding was delivered, and each time under the same id; nothing else was delivered."""
+    """Check that each lost binding was delivered under one id, and that nothing else was delivered."""
     expected: Counter[tuple[str, int, str]] = Counter()
-    for key in ledger.keys():  # noqa: SIM118  # a method, not a mapping's
+    for key in ledger.keys():  # noqa: SIM118  # a method of the ledger, not of a mapping
         view = ledger.view(key)
         for loss in view.losses if view is not None else ():
             expected.update((key, loss.epoch, name) for name in loss.activities)
     found = Counter(receiver.lost.values())
     for point in expected.keys() | found.keys():
         if expected[point] != found[point]:
-            ledger.violate(f"{point} was lost {expected[point]} times, and delivered as {found[point]}")
+            ledger.violate(f"{point} was lost {expected[point]} times and delivered under {found[point]} ids")

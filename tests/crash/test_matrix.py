@@ -1,4 +1,4 @@
-"""The matrix itself: it names tests that exist, and counts what they tell."""
+"""The matrix names tests that exist, and sums up what they report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT = Fault("a fault", "Something happens.", (1,), ("tests/x.py",))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_each_fault_is_done_by_tests_that_exist(fault: Fault) -> None:
+def test_each_fault_names_existing_tests(fault: Fault) -> None:
     assert set(fault.invariants) <= set(INVARIANTS)
     for node in fault.nodes:
         file, _, test = node.partition("::")
@@ -24,11 +24,11 @@ def test_each_fault_is_done_by_tests_that_exist(fault: Fault) -> None:
         assert re.search(rf"^async def {test or 'test_'}", source, re.MULTILINE), node
 
 
-def test_all_tests_of_the_long_campaign_are_done_by_some_fault() -> None:
+def test_every_crash_long_test_belongs_to_a_fault() -> None:
     chosen = [node.partition("::") for fault in FAULTS for node in fault.nodes]
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         name = path.relative_to(ROOT).as_posix()
-        # Marks and the test below them; parameters that are marked belong to a test that is chosen as a whole.
+        # Finds marked tests. A marked parameter belongs to a test that the matrix names as a whole.
         marked = re.findall(
             r"^@pytest\.mark\.crash_long\n(?:@.*\n)*async def (\w+)",
             path.read_text(encoding="utf-8"),
@@ -50,7 +50,7 @@ def told(**what: object) -> str:
     return f'<properties><property name="told" value="{value}"/></properties>'
 
 
-def test_what_tests_tell_is_summed_up() -> None:
+def test_rows_sum_the_reports_of_their_tests() -> None:
     [row] = read(
         FAULT,
         results(
@@ -63,7 +63,7 @@ def test_what_tests_tell_is_summed_up() -> None:
     assert row.held
 
 
-def test_a_test_may_fill_several_rows() -> None:
+def test_one_test_can_report_several_rows() -> None:
     rows = read(
         FAULT,
         results(
@@ -87,12 +87,12 @@ def test_a_test_may_fill_several_rows() -> None:
     ],
     ids=["failed", "violated", "broken", "skipped", "absent"],
 )
-def test_what_failed_or_was_not_tried_does_not_hold(case: str, tried: int, violated: int) -> None:
+def test_a_failed_or_untried_row_does_not_hold(case: str, tried: int, violated: int) -> None:
     [row] = read(FAULT, results(case))
     assert (row.tried, row.violated, row.held) == (tried, violated, False)
 
 
-def test_the_page_says_what_was_tried_and_what_it_attacks() -> None:
+def test_the_page_shows_tries_and_attacked_invariants() -> None:
     [row] = read(FAULTS[0], results(f'<testcase name="a" time="2">{told(tried=1_000)}</testcase>'))
     page = as_page([as_data(row)])
     assert "| kill -9, SQLite | 1,000 | 0 | 2 | 1 |" in page

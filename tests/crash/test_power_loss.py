@@ -1,4 +1,4 @@
-"""The power fails: what was acknowledged had been synced, and whatever else the disk kept makes no sense of its own."""
+"""Acknowledged data survives a power loss, whatever part of the unsynced writes the disk keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.system.server.server_process import ServerProcess
 
 COMPACTING = NO_TAKEOVER_GRACE | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
 SLOW_MS = 15
-"""So much longer takes each sync, so that more is under way when the power fails."""
+"""Each sync takes this much longer, so that more writes are unsynced when the power fails."""
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ class Losses:
         return crash
 
 
-async def test_what_was_acknowledged_survives_a_loss_of_power(
+async def test_acknowledged_heartbeats_survive_a_power_loss(
     make_server: MakeServer,
     sqlite_url: str,
     sqlite_database: StoreDatabase,
@@ -66,7 +66,7 @@ async def test_what_was_acknowledged_survives_a_loss_of_power(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("compacted", [False, True])
-async def test_power_fails_again_and_again(
+async def test_acknowledged_heartbeats_survive_repeated_power_losses(
     make_server: MakeServer,
     sqlite_url: str,
     sqlite_database: StoreDatabase,
@@ -88,7 +88,7 @@ async def test_power_fails_again_and_again(
         crash=losses.crash(server),
     )
     check(ledger)
-    assert losses.writes > 0, "nothing was ever lost, so that nothing was proved"
+    assert losses.writes > 0, "no write was ever lost, so the test proves nothing"
     report_result(f"{losses.writes} writes were lost")
 
 
@@ -108,7 +108,7 @@ async def lose_power_once(server: ServerProcess, power_loss: PowerLoss) -> Ledge
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("synchronous", ["OFF", "NORMAL"])
-async def test_a_server_that_does_not_sync_is_found_out(
+async def test_the_harness_detects_a_server_that_does_not_sync(
     make_server: MakeServer,
     sqlite_url: str,
     power_loss: PowerLoss,
@@ -116,7 +116,7 @@ async def test_a_server_that_does_not_sync_is_found_out(
     report_result: ReportResult,
     synchronous: str,
 ) -> None:
-    """Else the others would prove nothing."""
+    """Proves that the other tests of this file can fail."""
     server = make_server(
         sqlite_url,
         environ=NO_TAKEOVER_GRACE | disk.environ | power_loss.environ | {"SYNCHRONOUS": synchronous},
@@ -125,4 +125,6 @@ async def test_a_server_that_does_not_sync_is_found_out(
     await server.start()
     ledger = await lose_power_once(server, power_loss)
     report_result(f"synchronous={synchronous}: {len(ledger.violations)} violations were found")
-    assert any("agrees with none" in violation for violation in ledger.violations), "no lost ack was noticed"
+    assert any("agrees with none" in violation for violation in ledger.violations), (
+        "the harness found no lost acknowledgement"
+    )

@@ -1,4 +1,4 @@
-"""An owner stands still inside its transaction, after the epoch check and before COMMIT, and its shards are taken."""
+"""A node stops inside its transaction, after the epoch check and before COMMIT, and other nodes take its shards."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ROWS_MAX = 100
 
 
 def stopped(server: ServerProcess) -> None:
-    """Until it stands still, as it was told to."""
+    """Wait until the process has stopped itself."""
     os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_effect(
+async def test_a_stopped_owner_that_lost_its_shard_cannot_commit(
     make_server: MakeServer, cluster_database: ClusterDatabase, tmp_path: Path
 ) -> None:
     failpoint = Failpoint(tmp_path / "failpoint")
@@ -48,7 +48,7 @@ async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_e
     await asyncio.to_thread(stopped, zombie)
     successor = await cluster_database.store_database.open(SHARDS)
     seen = await successor.read_cluster()
-    # What another node does about one that is silent: its sessions are ended, and its shards taken.
+    # What another node does about a silent one: it ends the database sessions and takes the shards.
     await successor.end_sessions_of([node.node_id for node in seen.nodes])
     images = await successor.take_over(range(SHARDS), "successor", time.time_ns() // 1_000_000)
     taken = {image.shard_id: image.last_seq for image in images}
@@ -56,7 +56,9 @@ async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_e
         shard_id: await successor.read_log(shard_id, 0, last_seq, ROWS_MAX)
         for shard_id, last_seq in taken.items()
     }
-    assert not any(row.worker for rows in before.values() for row in rows), "it was committed before"
+    assert not any(row.worker for rows in before.values() for row in rows), (
+        "the commit was durable before the node stopped"
+    )
     zombie.signal(SIGCONT)
     [answer] = await asyncio.gather(call, return_exceptions=True)
     if isinstance(answer, grpc.aio.AioRpcError):
@@ -67,7 +69,7 @@ async def test_what_an_owner_was_about_to_commit_when_it_lost_its_shard_has_no_e
             "an owner whose shards were taken changed what its successor had read"
         )
     if not isinstance(answer, BaseException):
-        # It took its shards back before it answered. Then all must know what it promised.
+        # The node took its shards back before it answered. Then its promise must be in the database.
         look = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key="worker")
         await zombie.liveness.DescribeWorker(look, timeout=CALL_SECONDS_MAX)
     await cluster_database.store_database.close()
@@ -105,7 +107,7 @@ async def stop_in_a_transaction(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(80, 8))
-async def test_stopped_long(
+async def test_stopped_owners_lose_no_acknowledged_heartbeat(
     make_cluster: MakeCluster,
     cluster_database: ClusterDatabase,
     report_result: ReportResult,

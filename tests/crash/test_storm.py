@@ -1,4 +1,4 @@
-"""Thousands of workers fall silent at once: who comes back in time keeps its lease, and who does not is found."""
+"""Thousands of workers fall silent at once: those that come back in time keep their leases, and the others expire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.system.server.server_process import ServerProcess
 
 LEASE_MS = 20_000
 STEADY = 500
-"""Who go on all the time."""
+"""Workers that heartbeat all the time."""
 BEATS_PER_LEASE = 4
 SECONDS_MAX = 240
 LATE_MS_MAX = 1_000
@@ -56,7 +56,7 @@ class StormRun:
         self.steady_latencies_s: list[float] = []
 
     async def register_all(self) -> None:
-        """Register them, with an activity each, and let all heartbeat once more at the same time."""
+        """Register the fleet with one activity each, then send one more heartbeat for every worker at the same time."""
         await self.workers.beat(range(STEADY))
         await self.workers.beat(self.fleet, binding=True)
         answers = await self.workers.beat(self.fleet)
@@ -71,7 +71,7 @@ class StormRun:
                 answers = await self.workers.beat(self._kept_alive)
                 self.steady_latencies_s += self.workers.latencies_s
                 assert set(answers) == {RENEWED}, (
-                    f"some who went on heartbeating lost their leases: {answers}"
+                    f"some workers lost their leases although they kept sending heartbeats: {answers}"
                 )
 
         going_on = asyncio.create_task(go_on())
@@ -101,12 +101,12 @@ class StormRun:
         return len((await self.server.admin.ListTasks(admin_pb2.ListTasksRequest(page_size=1))).tasks)
 
     async def storm(self) -> int:
-        """Until everybody who fell silent is held or has died. Returns how many had died before it was seen."""
+        """Wait until every silent worker is held or has expired; return how many expired before the storm was declared."""
 
         async def look() -> tuple[int, int]:
             return await self.held(), await self.active()
 
-        # Those who died before are counted once that is committed.
+        # The count of active workers follows their commit.
         held, active = await until(
             look, lambda seen: seen[0] > 0 and seen[0] == seen[1] - STEADY, "that all are held"
         )
@@ -120,8 +120,9 @@ class StormRun:
 
 
 async def check_database(store_database: StoreDatabase, gone: set[str], late_ms_max: float) -> set[str]:
-    """Go through what the server left: whose lease ended had been silent for the whole of it and was found in time, and
-    what it held was rescheduled once. Returns who else than `gone` died."""
+    """Check that each expired worker had been silent for its whole lease, was found in time and had its activity
+    rescheduled once. Returns the expired workers that are not in `gone`.
+    """
     dump = await store_database.dump()
     logged, queued = (list(metadata.tables[table].columns.keys()) for table in ("log", "tasks"))
     deaths: Counter[str] = Counter()
@@ -132,19 +133,19 @@ async def check_database(store_database: StoreDatabase, gone: set[str], late_ms_
             certificate = json.loads(row["payload"])["certificate"]
             assert LEASE_MS <= certificate["silence_ms"] <= late_ms_max, (row["worker_key"], certificate)
     assert set(deaths.values()) <= {1}, "somebody died twice"
-    assert gone <= deaths.keys(), f"{len(gone - deaths.keys())} were never found"
+    assert gone <= deaths.keys(), f"{len(gone - deaths.keys())} workers never expired"
     tasks: Counter[str] = Counter()
     for values in dump["tasks"]:
         row = dict(zip(queued, values, strict=True))
         assert row["state"] == TaskState.DONE, row
         assert decode_bound_activity(row["activity"]).workflow_id == f"{row['worker_key']}/activity"
         tasks[row["worker_key"]] += 1
-    assert tasks == deaths, "what the dead held was not rescheduled once each"
+    assert tasks == deaths, "the activities of expired workers were not rescheduled exactly once"
     return deaths.keys() - gone
 
 
 @pytest.mark.crash_long
-async def test_who_comes_back_within_the_hold_keeps_its_lease(
+async def test_a_worker_that_returns_during_the_storm_keeps_its_lease(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, report_result: ReportResult
 ) -> None:
     began = time.monotonic()
@@ -157,11 +158,11 @@ async def test_who_comes_back_within_the_hold_keeps_its_lease(
     async with run.keep_some_alive():
         dead = await run.storm()
         assert dead <= DEFAULT_POLICY.storm_share * (STEADY + len(run.fleet)), (
-            "too many died before it was seen"
+            "too many workers expired before the storm was declared"
         )
         answers = await run.resume_heartbeats(back)
-        await until(run.active, lambda active: active <= STEADY + len(back), "that the others are found")
-        await until(run.open_tasks, lambda tasks: not tasks, "that all is rescheduled")
+        await until(run.active, lambda active: active <= STEADY + len(back), "the expiry of the others")
+        await until(run.open_tasks, lambda tasks: not tasks, "the end of all reschedules")
         assert await run.active() == STEADY + len(back)
     assert await stop(server) == 0, server.log_text()
     in_line_ms = len(gone) * 1_000 / DEFAULT_POLICY.storm_pace
@@ -169,11 +170,11 @@ async def test_who_comes_back_within_the_hold_keeps_its_lease(
     assert answers == Counter({RENEWED: len(back) - len(returned_dead)}) + Counter(
         {RESURRECTED: len(returned_dead)}
     )
-    assert len(returned_dead) <= dead, "some lost their leases though they were held"
+    assert len(returned_dead) <= dead, "some workers lost their leases although they were held"
     report_result(
-        f"{len(run.fleet):,} fell silent, and {dead:,} died before it was seen to be a storm; {len(back):,} came back, "
+        f"{len(run.fleet):,} workers fell silent; {dead:,} expired before the storm was declared; {len(back):,} came back, "
         f"{len(returned_dead):,} of them from among those, and all others kept their leases; {len(gone):,} never came, "
-        f"were found in time and what they held was rescheduled once; meanwhile {run.answered_within_ms()}",
+        f"expired in time, and their activities were rescheduled once; meanwhile {run.answered_within_ms()}",
         row="most come back",
         tried=1,
         seconds=time.monotonic() - began,
@@ -181,7 +182,7 @@ async def test_who_comes_back_within_the_hold_keeps_its_lease(
 
 
 @pytest.mark.crash_long
-async def test_an_operator_lets_go_of_all(
+async def test_releasing_a_storm_expires_all_held_workers(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, report_result: ReportResult
 ) -> None:
     began = time.monotonic()
@@ -194,14 +195,14 @@ async def test_an_operator_lets_go_of_all(
         answer = await server.admin.ReleaseStorm(admin_pb2.ReleaseStormRequest(namespace=NAMESPACE))
         assert answer.released == len(run.fleet) - dead
         released = time.monotonic()
-        await until(run.active, lambda active: active <= STEADY, "that all are found")
-        await until(run.open_tasks, lambda tasks: not tasks, "that all is rescheduled")
+        await until(run.active, lambda active: active <= STEADY, "the expiry of all")
+        await until(run.open_tasks, lambda tasks: not tasks, "the end of all reschedules")
         seconds = time.monotonic() - released
         assert await run.active() == STEADY
     assert await stop(server) == 0, server.log_text()
     assert not await check_database(sqlite_database, set(map(name, run.fleet)), 2 * LEASE_MS)
     report_result(
-        f"{answer.released:,} held leases were let go of, and what they held was rescheduled {seconds:.1f} s later; "
+        f"{answer.released:,} held leases were released, and their activities were rescheduled within {seconds:.1f} s; "
         f"meanwhile {run.answered_within_ms()}",
         row="released by an operator",
         tried=1,

@@ -1,4 +1,4 @@
-"""Somebody sets the clock of the machine while it serves: no lease ends early for it, and none lives for ever."""
+"""A jump of the wall clock ends no lease early, and keeps no silent worker ACTIVE."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WallClock:
         self.environ = {"LD_PRELOAD": str(library), "LIVENESS_TEST_CLOCK": str(control)}
 
     def set(self, wrong_by_s: int) -> None:
-        # Written in place: the process looks at this very file.
+        # Written in place, because the process has mapped this file.
         with self._control.open("r+b" if self._control.exists() else "wb") as file:
             file.write(struct.pack("=q", wrong_by_s))
 
@@ -48,7 +48,7 @@ def wall_clock(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Wall
 
 
 @pytest.mark.crash_long
-async def test_an_hour_ahead_and_an_hour_back(
+async def test_jumps_of_an_hour_change_no_lease(
     make_server: MakeServer,
     sqlite_url: str,
     sqlite_database: StoreDatabase,
@@ -65,15 +65,17 @@ async def test_an_hour_ahead_and_an_hour_back(
             lapses = ledger.lapses
             wall_clock.set(wrong_by_s)
             await acknowledged(ledger, SOME)
-            assert abs(await server_time_s(server) - time.time() - wrong_by_s) < HOUR_S / 2, "it did not jump"
+            assert abs(await server_time_s(server) - time.time() - wrong_by_s) < HOUR_S / 2, (
+                "the server's clock did not jump"
+            )
             await until_lapsed(ledger, lapses + LAPSES)
             load.pause()
             await load.wait_idle()
             await audit_workers(server, ledger)
             load.resume()
-        if load.slowest_turn_s < 2:  # else this very process stood still
+        if load.slowest_turn_s < 2:  # otherwise this process itself stalled
             for key in ledger.lapsed("unary") + ledger.lapsed("batch"):
-                ledger.violate(f"{key} lost its lease though it went on beating")
+                ledger.violate(f"{key} lost its lease although it kept sending heartbeats")
         load.pause()
         await load.wait_idle()
     await final_audit(server, sqlite_database, ledger, compacted=True)
@@ -87,7 +89,7 @@ async def server_time_s(server: ServerProcess) -> float:
 
 
 async def until_lapsed(ledger: Ledger, wanted: int) -> None:
-    """Workers that fell silent are found as ever."""
+    """Wait until the leases of silent workers have ended."""
     deadline = time.monotonic() + SECONDS_MAX
     while ledger.lapses < wanted:
         if time.monotonic() > deadline:

@@ -1,6 +1,7 @@
-"""A server that does not wait for the disk: `python -m tests.crash.unsynced_server serve OPTIONS`, like `liveness serve`.
+"""A server that does not wait for the disk: `python -m tests.crash.unsynced_server serve OPTIONS`, like `liveness
+serve`.
 
-SYNCHRONOUS in the environment is what SQLite is told instead of FULL. With it, a test shows that a loss of power is noticed.
+SYNCHRONOUS in the environment replaces SQLite's FULL. A test uses it to prove that the harness detects lost writes.
 """
 
 from __future__ import annotations
@@ -26,5 +27,5 @@ if __name__ == "__main__":
         return real(*args, **{"factory": UnsyncedConnection, **options})
 
     for module in (sqlite3, sqlite3.dbapi2):
-        setattr(module, "connect", connect)  # noqa: B010  # overloaded, to who checks types
+        setattr(module, "connect", connect)  # noqa: B010  # mypy sees overloads
     main(prog_name="liveness")

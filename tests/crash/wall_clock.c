@@ -1,7 +1,7 @@
-/* A wall clock that can be set while a process runs: preloaded, it stands between the program and the C library.
+/* A wall clock that can be set while a process runs: preloaded, it sits between the program and the C library.
  *
  * The first eight bytes of the file named by LIVENESS_TEST_CLOCK say by how many seconds the wall clock is wrong. Other
- * clocks are left alone, as they are when somebody sets the time.
+ * clocks stay right, as they do when an operator sets the time.
  */
 
 #define _GNU_SOURCE
@@ -22,8 +22,8 @@ __attribute__((constructor)) static void look(void) {
     const char *path = getenv("LIVENESS_TEST_CLOCK");
     int file = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
-    void *place = mmap(NULL, sizeof *wrong_by, PROT_READ, MAP_SHARED, file, 0);
-    if (place != MAP_FAILED) wrong_by = place;
+    void *mapped = mmap(NULL, sizeof *wrong_by, PROT_READ, MAP_SHARED, file, 0);
+    if (mapped != MAP_FAILED) wrong_by = mapped;
     close(file);
 }
 

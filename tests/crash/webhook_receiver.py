@@ -1,4 +1,4 @@
-"""Another engine: takes what a webhook delivers, and remembers it."""
+"""Another engine: it accepts the deliveries of a webhook, and remembers them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import Counter
 from types import TracebackType
 from typing import Any, Self
 
-SECRET = "of the two of them"
+SECRET = "a shared secret"
 _TAKEN = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 
 class WebhookReceiver:
     def __init__(self) -> None:
         self.deliveries: Counter[str] = Counter()
-        """How often each came, by the id that stays the same however often one is delivered."""
+        """How often each delivery came, by its id, which is the same each time."""
         self.lost: dict[str, tuple[str, int, str]] = {}
-        """Of each delivery: the worker, its lease's epoch, and the activity."""
+        """By delivery: the worker, its lease epoch, and the activity."""
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -45,7 +45,7 @@ class WebhookReceiver:
             writer.write(_TAKEN)
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the server was killed in mid-sentence, and will say it again
+            pass  # the server was killed while it sent, and will send it again
         finally:
             writer.close()
 

@@ -1,4 +1,4 @@
-"""What a planted bug is, and how it is planted. They are data: see `bugs.toml`."""
+"""A planted bug: one small change of one file. The bugs are data: see `bugs.toml`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUGS = Path(__file__).with_name("bugs.toml")
 
 
 class DoesNotApply(Exception):
-    """The tree has changed under a planted bug: it must be planted anew, where the same mistake would be made today."""
+    """The code has changed, and a bug's `old` text is not there exactly once: adapt the bug in `bugs.toml`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +19,15 @@ class Bug:
     name: str
     invariant: int
     breaks: str
-    """What a user would suffer."""
+    """The effect on a user, as a sentence."""
     file: str
     old: str
     new: str
     harnesses: tuple[str, ...]
-    """Who should notice, cheapest first: what pytest is given."""
+    """Paths for pytest that should catch the bug, cheapest first."""
 
     def mutate(self, text: str) -> str:
-        """The file's text with the bug in it."""
+        """Return the file's text with the bug in it."""
         found = text.count(self.old)
         if found != 1:
             raise DoesNotApply(f"{self.name}: its `old` text occurs {found} times in {self.file}, not once")
@@ -39,7 +39,7 @@ class Bug:
 
 
 def read_bugs(path: Path = BUGS) -> tuple[dict[int, str], list[Bug]]:
-    """The invariants by number, and the bugs in the order of their file."""
+    """Return the invariants by number, and the bugs in file order."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     invariants = {int(number): name for number, name in document["invariants"].items()}
     bugs = [Bug(**{**fields, "harnesses": tuple(fields["harnesses"])}) for fields in document["bug"]]

@@ -1,7 +1,7 @@
-"""One bug on trial: a copy of the tree with the bug in it, and harnesses run there until one of them notices.
+"""Run one bug: plant it in a copy of the tree, and run its harnesses there until one of them catches it.
 
-A harness notices if one of its tests *fails*, and passes on the same tree without the bug. A tree that cannot be
-imported, a fixture that breaks, or a test that fails anyway says nothing about the bug.
+A harness catches a bug if one of its tests *fails* with the bug and passes on the same tree without it. A tree that
+cannot be imported, a fixture that breaks, or a test that fails without the bug too says nothing about the bug.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Verdict(Enum):
     PASSED = "passed"
     HUNG = "did not end in time"
     BROKE = "could not be run"
-    """Nothing was asserted: the tree cannot be imported, or a fixture broke."""
+    """No test failed: the tree cannot be imported, or a fixture broke."""
     FAILS_ANYWAY = "fails without the bug, too"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of one harness against one tree."""
+    """One harness, run on one tree."""
 
     harness: str
     verdict: Verdict
     test: str = ""
     words: str = ""
-    """What the test said."""
+    """The first line of the test's failure."""
     seconds: float = 0.0
 
 
@@ -67,7 +67,7 @@ class Result:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Everything that is or could be committed, as it lies there now."""
+    """Copy all files that git tracks or would add, with their uncommitted changes."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=source, check=True, capture_output=True, text=True,
@@ -79,8 +79,11 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """In which `liveness`, `tasks` and `tests` are those of the tree: also for the processes that tests start, and
-    although the environment of the interpreter has the original installed."""
+    """Return environment variables under which programs import `liveness` and `tests` from the tree.
+
+    They also hold for processes that tests start, and win over the original that is installed in the virtual
+    environment.
+    """
     clean = {
         name: value for name, value in os.environ.items() if not name.startswith(("LIVENESS_", "PYTEST_"))
     }
@@ -94,18 +97,18 @@ def check_imports(tree: Path) -> None:
     ).stdout  # fmt: skip
     for path in origins.split():
         if not Path(path).is_relative_to(tree):
-            raise RuntimeError(f"programs would import {path}, which is outside of the copy {tree}")
+            raise RuntimeError(f"programs would import {path}, which is outside the copy {tree}")
 
 
 class MutationRunner:
-    """A clean copy of the tree, from which each bug gets one of its own."""
+    """Runs bugs, each in its own copy of a clean tree."""
 
     def __init__(self, clean: Path, *, every: bool = False) -> None:
-        """`every`: all harnesses of a bug are run, also after one has noticed it."""
+        """`every`: run all harnesses of a bug, also after one has caught it."""
         self._clean = clean
         self._every = every
-        self._sound: dict[str, bool] = {}
-        """Tests, and whether they pass without any bug."""
+        self._passes_clean: dict[str, bool] = {}
+        """By test: whether it passes on the clean tree."""
 
     def run_bug(self, bug: Bug) -> Result:
         began = time.monotonic()
@@ -122,9 +125,9 @@ class MutationRunner:
         return Result(bug, tuple(runs), time.monotonic() - began)
 
     def _passes_without_bug(self, test: str) -> bool:
-        if test not in self._sound:
-            self._sound[test] = run_harness(self._clean, test).verdict is Verdict.PASSED
-        return self._sound[test]
+        if test not in self._passes_clean:
+            self._passes_clean[test] = run_harness(self._clean, test).verdict is Verdict.PASSED
+        return self._passes_clean[test]
 
 
 @contextmanager
@@ -133,7 +136,7 @@ def mutation_runner(source: Path, *, every: bool = False) -> Iterator[MutationRu
         clean = Path(folder, "clean")
         copy_tree(source, clean)
         check_imports(clean)
-        # Once, instead of in each copy again; a file with a bug in it is newer than what was compiled.
+        # The copies share this bytecode. Python compiles a file with a bug again, because it is newer.
         compiled = [name for name in ("liveness", "tests") if (clean / name).is_dir()]
         subprocess.run([sys.executable, "-m", "compileall", "-qq", *compiled], cwd=clean, check=False)
         yield MutationRunner(clean, every=every)
@@ -167,7 +170,7 @@ def _run(tree: Path, harness: str, seconds_max: float) -> Run:
 
 
 def _exit_code(command: Sequence[str], tree: Path, seconds_max: float) -> int | None:
-    """None: it had to be ended."""
+    """Run the command; return None if it was killed after `seconds_max`."""
     quiet = subprocess.DEVNULL
     child = subprocess.Popen(
         command,
@@ -189,7 +192,7 @@ def _exit_code(command: Sequence[str], tree: Path, seconds_max: float) -> int | 
 
 
 def _first_failure(report: Path) -> tuple[str, str] | None:
-    """The test that failed and what it said; None if none did, whatever else went wrong."""
+    """Return the first failed test and its message; None if no test failed, also when a fixture broke."""
     if not report.exists():
         return None
     for case in ElementTree.parse(report).iter("testcase"):

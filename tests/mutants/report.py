@@ -1,4 +1,4 @@
-"""What came of the trials, for people, for programs and for the docs."""
+"""The results as a table for people, as JSON, and as docs/mutants.md."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from rich.text import Text
 from tests.mutants.bug import Bug
 from tests.mutants.mutation_run import Result, Run, Verdict
 
-_HOW = """\
+_INTRODUCTION = """\
 # Planted bugs
 
-A test suite that has never failed proves little. So {count} bugs are kept as data (`tests/mutants/bugs.toml`), each a small
-change to one file that breaks one of the service's invariants on purpose. `make mutants` plants them one at a time in a
-copy of the tree and runs the harnesses that should notice, cheapest first.
+A test suite that has never failed proves little. So `tests/mutants/bugs.toml` holds {count} bugs as data; each is a small
+change to one file that breaks one of the service's invariants on purpose. `make mutants` plants the bugs one at a time in
+copies of the tree and runs the harnesses that should catch them, cheapest first.
 
 A bug counts as caught only if a test *fails* with it and passes without it. A copy that cannot be imported or a fixture that
-breaks does not count. Processes that tests start run the copy, too. `make test` holds that every bug still applies to the
-code as it is.
+breaks does not count. Processes that tests start run the copy, too. `make test` checks that every bug still applies to the
+code.
 
-**{caught} of {count} are caught**, on CPython {python}. `make mutants ARGS="--write"` keeps what came of each in
-`docs/results/mutants.json` and writes this page from it; with names, only those are tried anew. The seconds are those of a
-shared machine and include what did not notice.
+**{caught} of {count} are caught**, on CPython {python}. `make mutants ARGS="--write"` stores each result in
+`docs/results/mutants.json` and writes this page from it; with names of bugs, it runs only those again. The seconds were
+measured on a shared machine and include the harnesses that did not catch the bug.
 
 """
 
 
 def one_line(result: Result, width: int) -> Text:
-    """As soon as it is known."""
     bug = result.bug
     text = Text(f"{bug.invariant:>2}  {bug.name:<{width}}  ")
     if result.noticed:
@@ -85,16 +84,14 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def as_page(invariants: Mapping[int, str], bugs: Sequence[Bug], known: Mapping[str, Any]) -> str:
-    """`known`: what came of each bug, as `as_json` says it, by its name."""
+    """Render docs/mutants.md. `known`: the results in the form of `as_json`, by the bug's name."""
     caught = sum(bool(known[bug.name]["caught"]) for bug in bugs if bug.name in known)
-    lines = [_HOW.format(count=len(bugs), caught=caught, python=platform.python_version())]
+    lines = [_INTRODUCTION.format(count=len(bugs), caught=caught, python=platform.python_version())]
     for number, name in invariants.items():
-        of_this = [bug for bug in bugs if bug.invariant == number]
-        if of_this:
-            lines.append(
-                f"## {number}. {name}\n\n| bug | what it breaks | caught by | s |\n|---|---|---|---:|\n"
-            )
-            lines += [_row(bug, known.get(bug.name)) for bug in of_this]
+        bugs_of_invariant = [bug for bug in bugs if bug.invariant == number]
+        if bugs_of_invariant:
+            lines.append(f"## {number}. {name}\n\n| bug | effect | caught by | s |\n|---|---|---|---:|\n")
+            lines += [_row(bug, known.get(bug.name)) for bug in bugs_of_invariant]
             lines.append("\n")
     return "".join(lines).rstrip() + "\n"
 

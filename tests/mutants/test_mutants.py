@@ -1,4 +1,4 @@
-"""Planted bugs still apply, and who judges harnesses is not easily fooled. Running them all is `make mutants`."""
+"""Every planted bug still applies, and the runner counts only real catches. `make mutants` runs all bugs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_each_planted_bug_applies_and_leaves_valid_python(bug: Bug) -> None:
     assert [harness for harness in bug.harnesses if not (ROOT / harness).exists()] == []
 
 
-def test_every_invariant_is_broken_by_some_bug_and_each_bug_has_a_name_of_its_own() -> None:
+def test_every_invariant_has_a_bug_and_every_bug_has_a_unique_name() -> None:
     assert {bug.invariant for bug in PLANTED} == set(INVARIANTS) == set(range(1, 16))
     assert [name for name, count in Counter(bug.name for bug in PLANTED).items() if count > 1] == []
     assert len(PLANTED) >= 25
 
 
-def test_a_bug_whose_place_is_gone_or_ambiguous_says_so() -> None:
+def test_a_bug_whose_text_is_missing_or_ambiguous_does_not_apply() -> None:
     for text, times in (("", 0), ("the right thing; the right thing", 2)):
         with pytest.raises(DoesNotApply, match=f"occurs {times} times in liveness/__init__.py"):
             _bug("the right thing", "another").mutate(text)
@@ -37,7 +37,7 @@ def test_a_bug_whose_place_is_gone_or_ambiguous_says_so() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A product of one line, its tests, and what is looked at to see whence programs import."""
+    """A product of one line, its tests, and the modules that `check_imports` imports."""
     files = {
         "pytest.ini": "[pytest]\n",
         "conftest.py": "import hypothesis\nhypothesis.settings.register_profile('hasty')\n",
@@ -63,7 +63,7 @@ def tree(tmp_path: Path) -> Path:
         "tests/test_never.py": "def test_never():\n    assert False, 'never'\n",
         "tests/test_blind.py": "def test_blind():\n    pass\n",
     }
-    root = tmp_path / "home" / "tree"
+    root = tmp_path / "folder" / "tree"
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -77,7 +77,7 @@ def _bug(old: str, new: str, *harnesses: str) -> Bug:
     )  # fmt: skip
 
 
-def test_the_first_test_that_fails_with_the_bug_and_passes_without_has_noticed_it(tree: Path) -> None:
+def test_a_test_that_fails_with_the_bug_and_passes_without_it_catches_the_bug(tree: Path) -> None:
     harnesses = [f"tests/test_{name}.py" for name in ("blind", "fixture", "never", "here", "child")]
     result = MutationRunner(tree).run_bug(_bug("42", "41", *harnesses))
     assert [(run.harness, run.verdict) for run in result.runs] == [
@@ -91,12 +91,12 @@ def test_the_first_test_that_fails_with_the_bug_and_passes_without_has_noticed_i
     assert (tree / "liveness/__init__.py").read_text() == "ANSWER = 42\n"
 
 
-def test_programs_that_tests_start_run_the_copy_with_the_bug(tree: Path) -> None:
+def test_processes_that_tests_start_run_the_copy_with_the_bug(tree: Path) -> None:
     result = MutationRunner(tree).run_bug(_bug("42", "41", "tests/test_child.py"))
     assert [run.verdict for run in result.runs] == [Verdict.NOTICED]
 
 
-def test_a_copy_that_cannot_be_imported_is_no_success(tree: Path) -> None:
+def test_a_copy_that_cannot_be_imported_does_not_count_as_a_catch(tree: Path) -> None:
     result = MutationRunner(tree).run_bug(
         _bug("ANSWER = 42", "import nothing_of_that_name", "tests/test_here.py")
     )
@@ -104,19 +104,19 @@ def test_a_copy_that_cannot_be_imported_is_no_success(tree: Path) -> None:
     assert result.noticed == []
 
 
-def test_a_harness_that_does_not_end_is_ended_and_is_no_success(tree: Path) -> None:
+def test_a_harness_that_hangs_is_killed_and_does_not_count_as_a_catch(tree: Path) -> None:
     (tree / "tests/test_here.py").write_text("import signal\ndef test_here():\n    signal.pause()\n")
     assert run_harness(tree, "tests/test_here.py", seconds_max=3).verdict is Verdict.HUNG
 
 
-def test_whoever_would_import_the_original_is_not_judged(tree: Path) -> None:
+def test_a_copy_that_would_import_the_original_is_refused(tree: Path) -> None:
     check_imports(tree)
     shutil.rmtree(tree / "liveness")
-    with pytest.raises(RuntimeError, match="outside of the copy"):
+    with pytest.raises(RuntimeError, match="outside the copy"):
         check_imports(tree)
 
 
-def test_the_copy_is_of_what_is_and_could_be_committed(tmp_path: Path) -> None:
+def test_a_copy_holds_tracked_and_untracked_files_but_no_deleted_or_ignored_ones(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     subprocess.run(["git", "init", "-q"], cwd=source, check=True)

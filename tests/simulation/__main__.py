@@ -1,4 +1,4 @@
-"""`make sim`: many worlds, one after the other."""
+"""`make sim`: run many simulated worlds."""
 
 from __future__ import annotations
 

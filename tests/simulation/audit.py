@@ -1,7 +1,7 @@
-"""What the log says, held against the rules of the product, transaction by transaction.
+"""Checks the log against the rules of the product, transaction by transaction.
 
-Written from the design's tables and invariants: nothing here asks the code that decides. It reads the rows that became
-durable, the moment they do, and keeps its own picture of every worker.
+The audit is written from the design's tables and invariants, and never calls the code that decides. It reads each row
+the moment it becomes durable, and keeps its own record of every worker.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ ACTIVE, INACTIVE, CLEANED_UP = "ACTIVE", "INACTIVE", "CLEANED_UP"
 TIE_MS = 100
 PULSE_MS = 50
 CLOCKS_DIFFER = 0.002
-"""By how much a node's clock may run fast in a simulation."""
+"""The most by which a node's clock runs fast in a simulation."""
 EARLY_MS = 5
 
 _LOG = f"SELECT id, {', '.join(LogRow._fields)} FROM log WHERE id > ? ORDER BY id"
 _TASKS = "SELECT task_id, shard_id, namespace, worker_key, lease_epoch, activity FROM tasks WHERE task_id > ?"
 
 Report = Callable[[str, str, tuple[str, ...]], None]
-"""The invariant that was broken, how, and what it concerns."""
+"""Called with the broken invariant, a description, and the labels of the workers, shards and nodes concerned."""
 Note = Callable[..., None]
-"""A step of the story."""
+"""Adds a step to the history."""
 
 
 @dataclass
 class WorkerRecord:
-    """A worker, as the log tells."""
+    """The state of a worker according to the log."""
 
     shard_id: int
     state: str = ""
@@ -49,7 +49,7 @@ class WorkerRecord:
     renewed_ms: int = 0
     """On the shard's clock."""
     heard: float = 0.0
-    """Not later than this, in true time, was its last heartbeat applied."""
+    """The latest true time at which its last heartbeat was applied."""
     held: dict[Name, int] = field(default_factory=dict)
     handed: set[Name] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
@@ -67,7 +67,7 @@ class Shard:
     observed_ms: int = 0
     taken_at: float = 0.0
     taken_ms: int = 0
-    """The same by its own clock."""
+    """The same on the shard's own clock."""
     numbers: dict[int, Key] = field(default_factory=dict)
     checkpoint_seq: int = 0
 
@@ -87,23 +87,23 @@ class Audit:
         self.workers: dict[Key, WorkerRecord] = {}
         self.shards: defaultdict[int, Shard] = defaultdict(Shard)
         self.applied: defaultdict[Key, set[tuple[str, int]]] = defaultdict(set)
-        """Heartbeats of which the log says that they were applied."""
+        """Heartbeats that the log has applied."""
         self.declared: dict[tuple[Key, str, int], frozenset[tuple[Name, int]]] = {}
-        """What each heartbeat said that the worker holds; told by the simulated workers."""
+        """The activities that each heartbeat declared, as recorded by the simulated workers."""
         self.sessions: dict[str, Key] = {}
-        """Whose session it is; told by the simulated workers."""
+        """The worker of each session, as recorded by the simulated workers."""
         self.arrived: dict[tuple[Key, str, int, str], float] = {}
-        """When a heartbeat came to a host first."""
+        """The time at which a heartbeat first arrived at a host."""
         self.host_of: Callable[[str], str] = lambda owner: owner.partition(":")[0]
         self.on_taken: list[Callable[[int, str, str], None]] = []
-        """Told of a shard, who had it and who has it now."""
+        """Called with a shard, its former owner and its new owner."""
         self.on_silence_ended: list[Callable[[Key, WorkerRecord], None]] = []
         self.on_late_renewal: list[Callable[[Key], None]] = []
-        """Told of a heartbeat that found its lease over, but not ended."""
+        """Called with the worker of a heartbeat that came after the end of the lease and before its expiry."""
         self.on_replaced: list[Callable[[Key, str], None]] = []
         self.rows = 0
         self.taken: Counter[tuple[str, str, int, Name, int]] = Counter()
-        """Namespace, worker, epoch, activity and attempt of each binding that was lost."""
+        """Namespace, worker, epoch, activity and attempt of each lost binding."""
         self.quota: dict[str, int] = {}
         self.activities = Activities(report, sometimes, self.taken, now)
         self._listening_time = listening_time
@@ -113,7 +113,7 @@ class Audit:
         self._population: Counter[str] = Counter()
         self._writer = ""
 
-    # -- what became durable
+    # -- durable commits
 
     def after_commit(self, driver: sqlite3.Connection, writer: str) -> None:
         self._writer = writer
@@ -157,7 +157,7 @@ class Audit:
         if self._writer != shard.owner:
             self.report(
                 "one owner",
-                f"{self._writer} wrote to shard {shard_id}, which is {shard.owner or 'nobody'}'s",
+                f"{self._writer} wrote to shard {shard_id}, whose owner is {shard.owner or 'no node'}",
                 (f"shard {shard_id}", self._writer),
             )
         if not isinstance(event, RenewalBatch):
@@ -206,7 +206,7 @@ class Audit:
             )
         deadline_ms = worker.renewed_ms + worker.granted_ms
         if 0 <= deadline_ms - renewal.at_ms <= TIE_MS:
-            self.sometimes("heartbeat in the last moment")
+            self.sometimes("heartbeat at the last moment")
         if renewal.at_ms > deadline_ms:
             for tell in self.on_late_renewal:
                 tell(key)
@@ -260,7 +260,7 @@ class Audit:
             return
         if worker is None:
             self.report(
-                "legal edges", f"{worker_label(key)} is not known, and then {type(event).__name__}", about
+                "legal edges", f"{worker_label(key)} is unknown, and then {type(event).__name__}", about
             )
             return
         match event:
@@ -304,7 +304,7 @@ class Audit:
         if self.sessions.get(event.session_id) != key:
             self.report(
                 "tenant isolation",
-                f"{worker_label(key)} lives by session {event.session_id}, which is not its own",
+                f"{worker_label(key)} was activated by session {event.session_id}, which belongs to another worker",
                 about,
             )
         declared = self.declared.get((key, event.session_id, event.sequence))
@@ -337,7 +337,7 @@ class Audit:
             if event.session_id in worker.replaced:
                 self.report(
                     "idempotent heartbeats",
-                    f"{worker_label(key)}: the replaced session {event.session_id} came back",
+                    f"{worker_label(key)}: the replaced session {event.session_id} was accepted again",
                     about,
                 )
             if resurrected:
@@ -358,7 +358,7 @@ class Audit:
         before = worker.held
         worker.held = {name_of(activity.id): activity.attempt for activity in event.bindings}
         if isinstance(event, facts.SessionReplaced):
-            # What the new session goes on with was handed out by us all the same.
+            # The new session keeps some of these activities, but the server handed them out all the same.
             worker.handed = {name for name in worker.handed if worker.held.get(name) == before[name]}
         else:
             worker.handed = set()
@@ -375,9 +375,9 @@ class Audit:
         if late_ms <= TIE_MS:
             self.sometimes("heartbeat just too late")
         if late_ms <= PULSE_MS:
-            self.sometimes("resurrection within the same pulse")
+            self.sometimes("worker resurrected by its next heartbeat")
         if worker.died_with == event.session_id:
-            self.sometimes("false death, worker came back with its session")
+            self.sometimes("live worker expired and came back with its session")
 
     def _rebind(
         self, key: Key, worker: WorkerRecord, event: facts.BindingsChanged, expected: Counter[Any]
@@ -387,14 +387,14 @@ class Audit:
             name = name_of(id)
             attempt = worker.held.pop(name, None)
             if name in bound:
-                continue  # an earlier attempt is over, and it goes on with this one
+                continue  # an earlier attempt is over; the worker runs this one
             if attempt is not None and name in worker.handed:
                 expected[key[0], key[1], worker.epoch, name, attempt] += 1
             worker.handed.discard(name)
         worker.held.update(bound)
-        # What it bound anew by itself, with another attempt, is its own engine's.
+        # An activity that the worker bound itself, with another attempt, belongs to its own engine.
         if event.resync and not worker.in_doubt:
-            self.sometimes("worker asked for its whole set")
+            self.sometimes("server asked a worker for all its bindings")
         worker.in_doubt = event.resync
 
     def _deactivate(
@@ -442,11 +442,11 @@ class Audit:
         if listened_ms * (1 + CLOCKS_DIFFER) + EARLY_MS < worker.granted_ms:
             self.report(
                 "no early expiry",
-                f"{worker_label(key)}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which somebody listened",
+                f"{worker_label(key)}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which a node listened",
                 (worker_label(key), f"shard {shard_id}"),
             )
 
-    # -- what others ask
+    # -- queries
 
     def held_by(self, key: Key) -> Mapping[Name, int]:
         worker = self.workers.get(key)

@@ -1,4 +1,4 @@
-"""What the log says about activities: one holder at a time, attempts that rise, one effect per loss."""
+"""Checks the log of activities: one holder at a time, rising attempts, and one effect per loss."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def name_of(id: ActivityId) -> Name:
 
 @dataclass
 class ActivityRecord:
-    """Of one activity."""
+    """The state of one activity according to the log."""
 
     holder: tuple[str, int, int] | None = None
-    """Worker, lease epoch, attempt."""
+    """Worker, lease epoch and attempt."""
     attempt: int = 0
     finished: str = ""
     lost_by: str = ""
-    """The worker that it was taken from last."""
+    """The worker that lost it last."""
 
 
 class Activities:
@@ -38,9 +38,9 @@ class Activities:
     ) -> None:
         self.activity_records: dict[tuple[str, Name], ActivityRecord] = {}
         self.ended: set[tuple[str, Name, str, int, int]] = set()
-        """Attempts that the log says were completed by whom."""
+        """Completed attempts, with the worker that completed each."""
         self.on_started: list[Callable[[str, Name, str, ActivityRecord], None]] = []
-        """Told of a new holder."""
+        """Called with a new holder."""
         self._report = report
         self._sometimes = sometimes
         self._taken = taken
@@ -82,7 +82,9 @@ class Activities:
         about = (name[0], worker_label((namespace, event.worker)))
         if record.holder is not None:
             self._report(
-                "exclusive claims", f"{name} is {record.holder}'s, and was given to {event.worker}", about
+                "exclusive claims",
+                f"{name} is held by {record.holder}, and was handed to {event.worker}",
+                about,
             )
         if event.attempt <= record.attempt:
             self._report(
@@ -106,7 +108,7 @@ class Activities:
             record.finished = "COMPLETED"
             self.ended.add((namespace, name, event.worker, event.epoch, event.attempt))
             if record.lost_by and record.lost_by != event.worker:
-                self._sometimes("work of a dead worker done by another")
+                self._sometimes("activity of a dead worker completed by another")
         elif isinstance(event, facts.ActivityFailed):
             record.finished = "FAILED"
         elif isinstance(event, facts.ActivityGivenBack):

@@ -1,4 +1,4 @@
-"""A process's own clocks: they run a little fast or slow, and the one for people jumps."""
+"""The clocks of one process: they run slightly fast or slow, and the wall clock jumps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WALL_MS = 1_750_000_000_000
 
 class SimulatedClock:
     def __init__(self, loop: SimulatedLoop, rate: float = 1.0, zero_ms: int = 0) -> None:
-        """`rate`: how fast it runs. `zero_ms`: what a machine's monotonic clock shows means nothing."""
+        """`rate`: the speed. `zero_ms`: the monotonic clock's reading at the start, which means nothing."""
         self._loop = loop
         self._rate = rate
         self._zero_ms = zero_ms

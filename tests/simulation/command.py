@@ -1,4 +1,4 @@
-"""`make sim`: run many seeds, say what was met, and tell the story of the first one that breaks a rule."""
+"""`make sim`: run many seeds, count the situations that they reached, and report the first broken rule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from tests.arguments import above_zero, at_least_one
-from tests.simulation.failure_report import LINES_MAX, shrink, story
+from tests.simulation.failure_report import LINES_MAX, failure_report, shrink
 from tests.simulation.plan import NO_OVERRIDES, PlanOverrides
-from tests.simulation.results import RunTotals, as_json, keep, printed
+from tests.simulation.results import RunTotals, as_json, printed, store_result
 from tests.simulation.world import Outcome, live
 
 DEFAULT_SEEDS = 300
 OFTEN = 10
-"""So many times they must have met each situation, and more or fewer worlds in proportion."""
+"""DEFAULT_SEEDS worlds must reach each situation this often; other numbers of worlds in proportion."""
 MANY = 100
-"""Fewer worlds need not have met all."""
+"""Smaller runs need not reach every situation."""
 
 
 def run_seed(seed: int, overrides: PlanOverrides = NO_OVERRIDES) -> Outcome:
@@ -32,7 +32,7 @@ def _outcomes(seeds: Sequence[int], overrides: PlanOverrides, jobs: int) -> Iter
     if jobs == 1:
         yield from (run_seed(seed, overrides) for seed in seeds)
         return
-    # Spawned: a world shares nothing with another, not even what is left in memory.
+    # Spawned, so that worlds share no memory.
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=50) as pool:
         tasks = [pool.apply_async(run_seed, (seed, overrides)) for seed in seeds]
         for task in tasks:
@@ -45,19 +45,25 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--seconds", type=above_zero, default=float("inf"), help="begin no more after so long"
+        "--seconds", type=above_zero, default=float("inf"), help="start no new world after this time"
     )
-    parser.add_argument("--write", action="store_true", help="keep the result in docs/")
+    parser.add_argument("--write", action="store_true", help="store the result in docs/")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--hashes", action="store_true", help="print only each seed's trace hash")
+    parser.add_argument("--story", type=int, default=LINES_MAX, help="lines of the failure report")
     parser.add_argument(
-        "--hashes", action="store_true", help="print each seed's trace hash, and nothing else"
+        "--no-shrink", action="store_true", help="report the failure without looking for a smaller world"
     )
-    parser.add_argument("--story", type=int, default=LINES_MAX, help="lines of a broken seed's story")
-    parser.add_argument("--no-shrink", action="store_true", help="tell it in the world as it was")
-    parser.add_argument("--workers", type=int, default=0, help="in each world, instead of what the seed says")
-    parser.add_argument("--nodes", type=int, default=0, help="likewise")
-    parser.add_argument("--shards", type=int, default=0, help="likewise")
-    parser.add_argument("--only", type=_numbers, help="the numbers of the acts that take place, or none")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="workers in each world (default: chosen by the seed)"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=0, help="nodes in each world (default: chosen by the seed)"
+    )
+    parser.add_argument(
+        "--shards", type=int, default=0, help="shards in each world (default: chosen by the seed)"
+    )
+    parser.add_argument("--only", type=_numbers, help="numbers of the faults to inject, or none")
     return parser.parse_args()
 
 
@@ -67,7 +73,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def main() -> int:
     options = _options()
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # its process had died
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # its process was killed
     seeds = range(options.first, options.first + options.seeds)
     overrides = PlanOverrides(options.workers, options.nodes, options.shards, options.only)
     total, first = RunTotals(), None
@@ -91,13 +97,13 @@ def main() -> int:
     if options.hashes:
         return bool(total.violations)
     if first is not None:
-        print(story(first if options.no_shrink or options.only else shrink(first), options.story))
+        print(failure_report(first if options.no_shrink or options.only else shrink(first), options.story))
     result = as_json(total, options.first, took_s)
     print(json.dumps(result, indent=2) if options.json else printed(total, took_s))
     if options.write:
-        keep(result)
+        store_result(result)
     often = max(1, OFTEN * total.seeds // DEFAULT_SEEDS)
     rare = total.rare(often) if total.seeds >= MANY else []
     if rare:
-        print(f"met less than {often} times: {', '.join(rare)}", file=sys.stderr)
+        print(f"reached less than {often} times: {', '.join(rare)}", file=sys.stderr)
     return bool(total.violations or rare)

@@ -1,7 +1,7 @@
-"""One database for all nodes: production's SQL on a SQLite in memory, with the failures of a real one around it.
+"""One database for all nodes: production's SQL on SQLite in memory, with the failures of a real database around it.
 
-What was sent to the database runs there, whatever becomes of the process that sent it: a COMMIT that is under way when
-its process is stopped or killed takes place all the same, and its answer reaches nobody.
+A transaction that was sent to the database runs there whatever happens to the process that sent it: a COMMIT that is
+under way when its process is stopped or killed takes place, and no process receives its answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.simulation.loop import Process, SimulatedLoop
 T = TypeVar("T")
 
 ANSWER_S_MAX = 10.0
-"""As in `liveness/store/postgres.py`: nobody waits longer for an answer."""
+"""As in `liveness/store/postgres.py`: the longest wait for an answer."""
 RESET_S = 0.05
 
 
 class TransactionFault(Enum):
-    """What can become of a transaction that writes."""
+    """What can happen to a transaction that writes."""
 
     NONE = "nothing"
     REJECTED = "it fails and is rolled back"
@@ -45,21 +45,21 @@ class TransactionFault(Enum):
 
 @dataclass
 class Health:
-    """How the database is just now."""
+    """The present condition of the database."""
 
     delay_s: tuple[float, float] = (0.000_2, 0.002)
     transaction_faults: tuple[tuple[TransactionFault, float], ...] = ()
-    """With the share of transactions that meet each."""
+    """Each with the share of transactions that it hits."""
     reads_fail: float = 0.0
 
 
 _COMPILED: dict[Any, Any] = {}
-"""Statements as text, which are the same in every world."""
+"""Compiled statements, which are the same in every world."""
 
 
 @cache
 def _template() -> bytes:
-    """An empty database with all tables. Making one anew takes longer than many a simulation."""
+    """Return an empty database with all tables. Creating one takes longer than many simulations."""
     engine = _engine()
     with engine.begin() as connection:
         migrate(connection, Revisions())
@@ -95,14 +95,14 @@ class SharedDatabase:
         self.random = random
         self.process = Process(loop, "database", "database")
         self.cut: set[str] = set()
-        """Hosts that cannot reach it."""
+        """Hosts that cannot reach the database."""
         self.on_commit: Callable[[sqlite3.Connection, str], None] = lambda _, __: None
-        """Told after each transaction that wrote, and whose it was."""
+        """Called after each transaction that wrote, with its host."""
         self.on_transaction_fault: Callable[[TransactionFault, Process], None] = lambda _, __: None
         self.on_refused: Callable[[StoreError, Process], None] = lambda _, __: None
-        """Told of a transaction that the store's own checks refused."""
+        """Called when the store's own checks reject a transaction."""
         self.on_vain: Callable[[], None] = lambda: None
-        """Told of a take-over that got nothing."""
+        """Called when a take-over gets no shard."""
         self.sessions: dict[str, set[_Session]] = {}
         self.transactions = 0
         self.transaction_faults: Counter[TransactionFault] = Counter()
@@ -121,7 +121,7 @@ class SharedDatabase:
         return result
 
     def try_out(self, work: Callable[[Connection], T]) -> T:
-        """Run something, and undo it."""
+        """Run `work`, and undo its changes."""
         transaction = self._connection.begin()
         try:
             return work(self._connection)
@@ -147,7 +147,7 @@ class _Session:
 
 
 class NodeDatabase:
-    """As one node sees it. In place of `PostgresDatabase` and `SqliteDatabase`."""
+    """The database as one node sees it; replaces `PostgresDatabase` and `SqliteDatabase`."""
 
     def __init__(self, shared: SharedDatabase, process: Process, owner: str, health: Health) -> None:
         self._shared = shared
@@ -185,7 +185,7 @@ class NodeDatabase:
             own.discard(session)
 
     def _arrive(self, work: Callable[[Connection], T], session: _Session, writes: bool) -> None:
-        """At the database."""
+        """Run the transaction at the database."""
         shared, process = self._shared, self._process
         if session.ended:
             self._answer(_fail, session.done, CommitRejected(detail="simulated: the session was ended"))
@@ -245,7 +245,7 @@ class NodeDatabase:
                 self._answer(_succeed, session.done, result)
 
     def _answer(self, tell: Callable[..., None], *args: Any) -> None:
-        """To the process, if it is still there to hear it."""
+        """Answer the process, if it still runs."""
         if self._process.host not in self._shared.cut:
             self._process.at(self._shared.loop.time() + self._delay_s(), tell, *args)
 
@@ -254,7 +254,7 @@ class NodeDatabase:
         return low + (high - low) * self._shared.random.random()
 
     async def end_sessions(self, owners: Collection[str]) -> int:
-        """What they have begun and the database has not come to yet is undone."""
+        """Undo the transactions that these owners have begun and the database has not run yet."""
 
         def end(_: Connection) -> int:
             ended = 0

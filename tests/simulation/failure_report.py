@@ -1,4 +1,4 @@
-"""The story of a broken rule: in as small a world as still breaks it, what happened to whom it is about, in order."""
+"""Report a broken rule: find the smallest world that still breaks it, and print the steps that concern it, in order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.simulation.rules import RULES
 from tests.simulation.world import Outcome, Step, live
 
 LINES_MAX = 60
-ALIKE_SHOWN = 3
-"""Of many steps in a row that say the same kind of thing: so many at either end."""
+SIMILAR_SHOWN = 3
+"""Of many similar steps in a row, show this many at either end."""
 TRIES_MAX = 40
-LATER_S = 5.0
-"""What has not broken the rule so long after the world did that is looked at is not waited for."""
+EXTRA_S = 5.0
+"""A smaller world has this much more time to break the rule."""
 
 
-def story(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
-    told = list(_lines(_concerned(outcome)))
-    left_out = max(0, len(told) - lines_max)
+def failure_report(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
+    shown_steps = list(_lines(_concerned(outcome)))
+    left_out = max(0, len(shown_steps) - lines_max)
     text = [
         f'seed {outcome.seed} breaks the rule "{outcome.rule}": {RULES[outcome.rule]}',
         f"  {outcome.violation.removeprefix(f'{outcome.rule}: ')}",
@@ -28,14 +28,14 @@ def story(outcome: Outcome, lines_max: int = LINES_MAX) -> str:
         "",
     ]
     if left_out:
-        text.append(f"  ({left_out} lines before)")
-    text += told[left_out:]
-    text += ["", f"  again: {command(outcome)}"]
+        text.append(f"  ({left_out} earlier lines)")
+    text += shown_steps[left_out:]
+    text += ["", f"  run it again: {command(outcome)}"]
     return "\n".join(text)
 
 
 def command(outcome: Outcome) -> str:
-    """What shows the same world again."""
+    """Return the command that runs the same world again."""
     options = overrides_from(outcome.seed, outcome.plan).options()
     return f'make sim ARGS="{" ".join((f"--first {outcome.seed} --seeds 1", *options))}"'
 
@@ -45,7 +45,7 @@ def _world(outcome: Outcome) -> str:
     leases = " or ".join(f"{ms / 1_000:g} s" for ms in plan.leases_ms)
     return (
         f"{_count(plan.nodes_max, 'node')}, {_count(plan.shards, 'shard')}, {_count(plan.workers, 'worker')} with leases of "
-        f"{leases}, a grace of {plan.grace_ms / 1_000:g} s after a take-over, {_count(len(outcome.acted), 'act')} of trouble"
+        f"{leases}, a grace of {plan.grace_ms / 1_000:g} s after a take-over, {_count(len(outcome.acted), 'fault')}"
     )
 
 
@@ -54,14 +54,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _concerned(outcome: Outcome) -> list[Step]:
-    """Steps about those whom the rule was broken for, about their shards, and about the nodes that had these."""
+    """Return the steps about the workers concerned, their shards, and the nodes that owned these shards."""
     about = set(outcome.about)
     if not about:
-        return outcome.story
+        return outcome.history
     shards = {name for name in about if name.startswith("shard ")}
     owners: set[str] = set()
     found = []
-    for step in outcome.story:
+    for step in outcome.history:
         if shards.intersection(step.about):
             owners.update(name for name in step.about if name.startswith("node"))
         if not step.about or about.intersection(step.about) or owners.intersection(step.about):
@@ -72,26 +72,26 @@ def _concerned(outcome: Outcome) -> list[Step]:
 def _lines(steps: Iterable[Step]) -> Iterator[str]:
     for alike, group in groupby(steps, key=lambda step: step.alike or id(step)):
         some = list(group)
-        if not isinstance(alike, str) or len(some) <= 2 * ALIKE_SHOWN + 1:
+        if not isinstance(alike, str) or len(some) <= 2 * SIMILAR_SHOWN + 1:
             yield from map(_line, some)
             continue
-        yield from map(_line, some[:ALIKE_SHOWN])
-        yield f"{'':>14}… {len(some) - 2 * ALIKE_SHOWN} more of {alike}"
-        yield from map(_line, some[-ALIKE_SHOWN:])
+        yield from map(_line, some[:SIMILAR_SHOWN])
+        yield f"{'':>14}… {len(some) - 2 * SIMILAR_SHOWN} more of {alike}"
+        yield from map(_line, some[-SIMILAR_SHOWN:])
 
 
 def _line(step: Step) -> str:
     return f"  {step.at_s - 1_000:9.3f} s  {step.text}"
 
 
-# -- the smallest world
+# -- search for the smallest world
 
 
 def shrink(outcome: Outcome) -> Outcome:
-    """The same rule broken in a smaller world: fewer workers, nodes and shards, and of the acts only those that it takes."""
+    """Break the same rule in a smaller world: with fewer workers, nodes and shards, and only the faults that it takes."""
     search = _Search(outcome)
     search.smaller()
-    search.fewer_acts()
+    search.fewer_faults()
     return search.best
 
 
@@ -104,7 +104,7 @@ class _Search:
         if self._left == 0:
             return False
         self._left -= 1
-        found = live(self.best.seed, plan, self.best.virtual_s + LATER_S)
+        found = live(self.best.seed, plan, self.best.virtual_s + EXTRA_S)
         if found.rule != self.best.rule:
             return False
         self.best = found
@@ -120,12 +120,12 @@ class _Search:
         if self.best.plan.shards > 1:
             self._breaks(replace(self.best.plan, shards=1))
 
-    def fewer_acts(self) -> None:
-        """The last few alone, and of what is left then: without a half, a quarter, … as long as the rule is broken."""
-        all_acts = self.best.acted
+    def fewer_faults(self) -> None:
+        """Try the last few faults alone; then leave out a half, a quarter, … as long as the rule is still broken."""
+        all_faults = self.best.acted
         for last in (0, 1, 2, 4, 8):
-            if last >= len(all_acts) or self._breaks(
-                replace(self.best.plan, only=tuple(all_acts[len(all_acts) - last :]))
+            if last >= len(all_faults) or self._breaks(
+                replace(self.best.plan, only=tuple(all_faults[len(all_faults) - last :]))
             ):
                 break
         size = len(self.best.acted) // 2

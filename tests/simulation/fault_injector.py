@@ -1,4 +1,4 @@
-"""Breaks things, one act after the other, and heals them again."""
+"""Injects one fault after the other, and heals each again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class FaultInjector:
         }
 
     async def act(self) -> None:
-        """Each act has dice of its own: without one of them, the others are what they were."""
+        """Run until the end of the busy time.
+
+        Each fault has its own random numbers, so leaving one out does not change the others.
+        """
         world, plan, dice = self._world, self._world.plan, Random(f"director {self._world.seed}")
         until = world.now() + plan.busy_s
         for number in count(1):
@@ -65,7 +68,7 @@ class FaultInjector:
         self._over = True
 
     def _for_a_while(self, seconds: float, heal: Callable[[], None]) -> None:
-        """Something is broken until then."""
+        """Count something as broken for this time, then heal it."""
         world = self._world
         self._broken += 1
         world.calm_since = float("inf")
@@ -79,19 +82,19 @@ class FaultInjector:
         world.later(seconds, mend)
 
     def _disturb(self) -> None:
-        """Something happened at once."""
+        """Count a momentary fault."""
         self._for_a_while(0.001, lambda: None)
 
     def _node_host(self) -> NodeHost:
         return self._random.choice(self._world.node_hosts)
 
     def _run(self) -> Run | None:
-        """A worker's latest run, if it goes on."""
+        """Return a random worker's latest run, if one is alive."""
         runs = [runs[-1] for runs in self._world.runs.values() if runs and runs[-1].process.alive]
         return self._random.choice(runs) if runs else None
 
     def _some(self, low: float, high: float) -> float:
-        """Often short, sometimes long."""
+        """Return a random duration, often short and sometimes long."""
         return low * (high / low) ** self._random.random()
 
     # -- nodes
@@ -104,11 +107,11 @@ class FaultInjector:
 
     def _stop_node(self) -> None:
         node_host, seconds = self._node_host(), self._some(0.05, 15)
-        self._world.note(f"{node_host.host} stands still for {seconds:.2f} s", node_host.host)
+        self._world.note(f"{node_host.host} is stopped for {seconds:.2f} s", node_host.host)
         if self._random.random() < 0.5:
             node_host.suspend(seconds)
         else:
-            # Most likely with a transaction under way.
+            # Makes a transaction under way likely.
             node_host.health.delay_s = (0.05, 0.5)
             self._world.later(0.2, lambda: node_host.suspend(seconds))
 
@@ -190,7 +193,7 @@ class FaultInjector:
         node_host.health.transaction_faults = chosen
         node_host.health.reads_fail = share / 4
         if self._random.random() < 0.4:
-            # So that it has to take over what was another's.
+            # Kills another node, so that this one has to take shards over.
             other = self._node_host()
             if other is not node_host:
                 self._world.note(f"kill -9 {other.host}", other.host)
@@ -205,7 +208,7 @@ class FaultInjector:
     def _fail_disk(self) -> None:
         node_host = self._node_host()
         if len(self._world.node_hosts) > 1:
-            return  # not a node's own affair
+            return  # with several nodes, they share the database's disk
         self._world.note(f"the disk of {node_host.host} fails", node_host.host)
         node_host.health.transaction_faults = ((TransactionFault.BROKEN, 1.0),)
 
@@ -270,7 +273,7 @@ class FaultInjector:
 
     def _stop(self, run: Run, seconds: float) -> None:
         world = self._world
-        world.note(f"{run.session} stands still for {seconds:.2f} s", worker_label(run.key))
+        world.note(f"{run.session} is stopped for {seconds:.2f} s", worker_label(run.key))
         run.process.stop()
         world.later(seconds, run.process.resume)
 
@@ -286,7 +289,7 @@ class FaultInjector:
             self._cut(run.host, self._node_host().host, self._some(0.1, 12))
 
     def _cut_most(self) -> None:
-        """A switch fails: most workers of a namespace fall silent together, and come back together."""
+        """Cut most workers of a namespace off together, as a failed switch does, and reconnect them together."""
         world, cut = self._world, self._world.network.conditions.cut
         namespace = f"ns{self._random.randrange(world.plan.namespaces)}"
         share = self._random.choice((0.5, 0.8, 1.0))
@@ -304,7 +307,7 @@ class FaultInjector:
         if len(keys) >= 10 and world.runs[keys[0]]:
             self._kill(world.runs[keys[0]][-1])
         if self._random.random() < 0.4:
-            # What fails next is a node, while leases are over and held.
+            # Kills a node while ended leases are held.
             node_host = self._node_host()
             world.note(f"kill -9 {node_host.host} in {lease_s + 0.2:.2f} s", node_host.host)
             world.later(lease_s + 0.2, node_host.kill)
@@ -330,6 +333,6 @@ class FaultInjector:
         run.say_goodbye(gone)
 
     def _second_run(self) -> None:
-        """The program is started anew while the old one still lives: a zombie from now on."""
+        """Start the program again while the old process still runs, as a zombie from now on."""
         if (run := self._run()) is not None:
             self._world.begin_run(run.behaviour)

@@ -1,4 +1,4 @@
-"""The end of a world: everything heals, then all workers fall silent, and nothing may be left undone."""
+"""The end of a world: all faults heal, then all workers are killed, and no work may be left undone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class FinalChecks:
         return f"held {held[:5]}, open tasks {self._open_tasks()[:5]}"
 
     def _check_back(self) -> None:
-        """Who lives and was not refused for good has its lease."""
+        """Check that every live worker that was not rejected for good has its lease."""
         world = self._world
         for key, runs in world.runs.items():
             run = runs[-1] if runs else None
@@ -83,7 +83,7 @@ class FinalChecks:
             if worker.state == ACTIVE:
                 self._world.report(
                     "bounded lateness",
-                    f"{worker_label(key)} is ACTIVE though nobody is left",
+                    f"{worker_label(key)} is ACTIVE although no worker is left",
                     (worker_label(key),),
                 )
 

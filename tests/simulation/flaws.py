@@ -1,4 +1,7 @@
-"""Flaws that a simulation must find: each takes one promise out of production code. Proof that the rules can be broken."""
+"""Flaws that the simulation must find.
+
+Each removes one promise from production code, which proves that the rules can be broken.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from liveness.store.api import ShardCommit
 from liveness.store.bulk import update_rows
 
 
-def _heads_without_epochs(connection: Connection, commits: Sequence[ShardCommit]) -> None:
+def _advance_heads_without_epochs(connection: Connection, commits: Sequence[ShardCommit]) -> None:
     heads = [(c.shard_id, c.last_seq, c.observed_ms) for c in commits]
     update_rows(
         connection,
@@ -36,11 +39,7 @@ def _heads_without_epochs(connection: Connection, commits: Sequence[ShardCommit]
     )
 
 
-async def _at_once(*_: object) -> None:
-    return
-
-
-async def _wait_for_nothing(self: Any) -> None:
+async def _do_not_wait(self: Any) -> None:
     return
 
 
@@ -58,18 +57,22 @@ def _hold_for_ever(self: Any, storm_state: Any, one: Any, *_: object) -> ExpiryH
 
 
 FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
-    "no reschedule with the end of a lease": (liveness.engine.shard, "react", lambda *_: ()),
-    "commits without a look at the epoch": (liveness.store.commit, "_advance_heads", _heads_without_epochs),
-    "answers before the commit": (liveness.engine.committer.CommitGroup, "wait", _wait_for_nothing),
-    "answers though the commit failed": (liveness.engine.committer.CommitGroup, "failed", lambda *_: False),
-    "a replaced session's work is forgotten": (liveness.domain.reactions, "lost_with", lambda *_: {}),
+    "the end of a lease reschedules nothing": (liveness.engine.shard, "react", lambda *_: ()),
+    "commits ignore the epoch": (liveness.store.commit, "_advance_heads", _advance_heads_without_epochs),
+    "answers before the commit": (liveness.engine.committer.CommitGroup, "wait", _do_not_wait),
+    "answers although the commit failed": (liveness.engine.committer.CommitGroup, "failed", lambda *_: False),
+    "a replaced session's activities are not rescheduled": (
+        liveness.domain.reactions,
+        "lost_with",
+        lambda *_: {},
+    ),
     "workers trust their lease too long": (liveness.sdk.local_lease, "_trusted_ms", _trusted_too_long),
     "leases end three seconds late": (
         liveness.expiry.lease_deadlines.LeaseDeadlines,
         "_silence_ends_ms",
         _three_seconds_late,
     ),
-    "a storm never lets go": (liveness.expiry.throttle.ExpiryThrottle, "_hold", _hold_for_ever),
+    "a storm never ends": (liveness.expiry.throttle.ExpiryThrottle, "_hold", _hold_for_ever),
     "a heartbeat does not end a hold": (
         liveness.expiry.throttle.ExpiryThrottle,
         "on_heartbeat",
@@ -80,22 +83,22 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
 
 
 FOUND_BY: Mapping[str, tuple[int, ...]] = {
-    "no reschedule with the end of a lease": (2, 3),
-    "commits without a look at the epoch": (4, 8, 7),
+    "the end of a lease reschedules nothing": (2, 3),
+    "commits ignore the epoch": (4, 8, 7),
     "answers before the commit": (1, 3),
-    "answers though the commit failed": (2, 5),
-    "a replaced session's work is forgotten": (1,),
+    "answers although the commit failed": (2, 5),
+    "a replaced session's activities are not rescheduled": (1,),
     "workers trust their lease too long": (3,),
     "leases end three seconds late": (1,),
-    "a storm never lets go": (1,),
+    "a storm never ends": (1,),
     "a heartbeat does not end a hold": (5,),
     "no quota": (2,),
 }
-"""Seeds whose worlds are known to break a rule with the flaw."""
+"""Seeds whose worlds are known to break a rule with this flaw."""
 
 
 @contextmanager
 def flawed(name: str) -> Iterator[None]:
-    place, attribute, flaw = FLAWS[name]
-    with patch.object(place, attribute, flaw):
+    owner, attribute, flaw = FLAWS[name]
+    with patch.object(owner, attribute, flaw):
         yield

@@ -1,4 +1,4 @@
-"""Read a shard back as a take-over would, undo that, and compare with what the log has told so far."""
+"""Read a shard back as a take-over does, undo that, and compare the result with the log."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a step of a story is about."""
+"""Labels of workers and shards in the steps of a history."""
 
 from __future__ import annotations
 
 Key = tuple[str, str]
-"""A worker: namespace and key."""
+"""A worker: namespace and instance key."""
 
 
 def worker_label(key: Key) -> str:

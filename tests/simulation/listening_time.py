@@ -1,4 +1,4 @@
-"""Who could have heard a heartbeat, and when: shards have owners, and owners' machines stand still, die and are cut off."""
+"""When a node could hear heartbeats: shards have owners, and owners stop, die and lose their connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 
 STEP_S_MAX = 1.0
-"""What a shard's clock may count of a time in which nobody listened."""
+"""The most that a shard's clock may count of a time in which no node listened."""
 
 
 class ListeningTime:
@@ -19,7 +19,7 @@ class ListeningTime:
         self._owners[shard_id].append((now, host))
 
     def away(self, host: str, now: float) -> None:
-        """It cannot hear or commit from now on. May be for several reasons at once."""
+        """The host cannot hear or commit from now on; several reasons can overlap."""
         self._open[host] += 1
         if self._open[host] == 1:
             self._absent[host].append([now, float("inf")])
@@ -30,7 +30,9 @@ class ListeningTime:
             self._absent[host][-1][1] = now
 
     def listened_s(self, shard_id: int, since: float, until: float) -> float:
-        """At most so long somebody listened for the shard's workers, with what its clock may count of the gaps."""
+        """Return the longest time for which a node listened for the shard's workers, with what the clock may count of
+        the gaps.
+        """
         owners = self._owners[shard_id]
         at = max(0, bisect_right(owners, (since, chr(0x10FFFF))) - 1)
         total, last_end = 0.0, since

@@ -1,7 +1,7 @@
 """One event loop for a whole world: virtual time, no threads, no sockets, and processes that stop and die.
 
-Each callback belongs to the process in whose context it was made. Those of a process that is stopped wait until it goes
-on; those of one that was killed never run. Time moves only when nothing is left to do at the present moment.
+Each callback belongs to the process in whose context it was made. Callbacks of a stopped process wait until it
+resumes; callbacks of a killed process never run. Time moves only when nothing is left to do at the present moment.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 TIMER_LATE_S_MAX = 0.0002
-"""Timers of the same moment fire in any order, as they do in life."""
+"""Timers of the same moment fire in any order, as they do on a real machine."""
 
 
 class Process:
-    """Something that runs on a machine of its own."""
+    """A process on its own machine."""
 
     def __init__(self, loop: SimulatedLoop, name: str, host: str) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Process:
             self._loop.resume(backlog)
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs any more, not even what cleans up."""
+        """SIGKILL: none of its code runs any more, not even `finally` blocks."""
         if self.alive:
             self.alive = False
             self._backlog.clear()
@@ -67,7 +67,7 @@ class Process:
 
 
 def current_process() -> Process | None:
-    """Whose code runs now."""
+    """Return the process whose code runs now."""
     return _process.get()
 
 
@@ -86,7 +86,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class Deadlock(Exception):
-    """Nothing is left to do, and nobody waits for a time."""
+    """Nothing is left to do, and no timer is set."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -102,9 +102,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.ended = False
         self.until = float("inf")
-        """It stops then. No timer, which would change what the dice say to others."""
+        """The time at which the loop stops.
+
+        It is no timer, because a timer would change the random numbers of others.
+        """
         self.failures: list[str] = []
-        """What no task took care of."""
+        """Exceptions that no task handled."""
         self.set_exception_handler(self._note)
         self.set_task_factory(_keep_task(self))
 
@@ -142,7 +145,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._ready.extend(backlog)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # it is skipped when its time comes
+        pass  # the loop skips it when its time comes
 
     def _run_once(self) -> None:
         ready = self._ready
@@ -188,7 +191,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.failures.append(f"{context['message']}: {context.get('exception')!r}")
 
     def discard_tasks(self) -> None:
-        """After the end: what is left of all processes must not do anything when it is collected."""
+        """Empty the remaining tasks after the end, so that garbage collection runs none of their code."""
         self.ended = True
         self._ready.clear()
         self._timers.clear()
@@ -196,8 +199,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def _keep_task(loop: SimulatedLoop) -> Any:
-    """Tasks are kept until the end: one that is collected earlier, with a process that was killed, would run its
-    `finally` blocks, which a killed process does not."""
+    """Keep all tasks until the end.
+
+    A task of a killed process that is collected earlier would run its `finally` blocks, which a killed process does
+    not do.
+    """
     kept: list[Any] = []
 
     def make(_: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:

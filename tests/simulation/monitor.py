@@ -1,4 +1,4 @@
-"""Looks on while things happen: counts the rare situations, and checks what is true at moments, not at events."""
+"""Watches a world: counts the rare situations, and checks the rules that hold at all times rather than at events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TICK_S = 0.25
 FOLDED_EVERY = 40
 LATE_S_MAX = 1.0
 SLACK_S = 0.25
-"""For what is under way at a healthy server."""
+"""Allowance for work under way at a healthy server."""
 
 _HEARTBEATS = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
 
@@ -45,7 +45,7 @@ class Monitor:
         world.audit.on_replaced.append(self._replaced)
         world.database.on_transaction_fault = self._on_transaction_fault
         world.database.on_refused = self._on_refused
-        world.database.on_vain = lambda: self._sometimes("take-over tried in vain, another was first")
+        world.database.on_vain = lambda: self._sometimes("take-over failed, another node was first")
 
     # -- the database
 
@@ -79,9 +79,9 @@ class Monitor:
         if node_host is not None:
             process = node_host.process
             if process is None or process.name != _run_of(writer):
-                self._sometimes("commit of a process that was killed meanwhile")
+                self._sometimes("commit took effect after its process was killed")
             elif process.stopped:
-                self._sometimes("commit of a process that stood still")
+                self._sometimes("commit took effect while its process was stopped")
 
     def _node_host(self, owner: str) -> NodeHost | None:
         host = owner.partition(":")[0]
@@ -91,7 +91,7 @@ class Monitor:
         world, sometimes = self._world, self._sometimes
         self._taken_now.append(shard_id)
         world.note(
-            f"{after} takes shard {shard_id} from {before or 'nobody'}",
+            f"{after} takes shard {shard_id} from {before or 'no node'}",
             f"shard {shard_id}",
             after.partition(":")[0],
         )
@@ -108,7 +108,7 @@ class Monitor:
         elif resolved is not None:
             self._unresolved[host] = resolved
         if shard_id in self._released:
-            sometimes("shard handed over in order")
+            sometimes("shard handed over gracefully")
         elif before and before.partition(":")[0] != host:
             self._shards_lost(before)
         driver = world.database.driver
@@ -126,14 +126,14 @@ class Monitor:
         if process is None or process.name != _run_of(owner):
             self._sometimes("owner killed, shard taken by another")
         elif process.stopped:
-            self._sometimes("owner stood still and was robbed")
+            self._sometimes("stopped owner lost its shards")
         elif node_host.host in self._world.database.cut:
-            self._sometimes("owner cut off from the database was robbed")
+            self._sometimes("owner cut off from the database lost its shards")
 
     # -- workers
 
     def _silence_ended(self, key: Key, worker: WorkerRecord) -> None:
-        """A lease is over. If its time had come, the worker must have been the first to know."""
+        """A lease has expired. If its time was over, the worker must have stopped trusting it before."""
         world = self._world
         if worker.died_with != worker.session:
             return
@@ -156,7 +156,7 @@ class Monitor:
             key = (request.namespace, beat.worker_instance_key)
             self._under_way.add((key, beat.session_id))
             if forwarded:
-                self._sometimes("heartbeat carried to its owner by another node")
+                self._sometimes("heartbeat forwarded to its owner by another node")
             elif (beat.session_id, beat.sequence) in self._world.audit.applied[key]:
                 self._sometimes("heartbeat sent again was applied only once")
             self._world.note(
@@ -171,7 +171,7 @@ class Monitor:
             for beat in request.heartbeats:
                 self._under_way.discard(((request.namespace, beat.worker_instance_key), beat.session_id))
 
-    # -- moments
+    # -- periodic checks
 
     async def tick(self) -> None:
         world = self._world
@@ -190,7 +190,7 @@ class Monitor:
         nodes = [node_host.server.node for node_host in world.node_hosts if node_host.server is not None]
         for shard_id in range(world.plan.shards):
             if sum(node.serves(shard_id) for node in nodes) > 1:
-                self._sometimes("two nodes show the same shard")
+                self._sometimes("two nodes claim the same shard")
         active = {key for key, worker in world.audit.workers.items() if worker.state == ACTIVE}
         if any(("ns1", key) in active for namespace, key in active if namespace == "ns0"):
             self._sometimes("same key alive in two namespaces")

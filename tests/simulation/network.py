@@ -1,7 +1,7 @@
-"""A network in place of gRPC's: the same servers, channels and calls for those who use them, but messages travel in
-virtual time and may be late, lost, delivered twice or cut off, each direction for itself.
+"""A network in place of gRPC's, with the same servers, channels and calls.
 
-Messages are bytes and pass through the very serializers that gRPC would use.
+Messages travel in virtual time and may be late, lost, delivered twice or cut off, each direction separately. Messages
+are bytes and pass through the serializers that gRPC would use.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tests.simulation.rpc_streams import StreamCall
 
 @dataclass
 class NetworkConditions:
-    """How the network is just now."""
+    """The present condition of the network."""
 
     delay_s: tuple[float, float] = (0.000_2, 0.002)
     loss: float = 0.0
-    """Of a message, and with it of its connection."""
+    """Share of messages that are lost, each with its connection."""
     twice: float = 0.0
-    """A client, or a proxy on its way, that sends the same call again."""
+    """Share of calls that a client, or a proxy on the way, sends twice."""
     straggling: float = 0.0
-    """Messages that take a hundred times longer, and are overtaken."""
+    """Share of messages that take a hundred times longer, so that others overtake them."""
     cut: set[tuple[str, str]] = field(default_factory=set)
-    """(from, to): nothing passes. Nobody is told."""
+    """Pairs (from, to) between which no message passes; neither side is told."""
 
 
 class Delivered(NamedTuple):
-    """A call that was answered, as seen from the server's side."""
+    """An answered call, as the server sees it."""
 
     process: Process
     path: str
@@ -60,7 +60,7 @@ class Network:
         self._random = random
         self._places: dict[str, Listener] = {}
 
-    # -- as production code sees it
+    # -- the interface for production code
 
     def listener(self, options: object = ()) -> Listener:
         process = current_process()
@@ -72,7 +72,7 @@ class Network:
         assert process is not None
         return Channel(self, process, address)
 
-    # -- inside
+    # -- for the simulation
 
     def open(self, address: str, listener: Listener) -> None:
         before = self._places.get(address)
@@ -80,7 +80,7 @@ class Network:
         self._places[address] = listener
 
     def at(self, address: str) -> Listener | None:
-        """Who accepts connections there."""
+        """Return the listener at this address."""
         listener = self._places.get(address)
         return listener if listener is not None and listener.open else None
 
@@ -91,7 +91,7 @@ class Network:
         return (source, target) not in self.conditions.cut
 
     def travel_s(self) -> float | None:
-        """How long a message takes; None if it is lost."""
+        """Return how long a message travels; None if it is lost."""
         conditions, random = self.conditions, self._random
         self.messages += 1
         if conditions.loss and random.random() < conditions.loss:
@@ -105,7 +105,7 @@ class Network:
         return delay_s
 
     def doubles(self, source: str, path: str) -> float | None:
-        """When a second copy of a call follows, if one does."""
+        """Return the delay after which a second copy of a call follows; None if no copy follows."""
         if not self.conditions.twice or not self.may_double(source, path):
             return None
         if self._random.random() >= self.conditions.twice:
@@ -116,7 +116,7 @@ class Network:
 
 
 class Listener:
-    """In place of `grpc.aio.Server`."""
+    """Replaces `grpc.aio.Server`."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self.network = network
@@ -173,7 +173,7 @@ class _Details(NamedTuple):
 
 
 class Channel:
-    """In place of `grpc.aio.Channel`, to one address."""
+    """Replaces `grpc.aio.Channel`, to one address."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.network = network

@@ -1,4 +1,4 @@
-"""A machine with a liveness server on it: production's `Server`, started again whenever it ends."""
+"""A machine with a liveness server: production's `Server`, started again whenever it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NodeHost:
             world.loop, 1 + world.random.uniform(-0.001, 0.001), world.random.randrange(10**7)
         )
         self.wanted = True
-        """Whether it is to run at all."""
+        """Whether the server is to be started again."""
         self._runs = 0
 
     @property
@@ -89,7 +89,7 @@ class NodeHost:
         process.kill()
 
     async def _run_maintenance(self, server: Server) -> None:
-        """What the scheduler would do."""
+        """Run the maintenance that the scheduler would run."""
         while True:
             for _ in range(5):
                 await self.clock.sleep(self.world.plan.checkpoint_ms)
@@ -113,7 +113,7 @@ class NodeHost:
         if self.process is None and self.wanted:
             self.start()
 
-    # -- what befalls it
+    # -- faults
 
     def kill(self) -> None:
         if self.process is not None:
@@ -131,10 +131,9 @@ class NodeHost:
         if process.alive and process.stopped:
             self.world.listening_time.back(self.host, self.world.now())
             process.resume()
-            self.world.note(f"{self.host} goes on", self.host)
+            self.world.note(f"{self.host} continues", self.host)
 
     def leave(self) -> None:
-        """SIGTERM."""
         server, process = self.server, self.process
         if server is None or process is None:
             return
@@ -143,5 +142,5 @@ class NodeHost:
 
     async def _leave(self, server: Server, process: Process) -> None:
         await server.stop()
-        self.world.note(f"{self.host} has ended in order", self.host)
+        self.world.note(f"{self.host} has shut down gracefully", self.host)
         process.kill()

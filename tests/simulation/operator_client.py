@@ -1,4 +1,4 @@
-"""Those who are no workers: an operator who sets the rules, and an engine that schedules activities."""
+"""The clients that are no workers: an operator who sets the configuration, and an engine that schedules activities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Client:
         self._world = world
         self._process = world.process("client", "client")
         self.scheduled: list[tuple[str, str]] = []
-        """Namespace and workflow of what was acknowledged."""
+        """Namespace and workflow of each acknowledged activity."""
         self.stopped = False
 
     def _stub(self, kind: Any) -> Any:
@@ -32,7 +32,7 @@ class Client:
         return kind(self._process.context.run(world.network.connect, address))
 
     async def configure(self) -> None:
-        """Set the rules that all namespaces inherit, as soon as somebody serves."""
+        """Set the configuration that all namespaces inherit, as soon as a node serves."""
         plan = self._world.plan
         rules = admin_pb2.NamespaceConfig(
             cleanup_delay=ms_to_duration(plan.cleanup_delay_ms),
@@ -52,10 +52,10 @@ class Client:
                 await asyncio.sleep(0.2)
             else:
                 if plan.nodes_max > 1:
-                    await asyncio.sleep(3)  # other nodes hear of it within their rounds
+                    await asyncio.sleep(3)  # other nodes read the change within their polling interval
                 self._world.audit.quota = {f"ns{number}": plan.quota for number in range(plan.namespaces)}
                 return
-        raise AssertionError("nobody serves")
+        raise AssertionError("no node serves")
 
     def release_storm(self, namespace: str) -> None:
         self._process.spawn(self._release_storm(namespace))

@@ -1,5 +1,7 @@
-"""What a seed means: how large the world is, what may befall it, and how often. Different seeds differ in kind, not only
-in the dice that are rolled: some worlds know no partitions, some nothing else."""
+"""What a seed stands for: the size of the world, the faults that exist in it, and their frequency.
+
+Seeds differ in kind, not only in their random numbers: some worlds have no partitions, some have nothing else.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,19 @@ ACTS = (
 
 MANY_NODES = ("cut nodes apart",)
 ONE_NODE = ("disk fails",)
-"""Acts that make sense only there."""
+"""Faults that exist only in worlds with one node."""
 
 
 @dataclass(frozen=True)
 class StormSettings:
-    """What the operator has set about storms."""
+    """The operator's settings for storms."""
 
     min_workers: int = 20
     hold_ms: int = 3_600_000
     pace: int = 1_000
 
     def holds_ms(self, lease_ms: int) -> int:
-        """How long the end of a lease may be put off, apart from the line."""
+        """Return by how much a storm may postpone the end of a lease, not counting the paced queue."""
         return min(self.hold_ms, lease_ms)
 
     def line_s(self, workers: int) -> float:
@@ -58,9 +60,9 @@ class Plan:
     workers: int
     namespaces: int
     busy_s: float
-    """How long things happen; then everything heals."""
+    """The time in which faults occur; then everything heals."""
     every_s: float
-    """Between two acts, on average."""
+    """The mean time between two faults."""
     acts: tuple[str, ...]
     grace_ms: int
     node_lease_ms: int
@@ -68,15 +70,15 @@ class Plan:
     checkpoint_ms: int
     leases_ms: tuple[int, ...]
     workers_who_work: float
-    """What part of them; the others only heartbeat."""
+    """The share of workers that run activities; the others only send heartbeats."""
     cleanup_delay_ms: int
     quota: int
     """Workers per namespace."""
     deaths_max: int
-    """Of workers that held an activity, until it is put into quarantine."""
+    """An activity is quarantined after this many of its workers have died."""
     storm_settings: StormSettings
     only: tuple[int, ...] | None = None
-    """Of all acts, by number, those that take place; None for all."""
+    """Numbers of the faults that take place; None for all."""
 
 
 STORM_SETTINGS = (
@@ -88,7 +90,7 @@ STORM_SETTINGS = (
     StormSettings(min_workers=2, hold_ms=700, pace=20),
 )
 LARGE_EVERY = 40
-"""Every so manieth seed is a large fleet."""
+"""Each seed that is a multiple of this has a large fleet."""
 
 
 def plan_of(seed: int) -> Plan:
@@ -123,7 +125,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def _large(plan: Plan, random: Random) -> Plan:
-    """Hundreds of workers, all of whom heartbeat, and few of whom work: a fleet is large by its leases."""
+    """Give the world hundreds of workers; all send heartbeats and few run activities, because leases make a fleet large."""
     return replace(
         plan,
         workers=random.randrange(200, 401),
@@ -140,7 +142,7 @@ def _large(plan: Plan, random: Random) -> Plan:
 
 @dataclass(frozen=True)
 class PlanOverrides:
-    """What is otherwise than the seed says."""
+    """Values that replace those of the seed."""
 
     workers: int = 0
     nodes: int = 0
@@ -158,7 +160,7 @@ class PlanOverrides:
         )
 
     def options(self) -> list[str]:
-        """As they are given to `make sim`."""
+        """Return these overrides as options of `make sim`."""
         given = {"workers": self.workers, "nodes": self.nodes, "shards": self.shards}
         options = [f"--{name} {number}" for name, number in given.items() if number]
         if self.only is not None:

@@ -1,4 +1,4 @@
-"""What servers answer, held against what is durable at the very moment of the answer. A refusal is an answer, too."""
+"""Checks each answer of a server, also each rejection, against the data that is durable at that moment."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ReplyChecks:
                 about,
             )
         if result.outcome == REPEATED:
-            self._sometimes("repeated heartbeat answered alike")
+            self._sometimes("repeated heartbeat got the same answer")
 
     def _check_refusal(self, key: tuple[str, str], beat: Any, refusal: RpcFailure) -> None:
         worker, about = self._audit.workers.get(key), (worker_label(key),)
@@ -159,7 +159,7 @@ class ReplyChecks:
             if end not in self._audit.activities.ended:
                 self._report("durable ack", f"{end} was answered and is not durable", (name[0],))
         elif _reason(given).reason == "FENCED_OFF":
-            self._sometimes("end of an attempt refused, fenced off")
+            self._sometimes("end of a fenced attempt refused")
 
 
 def _reason(given: Delivered) -> RpcFailure:

@@ -1,4 +1,4 @@
-"""What many worlds came to: added up, printed, kept as JSON, and rendered into docs/simulation.md."""
+"""The totals of many worlds: printed, stored as JSON, and rendered into docs/simulation.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.sometimes import SITUATIONS
 from tests.simulation.world import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "docs" / "results" / "simulation.json"
+RESULTS = ROOT / "docs" / "results" / "simulation.json"
 PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- result: make sim ARGS=--write -->", "<!-- end of result -->"
 
@@ -26,7 +26,7 @@ BEGIN, END = "<!-- result: make sim ARGS=--write -->", "<!-- end of result -->"
 class RunTotals:
     seeds: int = 0
     large: int = 0
-    """With 200 workers or more."""
+    """Worlds with 200 workers or more."""
     steps: int = 0
     virtual_s: float = 0.0
     messages: int = 0
@@ -83,7 +83,7 @@ def as_json(total: RunTotals, first: int, took_s: float) -> dict[str, Any]:
 
 
 def _code() -> str:
-    """The version, and the commit where there is one."""
+    """Return the version, and the commit if the tree is a git checkout."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -94,9 +94,9 @@ def _code() -> str:
     return f"{version('liveness')} {found}".strip()
 
 
-def keep(result: Mapping[str, Any]) -> None:
-    KEPT.parent.mkdir(exist_ok=True)
-    KEPT.write_text(json.dumps(result, indent=2) + "\n")
+def store_result(result: Mapping[str, Any]) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     page = PAGE.read_text()
     before, after = page.split(BEGIN)[0], page.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n{rendered(result)}\n{END}{after}")
@@ -112,19 +112,19 @@ def rendered(result: Mapping[str, Any]) -> str:
         f"| worlds | {result['seeds']:,} |",
         f"| of these with 200 to 400 workers | {result['seeds_with_200_workers_or_more']:,} |",
         f"| virtual hours | {result['virtual_hours']:,} |",
-        f"| steps of the scheduler | {result['steps']:,} |",
+        f"| event loop steps | {result['steps']:,} |",
         f"| messages | {result['messages']:,} |",
         f"| transactions | {result['transactions']:,} |",
-        f"| rows of the log, each checked | {result['log_rows']:,} |",
-        f"| seconds it took | {result['seconds']:,} |",
+        f"| log rows, each checked | {result['log_rows']:,} |",
+        f"| seconds | {result['seconds']:,} |",
         f"| rules | {result['rules']:,} |",
-        f"| **worlds in which one was broken** | **{len(result['rules_broken']):,}** |",
+        f"| **worlds that broke a rule** | **{len(result['rules_broken']):,}** |",
         "",
-        "| what was done | times |",
+        "| fault | times |",
         "|---|---:|",
         *(f"| {act} | {times:,} |" for act, times in result["acts"].items()),
         "",
-        "| what befell messages and transactions | times |",
+        "| fault of a message or transaction | times |",
         "|---|---:|",
         *(f"| {fault} | {times:,} |" for fault, times in result["faults"].items()),
         "",
@@ -145,12 +145,12 @@ def printed(total: RunTotals, took_s: float) -> str:
         f"steps              {total.steps:>12,}   {total.steps / max(took_s, 0.001):,.0f} a second",
         f"virtual hours      {total.virtual_s / 3_600:>12,.1f}   in {took_s:,.0f} s",
         f"messages           {total.messages:>12,}",
-        f"transactions       {total.transactions:>12,}   {total.rows:,} rows of the log",
+        f"transactions       {total.transactions:>12,}   {total.rows:,} log rows",
         "",
-        "what was done",
+        "faults",
         *(f"  {act:<62}{total.acts[act]:>9,}" for act in ACTS),
         "",
-        "what befell messages and transactions",
+        "faults of messages and transactions",
         *(f"  {fault:<62}{times:>9,}" for fault, times in sorted(total.faults.items())),
         "",
         f"{'situations':<64}{'times':>9}{'seeds':>9}",
@@ -159,7 +159,7 @@ def printed(total: RunTotals, took_s: float) -> str:
             for name in SITUATIONS
         ),
         "",
-        f"worlds in which a rule was broken: {len(total.violations)}",
+        f"worlds that broke a rule: {len(total.violations)}",
         *(f"  seed {seed}: {text}" for seed, text in total.violations.items()),
     ]  # fmt: skip
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Calls on the simulated network: what becomes of one on its way there, at the server, and on its way back."""
+"""Calls on the simulated network: their way to the server, their handling there, and their way back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.network import Channel, Listener
 
 KEEPALIVE_S = 13.0
-"""So long a connection lasts on which nothing comes back."""
+"""A connection on which nothing comes back lasts this long."""
 RESET_S = 0.001
 
 _ids = count(1)
@@ -24,7 +24,7 @@ Status = tuple[grpc.StatusCode, str, Pairs, Pairs]
 
 
 class Served:
-    """A call at the server. It is the handler's context, too."""
+    """A call at the server; also the handler's context."""
 
     def __init__(self, call: Call, listener: Listener, metadata: Pairs, deadline: float | None) -> None:
         self.call: Call | None = call
@@ -56,13 +56,13 @@ class Served:
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         raise Aborted(code, details, tuple(trailing_metadata))
 
-    # -- life
+    # -- lifecycle
 
     def begin(self, work: Any) -> None:
         self._task = self._listener.process.spawn(work)
 
     def end(self) -> None:
-        """The client is gone, or the server."""
+        """End the call because the client or the server is gone."""
         if self._task is not None:
             self._task.cancel()
 
@@ -77,7 +77,7 @@ class Served:
             tell()
 
     def connection_reset(self) -> None:
-        """The server's process is gone; its kernel says so."""
+        """The server's process is gone, and its kernel resets the connection."""
         self.done = True
         self._listener.serving.pop(self._id, None)
         if self.call is not None:
@@ -91,7 +91,7 @@ class Served:
             self.finish(refusal.code, refusal.text, refusal.trailing)
         except asyncio.CancelledError:
             self.finish(grpc.StatusCode.CANCELLED, "cancelled at the server")
-        except Exception as error:  # noqa: BLE001  # gRPC answers UNKNOWN; here it is a finding
+        except Exception as error:  # noqa: BLE001  # gRPC answers UNKNOWN; the simulation reports it
             self._listener.network.on_failure(path, error)
             self.finish(grpc.StatusCode.UNKNOWN, repr(error))
         else:
@@ -107,7 +107,7 @@ class Aborted(Exception):
 
 
 class Call:
-    """A call at the client, as far as all kinds are alike."""
+    """A call at the client: the part that all kinds of calls share."""
 
     def __init__(self, channel: Channel, path: str, timeout: float | None, metadata: Pairs) -> None:
         self.network = network = channel.network
@@ -152,7 +152,7 @@ class Call:
 
     async def _ended(self) -> Status:
         if self._status is None:
-            raise NotImplementedError("nobody asks before the end")
+            raise NotImplementedError("no caller asks before the end")
         return self._status
 
     def cancel(self) -> bool:
@@ -162,10 +162,10 @@ class Call:
         self._settle(CANCELLED)
         return True
 
-    # -- the way
+    # -- transport
 
     def begin(self, later_s: float | None = None) -> None:
-        """Send it off. `later_s`: as a second copy, of which nobody hears."""
+        """Send the call. `later_s`: send it as a second copy after this time; its answer is dropped."""
         network = self.network
         if not network.passes(self.source, self.target):
             self._hang(later_s)
@@ -197,7 +197,7 @@ class Call:
         raise NotImplementedError
 
     def answered(self, status: Status) -> None:
-        """By the server; on its way back."""
+        """The server has answered; send the answer back."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -208,7 +208,7 @@ class Call:
             self._hang(None)
 
     def _tell(self, status: Status) -> None:
-        """How it ended, if that arrives."""
+        """End the call at the client, if the answer arrives."""
         network = self.network
         if not network.passes(self.target, self.source):
             self._hang(None)
@@ -220,12 +220,12 @@ class Call:
         self._process.at(network.loop.time() + travel_s, self._settle, status)
 
     def _hang(self, later_s: float | None) -> None:
-        """Nothing comes back, until somebody notices."""
+        """Leave the call without an answer until a deadline or the keepalive ends it."""
         if later_s is None:
             self._process.at(self.network.loop.time() + KEEPALIVE_S, self._settle, _SILENT)
 
     def _break(self, later_s: float | None) -> None:
-        """What was lost takes its connection along."""
+        """Break the connection of the lost message."""
         if later_s is None:
             self._process.at(self.network.loop.time() + 0.05, self._settle, _BROKEN)
 
@@ -235,7 +235,7 @@ class Call:
             self._settle(_LATE)
 
     def _leave(self) -> None:
-        """Tell the server that nobody waits any more."""
+        """Tell the server that the client has stopped waiting."""
         served = self._served
         if served is None or served.done:
             return

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tests.simulation.network import Channel, Listener
 
 ORDERED_S = 0.000_3
-"""More than a timer may be late: messages of one stream do not overtake each other."""
+"""Longer than a timer may be late, so that messages of one stream do not overtake each other."""
 
 
 class StreamCall(Call):
-    """Messages in both directions, in order. `grpc.aio.EOF` after the last."""
+    """Messages in both directions, in order; `grpc.aio.EOF` follows the last."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class StreamCall(Call):
         self._up.put(None, self.broken)
 
     def broken(self) -> None:
-        """Something was lost, and with it the connection: each side finds out by itself."""
+        """A message was lost, and its connection with it: each side finds out by itself."""
         served = self._served
         if served is not None:
             served.call = None
@@ -116,7 +116,7 @@ class StreamCall(Call):
             yield handler.request_deserializer(data)
 
     def answered(self, status: Status) -> None:
-        # After what was sent before.
+        # Runs after the messages that were sent before.
         self._down.put(status, self.broken, self._end)
 
     def _end(self, status: Any) -> None:

@@ -1,25 +1,25 @@
-"""The rules that no world may break, in the words in which a broken one is told."""
+"""The rules that no world may break; a failure report prints the sentence."""
 
 from __future__ import annotations
 
 RULES = {
     "durable ack": "an answer says only what is durable at that moment",
-    "no lost reschedule": "what a worker loses is rescheduled in the same transaction, and done in the end",
-    "one effect": "a loss is rescheduled once, and nothing is that was not lost",
-    "no early expiry": "a lease ends after its full time in which somebody listened, and its worker knows it first",
+    "no lost reschedule": "the transaction that takes activities from a worker also reschedules them, and every reschedule is done in the end",
+    "one effect": "each lost activity is rescheduled once, and no other activity is rescheduled",
+    "no early expiry": "a lease ends only after its full duration in which a node listened, and after its worker has stopped trusting it",
     "bounded lateness": "on a healthy server a silent worker is INACTIVE within its lease + 1 s, unless a storm holds it",
-    "storm": "a storm puts off the end of a lease by one lease and the worker's place in line, and not if it was heard",
-    "legal edges": "a worker or an activity goes only where its state machine leads",
-    "clean slate": "who comes back holds what it declared, and nothing else",
-    "fold": "a shard that is read back is what its log says",
-    "order": "a shard's log has no gap and no row twice",
+    "storm": "a storm postpones the end of a lease by at most one lease and the paced queue, and never for a worker that was heard",
+    "legal edges": "workers and activities follow only the edges of their state machines",
+    "clean slate": "a worker that comes back holds exactly the activities that it declared",
+    "fold": "a shard that is read back equals its folded log",
+    "order": "a shard's log has no gap and no repeated row",
     "one owner": "only the node that took a shard last writes to it",
     "time": "a shard's clock never goes back",
-    "tenant isolation": "nothing of one namespace is found in another",
-    "idempotent heartbeats": "a heartbeat of a session is applied once, in order, and never after the session was replaced",
-    "honest failure": "who is refused for a reason is refused for what is so durably",
-    "hard quotas": "a namespace never has more workers than it may",
+    "tenant isolation": "no namespace contains data of another",
+    "idempotent heartbeats": "each heartbeat of a session is applied once, in order, and never after the session was replaced",
+    "honest failure": "a rejection states a reason that is durably true",
+    "hard quotas": "a namespace never has more workers than its quota",
     "exclusive claims": "an activity has one holder at a time, and attempts rise",
-    "recovery": "after the last fault everything works again, and nothing is left undone",
-    "no crash": "nothing fails in a way that nobody foresaw",
+    "recovery": "after the last fault all nodes and workers recover, and no work is left undone",
+    "no crash": "no unexpected exception occurs",
 }

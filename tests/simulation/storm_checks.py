@@ -1,7 +1,7 @@
-"""Storms: what the brake may put off, for how long, and that it is reached.
+"""Checks what the expiry throttle may hold back and for how long, and that storms occur.
 
-The limits are reckoned from the log and from what the operator has set. The brake's own book is read only to see who is
-held; how long each may be, it is not asked.
+The limits are computed from the log and from the operator's settings. The throttle's own records are read only to see
+which workers are held, never for how long each may be held.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 WINDOW_S = 60.0
-"""Deaths within it count towards a storm."""
+"""Expiries within this time count towards a storm."""
 SHARE = 0.3
 LATE_MS_MAX = 1_000
 PULSE_MS = 100
@@ -32,15 +32,15 @@ class StormChecks:
         self._sometimes = world.sometimes
         self._storm_settings = world.plan.storm_settings
         self._held: dict[Key, StormPhase] = {}
-        """Who was held at the last look."""
+        """The workers that were held at the last check."""
         self._held_since: dict[Key, tuple[int, int]] = {}
-        """Everybody who was ever held: the epoch and sequence of the heartbeat before."""
+        """Every worker that was ever held: the epoch and sequence of the heartbeat before."""
         self.to_release: dict[str, float] = {}
-        """Namespaces whose next storm an operator releases, after so many seconds."""
+        """Namespaces whose next storm an operator releases, after this many seconds."""
         self._seen_storms: list[StormState] = []
-        """That were seen before; by identity."""
+        """Storms that were seen before, compared by identity."""
         self._fell: defaultdict[str, deque[float]] = defaultdict(deque)
-        """When workers of a namespace died of silence, or came back after their time."""
+        """The times at which workers of a namespace expired, or sent a heartbeat after the end of their lease."""
         self._reach_s = (
             WINDOW_S + 2 * max(world.plan.leases_ms) / 1_000 + self._storm_settings.line_s(world.plan.workers)
         )
@@ -51,15 +51,15 @@ class StormChecks:
         audit.on_late_renewal.append(self._came_back_late)
         audit.on_taken.append(self._taken)
 
-    # -- what may be
+    # -- limits
 
     def max_hold_s(self, namespace: str, lease_s: float) -> float:
-        """By how much a storm may put off the end of such a lease now; 0 where there can be none."""
+        """Return by how much a storm may postpone the end of such a lease now; 0 if there can be no storm."""
         struck = self._recent_deaths(namespace)
         if not self._storm_settings.hold_ms or struck < self._storm_settings.min_workers:
             return 0.0
         if self._world.plan.nodes_max == 1 and struck <= SHARE * (struck + self._healthy(namespace)):
-            return 0.0  # several nodes judge by what each of them knows
+            return 0.0  # several nodes decide by what each of them knows
         return self._storm_settings.holds_ms(round(lease_s * 1_000)) / 1_000 + self._storm_settings.line_s(
             struck
         )
@@ -78,7 +78,7 @@ class StormChecks:
         workers = self._world.audit.workers.items()
         return [worker for key, worker in workers if key[0] == namespace and worker.state == ACTIVE]
 
-    # -- what is
+    # -- observation
 
     def look(self) -> None:
         held: dict[Key, StormPhase] = {}
@@ -108,12 +108,12 @@ class StormChecks:
             assert node_host.server is not None
             death_rate = node_host.server.node.throttle.death_rate
             if len(storm_state.held) + death_rate.recent(namespace) < self._storm_settings.min_workers:
-                self._sometimes("storm known through another node")
+                self._sometimes("storm learned from another node")
             if (after_s := self.to_release.pop(namespace, None)) is not None:
                 self._world.note(f"the operator releases the storm over {namespace}", node_host.host)
                 self._world.later(after_s, lambda: self._world.client.release_storm(namespace))
         if any(hold.slot_ms is not None for hold in storm_state.held.values()):
-            self._sometimes("held worker stood in line")
+            self._sometimes("held worker waited in the paced queue")
 
     def _check(self, node_host: NodeHost, key: Key, hold: ExpiryHold) -> None:
         audit, plan = self._world.audit, self._world.plan
@@ -121,7 +121,7 @@ class StormChecks:
         assert isinstance(holder, Shard)
         worker, shard = audit.workers.get(key), audit.shards[holder.id]
         if worker is None or worker.state != ACTIVE or shard.epoch != holder.epoch:
-            return  # who holds it is no owner any more, and does not know yet
+            return  # the holding node has lost the shard and does not know yet
         about = (worker_label(key), f"shard {holder.id}", node_host.host)
         deadline_ms = worker.renewed_ms + worker.granted_ms
         over_ms = holder.now_ms() - deadline_ms
@@ -142,7 +142,7 @@ class StormChecks:
                 about,
             )
 
-    # -- what became of it
+    # -- results
 
     def _ended(self, key: Key, worker: WorkerRecord) -> None:
         if not worker.died_with:

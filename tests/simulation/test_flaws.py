@@ -1,4 +1,4 @@
-"""A simulation that finds nothing may be blind. Each flaw is found, and told so that a stranger understands it."""
+"""The simulation finds each planted flaw, and its report names the broken rule and the command that shows it again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from tests.simulation.command import run_seed
-from tests.simulation.failure_report import command, shrink, story
+from tests.simulation.failure_report import command, failure_report, shrink
 from tests.simulation.flaws import FLAWS, FOUND_BY, flawed
 from tests.simulation.plan import overrides_from
 from tests.simulation.rules import RULES
@@ -17,25 +17,25 @@ OTHER_SEEDS = range(1, 21)
 
 
 def _found(name: str) -> Outcome:
-    """By the seeds that are known to, or, should the code behave otherwise by now, by others."""
+    """Return a failure of the seeds that are known to find the flaw; if the code has changed, of other seeds."""
     for seed in chain(FOUND_BY[name], OTHER_SEEDS):
         outcome = run_seed(seed)
         if outcome.violation:
             return outcome
-    pytest.fail("nobody noticed")
+    pytest.fail("no seed broke a rule")
 
 
 @pytest.mark.parametrize("name", FLAWS)
-def test_a_flaw_is_found(name: str) -> None:
+def test_the_simulation_finds_each_flaw(name: str) -> None:
     with flawed(name):
         found = _found(name)
-    told = story(found)
-    assert RULES[found.rule] in told
-    assert f"BROKEN: {found.violation.removeprefix(f'{found.rule}: ')}" in told
-    assert command(found) in told
+    report = failure_report(found)
+    assert RULES[found.rule] in report
+    assert f"BROKEN: {found.violation.removeprefix(f'{found.rule}: ')}" in report
+    assert command(found) in report
 
 
-def test_a_story_is_told_in_a_world_without_what_it_does_not_take() -> None:
+def test_shrinking_finds_a_smaller_world_that_breaks_the_same_rule() -> None:
     with flawed("answers before the commit"):
         found = _found("answers before the commit")
         smallest = shrink(found)

@@ -1,4 +1,4 @@
-"""What the simulated event loop promises: order, processes that stop and die, time of its own."""
+"""The simulated event loop keeps order, stops and kills processes, and has its own time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def live(loop: SimulatedLoop, work: Coroutine[Any, Any, None]) -> None:
     loop.run_until_complete(work)
 
 
-def test_time_passes_only_while_all_wait(loop: SimulatedLoop) -> None:
+def test_time_passes_only_while_all_tasks_wait(loop: SimulatedLoop) -> None:
     async def sleep() -> None:
         began = loop.time()
         await asyncio.sleep(3_600)
@@ -32,7 +32,7 @@ def test_time_passes_only_while_all_wait(loop: SimulatedLoop) -> None:
     live(loop, sleep())
 
 
-def test_a_stopped_process_does_later_what_was_due(loop: SimulatedLoop) -> None:
+def test_a_stopped_process_runs_its_due_callbacks_after_it_resumes(loop: SimulatedLoop) -> None:
     process = Process(loop, "one", "host")
     seen: list[float] = []
 
@@ -53,7 +53,7 @@ def test_a_stopped_process_does_later_what_was_due(loop: SimulatedLoop) -> None:
     live(loop, fault_injector())
 
 
-def test_nothing_of_a_killed_process_runs_not_even_what_cleans_up(loop: SimulatedLoop) -> None:
+def test_a_killed_process_runs_no_code_not_even_finally_blocks(loop: SimulatedLoop) -> None:
     process = Process(loop, "one", "host")
     seen: list[str] = []
 
@@ -73,7 +73,7 @@ def test_nothing_of_a_killed_process_runs_not_even_what_cleans_up(loop: Simulate
     assert not seen
 
 
-def test_what_a_process_begins_is_its_own(loop: SimulatedLoop) -> None:
+def test_a_task_belongs_to_the_process_that_started_it(loop: SimulatedLoop) -> None:
     process = Process(loop, "one", "host")
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Some simulated worlds of the many that `make sim` visits: no rule is broken in them, and a seed is one world."""
+"""A few of the worlds that `make sim` runs: no rule is broken in them, and a seed always gives the same world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.command import run_seed
-from tests.simulation.failure_report import story
+from tests.simulation.failure_report import failure_report
 from tests.simulation.plan import plan_of
 from tests.simulation.sometimes import SITUATIONS
 
@@ -24,13 +24,13 @@ TWICE = 4
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_rule_is_broken(seed: int) -> None:
     outcome = run_seed(seed)
-    assert not outcome.violation, story(outcome)
+    assert not outcome.violation, failure_report(outcome)
 
 
 @pytest.mark.parametrize(
     "how", [("1", "1"), ("2", "2")], ids=["one process", "two processes, another hash seed"]
 )
-def test_a_seed_is_the_same_world_in_every_process(how: tuple[str, str]) -> None:
+def test_a_seed_gives_the_same_world_in_every_process(how: tuple[str, str]) -> None:
     jobs, hash_seed = how
     printed = subprocess.run(
         [
@@ -58,6 +58,6 @@ def test_seeds_differ_in_kind() -> None:
     assert 5 <= sum(200 <= plan.workers <= 400 for plan in plans) <= 20
 
 
-def test_many_rare_situations_are_looked_for() -> None:
+def test_the_situations_are_many_and_distinct() -> None:
     assert len(SITUATIONS) >= 30
     assert max(Counter(SITUATIONS).values()) == 1

@@ -1,4 +1,6 @@
-"""A simulated worker: the SDK's own pulse and fence, in a process that can stop, die, come back and be cut off."""
+"""A simulated worker: the SDK's heartbeat state and local lease, in a process that can stop, die, return and lose its
+connection.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ CALL_S = 3.0
 
 @dataclass(frozen=True)
 class WorkerBehaviour:
-    """How a worker behaves."""
+    """The behaviour of one worker."""
 
     namespace: str
     key: str
     task_queue: str
     lease_ms: int
     work_ms: int
-    """How long one piece of work takes, on average."""
+    """The mean duration of one activity."""
     polls: bool
     binds: bool
     claims: bool
@@ -65,7 +67,7 @@ class Run:
         self.clock = SimulatedClock(world.loop, 1 + random.uniform(-0.001, 0.001), random.randrange(10**6))
         self.local_lease = LocalLease()
         self.ended = ""
-        """Why, if it has by itself."""
+        """Why the run ended by itself, if it did."""
         self.holds: dict[AttemptKey, Hold] = {}
         self.leaving = False
         self._answered: dict[AttemptKey, asyncio.Future[bool]] = {}
@@ -77,7 +79,7 @@ class Run:
 
     @property
     def trusts_its_lease(self) -> bool:
-        """What its own clock and fence say."""
+        """Return whether the worker's own clock and local lease still allow it to work."""
         return local_lease.is_valid(self.local_lease, self.clock.monotonic_ms())
 
     # -- the program
@@ -109,7 +111,7 @@ class Run:
         self.activities: Any = ActivityServiceStub(channel)
 
     def _move(self, rpc_failure: RpcFailure) -> None:
-        """To the next node."""
+        """Fail over to the next node."""
         if rpc_failure.should_fail_over and len(self._addresses) > 1:
             self._addresses.append(self._addresses.pop(0))
             self._connect()
@@ -201,7 +203,7 @@ class Run:
         self._settle(ref.key, False)
 
     async def _watch_fence(self) -> None:
-        """What the SDK's sentry does: whoever cannot be sure of the lease stops."""
+        """Do what the SDK's lease watchdog does: stop working when the lease is not certain any more."""
         while True:
             now_ms = self.clock.monotonic_ms()
             left_ms = local_lease.deadline_ms(self.local_lease) - now_ms
@@ -211,13 +213,13 @@ class Run:
             if self.heartbeat_state.held:
                 worker = self.world.audit.workers.get(self.key)
                 if worker is not None and worker.state == "ACTIVE" and worker.session == self.session:
-                    self.world.sometimes("worker fenced itself off before the server did")
+                    self.world.sometimes("worker fenced itself before the server expired it")
                 for loss in self.heartbeat_state.lose_all("fenced"):
                     self._lose(loss.ref)
             self._renewed.clear()
             await self._renewed.wait()
 
-    # -- work
+    # -- activities
 
     async def _poll(self) -> None:
         while not self.ended and not self.leaving:
@@ -254,7 +256,7 @@ class Run:
             asyncio.get_running_loop().create_task(self._work(hold, ours=True))
 
     async def _take_work(self) -> None:
-        """Take up what the program finds by itself."""
+        """Take up an activity of the program's own engine."""
         while not self.ended and not self.leaving:
             await self.clock.sleep(self.behaviour.work_ms * self.random.uniform(0.5, 1.5))
             if len(self.holds) > 5:

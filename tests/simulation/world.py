@@ -1,4 +1,4 @@
-"""A whole world from one seed: nodes, database, network, workers, a client, and somebody who breaks things."""
+"""A whole world from one seed: nodes, database, network, workers, other clients, and a fault injector."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     text: str
     about: tuple[str, ...]
     alike: str = ""
-    """What it is one of many of."""
+    """The kind of similar steps that this one belongs to."""
 
 
 @dataclass
@@ -59,19 +59,19 @@ class Outcome:
     sometimes: Counter[str] = field(default_factory=Counter)
     acts: Counter[str] = field(default_factory=Counter)
     acted: list[int] = field(default_factory=list)
-    """Numbers of the acts that took place."""
+    """Numbers of the faults that took place."""
     faults: Counter[str] = field(default_factory=Counter)
-    """What befell single messages and transactions."""
+    """Faults of single messages and transactions."""
     answers: Counter[str] = field(default_factory=Counter)
     rule: str = ""
-    """The one that was broken."""
+    """The broken rule."""
     violation: str = ""
     about: tuple[str, ...] = ()
-    story: list[Step] = field(default_factory=list)
+    history: list[Step] = field(default_factory=list)
 
 
 class RuleBroken(Exception):
-    """A rule was broken; nothing after that is of interest."""
+    """A rule was broken; the world ends."""
 
 
 class World:
@@ -91,13 +91,13 @@ class World:
         self.runs: dict[tuple[str, str], list[Run]] = {}
         self.contested = [f"contested-{number}" for number in range(5)]
         self.calm_since = 0.0
-        """Since then nothing is broken; infinite while something is."""
+        """The time since which nothing is broken; infinite while something is."""
         self.fault_injector = FaultInjector(self)
         self.monitor = Monitor(self)
         self.storm_checks = StormChecks(self)
         self.client = Client(self)
         self._trace = hashlib.sha256()
-        self._story: deque[Step] = deque(maxlen=STORY_MAX)
+        self._history: deque[Step] = deque(maxlen=STORY_MAX)
         self._wire_up()
 
     def _wire_up(self) -> None:
@@ -110,7 +110,7 @@ class World:
         self.monitor.listen()
         self.storm_checks.listen()
 
-    # -- what everybody uses
+    # -- shared by all parts
 
     def now(self) -> float:
         return self.loop.time()
@@ -119,7 +119,7 @@ class World:
         return Process(self.loop, name, host)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Done by the world itself, whoever asks."""
+        """Run `action` in the world's own process, whichever process asks."""
         self.loop.call_later(seconds, action, context=self._context)
 
     def addresses(self) -> list[str]:
@@ -127,10 +127,10 @@ class World:
 
     def note(self, text: str, *about: str, alike: str = "") -> None:
         self._trace.update(f"{self.now():.6f} {text}\n".encode())
-        self._story.append(Step(self.now(), text, about, alike))
+        self._history.append(Step(self.now(), text, about, alike))
 
     def report(self, invariant: str, text: str, about: tuple[str, ...]) -> None:
-        """A rule was broken."""
+        """Record a broken rule, and end the world."""
         if not self.outcome.violation:
             self.outcome.rule, self.outcome.violation = invariant, f"{invariant}: {text}"
             self.outcome.about = self._all(about)
@@ -138,14 +138,14 @@ class World:
             self.loop.stop()
 
     def _all(self, about: tuple[str, ...]) -> tuple[str, ...]:
-        """With the shards of the workers among them."""
+        """Add the shards of the workers among these labels."""
         workers = self.audit.workers.items()
         return (
             *about,
             *(labels.shard(worker.shard_id) for key, worker in workers if worker_label(key) in about),
         )
 
-    # -- what happens
+    # -- observed events
 
     def _on_message(self, what: str, source: str, target: str, path: str, detail: Any) -> None:
         self._trace.update(f"{self.now():.6f} {what} {source} {target} {path} ".encode())
@@ -174,12 +174,12 @@ class World:
         text = " ".join(f"{name}={value}" for name, value in sorted(entry.items()) if name != "event")
         if "shard" in entry:
             about = (host, labels.shard(entry["shard"]))
-        self._story.append(Step(self.now(), f"{host} says: {entry.get('event')} {text}", about))
+        self._history.append(Step(self.now(), f"{host} says: {entry.get('event')} {text}", about))
         if entry.get("event") == "queue interrupted":
-            self.sometimes("reschedule interrupted, and tried again")
+            self.sometimes("reschedule interrupted and retried")
         raise structlog.DropEvent
 
-    # -- the whole
+    # -- the run
 
     def run(self, seconds: float) -> Outcome:
         self.loop.until = self.now() + seconds
@@ -220,7 +220,7 @@ class World:
         ticking.cancel()
 
     def create_workers(self) -> None:
-        """Workers; every second key is used in each namespace."""
+        """Create the workers; every second key is used in each namespace."""
         plan = self.plan
         for number in range(plan.workers):
             namespace = f"ns{number % plan.namespaces}"
@@ -264,20 +264,20 @@ class World:
         )
         for fault, times in self.database.transaction_faults.items():
             outcome.faults[f"transaction: {fault.value}"] += times
-        outcome.story = list(self._story) if outcome.violation else []
+        outcome.history = list(self._history) if outcome.violation else []
         self.loop.discard_tasks()
         asyncio.set_event_loop(None)
 
 
 def live(seed: int, plan: Plan, seconds: float = float("inf")) -> Outcome:
-    """From the beginning to the end of a world, if that is not later than `seconds`, and until nothing is left of it."""
+    """Run one world to its end, or for at most `seconds`, and discard all that is left of it."""
     with _exclusive_logging():
         return World(seed, plan).run(seconds)
 
 
 @contextmanager
 def _exclusive_logging() -> Iterator[None]:
-    """While a world lives, logs are its story; and nothing is collected, because what is collected may still run."""
+    """While a world runs, its logs become its history; garbage collection is off, because collected tasks may run code."""
     configured = structlog.get_config()
     threshold, hook = gc.get_threshold(), sys.unraisablehook
     gc.set_threshold(0)
@@ -287,8 +287,8 @@ def _exclusive_logging() -> Iterator[None]:
     finally:
         structlog.configure(**configured)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what was begun and never ran
-            for _ in range(COLLECTED_MAX):  # what is collected may keep something alive until the next time
+            warnings.simplefilter("ignore")  # coroutines that were created and never ran
+            for _ in range(COLLECTED_MAX):  # a collected object may keep others alive until the next round
                 if not gc.collect():
                     break
         gc.set_threshold(*threshold)

@@ -1,4 +1,4 @@
-"""What a user gets from `pip install liveness`."""
+"""The content of the wheel that `pip install liveness` installs."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ BUILD_WHEEL = "import sys; from setuptools import build_meta; print(build_meta.b
 
 
 def source_files(package: str) -> set[str]:
-    """The package's files in the working tree, without what Python and editors leave behind."""
+    """Return the package's files in the working tree, without caches and editor files."""
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / package).rglob("*")
@@ -61,16 +61,16 @@ def test_the_folder_tasks_is_installed_as_a_part_of_liveness(contents: set[str])
     assert files <= contents
 
 
-def test_the_wheel_holds_generated_code_with_its_types(contents: set[str]) -> None:
+def test_the_wheel_contains_generated_code_with_its_types(contents: set[str]) -> None:
     assert {"liveness/v1/worker_pb2.py", "liveness/v1/worker_pb2.pyi", "liveness/py.typed"} <= contents
 
 
 @pytest.mark.parametrize("package", DISTRIBUTED)
-def test_the_wheel_lacks_no_file_of_a_package(contents: set[str], package: str) -> None:
+def test_the_wheel_contains_every_file_of_each_package(contents: set[str], package: str) -> None:
     assert source_files(package) - contents == set()
 
 
-def test_the_wheel_holds_nothing_else(contents: set[str]) -> None:
+def test_the_wheel_contains_nothing_else(contents: set[str]) -> None:
     tops = {name.split("/")[0] for name in contents}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(DISTRIBUTED)
 

@@ -1,4 +1,4 @@
-"""Who gets a second look in `make test`."""
+"""`make test` repeats a few failed timing-sensitive tests alone, and counts the unsteady ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from scripts.run_tests import RERUNS_MAX, main
 
-ONCE = """
+FAILS_ONCE = """
 from pathlib import Path
 def test_once():
     been = Path(__file__).with_suffix(".been")
@@ -16,7 +16,8 @@ def test_once():
         been.touch()
         assert False
 """
-ALWAYS = "def test_always():\n    assert False\n"
+FAILS_ALWAYS = "def test_always():\n    assert False\n"
+PASSES = "def test_passes():\n    pass\n"
 
 
 @pytest.fixture
@@ -33,23 +34,53 @@ def write(root: Path, name: str, text: str) -> None:
     file.write_text(text)
 
 
-def test_a_test_of_real_time_that_a_stall_has_tripped_passes_alone(
+def last_line(capfd: pytest.CaptureFixture[str]) -> str:
+    return capfd.readouterr().out.splitlines()[-1]
+
+
+def test_a_run_without_failures_counts_no_unsteady_tests(
     root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(root, "system/cluster/test_it.py", ONCE)
+    write(root, "system/cluster/test_it.py", PASSES)
     assert main(["-n0"], root) == 0
-    assert "Unsteady, passed alone: tests/system/cluster/test_it.py::test_once" in capfd.readouterr().out
+    assert last_line(capfd) == "0 unsteady tests"
+
+
+def test_a_timing_sensitive_test_that_passes_alone_is_counted_and_named(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(root, "system/cluster/test_it.py", FAILS_ONCE)
+    assert main(["-n0"], root) == 0
+    assert last_line(capfd) == (
+        "1 unsteady test, failed among the others and passed alone: tests/system/cluster/test_it.py::test_once"
+    )
+
+
+def test_a_test_that_fails_twice_fails_the_run_and_is_not_counted(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(root, "system/cluster/test_it.py", FAILS_ONCE)
+    write(root, "crash/test_other.py", FAILS_ALWAYS)
+    assert main(["-n0"], root) != 0
+    assert last_line(capfd) == (
+        "1 unsteady test, failed among the others and passed alone: tests/system/cluster/test_it.py::test_once"
+    )
 
 
 @pytest.mark.parametrize(
     "files",
     [
-        pytest.param({"system/cluster/test_it.py": ALWAYS}, id="fails again"),
-        pytest.param({"unit/domain/test_it.py": ONCE}, id="no real time in it"),
-        pytest.param({f"system/cluster/test_{n}.py": ONCE for n in range(RERUNS_MAX + 1)}, id="too many"),
+        pytest.param({"system/cluster/test_it.py": FAILS_ALWAYS}, id="fails again"),
+        pytest.param({"unit/domain/test_it.py": FAILS_ONCE}, id="not timing-sensitive"),
+        pytest.param(
+            {f"system/cluster/test_{n}.py": FAILS_ONCE for n in range(RERUNS_MAX + 1)}, id="too many"
+        ),
     ],
 )
-def test_everything_else_fails_the_run(root: Path, files: dict[str, str]) -> None:
+def test_other_failures_fail_the_run(
+    root: Path, files: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
     for name, text in files.items():
         write(root, name, text)
     assert main(["-n0"], root) != 0
+    assert last_line(capfd) == "0 unsteady tests"

@@ -1,4 +1,4 @@
-"""One server for all tests of this folder; each test has a namespace of its own on it."""
+"""One server for all tests of this folder; each test has its own namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that does what a test says: it takes work, ends it, and keeps a stream open for as long as it is told."""
+"""A worker that a test controls: it takes and ends activities, and keeps a stream open as long as the test wants."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ScriptedWorker:
         self.beat()
 
     def beat(self) -> list[str]:
-        """Returns the workflow ids of what it is told to stop."""
+        """Send a heartbeat, and return the workflow ids of the activities to cancel."""
         result = self._shell.heartbeat(self.key, **self._fields)
         return [ref.workflow_id for ref in result.cancel_activities]
 
     def take(self) -> ActivityTask:
-        """An activity of its task queue, as soon as there is one."""
+        """Wait for an activity of its task queue."""
         request = PollActivityRequest(
             namespace=self._shell.namespace, worker_instance_key=self.key, wait=Duration(seconds=SECONDS_MAX)
         )
@@ -66,7 +66,7 @@ class ScriptedWorker:
 
     @contextmanager
     def attached(self, grace_s: int) -> Iterator[None]:
-        """With a stream, which breaks without a goodbye at the end."""
+        """Attach a stream, which breaks without a shutdown at the end."""
         requests: SimpleQueue[AttachRequest | None] = SimpleQueue()
         attach = AttachRequest.Attach(
             namespace=self._shell.namespace,

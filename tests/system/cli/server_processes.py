@@ -20,8 +20,8 @@ from liveness.v1.worker_pb2 import HeartbeatResult, WorkerHeartbeat
 STOP_SECONDS_MAX = 60
 MARK = "listening on"
 
-# A server whose matching, a system of others in real life, refuses some activities of a namespace until a file of
-# that name appears.
+# A server whose matching, in reality another system, rejects some activities of a namespace until a file of that name
+# exists.
 WITH_MATCHING_IN_TROUBLE = """
 import asyncio, sys
 from pathlib import Path
@@ -46,7 +46,7 @@ asyncio.run(main())
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without what a developer may have set for liveness. All servers would have the same HTTP port."""
+    """Return this process's environment without LIVENESS_ settings, which would give all servers one HTTP port."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
     return {**inherited, "LIVENESS_HTTP": "off", **variables}
 
@@ -56,7 +56,7 @@ def liveness_command(*args: str) -> list[str]:
 
 
 def first_address(output: IO[str]) -> tuple[str, list[str]]:
-    """The address in what a starting server prints, and the lines up to there."""
+    """Return the address that a starting server prints, and the lines up to it."""
     lines = []
     for line in output:
         lines.append(line)
@@ -67,7 +67,7 @@ def first_address(output: IO[str]) -> tuple[str, list[str]]:
 
 @contextmanager
 def child_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Ended with SIGTERM, and waited for, whatever happens."""
+    """Run a process that is always ended with SIGTERM and waited for."""
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -92,7 +92,7 @@ def child_process(command: list[str], folder: Path) -> Iterator[subprocess.Popen
 
 @contextmanager
 def running_server(folder: Path, *flags: str) -> Iterator[str]:
-    """`liveness serve` on a database in `folder`; gives its address."""
+    """Run `liveness serve` on a database in `folder`, and yield its address."""
     with child_process(
         liveness_command("serve", "--listen", "127.0.0.1:0", "--shards", "2", *flags), folder
     ) as process:

@@ -1,4 +1,4 @@
-"""Runs `liveness` in this process, as if from a shell without a terminal."""
+"""Run `liveness` in this process, as if from a shell without a terminal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Shell:
         self.namespace = namespace
 
     def run(self, *args: str, stdin: str = "", **variables: str) -> Result:
-        # What a developer may have set for liveness is taken out.
+        # Removes settings that the developer may have set.
         cleared = {name: None for name in os.environ if name.startswith("LIVENESS_")}
         own = {"LIVENESS_ADDRESS": self.address, "LIVENESS_NAMESPACE": self.namespace}
         return CliRunner().invoke(main, args, input=stdin, env={**cleared, **own, **variables})
 
     def ok(self, *args: str, stdin: str = "") -> str:
-        """What a command that succeeds prints."""
+        """Return the output of a command that succeeds."""
         result = self.run(*args, stdin=stdin)
         assert result.exit_code == 0, result.output
         return result.stdout
@@ -36,7 +36,7 @@ class Shell:
         return json.loads(self.ok(*args, "--json"))
 
     def sentence(self, *args: str, exit_code: int = 1, **variables: str) -> str:
-        """The one line that a command which fails says, and it says nothing else."""
+        """Return the one line that a failing command prints, and check that it prints nothing else."""
         result = self.run(*args, **variables)
         assert result.exit_code == exit_code, result.output
         assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""A terminal of a test's own: a command runs in it, the test sees what it draws and presses keys."""
+"""A pseudo-terminal for one command: the test reads what the command draws, and presses keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALTERNATE_SCREEN = ("\x1b[?1049h", "\x1b[?1049l")
 CURSOR = ("\x1b[?25l", "\x1b[?25h")
 HOME = "\x1b[H"
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-# Whoever leads a session and opens a terminal gets it for its own, with its signals.
+# A session leader that opens a terminal gets it as its controlling terminal, with its signals.
 _IN_TERMINAL = 'exec "$@" < "$0" > "$0" 2>&1'
 
 
@@ -30,7 +30,7 @@ class Terminal:
     def __init__(self, master: int, slave: int, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.said = ""
-        """Everything that was written since the test looked last."""
+        """The output since the test read it last."""
         self._master = master
         self._slave = slave
         self.before = self.modes()
@@ -49,7 +49,7 @@ class Terminal:
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def see(self, wanted: Callable[[str], object] | str) -> str:
-        """The next whole frame that is as wanted, or has the text in it. Those before are forgotten."""
+        """Return the next complete frame that satisfies `wanted` or contains the text; earlier frames are dropped."""
         while True:
             *frames, rest = self.said.split(HOME)
             for index, frame in enumerate(frames):
@@ -61,20 +61,20 @@ class Terminal:
             self._read()
 
     def ended(self) -> int:
-        """Its exit code, once all that it wrote is read."""
+        """Wait for the end, read all output, and return the exit code."""
         while self.process.poll() is None or self._more(0):
             if self._more(0.05):
                 self._read()
         return self.process.returncode
 
     def is_as_before(self) -> bool:
-        """Modes, screen and cursor, as far as what was written lately says."""
+        """Return whether modes, screen and cursor are restored, judged by the latest output."""
         return self.modes() == self.before and all(
             self.said.rfind(off) > self.said.rfind(on) for on, off in (ALTERNATE_SCREEN, CURSOR)
         )
 
     def stopped(self) -> None:
-        """Wait until it stands still, as Ctrl-Z makes it."""
+        """Wait until Ctrl-Z has stopped the command."""
         flags = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
         while os.waitid(os.P_PID, self.process.pid, flags) is None:
             if self._more(0.05):
@@ -83,10 +83,10 @@ class Terminal:
             self._read()
 
     def close_connection(self) -> None:
-        """Whoever sat at it has gone."""
+        """Close the terminal, as a lost connection does."""
         os.close(self._slave)
         os.close(self._master)
-        self._slave, self._master = os.openpty()  # to have something to close in the end
+        self._slave, self._master = os.openpty()  # so that there is something to close at the end
 
     def close(self) -> None:
         os.close(self._slave)

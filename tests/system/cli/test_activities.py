@@ -20,7 +20,7 @@ QUEUE = ("--type", "resize", "--task-queue", "q")
 
 
 def schedule(shell: Shell, *args: str) -> str:
-    """What a command that succeeds says about it."""
+    """Return what a successful command prints."""
     result = shell.run("activities", "schedule", *args)
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     return result.stderr
@@ -36,7 +36,7 @@ def described(shell: Shell, id: str) -> dict[str, Any]:
 
 
 def fields(text: str) -> dict[str, str]:
-    """What two or more spaces part from its name."""
+    """Return the fields, whose names and values two or more spaces separate."""
     pairs = [line.split("  ", 1) for line in text.splitlines()]
     return {name.strip(): value.strip() for name, value in pairs}
 
@@ -44,7 +44,7 @@ def fields(text: str) -> dict[str, str]:
 # -- names
 
 
-def test_an_id_alone_means_what_it_means_in_the_sdk() -> None:
+def test_an_id_alone_has_the_meaning_that_it_has_in_the_sdk() -> None:
     for kind in ("resize", ""):
         assert parse_activity_id(("photo",), kind) == id_to_proto(to_activity_ref("photo", kind))
     assert parse_activity_id(("order", "run", "charge"), "x") == id_to_proto(
@@ -52,7 +52,7 @@ def test_an_id_alone_means_what_it_means_in_the_sdk() -> None:
     )
 
 
-def test_what_the_sdk_schedules_is_found_by_id_and_type_and_by_all_three_names(shell: Shell) -> None:
+def test_an_activity_of_the_sdk_is_found_by_id_and_type_and_by_all_three_names(shell: Shell) -> None:
     with SdkClient(shell.address, namespace=shell.namespace).blocking as client:
         client.schedule("resize", id="photo", input={"width": 200}, task_queue="q")
     for how in (("photo", "--type", "resize"), ("photo", "-", "resize")):
@@ -60,14 +60,14 @@ def test_what_the_sdk_schedules_is_found_by_id_and_type_and_by_all_three_names(s
         assert json.loads(base64.b64decode(activity["input"])) == {"width": 200}
 
 
-def test_what_is_scheduled_here_is_the_same_for_the_sdk(shell: Shell) -> None:
+def test_the_sdk_finds_an_activity_that_the_command_scheduled(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE, "--input", "text")
     with SdkClient(shell.address, namespace=shell.namespace).blocking as client:
         assert not client.schedule("resize", id="photo", input="text", task_queue="q").created
 
 
 @pytest.mark.parametrize("command", ["describe", "retry", "cancel"])
-def test_an_unknown_activity_is_one_sentence(command: str, shell: Shell) -> None:
+def test_an_unknown_activity_is_reported_in_one_sentence(command: str, shell: Shell) -> None:
     unknown = f"in namespace {shell.namespace} (ACTIVITY_NOT_FOUND)"
     assert shell.sentence("activities", command, "a", "b", "c") == f"There is no activity a/b/c {unknown}."
     assert (
@@ -76,7 +76,7 @@ def test_an_unknown_activity_is_one_sentence(command: str, shell: Shell) -> None
 
 
 @pytest.mark.parametrize("command", [("describe",), ("retry",), ("cancel",), ("cancel", "--yes")])
-def test_whoever_leaves_out_the_type_is_told_of_it(command: tuple[str, ...], shell: Shell) -> None:
+def test_a_missing_type_is_mentioned_in_the_error(command: tuple[str, ...], shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE)
     sentence = shell.sentence("activities", *command, "photo")
     assert sentence.startswith(f"There is no activity photo/-/- in namespace {shell.namespace} (ACTIVITY_NOT")
@@ -85,14 +85,14 @@ def test_whoever_leaves_out_the_type_is_told_of_it(command: tuple[str, ...], she
 
 @pytest.mark.parametrize("command", ["describe", "retry", "cancel"])
 @pytest.mark.parametrize("given", [("a", "b"), ("a", "b", "c", "d")])
-def test_two_or_four_names_name_nothing(command: str, given: tuple[str, ...]) -> None:
+def test_two_or_four_names_are_rejected(command: str, given: tuple[str, ...]) -> None:
     sentence = (
         f"{len(given)} names are given; name an activity by its ID, or by WORKFLOW_ID RUN_ID ACTIVITY_ID"
     )
     assert Shell().sentence("activities", command, *given, exit_code=2) == sentence
 
 
-def test_a_type_says_nothing_beside_all_three_names() -> None:
+def test_a_type_beside_all_three_names_is_rejected() -> None:
     sentence = "--type goes with an ID alone; WORKFLOW_ID RUN_ID ACTIVITY_ID need no type"
     assert Shell().sentence("activities", "describe", "a", "b", "c", "--type", "t", exit_code=2) == sentence
 
@@ -100,7 +100,7 @@ def test_a_type_says_nothing_beside_all_three_names() -> None:
 # -- schedule
 
 
-def test_scheduling_tells_whether_it_was_new(shell: Shell) -> None:
+def test_scheduling_says_whether_the_activity_is_new(shell: Shell) -> None:
     assert schedule(shell, "photo", *QUEUE) == "Activity photo/-/resize is scheduled and AVAILABLE.\n"
     again = "Activity photo/-/resize was scheduled before and is AVAILABLE; nothing was changed.\n"
     assert schedule(shell, "photo", *QUEUE) == again
@@ -111,7 +111,7 @@ def test_scheduling_tells_whether_it_was_new(shell: Shell) -> None:
     assert shell.json("activities", "schedule", "other", *QUEUE)["created"] is True
 
 
-def test_something_else_under_the_same_name_is_refused(shell: Shell) -> None:
+def test_another_activity_under_the_same_name_is_rejected(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE, "--input", "a")
     sentence = (
         "Activity photo/-/resize is known already, with another input; schedule it under another id "
@@ -139,14 +139,14 @@ def test_every_option_reaches_the_server(shell: Shell) -> None:
     assert "WAITING (due in 59m)" in shell.ok("activities", "list")
 
 
-def test_what_is_left_out_is_left_to_the_server(shell: Shell) -> None:
+def test_omitted_options_are_left_to_the_server(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE)
     policy = described(shell, "photo")["retry_policy"]
     assert (policy["initial_interval"], policy["backoff_coefficient"]) == ("1s", 2)
     assert "maximum_worker_deaths" not in policy
 
 
-def test_the_input_may_be_a_file_or_what_is_piped_in(shell: Shell, tmp_path: Path) -> None:
+def test_the_input_may_be_a_file_or_stdin(shell: Shell, tmp_path: Path) -> None:
     content = b"\x00\xff" * (INPUT_BYTES_MAX // 2)
     (tmp_path / "input").write_bytes(content)
     schedule(shell, "file", *QUEUE, "--input-file", str(tmp_path / "input"))
@@ -155,7 +155,7 @@ def test_the_input_may_be_a_file_or_what_is_piped_in(shell: Shell, tmp_path: Pat
     assert base64.b64decode(described(shell, "pipe")["input"]) == b"piped"
 
 
-def test_an_input_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_an_input_that_is_too_long_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(bytes(INPUT_BYTES_MAX + 1))
     sentence = Shell().sentence("activities", "schedule", "a", *QUEUE, "--input-file", str(path), exit_code=2)
@@ -165,7 +165,7 @@ def test_an_input_that_is_too_long_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_an_input_is_given_once(tmp_path: Path) -> None:
+def test_only_one_input_may_be_given(tmp_path: Path) -> None:
     (tmp_path / "input").touch()
     both = ("--input", "", "--input-file", str(tmp_path / "input"))
     sentence = Shell().sentence("activities", "schedule", "a", *QUEUE, *both, exit_code=2)
@@ -184,18 +184,18 @@ def test_an_input_is_given_once(tmp_path: Path) -> None:
         (*QUEUE, "--input-file", "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_scheduled_is_misuse(options: tuple[str, ...]) -> None:
+def test_invalid_options_are_usage_errors(options: tuple[str, ...]) -> None:
     assert Shell().run("activities", "schedule", "a", *options).exit_code == 2
 
 
-def test_what_the_server_refuses_is_one_sentence(shell: Shell) -> None:
+def test_a_rejection_by_the_server_is_reported_in_one_sentence(shell: Shell) -> None:
     intervals = ("--initial-interval", "10s", "--max-interval", "1s")
     assert shell.sentence("activities", "schedule", "a", *QUEUE, *intervals) == (
         "retry_policy.maximum_interval must not be below initial_interval (INVALID_FIELD)."
     )
 
 
-def test_a_name_that_is_not_utf_8_is_one_sentence() -> None:
+def test_a_name_that_is_not_utf_8_is_reported_in_one_sentence() -> None:
     sentence = Shell().sentence("activities", "describe", "a\udcff", exit_code=2)
     assert sentence == r"'a\udcff' is not UTF-8, which names and texts must be"
     assert "is not UTF-8" in Shell().sentence("workers", "list", "--prefix", "a\udcff", exit_code=2)
@@ -214,14 +214,14 @@ def test_a_list_shows_each_activity(shell: Shell) -> None:
     assert row.split()[:9] == ["photo", "-", "resize", "STARTED", "resize", "q", "1", "0", "w-1"]
 
 
-def test_a_list_of_nothing_is_no_error_and_valid_json(shell: Shell) -> None:
+def test_an_empty_list_is_no_error_and_valid_json(shell: Shell) -> None:
     result = shell.run("activities", "list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == f"No such activity in namespace {shell.namespace}.\n"
     assert shell.json("activities", "list") == []
 
 
-def test_conditions_hold_together(shell: Shell) -> None:
+def test_filters_are_combined(shell: Shell) -> None:
     for name, queue in (("a", "q"), ("b", "other"), ("c", "other")):
         schedule(shell, name, "--type", "t", "--task-queue", queue)
     schedule(shell, "d", *QUEUE, "--delay", "1h")
@@ -236,7 +236,7 @@ def test_conditions_hold_together(shell: Shell) -> None:
     assert names(shell, "--state", "handed-on") == []
 
 
-def test_a_list_is_cut_or_paged_through(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_is_limited_or_paged(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liveness.cli.client.PAGE_MAX", 2)
     for name in "abcde":
         schedule(shell, name, *QUEUE)
@@ -246,7 +246,7 @@ def test_a_list_is_cut_or_paged_through(shell: Shell, monkeypatch: pytest.Monkey
     assert cut.stderr == "These are the first 3; --limit 0 shows all.\n"
 
 
-def test_a_description_shows_who_holds_it_and_how_it_is_retried(shell: Shell) -> None:
+def test_a_description_shows_holder_and_retry_policy(shell: Shell) -> None:
     schedule(
         shell, "photo", *QUEUE, "--input", "in\x1b[31m", "--max-attempts", "3", "--max-worker-deaths", "1"
     )
@@ -260,7 +260,7 @@ def test_a_description_shows_who_holds_it_and_how_it_is_retried(shell: Shell) ->
     )
 
 
-def test_a_description_shows_what_became_of_it(shell: Shell, tmp_path: Path) -> None:
+def test_a_description_shows_the_outcome(shell: Shell, tmp_path: Path) -> None:
     scripted_worker = ScriptedWorker(shell)
     (tmp_path / "binary").write_bytes(b"\xff\x00")
     schedule(shell, "photo", *QUEUE, "--input-file", str(tmp_path / "binary"), "--initial-interval", "1ms")
@@ -277,7 +277,7 @@ def test_a_description_shows_what_became_of_it(shell: Shell, tmp_path: Path) -> 
 # -- cancel
 
 
-def test_cancelling_asks_first_and_tells_the_worker(shell: Shell) -> None:
+def test_cancelling_asks_first_and_notifies_the_worker(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE)
     scripted_worker = ScriptedWorker(shell)
     scripted_worker.take()
@@ -298,7 +298,7 @@ def test_cancelling_asks_first_and_tells_the_worker(shell: Shell) -> None:
     assert (activity["state"], activity["last_failure"]) == ("ACTIVITY_STATE_CANCELLED", "photo was deleted")
 
 
-def test_cancelling_what_nobody_holds_says_so(shell: Shell) -> None:
+def test_cancelling_an_activity_without_a_holder_says_so(shell: Shell) -> None:
     for name in ("a", "b"):
         schedule(shell, name, *QUEUE)
     result = shell.run("activities", "cancel", "a", "-", "resize", "--yes")
@@ -306,7 +306,7 @@ def test_cancelling_what_nobody_holds_says_so(shell: Shell) -> None:
     assert shell.json("activities", "cancel", "b", "-", "resize", "--yes") == {"was_held": False}
 
 
-def test_what_is_done_cannot_be_cancelled(shell: Shell) -> None:
+def test_a_finished_activity_cannot_be_cancelled(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE)
     scripted_worker = ScriptedWorker(shell)
     scripted_worker.complete(scripted_worker.take(), b"")
@@ -317,7 +317,7 @@ def test_what_is_done_cannot_be_cancelled(shell: Shell) -> None:
 # -- retry
 
 
-def test_a_failed_activity_starts_afresh(shell: Shell) -> None:
+def test_a_failed_activity_starts_again(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE)
     scripted_worker = ScriptedWorker(shell)
     scripted_worker.fail(scripted_worker.take(), "no such photo", permanently=True)
@@ -328,12 +328,12 @@ def test_a_failed_activity_starts_afresh(shell: Shell) -> None:
     assert scripted_worker.take().failures == 0
 
 
-def test_a_quarantined_activity_starts_afresh(shell: Shell) -> None:
+def test_a_quarantined_activity_starts_again(shell: Shell) -> None:
     shell.ok("config", "set", "max_worker_deaths=1")
     schedule(shell, "photo", *QUEUE)
     ScriptedWorker(shell, session_id="before").take()
     ScriptedWorker(shell, session_id="restarted")
-    # Each look is a call; the test's time-out bounds it.
+    # Each poll is a call; the test's time-out bounds the loop.
     while not names(shell, "--state", "quarantined"):
         pass
     assert "1 in a row" in shell.ok("activities", "describe", "photo", "--type", "resize")
@@ -342,7 +342,7 @@ def test_a_quarantined_activity_starts_afresh(shell: Shell) -> None:
     assert names(shell, "--state", "quarantined") == []
 
 
-def test_what_did_not_fail_cannot_be_retried(shell: Shell) -> None:
+def test_an_activity_that_did_not_fail_cannot_be_retried(shell: Shell) -> None:
     schedule(shell, "photo", *QUEUE)
     assert shell.sentence("activities", "retry", "photo", "--type", "resize") == (
         "Activity photo/-/resize is AVAILABLE; only a QUARANTINED or FAILED one can be given a fresh start "
@@ -350,6 +350,6 @@ def test_what_did_not_fail_cannot_be_retried(shell: Shell) -> None:
     )
 
 
-def test_a_server_that_is_away_is_one_sentence() -> None:
+def test_an_unavailable_server_is_reported_in_one_sentence() -> None:
     assert "no liveness server answers" in Shell().sentence("activities", "list")
     assert "no liveness server answers" in Shell().sentence("activities", "cancel", "a", "--yes")

@@ -1,4 +1,4 @@
-"""`liveness backup` and `liveness restore` as people call them; what they do is tested in tests/operations."""
+"""`liveness backup` and `liveness restore` as commands; tests/integration/backup tests their effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def liveness(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_server_is_backed_up_while_it_serves_and_restored_when_it_has_ended(tmp_path: Path) -> None:
+def test_a_running_server_is_backed_up_and_a_stopped_one_restored(tmp_path: Path) -> None:
     with running_server(tmp_path) as address:
         Shell(address).heartbeat("w")
         shown = Shell().json("backup", "--db", f"sqlite:///{tmp_path}/liveness.db", str(tmp_path / "copy.db"))
@@ -32,7 +32,7 @@ def test_a_server_is_backed_up_while_it_serves_and_restored_when_it_has_ended(tm
         assert Shell(address).heartbeat("w").lease_epoch > 1_000_000
 
 
-def test_what_follows_a_restore_by_other_means_is_done_alone(tmp_path: Path) -> None:
+def test_the_steps_after_a_foreign_restore_can_be_run_alone(tmp_path: Path) -> None:
     with running_server(tmp_path) as address:
         Shell(address).heartbeat("w")
     done = liveness(tmp_path, "restore", "--already-restored", "--json")
@@ -43,7 +43,7 @@ def test_what_follows_a_restore_by_other_means_is_done_alone(tmp_path: Path) -> 
         assert Shell(address).heartbeat("w").lease_epoch == facts["token_floor"]
 
 
-def test_postgresql_has_means_of_its_own(tmp_path: Path) -> None:
+def test_postgresql_is_refused_with_a_hint_to_its_own_tools(tmp_path: Path) -> None:
     assert Shell().sentence("backup", "--db", POSTGRES, str(tmp_path / "copy.db"), exit_code=2) == (
         "liveness backup copies SQLite files; back up PostgreSQL with pg_basebackup or pg_dump, "
         "as docs/operations.md says."
@@ -56,7 +56,7 @@ def test_postgresql_has_means_of_its_own(tmp_path: Path) -> None:
     )
 
 
-def test_refusals_are_one_sentence(tmp_path: Path) -> None:
+def test_errors_are_reported_in_one_sentence(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path}/liveness.db"
     assert "does not exist" in Shell().sentence("backup", "--db", db, str(tmp_path / "copy.db"), exit_code=2)
     assert Shell().sentence("restore", "--db", db, exit_code=2).startswith("name a BACKUP to restore")

@@ -10,7 +10,7 @@ from tests.system.cli.shell import Shell
 
 
 def table(text: str) -> dict[str, tuple[str, str]]:
-    """setting → value, where it was set"""
+    """Return setting → value and its source."""
     rows = [line.split() for line in text.splitlines()[1:]]
     return {name: (value, source) for name, value, source in rows}
 
@@ -21,14 +21,14 @@ def default_restored(shell: Shell) -> Iterator[None]:
     shell.ok("config", "set", "--default", "--unset", "event_retention", "--unset", "max_workers")
 
 
-def test_everything_is_built_in_at_first(shell: Shell) -> None:
+def test_all_settings_are_built_in_at_first(shell: Shell) -> None:
     settings = table(shell.ok("config", "get"))
     assert settings["default_lease"] == ("30s", "built-in")
     assert settings["tombstone_retention"] == ("30d", "built-in")
     assert {source for _, source in settings.values()} == {"built-in"}
 
 
-def test_a_setting_is_in_force_at_once_and_can_be_inherited_again(shell: Shell) -> None:
+def test_a_setting_applies_at_once_and_can_be_unset(shell: Shell) -> None:
     changed = table(
         shell.ok("config", "set", "cleanup_delay=1h30m", "max-workers=7", "worker_heartbeat_rate=2.5")
     )
@@ -41,12 +41,12 @@ def test_a_setting_is_in_force_at_once_and_can_be_inherited_again(shell: Shell) 
     assert inherited["worker_heartbeat_rate"] == ("2.5", "here")
 
 
-def test_a_setting_reaches_what_the_server_decides(shell: Shell) -> None:
+def test_the_server_decides_by_a_changed_setting(shell: Shell) -> None:
     shell.ok("config", "set", "default_lease=250ms", "min_lease=100ms")
     assert shell.heartbeat("w").granted_lease_duration.ToMilliseconds() == 250
 
 
-def test_what_concerns_activities_can_be_set(shell: Shell) -> None:
+def test_settings_of_activities_can_be_changed(shell: Shell) -> None:
     built_in = table(shell.ok("config", "get"))
     assert built_in["max_worker_deaths"] == ("3", "built-in")
     assert built_in["activity_retention"] == ("7d", "built-in")
@@ -63,7 +63,7 @@ def test_what_concerns_activities_can_be_set(shell: Shell) -> None:
     assert not shell.heartbeat("w").pause
 
 
-def test_a_namespace_is_paused_or_it_is_not(shell: Shell) -> None:
+def test_a_namespace_pause_is_true_or_false(shell: Shell) -> None:
     assert shell.sentence("config", "set", "paused=2") == "paused must be 0 or 1 (INVALID_FIELD)."
     assert shell.sentence("config", "set", "dispatch_timeout=0").endswith(
         "must be more than 0 (INVALID_FIELD)."
@@ -80,7 +80,7 @@ def test_namespaces_inherit_the_default(shell: Shell, default_restored: None) ->
     assert table(shell.ok("config", "get", "--default"))["event_retention"] == ("0s", "here")
 
 
-def test_one_setting_for_programs(shell: Shell) -> None:
+def test_one_setting_as_json(shell: Shell) -> None:
     shell.ok("config", "set", "cleanup_delay=250ms")
     assert shell.json("config", "get", "cleanup-delay") == {
         "key": "cleanup_delay",
@@ -89,7 +89,7 @@ def test_one_setting_for_programs(shell: Shell) -> None:
     }
 
 
-def test_all_settings_for_programs(shell: Shell) -> None:
+def test_all_settings_as_json(shell: Shell) -> None:
     everything = shell.json("config", "set", "max_workers=5", "cleanup_delay=0")
     assert everything["namespace"] == shell.namespace
     assert everything["effective"]["default_lease"] == "30s"
@@ -119,11 +119,11 @@ def test_all_settings_for_programs(shell: Shell) -> None:
                                                     "--namespace")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_set_is_one_sentence(args: list[str], sentence: str) -> None:
+def test_an_invalid_value_is_reported_in_one_sentence(args: list[str], sentence: str) -> None:
     assert Shell().sentence("config", "set", *args, exit_code=2) == sentence
 
 
-def test_what_the_server_refuses_is_one_sentence_and_changes_nothing(shell: Shell) -> None:
+def test_a_rejected_value_is_reported_in_one_sentence_and_changes_nothing(shell: Shell) -> None:
     assert shell.sentence("config", "set", "default_lease=0", "max_workers=3").endswith("(INVALID_FIELD).")
     assert table(shell.ok("config", "get"))["max_workers"] == ("1000000", "built-in")
 

@@ -1,4 +1,4 @@
-"""`liveness doctor` on real databases, which it must leave as they are."""
+"""`liveness doctor` examines real databases without changing them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.system.cli.shell import UNUSED_ADDRESS, Shell
 
 
 def examine(db: str, shell: Shell | None = None, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The exit code, and what was found by check."""
+    """Return the exit code, and the findings by check."""
     result = (shell or Shell()).run("doctor", "--db", db, "--json", LIVENESS_SHARDS="2", **variables)
     assert result.stderr == ""
     return result.exit_code, {finding["check"]: finding for finding in json.loads(result.stdout)}
@@ -43,7 +43,7 @@ def stopped_server_database(folder: Path) -> Path:
     return path
 
 
-def test_a_database_to_be_is_in_order_and_not_created(tmp_path: Path) -> None:
+def test_a_missing_database_is_fine_and_is_not_created(tmp_path: Path) -> None:
     code, found = examine(sqlite(tmp_path / "new.db"))
     assert code == 0
     assert found["database"]["saw"].endswith("does not exist yet")
@@ -56,7 +56,7 @@ def test_a_database_to_be_is_in_order_and_not_created(tmp_path: Path) -> None:
     assert files(tmp_path) == {}
 
 
-def test_a_database_at_rest_is_looked_at_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_closed_database_is_examined_and_unchanged(tmp_path: Path) -> None:
     path = stopped_server_database(tmp_path)
     before = files(tmp_path)
     code, found = examine(sqlite(path))
@@ -67,7 +67,7 @@ def test_a_database_at_rest_is_looked_at_and_left_as_it_is(tmp_path: Path) -> No
     assert files(tmp_path) == before
 
 
-def test_a_database_in_use_is_looked_at_while_the_server_serves(tmp_path: Path) -> None:
+def test_a_database_is_examined_while_the_server_runs(tmp_path: Path) -> None:
     with running_server(tmp_path) as address:
         code, found = examine(sqlite(tmp_path / "liveness.db"), Shell(address))
         assert code == 0
@@ -76,7 +76,7 @@ def test_a_database_in_use_is_looked_at_while_the_server_serves(tmp_path: Path) 
         Shell(address).heartbeat("w")
 
 
-def test_a_database_left_by_a_crash_keeps_its_log(tmp_path: Path) -> None:
+def test_a_database_after_a_crash_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     running, crashed = tmp_path / "running", tmp_path / "crashed"
     running.mkdir()
     crashed.mkdir()
@@ -103,7 +103,7 @@ def test_tables_of_a_newer_version_fail(tmp_path: Path) -> None:
     assert "9999" in found["tables"]["saw"]
 
 
-def test_another_number_of_shards_fails(tmp_path: Path) -> None:
+def test_another_shard_count_fails(tmp_path: Path) -> None:
     path = stopped_server_database(tmp_path)
     result = Shell().run("doctor", "--db", sqlite(path), LIVENESS_SHARDS="3")
     assert result.exit_code == 1
@@ -122,7 +122,7 @@ def test_tables_of_another_program_fail(tmp_path: Path, journal_mode: str) -> No
     assert found["journal mode"]["verdict"] == ("ok" if journal_mode == "wal" else "warning")
 
 
-def test_a_file_that_is_no_database_fails_and_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_fails_and_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear all, this is not a database at all.")
     before = files(tmp_path)
@@ -140,27 +140,27 @@ def test_a_damaged_database_fails(tmp_path: Path) -> None:
     assert found["database"]["verdict"] == "failed"
 
 
-def test_a_folder_that_is_not_there_fails(tmp_path: Path) -> None:
+def test_a_missing_folder_fails(tmp_path: Path) -> None:
     code, found = examine(sqlite(tmp_path / "missing" / "x.db"))
     assert code == 1
     assert found["folder"]["advice"] == f"Create it: mkdir -p {tmp_path / 'missing'}"
 
 
-def test_a_path_with_special_characters_is_that_path(tmp_path: Path) -> None:
+def test_a_path_may_contain_special_characters(tmp_path: Path) -> None:
     folder = tmp_path / "a b#c"
     folder.mkdir()
     path = stopped_server_database(folder)
     assert examine(sqlite(path))[0] == 0
 
 
-def test_a_bad_setting_is_one_sentence() -> None:
+def test_a_bad_setting_is_reported_in_one_sentence() -> None:
     assert Shell().sentence("doctor", "--db", "mysql://x", exit_code=2).startswith("flag --db is 'mysql://x'")
     assert (
         Shell().sentence("doctor", exit_code=2, LIVENESS_ADDRESS="x").startswith("variable LIVENESS_ADDRESS")
     )
 
 
-def test_a_table_for_people_tells_what_to_do(tmp_path: Path) -> None:
+def test_the_table_says_what_to_do(tmp_path: Path) -> None:
     out = Shell().ok("doctor", "--db", sqlite(tmp_path / "new.db"))
     assert f"none answers at {UNUSED_ADDRESS}" in out
     assert "Start one with `liveness serve`." in out
@@ -180,7 +180,7 @@ def test_a_postgresql_that_may_lose_data_fails(postgres: PostgresServer, postgre
     assert tables == "0"
 
 
-def test_a_durable_postgresql_is_in_order(tmp_path: Path) -> None:
+def test_a_durable_postgresql_passes(tmp_path: Path) -> None:
     with PostgresServer(fsync=True) as durable:
         url = durable.url(durable.create_database())
         with running_server(tmp_path, "--db", url) as address:
@@ -190,7 +190,7 @@ def test_a_durable_postgresql_is_in_order(tmp_path: Path) -> None:
     assert found["shards"]["saw"] == "2"
 
 
-def test_a_postgresql_that_does_not_answer_fails_without_telling_the_password() -> None:
+def test_an_unreachable_postgresql_fails_without_showing_the_password() -> None:
     code, found = examine("postgresql://u:hunter2@127.0.0.1:1/x")
     assert code == 1
     assert "hunter2" not in found["database"]["saw"]

@@ -15,7 +15,7 @@ from tests.system.cli.shell import Shell
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_frontend_says_where_it_is_carries_calls_and_ends_when_told(
+def test_a_frontend_prints_its_address_forwards_calls_and_stops_on_a_signal(
     tmp_path: Path, server: str, how: signal.Signals
 ) -> None:
     command = liveness_command("frontend", "--nodes", server, "--listen", "127.0.0.1:0")
@@ -41,7 +41,9 @@ def test_a_frontend_says_where_it_is_carries_calls_and_ends_when_told(
         (("--db", "sqlite:///x.db"), "name the node of this one with --nodes."),
     ],
 )
-def test_bad_settings_are_one_sentence(tmp_path: Path, flags: tuple[str, ...], sentence: str) -> None:
+def test_bad_settings_are_reported_in_one_sentence(
+    tmp_path: Path, flags: tuple[str, ...], sentence: str
+) -> None:
     done = subprocess.run(
         liveness_command("frontend", *flags), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )  # fmt: skip
@@ -51,7 +53,7 @@ def test_bad_settings_are_one_sentence(tmp_path: Path, flags: tuple[str, ...], s
     assert sentence in line
 
 
-def test_an_address_in_use_is_one_sentence(tmp_path: Path, server: str) -> None:
+def test_an_address_in_use_is_reported_in_one_sentence(tmp_path: Path, server: str) -> None:
     done = subprocess.run(
         liveness_command("frontend", "--nodes", server, "--listen", server), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )  # fmt: skip
@@ -59,7 +61,7 @@ def test_an_address_in_use_is_one_sentence(tmp_path: Path, server: str) -> None:
     assert server in done.stderr
 
 
-def test_the_banner_keeps_the_password_to_itself() -> None:
+def test_the_banner_hides_the_password() -> None:
     settings = FrontendSettings(db="postgresql://u:hunter2@h/x")
     shown = banner(settings, "0.0.0.0:7401")
     assert "hunter2" not in shown

@@ -1,4 +1,4 @@
-"""`liveness workers release-storm` against a real server, and how held workers are shown."""
+"""`liveness workers release-storm` against a real server, and how the list shows held workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKERS = 3
 
 
 def storm(shell: Shell) -> None:
-    """Workers that fell silent together, in a namespace that calls three of them many."""
+    """Let workers fall silent together, in a namespace where three workers make a storm."""
     shell.ok("config", "set", f"storm_min_workers={WORKERS}", "storm_share=0.5", "storm_hold=1m")
     lease = Duration(seconds=LEASE_S)
     beats = [WorkerHeartbeat(worker_instance_key=f"w{n}", lease_duration=lease) for n in range(WORKERS)]
@@ -33,7 +33,7 @@ def storm(shell: Shell) -> None:
     assert shell.ok("workers", "list").count("ACTIVE (held)") == WORKERS
 
 
-def test_held_leases_are_shown_asked_about_and_ended(shell: Shell) -> None:
+def test_releasing_a_storm_lists_asks_and_ends_held_leases(shell: Shell) -> None:
     storm(shell)
     assert "held until" in shell.ok("workers", "describe", "w1")
     refused = shell.run("workers", "release-storm", stdin="n\n")
@@ -56,7 +56,7 @@ def test_without_a_storm_there_is_nothing_to_release(shell: Shell) -> None:
     )
 
 
-def test_settings_of_the_brake_are_set_and_checked(shell: Shell) -> None:
+def test_storm_settings_are_set_and_checked(shell: Shell) -> None:
     shell.ok("config", "set", "storm_hold=0", "storm_pace=50", "storm_share=0.25")
     assert "0.25" in shell.ok("config", "get", "storm_share")
     assert "storm_share must be at most 1" in shell.sentence("config", "set", "storm_share=1.5")

@@ -1,4 +1,4 @@
-"""`liveness serve` as a process, and the command as a whole."""
+"""`liveness serve` as a process, and the command line as a whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*args: str, folder: Path, **variables: str) -> subprocess.CompletedProce
 
 
 def refused(*args: str, folder: Path, **variables: str) -> str:
-    """The one sentence of a server that does not start."""
+    """Return the one sentence of a server that does not start."""
     result = run("serve", *args, folder=folder, **variables)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
@@ -40,7 +40,7 @@ def refused(*args: str, folder: Path, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_says_where_it_is_and_ends_when_told(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_server_prints_its_address_and_stops_on_a_signal(tmp_path: Path, how: signal.Signals) -> None:
     with child_process(
         liveness_command("serve", "--listen", "127.0.0.1:0", "--shards", "1"), tmp_path
     ) as process:
@@ -56,7 +56,7 @@ def test_a_server_says_where_it_is_and_ends_when_told(tmp_path: Path, how: signa
     assert (tmp_path / "liveness.db").exists()
 
 
-def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_acknowledged_data_survives_a_restart(tmp_path: Path) -> None:
     with running_server(tmp_path) as address:
         Shell(address).heartbeat("w")
     with running_server(tmp_path) as address:
@@ -64,13 +64,13 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
         assert worker["worker_instance_key"] == "w"
 
 
-def test_a_server_obeys_file_and_variables(tmp_path: Path) -> None:
+def test_a_server_reads_settings_from_file_and_environment(tmp_path: Path) -> None:
     (tmp_path / "liveness.toml").write_text("shards = 3\n")
     with running_server(tmp_path, "--config", "liveness.toml", "--shards", "5") as address:
         assert len(Shell(address).json("shards", "list")) == 5
 
 
-def test_bad_settings_are_one_sentence(tmp_path: Path) -> None:
+def test_bad_settings_are_reported_in_one_sentence(tmp_path: Path) -> None:
     rule = "but must be a whole number from 1 to 4096."
     assert refused("--shards", "0", folder=tmp_path) == f"flag --shards is '0', {rule}"
     assert refused(folder=tmp_path, LIVENESS_SHARDS="x") == f"variable LIVENESS_SHARDS is 'x', {rule}"
@@ -79,17 +79,17 @@ def test_bad_settings_are_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "liveness.db").exists()
 
 
-def test_a_database_in_use_or_of_another_shape_is_one_sentence(tmp_path: Path) -> None:
+def test_a_database_in_use_or_of_another_program_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with running_server(tmp_path):
         assert "in use by another liveness server" in refused("--shards", "2", folder=tmp_path)
     assert "created with 2 shards" in refused("--shards", "3", folder=tmp_path)
 
 
-def test_an_address_in_use_is_one_sentence(tmp_path: Path, server: str) -> None:
+def test_an_address_in_use_is_reported_in_one_sentence(tmp_path: Path, server: str) -> None:
     assert server in refused("--listen", server, folder=tmp_path)
 
 
-def test_a_database_that_does_not_answer_is_one_sentence_without_the_password(tmp_path: Path) -> None:
+def test_an_unreachable_database_is_reported_in_one_sentence_without_the_password(tmp_path: Path) -> None:
     result = run("serve", "--db", "postgresql://u:hunter2@127.0.0.1:1/x", folder=tmp_path)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
@@ -106,7 +106,7 @@ def test_the_banner_shows_commands_that_reach_the_server() -> None:
     assert "hunter2" not in banner(Settings(db="postgresql://u:hunter2@h/x"), "127.0.0.1:7400")
 
 
-def test_programs_that_read_json_logs_get_no_banner(tmp_path: Path) -> None:
+def test_json_logs_have_no_banner(tmp_path: Path) -> None:
     with subprocess.Popen(
         liveness_command("serve", "--listen", "127.0.0.1:0", "--shards", "1", "--log-format", "json"),
         cwd=tmp_path,
@@ -123,7 +123,7 @@ def test_programs_that_read_json_logs_get_no_banner(tmp_path: Path) -> None:
     assert (process.returncode, out) == (0, "")
 
 
-def test_the_list_of_commands_needs_none_of_them() -> None:
+def test_listing_the_commands_imports_none_of_them() -> None:
     program = "import sys, liveness.cli; print({'grpc', 'rich', 'sqlalchemy', 'google.protobuf'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
@@ -151,7 +151,7 @@ def test_every_command_and_option_is_explained(path: tuple[str, ...], command: c
         assert parameter.envvar is None
 
 
-def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+def test_the_list_shows_each_commands_own_summary() -> None:
     context = click.Context(main)
     for name, entry in COMMANDS.items():
         command = main.get_command(context, name)
@@ -165,5 +165,5 @@ def test_flags_of_serve_are_settings() -> None:
     assert {parameter.name for parameter in serve.params} - {"config"} <= set(SETTING_TYPES)
 
 
-def test_the_version_is_told() -> None:
+def test_version_prints_the_version() -> None:
     assert Shell().ok("--version").startswith("liveness ")

@@ -1,4 +1,4 @@
-"""Commands that are given the addresses of several nodes."""
+"""Commands with the addresses of several nodes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.system.cli.shell import UNUSED_ADDRESS, Shell
 
 @pytest.fixture
 def silent_server() -> Iterator[str]:
-    """Accepts connections and says nothing, like a process that is stopped."""
+    """Accepts connections and never answers, like a stopped process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield "{}:{}".format(*listener.getsockname())
 
 
-def test_the_first_that_answers_is_asked(shell: Shell, silent_server: str) -> None:
+def test_a_command_asks_the_first_node_that_answers(shell: Shell, silent_server: str) -> None:
     shell.heartbeat("w-1")
     for nodes in (
         [shell.address, UNUSED_ADDRESS],
@@ -30,12 +30,12 @@ def test_the_first_that_answers_is_asked(shell: Shell, silent_server: str) -> No
         assert result.stderr == ""
 
 
-def test_a_variable_may_name_several_too(shell: Shell) -> None:
+def test_a_variable_may_name_several_addresses(shell: Shell) -> None:
     result = shell.run("workers", "list", "--json", LIVENESS_ADDRESS=f"{UNUSED_ADDRESS}, {shell.address}")
     assert (result.exit_code, result.stdout.strip()) == (0, "[]")
 
 
-def test_none_answers(silent_server: str) -> None:
+def test_a_command_fails_when_no_node_answers(silent_server: str) -> None:
     sentence = Shell().sentence(
         "workers", "list", "--timeout", "1s", "--address", f"{UNUSED_ADDRESS},{silent_server}"
     )
@@ -45,8 +45,8 @@ def test_none_answers(silent_server: str) -> None:
     )
 
 
-def test_what_the_one_that_answers_refuses_is_told(shell: Shell) -> None:
-    """And nobody else is asked."""
+def test_a_command_reports_the_rejection_of_the_node_that_answers(shell: Shell) -> None:
+    """It asks no other node."""
     sentence = shell.sentence(
         "workers", "describe", "nobody", "--address", f"{UNUSED_ADDRESS},{shell.address}"
     )
@@ -54,13 +54,13 @@ def test_what_the_one_that_answers_refuses_is_told(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("address", ["a:1,", ",", "a:1,b"])
-def test_a_bad_list_is_told(address: str) -> None:
+def test_a_malformed_list_is_reported(address: str) -> None:
     sentence = Shell().sentence("workers", "list", "--address", address, exit_code=2)
     assert sentence.startswith(f"flag --address is {address!r}, but must be HOST:PORT")
     assert sentence.endswith("or several with commas between them.")
 
 
-def test_the_doctor_looks_at_each(shell: Shell) -> None:
+def test_the_doctor_examines_each_node(shell: Shell) -> None:
     result = shell.run(
         "doctor", "--db", "sqlite:///none.db", "--address", f"{UNUSED_ADDRESS},{shell.address}"
     )

@@ -25,7 +25,7 @@ class FailingMatchingShell(Shell):
         (self._recovered / self.namespace).touch()
 
     def lose(self, *workflow_ids: str) -> None:
-        """A worker that holds these activities is gone."""
+        """Let a worker that holds these activities expire."""
         bound = [
             ActivityRef(workflow_id=id, run_id="r", activity_id="a", task_queue="q") for id in workflow_ids
         ]
@@ -37,8 +37,10 @@ class FailingMatchingShell(Shell):
         return found
 
     def settled(self, state: str, count: int) -> list[str]:
-        """The ids of the tasks in a state, as soon as there are so many. Each look is a call; the test's time-out
-        bounds it."""
+        """Wait for `count` tasks in a state, and return their ids.
+
+        Each poll is a call; the test's time-out bounds the loop.
+        """
         while len(found := self.tasks("--state", state)) < count:
             pass
         return [task["task_id"] for task in found]
@@ -57,7 +59,7 @@ def failing_server(tmp_path_factory: pytest.TempPathFactory, recovered: Path) ->
         assert process.stdout is not None
         assert process.stdin is not None
         yield first_address(process.stdout)[0]
-        process.stdin.close()  # it reads until then
+        process.stdin.close()  # the process reads until then
         process.wait()
 
 
@@ -79,7 +81,7 @@ def test_tasks_are_listed_by_state(failing_shell: FailingMatchingShell) -> None:
     assert failing_shell.tasks("--state", "discarded") == []
 
 
-def test_a_task_tells_what_it_is_about_and_why_it_failed(failing_shell: FailingMatchingShell) -> None:
+def test_a_task_shows_its_activity_and_its_error(failing_shell: FailingMatchingShell) -> None:
     failing_shell.lose("poison-1")
     failing_shell.settled("dead-lettered", 1)
     _, row = failing_shell.ok("tasks", "list").splitlines()
@@ -94,7 +96,7 @@ def test_a_task_tells_what_it_is_about_and_why_it_failed(failing_shell: FailingM
     assert row.endswith(r"RuntimeError: [bold]no broker[/bold] \x1b[31m")
 
 
-def test_a_list_is_of_one_namespace_or_of_all(failing_shell: FailingMatchingShell) -> None:
+def test_a_list_covers_one_namespace_or_all(failing_shell: FailingMatchingShell) -> None:
     failing_shell.lose("poison-1")
     failing_shell.settled("dead-lettered", 1)
     assert failing_shell.tasks("-n", "other") == []
@@ -102,7 +104,7 @@ def test_a_list_is_of_one_namespace_or_of_all(failing_shell: FailingMatchingShel
     assert failing_shell.namespace in {task["namespace"] for task in everywhere}
 
 
-def test_a_retried_task_is_done_once_the_trouble_is_over(failing_shell: FailingMatchingShell) -> None:
+def test_a_retried_task_succeeds_after_the_fault_is_over(failing_shell: FailingMatchingShell) -> None:
     failing_shell.lose("poison-1", "poison-2")
     ids = failing_shell.settled("dead-lettered", 2)
     failing_shell.recover()
@@ -110,7 +112,7 @@ def test_a_retried_task_is_done_once_the_trouble_is_over(failing_shell: FailingM
     assert sorted(failing_shell.settled("done", 2)) == sorted(ids)
 
 
-def test_a_task_that_is_refused_keeps_no_other_from_being_retried(
+def test_a_rejected_task_does_not_stop_the_others_from_being_retried(
     failing_shell: FailingMatchingShell,
 ) -> None:
     failing_shell.lose("poison-1", "fine-1")
@@ -139,5 +141,5 @@ def test_discarding_asks_first(failing_shell: FailingMatchingShell) -> None:
 
 
 @pytest.mark.parametrize("id", ["0", "-1", "x", str(2**63)])
-def test_what_is_no_task_id_is_refused(id: str) -> None:
+def test_an_invalid_task_id_is_rejected(id: str) -> None:
     assert Shell().run("tasks", "retry", "--", id).exit_code == 2

@@ -52,7 +52,7 @@ def quits(top: Terminal) -> None:
 # -- on a terminal
 
 
-def test_one_sees_the_fleet_moves_in_it_and_leaves_the_terminal_as_it_was(shell: Shell) -> None:
+def test_a_user_can_browse_the_fleet_and_gets_the_terminal_back(shell: Shell) -> None:
     for key in ("alpha", "beta", "gamma"):
         shell.heartbeat(key, host_name=f"host-of-{key}")
     shell.ok("workers", "pause", "gamma")
@@ -81,7 +81,7 @@ def test_one_sees_the_fleet_moves_in_it_and_leaves_the_terminal_as_it_was(shell:
         quits(top)
 
 
-def test_what_happens_is_seen_unless_the_picture_is_paused(shell: Shell) -> None:
+def test_the_view_follows_the_fleet_unless_it_is_paused(shell: Shell) -> None:
     shell.heartbeat("first")
     with terminal(command(shell)) as top:
         top.see("first")
@@ -97,7 +97,7 @@ def test_what_happens_is_seen_unless_the_picture_is_paused(shell: Shell) -> None
         quits(top)
 
 
-def test_it_follows_the_size_of_the_terminal(shell: Shell) -> None:
+def test_the_view_follows_the_size_of_the_terminal(shell: Shell) -> None:
     shell.heartbeat("w", host_name="h")
     with terminal(command(shell), columns=160, rows=50) as top:
         assert top.see("w ").count("\n") == 49
@@ -110,7 +110,7 @@ def test_it_follows_the_size_of_the_terminal(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_whoever_ends_it_gets_the_terminal_back(shell: Shell, how: signal.Signals) -> None:
+def test_quitting_restores_the_terminal(shell: Shell, how: signal.Signals) -> None:
     with terminal(command(shell)) as top:
         top.see("q quit")
         top.process.send_signal(how)
@@ -118,7 +118,7 @@ def test_whoever_ends_it_gets_the_terminal_back(shell: Shell, how: signal.Signal
         assert top.is_as_before()
 
 
-def test_ctrl_c_is_a_way_out(shell: Shell) -> None:
+def test_ctrl_c_ends_top(shell: Shell) -> None:
     with terminal(command(shell)) as top:
         top.see("q quit")
         top.press("\x03")
@@ -126,14 +126,14 @@ def test_ctrl_c_is_a_way_out(shell: Shell) -> None:
         assert top.is_as_before()
 
 
-def test_a_terminal_that_is_gone_ends_it(shell: Shell) -> None:
+def test_a_closed_terminal_ends_top(shell: Shell) -> None:
     with terminal(command(shell)) as top:
         top.see("q quit")
         top.close_connection()
         assert top.process.wait() == 128 + signal.SIGHUP
 
 
-def test_something_that_goes_wrong_gives_the_terminal_back() -> None:
+def test_an_error_restores_the_terminal() -> None:
     program = (
         "from rich.console import Console\n"
         "from liveness.cli.fleet.screen import _window\n"
@@ -147,7 +147,7 @@ def test_something_that_goes_wrong_gives_the_terminal_back() -> None:
         assert top.is_as_before()
 
 
-def test_it_stands_aside_while_it_is_stopped(shell: Shell) -> None:
+def test_a_suspended_top_restores_the_terminal_meanwhile(shell: Shell) -> None:
     with terminal(command(shell)) as top:
         top.see("q quit")
         top.press("\x1a")
@@ -158,7 +158,7 @@ def test_it_stands_aside_while_it_is_stopped(shell: Shell) -> None:
         quits(top)
 
 
-def test_a_server_that_is_away_is_told_and_waited_for(tmp_path: Path) -> None:
+def test_top_reports_an_unavailable_server_and_waits_for_it(tmp_path: Path) -> None:
     with ExitStack() as first:
         address = first.enter_context(running_server(tmp_path))
         shell = Shell(address, "orders")
@@ -174,7 +174,7 @@ def test_a_server_that_is_away_is_told_and_waited_for(tmp_path: Path) -> None:
                 quits(top)
 
 
-def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+def test_a_user_can_quit_while_the_server_does_not_answer(tmp_path: Path) -> None:
     serve = liveness_command("serve", "--listen", "127.0.0.1:0", "--shards", "2")
     with child_process(serve, tmp_path) as server:
         assert server.stdout is not None
@@ -189,10 +189,10 @@ def test_a_server_that_does_not_answer_keeps_nobody_from_leaving(tmp_path: Path)
                 server.send_signal(signal.SIGCONT)
 
 
-# -- without one
+# -- without a terminal
 
 
-def test_without_a_terminal_it_is_one_picture_and_nothing_is_cut(shell: Shell) -> None:
+def test_without_a_terminal_top_prints_one_uncut_view(shell: Shell) -> None:
     long = "k" * 200
     shell.heartbeat(long, host_name="h[red]\u202e")
     shell.heartbeat("w")
@@ -206,7 +206,7 @@ def test_without_a_terminal_it_is_one_picture_and_nothing_is_cut(shell: Shell) -
         assert out.replace("\n", "").isprintable()
 
 
-def test_once_on_a_terminal_is_one_picture_and_the_end(shell: Shell) -> None:
+def test_once_on_a_terminal_prints_one_view_and_ends(shell: Shell) -> None:
     shell.heartbeat("w")
     with terminal(command(shell, "--once")) as top:
         assert top.ended() == 0
@@ -215,7 +215,7 @@ def test_once_on_a_terminal_is_one_picture_and_the_end(shell: Shell) -> None:
         assert top.text.count("\n") <= 24
 
 
-def test_json_is_the_fleet_as_the_server_tells_it(shell: Shell) -> None:
+def test_json_prints_the_fleet_as_the_server_reports_it(shell: Shell) -> None:
     shell.heartbeat("w")
     fleet = shell.json("top")
     assert [(one["namespace"], one["active"]) for one in fleet["namespaces"]] == [(shell.namespace, "1")]
@@ -224,7 +224,7 @@ def test_json_is_the_fleet_as_the_server_tells_it(shell: Shell) -> None:
     assert shell.namespace in [one["namespace"] for one in everybody["namespaces"]]
 
 
-def test_all_namespaces_stand_in_one_table(tmp_path: Path) -> None:
+def test_one_table_shows_all_namespaces(tmp_path: Path) -> None:
     with running_server(tmp_path) as address:
         for number in range(CALLS_MAX + 1):
             Shell(address, f"namespace-{number:02}").heartbeat(f"worker-{number:02}")
@@ -235,7 +235,7 @@ def test_all_namespaces_stand_in_one_table(tmp_path: Path) -> None:
     assert result.stderr == f"These are the first {CALLS_MAX} of {CALLS_MAX + 1} workers.\n"
 
 
-def test_without_a_server_it_does_not_begin() -> None:
+def test_top_does_not_start_without_a_server() -> None:
     sentence = Shell(UNUSED_ADDRESS).sentence("top")
     assert sentence == f"no liveness server answers at {UNUSED_ADDRESS}; start one with `liveness serve`"
 
@@ -251,7 +251,7 @@ def many_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield shell
 
 
-def test_of_many_workers_no_more_is_read_than_is_shown(many_workers: Shell) -> None:
+def test_top_reads_only_the_workers_that_it_shows(many_workers: Shell) -> None:
     with connect((many_workers.address,), many_workers.namespace, 30) as client:
         seen = read(client, FleetQuery(namespace="crowd", where=parse_filter(""), workers=70), SystemClock())
         assert (len(seen.workers), seen.total) == (70, MANY)
@@ -261,7 +261,7 @@ def test_of_many_workers_no_more_is_read_than_is_shown(many_workers: Shell) -> N
         assert (len(seen.workers), seen.total) == (WORKERS_MAX, MANY)
 
 
-def test_a_filter_finds_those_that_are_not_read_otherwise(many_workers: Shell) -> None:
+def test_a_filter_finds_workers_beyond_the_first_page(many_workers: Shell) -> None:
     where = parse_filter("worker-09 host=host-7")
     with connect((many_workers.address,), many_workers.namespace, 30) as client:
         seen = read(client, FleetQuery(namespace="crowd", where=where, workers=5), SystemClock())
@@ -273,7 +273,7 @@ def test_a_filter_finds_those_that_are_not_read_otherwise(many_workers: Shell) -
         assert (len(seen.workers), seen.total) == (20, 20)
 
 
-def test_many_workers_are_moved_through_sorted_and_filtered(many_workers: Shell) -> None:
+def test_a_user_can_scroll_sort_and_filter_many_workers(many_workers: Shell) -> None:
     with terminal(command(many_workers)) as top:
         frame = top.see("worker-00000")
         assert f"of the first 5,000 of {MANY:,}" in frame
@@ -287,7 +287,7 @@ def test_many_workers_are_moved_through_sorted_and_filtered(many_workers: Shell)
         quits(top)
 
 
-def test_one_is_told_that_a_pipe_gets_the_first_of_many(many_workers: Shell) -> None:
+def test_a_pipe_gets_the_first_of_many_workers_and_a_notice(many_workers: Shell) -> None:
     result = many_workers.run("top")
     assert result.exit_code == 0
     assert result.stderr == "These are the first 1,000 of 10,000 workers.\n"

@@ -1,4 +1,4 @@
-"""`liveness watch`: readable, resumable, and not impressed by servers that come and go."""
+"""`liveness watch` prints readable lines, resumes, and survives restarts of the server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SHOWN = r"\x1b[31m\u202e[red]\x07"
 
 
 def positions(records: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Where in the log they are; the shards one after the other, each in the order in which it was told of."""
+    """Return the events' positions in the log, by shard, each in the order of output."""
     by_shard = sorted(records, key=lambda record: int(record["shard_id"]))
     return [(record["shard_id"], int(record["sequence"])) for record in by_shard]
 
 
-def test_a_watcher_reads_sentences(shell: Shell) -> None:
+def test_watch_prints_sentences(shell: Shell) -> None:
     with watch_process(shell.address, shell.namespace, "--from-beginning") as watch:
         worker = ScriptedWorker(shell, "worker-7", build_id="b-1", host_name="db-3")
         assert watch.line().endswith(
@@ -59,7 +59,7 @@ def test_a_watcher_reads_sentences(shell: Shell) -> None:
         }
 
 
-def test_only_what_is_asked_for_is_told(shell: Shell) -> None:
+def test_filters_limit_the_output(shell: Shell) -> None:
     with watch_process(
         shell.address, shell.namespace, "--json", "--type", "WorkerDe*", "--type", "WorkerRegistered"
     ) as watch:
@@ -73,7 +73,7 @@ def test_only_what_is_asked_for_is_told(shell: Shell) -> None:
         assert kinds == ["WorkerRegistered", "WorkerDeactivated"]
 
 
-def test_one_worker_alone_is_told_of(shell: Shell) -> None:
+def test_one_worker_can_be_watched(shell: Shell) -> None:
     with watch_process(shell.address, shell.namespace, "--json", "--worker", "b") as watch:
         for key in ("a", "b"):
             shell.heartbeat(key)
@@ -81,7 +81,7 @@ def test_one_worker_alone_is_told_of(shell: Shell) -> None:
     assert (record["worker_instance_key"], record["text"]) == ("b", "b registered: lease of 30 s")
 
 
-def test_all_namespaces_are_told_apart(shell: Shell) -> None:
+def test_a_watch_of_all_namespaces_names_each_namespace(shell: Shell) -> None:
     with watch_process(shell.address, "another", "--all-namespaces", "--from-beginning") as watch:
         shell.heartbeat("in-its-namespace")
         while "in-its-namespace" not in (line := watch.line()):
@@ -89,7 +89,7 @@ def test_all_namespaces_are_told_apart(shell: Shell) -> None:
     assert line.split("Z  ")[1] == f"{shell.namespace}  in-its-namespace registered: lease of 30 s"
 
 
-def test_a_script_goes_on_after_any_line_with_a_token(shell: Shell) -> None:
+def test_a_script_resumes_after_any_line_with_a_token(shell: Shell) -> None:
     with watch_process(shell.address, shell.namespace, "--json") as watch:
         for number in range(5):
             shell.heartbeat(f"w-{number}")
@@ -102,7 +102,7 @@ def test_a_script_goes_on_after_any_line_with_a_token(shell: Shell) -> None:
             assert positions(rest.records(5 - cut)) == positions(whole[cut:])
 
 
-def test_lines_of_one_answer_have_their_token_at_the_end(shell: Shell) -> None:
+def test_only_the_last_line_of_an_answer_has_a_token(shell: Shell) -> None:
     for number in range(20):
         shell.heartbeat(f"w-{number}")
     with watch_process(shell.address, shell.namespace, "--json", "--from-beginning") as watch:
@@ -113,7 +113,7 @@ def test_lines_of_one_answer_have_their_token_at_the_end(shell: Shell) -> None:
     assert [bool(record["resume_token"]) for record in records] == ends
 
 
-def test_a_filtered_watch_still_tells_how_far_it_is(shell: Shell) -> None:
+def test_a_filtered_watch_still_reports_its_position(shell: Shell) -> None:
     shell.heartbeat("w", session_id="1")
     shell.ok("workers", "pause", "w")
     flags = ("--json", "--worker", "w", "--type", "WorkerRegistered")
@@ -124,7 +124,7 @@ def test_a_filtered_watch_still_tells_how_far_it_is(shell: Shell) -> None:
         assert rest.record()["type"] == "WorkerResumed"
 
 
-def test_a_watch_goes_on_over_a_restart_without_gap_or_repetition(tmp_path: Path) -> None:
+def test_a_watch_continues_across_a_restart_without_gap_or_repetition(tmp_path: Path) -> None:
     with ExitStack() as first:
         address = first.enter_context(running_server(tmp_path))
         shell = Shell(address, "orders")
@@ -146,7 +146,7 @@ def test_a_watch_goes_on_over_a_restart_without_gap_or_repetition(tmp_path: Path
                 assert watch.end() == (130, "", "")
 
 
-def test_a_server_that_hangs_is_noticed_and_waited_for(tmp_path: Path) -> None:
+def test_a_watch_detects_a_hanging_server_and_waits_for_it(tmp_path: Path) -> None:
     command = liveness_command("serve", "--listen", "127.0.0.1:0", "--shards", "2")
     with child_process(command, tmp_path) as server:
         assert server.stdout is not None
@@ -164,12 +164,12 @@ def test_a_server_that_hangs_is_noticed_and_waited_for(tmp_path: Path) -> None:
             assert watch.record()["type"] == "WorkerRegistered"
 
 
-def test_ctrl_c_ends_it_without_a_word(shell: Shell) -> None:
+def test_ctrl_c_ends_the_watch_silently(shell: Shell) -> None:
     with watch_process(shell.address, shell.namespace, "--json") as watch:
         assert watch.end() == (130, "", "")
 
 
-def test_a_pipe_whose_reader_is_gone_ends_it_at_once_and_without_a_word(shell: Shell) -> None:
+def test_a_closed_pipe_ends_the_watch_at_once_and_silently(shell: Shell) -> None:
     with watch_process(shell.address, shell.namespace, "--json") as watch:
         assert watch.process.stdout is not None
         assert watch.process.stderr is not None
@@ -178,7 +178,7 @@ def test_a_pipe_whose_reader_is_gone_ends_it_at_once_and_without_a_word(shell: S
         assert watch.process.wait() == 1
 
 
-def test_hostile_texts_stay_inert(shell: Shell) -> None:
+def test_control_characters_are_escaped(shell: Shell) -> None:
     shell.heartbeat("w")
     shell.ok("workers", "expire", "w", "--reason", HOSTILE, "--yes")
     flags = ("--from-beginning", "--type", "WorkerDeactivated")
@@ -191,7 +191,7 @@ def test_hostile_texts_stay_inert(shell: Shell) -> None:
     assert HOSTILE in json.loads(line)["text"]
 
 
-def test_on_a_terminal_it_is_in_colour_with_the_date_above(shell: Shell) -> None:
+def test_a_terminal_shows_colours_and_the_date(shell: Shell) -> None:
     shell.heartbeat("w")
     shell.ok("workers", "expire", "w", "--reason", HOSTILE, "--yes")
     master, slave = pty.openpty()
@@ -227,17 +227,17 @@ def test_on_a_terminal_it_is_in_colour_with_the_date_above(shell: Shell) -> None
         (("--type", "WorkerDeactivate"), "there is no event WorkerDeactivate; did you mean WorkerDeactivated?"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_told(flags: tuple[str, ...], sentence: str) -> None:
+def test_contradictory_options_are_reported(flags: tuple[str, ...], sentence: str) -> None:
     assert Shell().sentence("watch", *flags, exit_code=2) == sentence
 
 
-def test_a_token_of_another_watch_is_refused(shell: Shell) -> None:
+def test_a_token_of_another_watch_is_rejected(shell: Shell) -> None:
     with watch_process(shell.address, shell.namespace, "--json") as watch:
         shell.heartbeat("w")
         token = watch.record()["resume_token"]
     assert "RESUME_TOKEN_INVALID" in shell.sentence("watch", "--all-namespaces", "--resume", token)
 
 
-def test_without_a_server_it_does_not_begin() -> None:
+def test_watch_does_not_start_without_a_server() -> None:
     sentence = Shell(UNUSED_ADDRESS).sentence("watch")
     assert sentence == f"no liveness server answers at {UNUSED_ADDRESS}; start one with `liveness serve`"

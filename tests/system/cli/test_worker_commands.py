@@ -1,4 +1,4 @@
-"""`liveness workers pause`, `resume` and `drain` against a real server, and how workers under orders are shown."""
+"""`liveness workers pause`, `resume` and `drain` against a real server, and how the list shows such workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STAYS = "because the whole namespace is paused; `liveness workers resume --all` 
 
 
 def told(shell: Shell, *args: str) -> list[str]:
-    """The lines that an order says; nothing is printed for programs."""
+    """Return the lines that a command prints for people; stdout stays empty."""
     result = shell.run("workers", *args)
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     return result.stderr.splitlines()
 
 
 def states(shell: Shell) -> dict[str, str]:
-    """What the list shows of each worker, in the state's column."""
+    """Return each worker's state as the list shows it."""
     head, *rows = shell.ok("workers", "list").splitlines()
     begin, end = head.index("state"), head.index("last heartbeat")
     return {row.split()[0]: row[begin:end].strip() for row in rows}
@@ -51,7 +51,7 @@ def test_a_reason_is_kept_in_the_history(shell: Shell) -> None:
     assert "disk is full" in event["data_json"]
 
 
-def test_one_that_is_refused_keeps_no_other_from_being_paused(shell: Shell) -> None:
+def test_a_rejected_key_does_not_stop_the_others_from_being_paused(shell: Shell) -> None:
     shell.heartbeat("b")
     result = shell.run("workers", "pause", "a", "b", "c", "--json")
     assert result.exit_code == 1
@@ -63,7 +63,7 @@ def test_one_that_is_refused_keeps_no_other_from_being_paused(shell: Shell) -> N
     assert states(shell) == {"b": "ACTIVE (paused)"}
 
 
-def test_workers_are_paused_and_resumed_by_condition(shell: Shell) -> None:
+def test_workers_are_paused_and_resumed_by_filter(shell: Shell) -> None:
     shell.heartbeat("a", task_queue="mail", build_id="1")
     shell.heartbeat("b", task_queue="mail", build_id="2")
     shell.heartbeat("c", task_queue="disk", build_id="1")
@@ -95,7 +95,7 @@ def test_a_whole_namespace_is_paused_and_resumed(shell: Shell) -> None:
     assert shell.json("workers", "resume", "--all", "--yes") == {"changed": 0}
 
 
-def test_resuming_some_of_a_paused_namespace_says_that_they_stay_paused(shell: Shell) -> None:
+def test_resuming_some_workers_of_a_paused_namespace_says_that_they_stay_paused(shell: Shell) -> None:
     shell.heartbeat("a")
     shell.heartbeat("b")
     told(shell, "pause", "a")
@@ -107,7 +107,7 @@ def test_resuming_some_of_a_paused_namespace_says_that_they_stay_paused(shell: S
 
 
 @pytest.mark.parametrize("order", ["pause", "resume"])
-def test_all_is_asked_for_first(order: str, shell: Shell) -> None:
+def test_a_command_for_all_workers_asks_first(order: str, shell: Shell) -> None:
     shell.heartbeat("w")
     if order == "resume":
         told(shell, "pause", "--all", "--yes")
@@ -127,7 +127,7 @@ def test_all_is_asked_for_first(order: str, shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("order", ["pause", "resume"])
-def test_an_order_needs_one_way_to_say_whom(order: str) -> None:
+def test_a_command_needs_exactly_one_selection_of_workers(order: str) -> None:
     nobody = "say which workers: their KEYs, a condition like --task-queue, or --all for the whole namespace"
     assert Shell().sentence("workers", order, exit_code=2) == nobody
     two = "workers are chosen by their KEYs, by conditions, or by --all; use one of these only"
@@ -136,11 +136,11 @@ def test_an_order_needs_one_way_to_say_whom(order: str) -> None:
     assert Shell().run("workers", order, "--state", "cleaned-up").exit_code == 2
 
 
-def test_a_worker_that_is_cleaned_up_cannot_be_paused(shell: Shell) -> None:
+def test_a_cleaned_up_worker_cannot_be_paused(shell: Shell) -> None:
     shell.ok("config", "set", "cleanup_delay=0")
     shell.heartbeat("w")
     shell.ok("workers", "expire", "w", "--reason", "test", "--yes")
-    # Each look is a call; the test's time-out bounds it.
+    # Each poll is a call; the test's time-out bounds the loop.
     while states(shell)["w"] != "CLEANED_UP":
         pass
     assert shell.sentence("workers", "pause", "w").endswith("(WORKER_CLEANED_UP).")
@@ -148,7 +148,7 @@ def test_a_worker_that_is_cleaned_up_cannot_be_paused(shell: Shell) -> None:
     assert states(shell) == {"w": "CLEANED_UP"}
 
 
-def test_a_server_that_is_away_is_one_sentence() -> None:
+def test_an_unavailable_server_is_reported_in_one_sentence() -> None:
     sentence = f"no liveness server answers at {UNUSED_ADDRESS}; start one with `liveness serve`"
     for order in (("pause", "w"), ("resume", "--host", "h"), ("pause", "--all"), ("drain", "w")):
         assert Shell().sentence("workers", *order) == sentence
@@ -157,7 +157,7 @@ def test_a_server_that_is_away_is_one_sentence() -> None:
 # -- drain
 
 
-def test_draining_tells_what_is_left(shell: Shell) -> None:
+def test_draining_prints_the_remaining_activities(shell: Shell) -> None:
     bound = ActivityRef(workflow_id="a", run_id="r", activity_id="a", task_queue="q")
     shell.heartbeat("w", bound_activities=[bound])
     assert told(shell, "drain", "w", "--limit", "5m", "--reason", "host is retired") == [
@@ -173,9 +173,7 @@ def test_draining_tells_what_is_left(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("options", "limit"), [((), timedelta(minutes=1)), (("--limit", "2h"), timedelta(hours=2))]
 )
-def test_the_limit_of_a_drain_is_the_one_that_is_told(
-    options: tuple[str, ...], limit: timedelta, shell: Shell
-) -> None:
+def test_a_drain_ends_at_its_time_limit(options: tuple[str, ...], limit: timedelta, shell: Shell) -> None:
     shell.heartbeat("w")
     told(shell, "drain", "w", *options)
     worker = shell.json("workers", "describe", "w")
@@ -183,42 +181,42 @@ def test_the_limit_of_a_drain_is_the_one_that_is_told(
     assert limit <= over - begun < limit + timedelta(minutes=1)
 
 
-def test_draining_has_a_limit_of_a_minute_unless_it_is_told(shell: Shell) -> None:
+def test_a_drain_has_a_default_limit_of_a_minute(shell: Shell) -> None:
     shell.heartbeat("w")
     (line,) = told(shell, "drain", "w")
     assert line == "Worker w is draining; it holds 0 activities, and those left after 1m are rescheduled."
 
 
-def test_whoever_was_drained_is_draining_no_more(shell: Shell) -> None:
+def test_a_drained_worker_is_not_shown_as_draining(shell: Shell) -> None:
     shell.heartbeat("w")
     told(shell, "drain", "w", "--limit", "0")
-    # Each look is a call; the test's time-out bounds it.
+    # Each poll is a call; the test's time-out bounds the loop.
     while states(shell)["w"] != "INACTIVE":
         pass
     assert "DRAINED: drained; 0 activities were left at the limit" in shell.ok("workers", "describe", "w")
 
 
-def test_what_is_not_active_cannot_be_drained(shell: Shell) -> None:
+def test_an_inactive_worker_cannot_be_drained(shell: Shell) -> None:
     shell.heartbeat("w")
     shell.ok("workers", "expire", "w", "--reason", "test", "--yes")
     assert shell.sentence("workers", "drain", "w") == "Worker w is INACTIVE, not ACTIVE (WORKER_NOT_ACTIVE)."
 
 
 @pytest.mark.parametrize("limit", ["soon", "-1s", "5"])
-def test_a_limit_that_is_none_is_refused(limit: str) -> None:
+def test_an_invalid_time_limit_is_rejected(limit: str) -> None:
     assert Shell().run("workers", "drain", "w", "--limit", limit).exit_code == 2
 
 
-# -- how they are shown
+# -- the list
 
 
-def test_a_stream_is_shown_while_it_is_open_and_when_it_broke(shell: Shell) -> None:
+def test_the_list_shows_an_open_and_a_broken_stream(shell: Shell) -> None:
     scripted_worker = ScriptedWorker(shell, "w", lease_duration=Duration(seconds=3_600))
     with scripted_worker.attached(grace_s=600):
         assert states(shell) == {"w": "ACTIVE"}
         assert "attached, grace 10m" in shell.ok("workers", "list")
         assert "attached, grace 10m" in shell.ok("workers", "describe", "w")
-    # Each look is a call; the test's time-out bounds it.
+    # Each poll is a call; the test's time-out bounds the loop.
     while (shown := states(shell)["w"]) == "ACTIVE":
         pass
     assert shown == "ACTIVE (suspect)"
@@ -231,7 +229,7 @@ def test_a_stream_is_shown_while_it_is_open_and_when_it_broke(shell: Shell) -> N
     assert states(shell) == {"w": "ACTIVE (paused, draining)"}
 
 
-def test_loop_lag_is_shown(shell: Shell) -> None:
+def test_the_list_shows_loop_lag(shell: Shell) -> None:
     shell.heartbeat("calm")
     shell.heartbeat("w", loop_lag=Duration(seconds=3, nanos=500_000_000))
     head, calm, lagging = shell.ok("workers", "list").splitlines()

@@ -31,14 +31,14 @@ def test_a_list_shows_each_worker(shell: Shell) -> None:
         assert cell in row.split()
 
 
-def test_a_list_of_nobody_is_no_error_and_valid_json(shell: Shell) -> None:
+def test_an_empty_list_is_no_error_and_valid_json(shell: Shell) -> None:
     result = shell.run("workers", "list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == f"No such worker in namespace {shell.namespace}.\n"
     assert shell.json("workers", "list") == []
 
 
-def test_conditions_hold_together(shell: Shell) -> None:
+def test_filters_are_combined(shell: Shell) -> None:
     shell.heartbeat("a-1", task_queue="mail", host_name="h1", build_id="1")
     shell.heartbeat("a-2", task_queue="mail", host_name="h2", build_id="2")
     shell.heartbeat("b-1", task_queue="disk", host_name="h1", build_id="1")
@@ -53,7 +53,7 @@ def test_conditions_hold_together(shell: Shell) -> None:
     assert keys(shell, "--state", "cleaned-up") == []
 
 
-def test_a_limit_cuts_the_list_and_says_so(shell: Shell) -> None:
+def test_a_limited_list_says_that_it_is_limited(shell: Shell) -> None:
     for number in range(5):
         shell.heartbeat(f"w-{number}")
     result = shell.run("workers", "list", "--limit", "3", "--json")
@@ -63,7 +63,7 @@ def test_a_limit_cuts_the_list_and_says_so(shell: Shell) -> None:
     assert exact.stderr == ""
 
 
-def test_no_limit_pages_through(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_without_limit_reads_all_pages(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liveness.cli.client.PAGE_MAX", 2)
     for number in range(5):
         shell.heartbeat(f"w-{number}")
@@ -80,7 +80,7 @@ def test_workers_are_counted_by_state(shell: Shell) -> None:
     assert shell.json("workers", "list", "--count")["total"] == "3"
 
 
-def test_a_namespace_shows_nothing_of_another(shell: Shell) -> None:
+def test_a_namespace_does_not_show_workers_of_another(shell: Shell) -> None:
     shell.heartbeat("w")
     assert keys(shell, "-n", f"{shell.namespace}-other") == []
 
@@ -99,23 +99,23 @@ def test_a_description_shows_the_worker_and_its_activities(shell: Shell) -> None
     assert described["sequence"] == "3"
 
 
-def test_a_description_of_nobody_is_one_sentence(shell: Shell) -> None:
+def test_an_unknown_worker_is_reported_in_one_sentence(shell: Shell) -> None:
     sentence = f"There is no worker w in namespace {shell.namespace} (WORKER_NOT_FOUND)."
     assert shell.sentence("workers", "describe", "w") == sentence
 
 
-def test_hostile_texts_are_shown_not_obeyed(shell: Shell) -> None:
+def test_control_characters_in_texts_are_escaped(shell: Shell) -> None:
     shell.heartbeat("[red]w[/red]", host_name="[blink]:smile:", current_job="[link=x]job")
     assert "[red]w[/red]" in shell.ok("workers", "list")
     assert "[blink]:smile:" in shell.ok("workers", "list")
     assert "[link=x]job" in shell.ok("workers", "describe", "[red]w[/red]")
 
 
-def test_a_hostile_key_in_an_error_is_shown_not_obeyed(shell: Shell) -> None:
+def test_control_characters_in_a_key_are_escaped_in_errors(shell: Shell) -> None:
     assert "\x1b" not in shell.sentence("workers", "describe", "w\x1b[31m")
 
 
-def test_history_tells_what_happened_in_either_order(shell: Shell) -> None:
+def test_history_lists_events_in_either_order(shell: Shell) -> None:
     shell.heartbeat("w")
     shell.ok("workers", "expire", "w", "--reason", "host is gone", "--yes")
     shell.heartbeat("w")
@@ -127,7 +127,7 @@ def test_history_tells_what_happened_in_either_order(shell: Shell) -> None:
     assert "host is gone" in shell.ok("workers", "history", "w")
 
 
-def test_expiring_reschedules_what_the_worker_held(shell: Shell) -> None:
+def test_expiring_a_worker_reschedules_its_activities(shell: Shell) -> None:
     shell.heartbeat("w", bound_activities=[ref("a"), ref("b")])
     result = shell.json("workers", "expire", "w", "--reason", "test", "--yes")
     assert result == {"state": "WORKER_STATE_INACTIVE", "rescheduled_activities": 2}
@@ -148,7 +148,7 @@ def test_expiring_asks_first(shell: Shell) -> None:
     assert "Worker w is INACTIVE; 1 activity rescheduled." in agreed.stderr
 
 
-def test_without_an_answer_nothing_is_expired(shell: Shell) -> None:
+def test_without_confirmation_nothing_expires(shell: Shell) -> None:
     shell.heartbeat("w")
     assert shell.run("workers", "expire", "w", "--reason", "test", stdin="").exit_code == 1
     assert shell.json("workers", "describe", "w")["state"] == "WORKER_STATE_ACTIVE"
@@ -158,7 +158,7 @@ def test_expiring_needs_a_reason(shell: Shell) -> None:
     assert shell.run("workers", "expire", "w", "--yes").exit_code == 2
 
 
-def test_a_server_that_is_away_is_one_sentence() -> None:
+def test_an_unavailable_server_is_reported_in_one_sentence() -> None:
     sentence = f"no liveness server answers at {UNUSED_ADDRESS}; start one with `liveness serve`"
     assert Shell().sentence("workers", "list") == sentence
     assert Shell().sentence("shards", "list") == sentence
@@ -173,7 +173,9 @@ def test_a_server_that_is_away_is_one_sentence() -> None:
         ([], {"LIVENESS_ADRESS": "x:1"}, "variable LIVENESS_ADRESS is not a setting; did you mean LIVENESS_ADDRESS?"),
     ],
 )  # fmt: skip
-def test_a_wrong_place_is_one_sentence(args: list[str], variables: dict[str, str], sentence: str) -> None:
+def test_a_malformed_address_is_reported_in_one_sentence(
+    args: list[str], variables: dict[str, str], sentence: str
+) -> None:
     assert Shell().sentence("workers", "list", *args, exit_code=2, **variables).startswith(sentence)
 
 
@@ -184,5 +186,5 @@ def test_flags_win_over_variables(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("timeout", ["0", "0s", "soon", "-1s"])
-def test_a_timeout_that_is_none_is_refused(timeout: str) -> None:
+def test_an_invalid_timeout_is_rejected(timeout: str) -> None:
     assert Shell().run("workers", "list", "--timeout", timeout).exit_code == 2

@@ -1,4 +1,4 @@
-"""`liveness watch` as a process, whose lines come one by one."""
+"""`liveness watch` as a process whose lines are read one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WatchProcess:
         self.process = process
 
     def line(self) -> str:
-        """The next one, as soon as it is there."""
+        """Return the next line of the output."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the watch ended: {self.process.stderr and self.process.stderr.read()}"
@@ -33,12 +33,12 @@ class WatchProcess:
         return [self.record() for _ in range(how_many)]
 
     def next_error_line(self) -> str:
-        """The next line beside the output."""
+        """Return the next line of stderr."""
         assert self.process.stderr is not None
         return self.process.stderr.readline().rstrip("\n")
 
     def end(self, how: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
-        """Exit code, and what else it said."""
+        """End the process; return its exit code and the rest of its output."""
         self.process.send_signal(how)
         out, err = self.process.communicate(timeout=END_SECONDS_MAX)
         return self.process.returncode, out, err
@@ -46,7 +46,7 @@ class WatchProcess:
 
 @contextmanager
 def watch_process(address: str, namespace: str, *flags: str) -> Iterator[WatchProcess]:
-    """With --json, it has begun when this is entered."""
+    """Start a watch. With --json, the watch has begun when the context is entered."""
     with subprocess.Popen(
         liveness_command("watch", "--address", address, "--namespace", namespace, *flags),
         env=environment(),

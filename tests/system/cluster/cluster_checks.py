@@ -1,4 +1,4 @@
-"""What must be true of a cluster after whatever happened to it."""
+"""Checks that must hold for a cluster after any fault."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tests.system.server.crash_loop import check
 from tests.system.server.ledger import Ledger
 
 NEAR_MS = 60_000
-"""Wall clocks that are this close are the same."""
+"""Wall clocks that differ by less than this count as equal."""
 
 
 async def check_cluster(cluster: Cluster, store_database: StoreDatabase, ledger: Ledger) -> str:
-    """Compare the workers, then let all leases lapse, stop every node and go through the database.
+    """Compare the workers with the ledger, let all leases expire, stop every node and audit the database.
 
-    Nothing acknowledged was lost, no lease ended early, each shard's log is whole and its epochs rise by one each time it
-    was taken, and what was lost was rescheduled once. Nobody may be calling. Returns the figures."""
+    Nothing acknowledged was lost, no lease ended early, each shard's log is complete, its epochs rise by one with
+    each take-over, and each lost activity was rescheduled once. No call may be under way. Returns the figures.
+    """
     await audit_workers(cluster, ledger)
     await expire_all_leases(cluster, ledger)
     await cluster.stop()
     rows = await audit_database(store_database, ledger, compacted=False)
     check(ledger)
-    assert ledger.acked, "nothing was acknowledged, so that nothing was proved"
+    assert ledger.acked, "no call was acknowledged, so the test proves nothing"
     return (
         f"{ledger.acked} acknowledged, {ledger.in_doubt} in doubt, of which {ledger.in_doubt_applied} applied; "
         f"{ledger.lapses} leases lapsed; {rows} log rows; 0 violations"
@@ -36,9 +37,12 @@ async def check_cluster(cluster: Cluster, store_database: StoreDatabase, ledger:
 
 
 async def check_writers(store_database: StoreDatabase, skew_by_owner: Mapping[str, int], now_ms: int) -> int:
-    """Each row of the log bears the wall clock of who took the shard last before it: nobody who had lost the shard wrote
-    to it. `skew_by_owner`: how wrong the clock of each owner is, all further apart than what the test lasted. Returns how
-    many rows it looked at."""
+    """Check that each log row carries the wall clock of the shard's last owner, so that no former owner wrote to the
+    shard.
+
+    `skew_by_owner`: the error of each owner's clock; any two differ by more than the duration of the test. Returns
+    the number of rows.
+    """
     log = metadata.tables["log"]
     rows = await store_database.run(
         lambda connection: connection.execute(

@@ -1,4 +1,4 @@
-"""A database for each cluster, and clusters that are gone when the test is over."""
+"""A database for each cluster, and clusters that end with their test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 class ClusterDatabase(NamedTuple):
-    """A database of a test's own."""
+    """A test's own database."""
 
     url: str
     store_database: StoreDatabase
@@ -50,8 +50,10 @@ def shared_database(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 async def shared_cluster(postgres: PostgresServer, shared_database: str) -> AsyncIterator[Cluster]:
-    """A cluster for a file's tests that do it no harm; each has a namespace of its own. Not for all files: three nodes
-    that stand idle until the last test is over take more from the other tests than it takes to start them again."""
+    """A cluster that the tests of one file share; each test has its own namespace, and none harms the cluster.
+
+    It is not shared by several files, because three idle nodes cost the other tests more than a new start.
+    """
     cluster = Cluster(postgres.url(shared_database))
     await cluster.start()
     yield cluster

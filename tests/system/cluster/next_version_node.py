@@ -1,6 +1,6 @@
 """A node of the next version: `python -m tests.system.cluster.next_version_node serve OPTIONS`, like `liveness serve`.
 
-MIGRATIONS in the environment is the folder of its migrations, one more than ours. Nothing else about it is different.
+MIGRATIONS in the environment is the folder of its migrations, one more than ours. It does not differ otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ def version(distribution_name: str) -> str:
 
 
 if __name__ == "__main__":
-    importlib.metadata.version = version  # before whoever asks for it is imported
+    importlib.metadata.version = version  # before the modules that read it are imported
     SqlStore.__init__.__defaults__ = (Path(os.environ["MIGRATIONS"]),)
     main(prog_name="liveness")

@@ -1,4 +1,4 @@
-"""Three nodes on one database, each a real process, and what befalls them."""
+"""Three nodes on one database, each a real process, and the faults of such nodes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHARDS = 16
 SHARE_MIN = 3
 SECONDS_MAX = 60
 CALL_SECONDS = 8
-"""More than a node waits for another that hangs before it answers without it."""
+"""Longer than a node waits for another node that hangs."""
 LOOK_SECONDS = 0.05
 LEASE_MS = 1_500
-"""Of a node, where the default is not what is tested."""
+"""The lease of a node, in tests that do not test the default."""
 SHORT_NODE_LEASE = {
     **NO_CHECKPOINTS,
     "LIVENESS_NODE_LEASE_MS": str(LEASE_MS),
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 async def eventually(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], object]) -> T:
-    """Ask until the answer is as wanted. Calls that fail in passing are made again."""
+    """Ask until the answer is as wanted; repeat calls that fail temporarily."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SECONDS_MAX
     seen: object = None
@@ -51,17 +51,17 @@ async def eventually(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], obje
             if error.code() not in TRANSIENT_CODES:
                 raise
             seen = error
-        assert loop.time() < deadline, f"it never came true; at last: {seen}"
+        assert loop.time() < deadline, f"the wanted answer never came; the last one was {seen}"
         await asyncio.sleep(LOOK_SECONDS)
 
 
 class Node(ServerProcess):
-    """One place in the cluster; a process after another may take it."""
+    """One address in the cluster, at which one process after another can run."""
 
     node_id = ""
     """Of the process that runs now, or ran last."""
     excluded = False
-    """Whether whoever may call any node calls another."""
+    """Whether calls that may go to any node avoid this one."""
 
     async def start(self) -> None:
         await super().start()
@@ -70,7 +70,7 @@ class Node(ServerProcess):
 
     @property
     def fixed_address(self) -> str:
-        """Its address, also while it is down."""
+        """Return its address, also while it is down."""
         return self.flags[1]
 
     def suspend(self) -> None:
@@ -81,7 +81,7 @@ class Node(ServerProcess):
         self.signal(SIGCONT)
 
     async def restart(self) -> None:
-        """In good order, at the same address."""
+        """Restart it gracefully, at the same address."""
         assert await self.end(SIGTERM) == 0, self.log_text()
         await self.disconnect()
         await self.start()
@@ -99,7 +99,9 @@ class Node(ServerProcess):
 
 
 def _addresses() -> list[str]:
-    """Free ones, such that each node has its share: of so few shards, chance may leave one of three with none."""
+    """Return free addresses such that each node gets a share: by chance, one of three nodes might get none of so few
+    shards.
+    """
     while True:
         addresses = [f"127.0.0.1:{free_port()}" for _ in range(NODES)]
         shares = Counter(choose_node(shard_id, frozenset(addresses)) for shard_id in range(SHARDS))
@@ -108,7 +110,7 @@ def _addresses() -> list[str]:
 
 
 class Cluster:
-    """To a ledger and a load it is one server: each call goes to any node that is up."""
+    """A ledger and a load see the cluster as one server: each call goes to any node that is up."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class Cluster:
         skews_ms: Collection[int] = (0,) * NODES,
         seed: int = 1,
     ) -> None:
-        """`dbs`: one way to the database, or one for each node. `skews_ms`: how wrong the wall clock of each is."""
+        """`dbs`: one database URL, or one for each node. `skews_ms`: the error of each node's wall clock."""
         ways = [dbs] * NODES if isinstance(dbs, str) else dbs
         self.nodes = [
             Node(
@@ -133,13 +135,13 @@ class Cluster:
         self._random = Random(seed)
 
     async def start(self) -> None:
-        # The first makes the tables.
+        # The first node creates the tables.
         await self.nodes[0].start()
         await asyncio.gather(*(node.start() for node in self.nodes[1:]))
         await self.all_served()
 
     async def stop(self) -> None:
-        """In good order, one after the other."""
+        """Stop all nodes gracefully, one after the other."""
         for node in self.nodes:
             if node.running:
                 code = await node.end(SIGTERM)
@@ -147,15 +149,17 @@ class Cluster:
                 await node.disconnect()
 
     async def close(self) -> None:
-        """However the test ended."""
+        """Kill all nodes, however the test ended."""
         for node in self.nodes:
             await node.close()
 
-    # -- what is true of all
+    # -- the state of the whole cluster
 
     async def all_served(self, by: Collection[Node] | None = None) -> dict[int, admin_pb2.Shard]:
-        """Wait until all of these nodes, and nobody else, serve shards, every shard is served, and each of them knows
-        it. Returns the shards."""
+        """Wait until exactly these nodes serve shards, every shard is served, and each node knows it.
+
+        Returns the shards.
+        """
         owners = list(self.nodes if by is None else by)
         ids = {node.node_id for node in owners}
 
@@ -176,7 +180,7 @@ class Cluster:
         try:
             return (await eventually(look, agreed))[0]
         except AssertionError as error:
-            log_text = "\n".join(f"-- {node.node_id} said:\n{node.log_text()}" for node in owners)
+            log_text = "\n".join(f"-- {node.node_id} logged:\n{node.log_text()}" for node in owners)
             raise AssertionError(f"{error}\n{log_text}") from None
 
     async def shards_of(self, node: Node) -> set[int]:
@@ -185,7 +189,7 @@ class Cluster:
     def others(self, node: Node) -> list[Node]:
         return [other for other in self.nodes if other is not node]
 
-    # -- as one server
+    # -- the cluster as one server
 
     @property
     def running(self) -> bool:
@@ -208,7 +212,7 @@ class Cluster:
 
     @property
     def addresses(self) -> str:
-        """As the SDK takes them."""
+        """Return the addresses in the form that the SDK takes."""
         return ",".join(node.fixed_address for node in self.nodes)
 
 

@@ -1,6 +1,6 @@
 """A node whose wall clock is wrong: `python -m tests.system.cluster.skewed_node serve OPTIONS`, like `liveness serve`.
 
-SKEW_MS in the environment says by how much. Nothing else about it is different.
+SKEW_MS in the environment is the error. The node does not differ otherwise.
 """
 
 from __future__ import annotations

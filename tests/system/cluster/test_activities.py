@@ -1,4 +1,4 @@
-"""Activities whose worker, caller and shard are at different nodes."""
+"""Activities whose worker, caller and shard are on different nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRACE = 1.0
 async def run_on_all_nodes(
     shared_cluster: Cluster, namespace: str, folder: Path, report_result: ReportResult, kills: int
 ) -> None:
-    """Workers poll at one node each, work is scheduled at all in turn, and some workers are killed."""
+    """Let each worker poll one node, schedule activities at all nodes in turn, and kill some workers."""
     node_addresses = [node.fixed_address for node in shared_cluster.nodes]
     async with (
         NamespaceClient(node_addresses[0], namespace) as namespace_client,
@@ -38,7 +38,7 @@ async def run_on_all_nodes(
         NamespaceClient(node_addresses[2], namespace) as third,
     ):
         second.scheduled = third.scheduled = namespace_client.scheduled
-        # What was on its way to a worker when it was killed is found after this time.
+        # A hand-out that was on its way to a killed worker is taken back after this time.
         await namespace_client.configure(dispatch_timeout={"seconds": 1})
         worker_group = WorkerGroup(folder, namespace, node_addresses[0], [])
         joined = count()
@@ -69,14 +69,14 @@ async def run_on_all_nodes(
                 await join()
             reckoning = await check_totals(worker_group, namespace_client, jobs)
             report_result(str(reckoning))
-            # Any node tells the same.
+            # Every node gives the same answer.
             whole = await namespace_client.completions()
             assert await second.completions() == await third.completions() == whole
         finally:
             await worker_group.close()
 
 
-async def test_all_are_completed_once_though_workers_die(
+async def test_every_activity_completes_once_although_workers_die(
     shared_cluster: Cluster, namespace: str, tmp_path: Path, report_result: ReportResult
 ) -> None:
     await run_on_all_nodes(shared_cluster, namespace, tmp_path, report_result, kills=2)
@@ -84,14 +84,14 @@ async def test_all_are_completed_once_though_workers_die(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("kills", seeds(3, 6))
-async def test_many_deaths_long(
+async def test_every_activity_completes_once_although_many_workers_die(
     shared_cluster: Cluster, namespace: str, tmp_path: Path, report_result: ReportResult, kills: int
 ) -> None:
     await run_on_all_nodes(shared_cluster, namespace, tmp_path, report_result, kills)
 
 
 class DistinctOwners:
-    """A worker, an activity, and a node that has neither's shard."""
+    """A worker, an activity, and a node that owns neither of their shards."""
 
     def __init__(self, cluster: Cluster, namespace: str, owners: dict[int, str]) -> None:
         self.namespace = namespace
@@ -106,7 +106,7 @@ class DistinctOwners:
         return self._owners[shard_of(self.namespace, name, SHARDS)]
 
     def activity(self) -> activity_pb2.ActivityId:
-        """The next one that neither the node nor the worker's owner serves."""
+        """Return a new activity on a shard that neither the node nor the worker's owner serves."""
         name = next(name for name in self._candidates if self._owner(name) != self.node.node_id)
         return activity_pb2.ActivityId(workflow_id=name, run_id="run", activity_id="activity")
 
@@ -167,7 +167,7 @@ async def test_a_node_that_owns_neither_shard_claims_completes_and_cancels(
         }
 
 
-async def test_any_node_lists_counts_and_tells_the_history_of_all_workers(
+async def test_any_node_lists_counts_and_shows_the_history_of_all_workers(
     shared_cluster: Cluster, namespace: str
 ) -> None:
     keys = [f"worker-{number}" for number in range(30)]

@@ -1,4 +1,4 @@
-"""Nodes that stop in good order, one after the other: no worker of the SDK notices."""
+"""Nodes stop gracefully, one after the other, and no SDK worker notices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PORTION = 8
 
 @asynccontextmanager
 async def busy_workers(cluster: Cluster, folder: Path) -> AsyncIterator[tuple[WorkerGroup, NamespaceClient]]:
-    """Workers that know all nodes, each with one activity that lasts until the end, and others that come and go."""
+    """Run workers that know all nodes; each has one activity that lasts until the end, and short ones."""
     async with NamespaceClient(cluster.nodes[0].fixed_address, "sdk") as namespace_client:
         worker_group = WorkerGroup(folder, namespace_client.namespace, cluster.addresses, [])
         try:
@@ -51,7 +51,7 @@ async def busy_workers(cluster: Cluster, folder: Path) -> AsyncIterator[tuple[Wo
             for name in names("long", WORKERS):
                 worker_group.open_gate(name)
             await namespace_client.assert_each_completed_once()
-            # Whatever was handed out was done by whom it was handed to, in the lease that it began with.
+            # Each handed-out activity was done by the worker that got it, in the lease in which it started.
             assert not worker_group.noted(Action.LOST), worker_group.recent_notes()
             for worker in worker_group.members:
                 seen = await namespace_client.worker(worker.name)
@@ -73,7 +73,7 @@ async def some_finished(worker_group: WorkerGroup, namespace_client: NamespaceCl
     await until(lambda: len(worker_group.noted(Action.FINISHED)) >= wanted, worker_group.recent_notes)
 
 
-async def test_one_node_stops_for_good(
+async def test_workers_do_not_notice_a_node_that_stops_for_good(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, tmp_path: Path, report_result: ReportResult
 ) -> None:
     cluster = make_cluster(cluster_database.url)
@@ -92,7 +92,7 @@ async def test_one_node_stops_for_good(
         await some_finished(worker_group, namespace_client, "after")
         load.pause()
         await load.wait_idle()
-    assert not ledger.in_doubt, "heartbeats failed, though other nodes took them"
+    assert not ledger.in_doubt, "heartbeats failed although other nodes served"
     report_result(await check_cluster(cluster, cluster_database.store_database, ledger))
 
 
@@ -104,7 +104,10 @@ async def restart_all(
     seed: int,
     prepare: Callable[[Node], object] = lambda node: None,
 ) -> list[set[str]]:
-    """`prepare`: told of each node before it is started anew. Returns which versions served side by side afterwards."""
+    """Restart all nodes in turn.
+
+    `prepare` is called with each node before its new start. Returns the versions that served side by side afterwards.
+    """
     versions = []
     await cluster.start()
     ledger = Ledger(cluster)
@@ -124,12 +127,12 @@ async def restart_all(
         await some_finished(worker_group, namespace_client, "last")
         load.pause()
         await load.wait_idle()
-    assert not ledger.in_doubt, "heartbeats failed, though other nodes took them"
+    assert not ledger.in_doubt, "heartbeats failed although other nodes served"
     report_result(await check_cluster(cluster, cluster_database.store_database, ledger))
     return versions
 
 
-async def test_all_nodes_are_replaced_by_newer_ones_one_after_the_other(
+async def test_workers_do_not_notice_a_rolling_upgrade_to_a_newer_version(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, tmp_path: Path, report_result: ReportResult
 ) -> None:
     migrations = write_migrations(tmp_path / "migrations")
@@ -150,7 +153,7 @@ async def test_all_nodes_are_replaced_by_newer_ones_one_after_the_other(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(50, 8))
-async def test_rolling_restart_long(
+async def test_workers_do_not_notice_rolling_restarts(
     make_cluster: MakeCluster,
     cluster_database: ClusterDatabase,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""A node that is killed, stands still, or cannot reach the database: others serve its shards, and nothing is lost."""
+"""When a node is killed, is stopped or cannot reach the database, other nodes serve its shards and nothing is lost."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tests.system.worker_processes.tcp_proxy import Proxy
 
 TAKE_OVER_SECONDS_MAX = 10
 SOME = 150
-"""Acknowledged before and after, so that there is something to lose."""
+"""Calls acknowledged before and after the fault, so that there is something to lose."""
 LOOKS = 5
 SENT_SECONDS = 0.3
-"""After which what was said to a process that stands still lies in its socket."""
+"""After this time, messages to a stopped process are in its socket."""
 STEADY = ("unary", "batch")
 TURN_SECONDS_MAX = 0.5
 """Between an answer and the next heartbeat, which is due after less than a tenth of a second."""
 AT_DEFAULTS = {**NO_CHECKPOINTS, "LIVENESS_TAKEOVER_GRACE_MS": "2000"}
-"""The grace has nothing to do with who takes what, and would only make the end of the test long."""
+"""The grace has no influence on take-overs, and would only make the test longer."""
 
 
 @asynccontextmanager
 async def load_on(cluster: Cluster, seed: int) -> AsyncIterator[tuple[Ledger, Load]]:
-    """Calls go to any node. Who is not answered soon asks again, elsewhere."""
+    """Run a load whose calls go to any node; a caller without a prompt answer asks another node."""
     ledger = Ledger(cluster)
     load = Load(
         cluster,
@@ -63,19 +63,24 @@ async def load_on(cluster: Cluster, seed: int) -> AsyncIterator[tuple[Ledger, Lo
 
 
 async def taken_over(cluster: Cluster, node: Node) -> float:
-    """Wait until the others serve everything. Returns the seconds it took."""
+    """Wait until the other nodes serve all shards. Returns the seconds that it took."""
     began = time.monotonic()
     await cluster.all_served(by=cluster.others(node))
     return time.monotonic() - began
 
 
 def no_steady_worker_lapsed(ledger: Ledger, load: Load) -> None:
-    """That no lease ended early the ledger checks always. That nobody lost one by heartbeating too late can be asked only
-    if this very process, which heartbeats for them, did not stand still."""
+    """Check that no steady worker lost its lease.
+
+    The ledger always checks that no lease ended early. A lease that ended because its heartbeat came too late counts
+    only if this process, which sends the heartbeats, did not stall.
+    """
     if load.slowest_turn_s > TURN_SECONDS_MAX:
         return
     for kind in STEADY:
-        assert not ledger.lapsed(kind), f"{ledger.lapsed(kind)} lost their leases though they went on beating"
+        assert not ledger.lapsed(kind), (
+            f"{ledger.lapsed(kind)} lost their leases although they kept sending heartbeats"
+        )
 
 
 # -- killed
@@ -97,7 +102,7 @@ async def kill_one(
     )
 
 
-async def test_a_killed_nodes_shards_are_served_again_within_seconds(
+async def test_other_nodes_serve_a_killed_nodes_shards_within_seconds(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, report_result: ReportResult
 ) -> None:
     """At default settings."""
@@ -108,7 +113,7 @@ async def test_a_killed_nodes_shards_are_served_again_within_seconds(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(10, 10))
-async def test_killed_long(
+async def test_killed_nodes_lose_no_acknowledged_heartbeat(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, report_result: ReportResult, seed: int
 ) -> None:
     await kill_one(
@@ -123,7 +128,7 @@ async def test_killed_long(
 
 
 async def ask_zombie(zombie: Node, key: str) -> worker_pb2.Worker | None:
-    """Itself, and nobody it might forward to. None: it does not say."""
+    """Read a worker from this node, without forwarding; None if it refuses."""
     request = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
     try:
         answer = await zombie.liveness.DescribeWorker(
@@ -137,10 +142,10 @@ async def ask_zombie(zombie: Node, key: str) -> worker_pb2.Worker | None:
 
 
 async def beat_zombie(zombie: Node, key: str) -> bool:
-    """Whether it took a heartbeat upon itself."""
+    """Return whether this node itself acknowledged a heartbeat."""
     request = service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE)
     request.heartbeat.worker_instance_key = key
-    request.heartbeat.lease_duration.FromSeconds(5)  # over long before the verdict is passed
+    request.heartbeat.lease_duration.FromSeconds(5)  # over long before the final check
     try:
         await zombie.liveness.RecordWorkerHeartbeat(
             request, metadata=((TARGET_NODE_HEADER, zombie.node_id),), timeout=10
@@ -175,7 +180,7 @@ async def stop_and_continue(
         await audit_workers(cluster, ledger)
         keys = [key for key in ledger.keys() if lives_on(key) == zombie.node_id]  # noqa: SIM118
         probes = [key for key in map("probe-{}".format, range(60)) if lives_on(key) == zombie.node_id]
-        # They lie in its socket when it goes on, so that they are served before it can have found out by itself.
+        # The calls wait in its socket when it resumes, so that it serves them before it can learn of its loss.
         looks = [asyncio.create_task(ask_zombie(zombie, key)) for key in keys for _ in range(LOOKS)]
         beats = [asyncio.create_task(beat_zombie(zombie, key)) for key in probes]
         await asyncio.sleep(SENT_SECONDS)
@@ -186,7 +191,9 @@ async def stop_and_continue(
                 ledger.seen(key, worker)
         for key in (key for key, took in zip(probes, taken, strict=True) if took):
             request = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
-            await cluster.liveness.DescribeWorker(request)  # it was acknowledged, so that all must know it
+            await cluster.liveness.DescribeWorker(
+                request
+            )  # it was acknowledged, so every node must know the worker
         zombie.excluded = False
         after = await cluster.all_served()
         assert all(
@@ -197,10 +204,10 @@ async def stop_and_continue(
     no_steady_worker_lapsed(ledger, load)
     answered = sum(worker is not None for worker in shown)
     figures = await check_cluster(cluster, cluster_database.store_database, ledger)
-    report_result(f"taken after {seconds:.1f} s; it answered {answered} of {len(shown)} looks; {figures}")
+    report_result(f"taken after {seconds:.1f} s; it answered {answered} of {len(shown)} reads; {figures}")
 
 
-async def test_a_node_that_stood_still_shows_and_commits_nothing_old(
+async def test_a_resumed_node_shows_and_commits_no_old_data(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, report_result: ReportResult
 ) -> None:
     await stop_and_continue(make_cluster(cluster_database.url), cluster_database, report_result, seed=2)
@@ -208,7 +215,7 @@ async def test_a_node_that_stood_still_shows_and_commits_nothing_old(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(20, 10))
-async def test_stood_still_long(
+async def test_resumed_nodes_lose_no_acknowledged_heartbeat(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, report_result: ReportResult, seed: int
 ) -> None:
     await stop_and_continue(
@@ -263,7 +270,7 @@ async def test_a_node_without_its_database_is_replaced_and_comes_back(
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(30, 4))
 @pytest.mark.parametrize("how", ["black hole", "closed"])
-async def test_cut_off_long(
+async def test_nodes_cut_off_from_the_database_lose_no_acknowledged_heartbeat(
     make_cluster: MakeCluster,
     cluster_database: ClusterDatabase,
     report_result: ReportResult,

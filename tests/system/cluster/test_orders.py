@@ -1,4 +1,4 @@
-"""What is ordered at one node holds at all of them."""
+"""An operator's command at one node takes effect at all nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def beat(node: Node, namespace: str, number: int) -> worker_pb2.HeartbeatR
 
 
 async def beats(cluster: Cluster, namespace: str) -> list[worker_pb2.HeartbeatResult]:
-    """Of all workers, each through another node than its neighbours."""
+    """Send heartbeats of all workers, through the nodes in turn."""
     nodes = cluster.nodes
     return list(
         await asyncio.gather(
@@ -27,8 +27,8 @@ async def beats(cluster: Cluster, namespace: str) -> list[worker_pb2.HeartbeatRe
     )
 
 
-async def test_a_setting_is_in_force_everywhere_at_once(shared_cluster: Cluster, namespace: str) -> None:
-    """When the change is answered, every node grants by it."""
+async def test_a_setting_applies_at_every_node_at_once(shared_cluster: Cluster, namespace: str) -> None:
+    """When the change is answered, every node grants leases by it."""
     for seconds, node in zip((7, 11, 13), shared_cluster.nodes, strict=True):
         config = admin_pb2.NamespaceConfig()
         config.default_lease.FromSeconds(seconds)
@@ -57,7 +57,7 @@ async def test_a_pause_by_filter_reaches_workers_of_all_nodes(
     assert not any(result.pause for result in await beats(shared_cluster, namespace))
 
 
-async def test_a_pause_of_all_reaches_everybody_and_those_who_come_later(
+async def test_a_pause_of_all_reaches_present_and_future_workers(
     shared_cluster: Cluster, namespace: str
 ) -> None:
     first, second, third = shared_cluster.nodes

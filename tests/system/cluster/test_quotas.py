@@ -1,4 +1,4 @@
-"""A limit holds over all nodes, however many ask at once."""
+"""A quota holds over all nodes, however many workers register at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_racing_registrations_reach_the_quota_and_never_exceed_it(
     )
     assert answers[grpc.StatusCode.OK] <= LIMIT
     assert set(answers) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, answers
-    # Room that was asked for in vain meanwhile is given back, so that the last places are found by asking again.
+    # A node returns slots that it reserved for a rejected worker, so a repeated call finds the last slots.
     for number in range(RACERS):
         await register(shared_cluster.nodes[number % 3], namespace, f"late-{number}")
     for node in shared_cluster.nodes:

@@ -1,4 +1,4 @@
-"""A watcher sees every event of every shard once and in order, whoever serves the shard, and resumes anywhere."""
+"""A watcher sees every event of every shard once and in order, whichever node serves the shard, and resumes at any node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMESPACE = "watched"
 
 
 class Watcher:
-    """Reads on in a task of its own."""
+    """Reads the stream in its own task."""
 
     def __init__(self, node: Node, token: str = "") -> None:
         self.events: list[Event] = []
@@ -59,7 +59,7 @@ class Watcher:
 
 
 async def schedule_on_each_shard(namespace_client: NamespaceClient, prefix: str) -> set[str]:
-    """An activity on each shard."""
+    """Schedule an activity on each shard."""
     by_shard: dict[int, str] = {}
     for number in count():
         name = f"{prefix}-{number}"
@@ -92,7 +92,7 @@ async def watch_through_deaths(
         await scheduling
         await watcher.has_seen({f"meanwhile-{number}" for number in range(60)})
         await watcher.has_seen(await schedule_on_each_shard(namespace_client, "after"))
-        # The node that was watched dies too, and the last one is asked to go on where it stopped.
+        # The watched node is killed too, and the last node resumes the watch.
         await first.kill()
         await watcher.stop()
         await cluster.all_served(by=[second])
@@ -119,7 +119,7 @@ async def _schedule(namespace_client: NamespaceClient, how_many: int) -> None:
         await namespace_client.schedule(f"meanwhile-{number}", "nobody", task_queue="nobody works here")
 
 
-async def test_a_watcher_misses_nothing_and_resumes_elsewhere(
+async def test_a_watcher_resumes_at_another_node_and_misses_nothing(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, report_result: ReportResult
 ) -> None:
     await watch_through_deaths(make_cluster(cluster_database.url), cluster_database, report_result)
@@ -127,7 +127,7 @@ async def test_a_watcher_misses_nothing_and_resumes_elsewhere(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(70, 8))
-async def test_watch_long(
+async def test_watchers_miss_nothing_in_many_runs(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase, report_result: ReportResult, seed: int
 ) -> None:
     await watch_through_deaths(make_cluster(cluster_database.url, seed=seed), cluster_database, report_result)

@@ -1,4 +1,4 @@
-"""`liveness watch` with the addresses of all nodes: the one it watches is killed, and it misses and repeats nothing."""
+"""`liveness watch` knows all nodes; when the watched node is killed, the command misses and repeats no event."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def watching(addresses: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def read_until(process: asyncio.subprocess.Process, marks: set[str]) -> Records:
-    """Every line up to the last of these."""
+    """Return every line up to the last of these marks."""
     assert process.stdout is not None
     records: Records = []
     async with asyncio.timeout(SECONDS_MAX):
@@ -50,7 +50,7 @@ def positions(records: Records) -> list[tuple[int, int]]:
     return sorted((record["shard_id"], int(record["sequence"])) for record in events)
 
 
-async def test_a_watch_goes_on_at_another_node(
+async def test_watch_resumes_at_another_node(
     make_cluster: MakeCluster, cluster_database: ClusterDatabase
 ) -> None:
     cluster = make_cluster(cluster_database.url)

@@ -1,4 +1,4 @@
-"""A real browser on a real server. Whatever a page complains about fails its test; how it looked in the end is kept."""
+"""A real browser on a real server. A browser error fails the test, and the last screenshot is kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.dashboard.server_and_workers import ApiClient, ServerProcess, 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = (
-    "--no-sandbox",  # it has none when started by root, and shows nothing but our own pages
+    "--no-sandbox",  # root has no sandbox, and the browser opens only our own pages
     "--disable-gpu",
     "--no-first-run",
     "--disable-background-networking",
@@ -46,8 +46,10 @@ def receiver() -> Iterator[WebhookReceiver]:
 
 @pytest.fixture(scope="session")
 def server(receiver: WebhookReceiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """For all tests; each has a namespace of its own. Reschedules of the task queue `elsewhere` go to the receiver,
-    and are dead letters when it does not take them."""
+    """One server for all tests; each test has its own namespace.
+
+    Reschedules of the task queue `elsewhere` go to the receiver, and become dead letters when it rejects them.
+    """
     server = ServerProcess(
         tmp_path_factory.mktemp("dashboard"),
         "--webhook-url", receiver.url, "--webhook-queues", "*/elsewhere",
@@ -72,7 +74,7 @@ def api(server: ServerProcess, namespace: str) -> ApiClient:
 async def screen(
     chromium: Browser, server: ServerProcess, namespace: str, request: pytest.FixtureRequest
 ) -> AsyncIterator[Screen]:
-    """A page of the dashboard; the mark `phone` or `dark` says how it is looked at."""
+    """A page of the dashboard; the marks `phone` and `dark` choose its size and colours."""
     phone = request.node.get_closest_marker("phone") is not None
     dark = request.node.get_closest_marker("dark") is not None
     context = await chromium.new_context(

@@ -1,4 +1,4 @@
-"""What a test sees of the dashboard, and what the browser has to complain about."""
+"""The dashboard as a test sees it, and the errors that the browser reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from playwright.async_api import ConsoleMessage, Locator, Page, Request, expect
 
-# A page on a busy machine may take its time; a test that fails is slow, one that passes is not.
+# Generous, because a page on a busy machine is slow; only failing tests wait this long.
 TIMEOUT_S = 40
 expect.set_options(timeout=TIMEOUT_S * 1_000)
 
@@ -34,7 +34,7 @@ class Screen:
         self.url = url
         self.namespace = namespace
         self.refusals_expected = False
-        """Whether the test makes the server refuse or go away, which the browser notes in its console."""
+        """Whether the test makes the server refuse calls or stop, which the browser logs to its console."""
         self._page_errors: list[str] = []
         self._foreign_requests: list[str] = []
 
@@ -53,7 +53,7 @@ class Screen:
         self._page_errors.append(message.text)
 
     def _on_request(self, request: Request) -> None:
-        """Nothing is ever asked of anybody else."""
+        """Record a request to any other host, which is an error."""
         if not request.url.startswith((self.url, "data:")):
             self._foreign_requests.append(request.url)
 
@@ -61,7 +61,7 @@ class Screen:
         violations: list[str] = await self.page.evaluate("window.violations ?? []")
         return [*self._page_errors, *self._foreign_requests, *violations]
 
-    # -- going somewhere
+    # -- navigation
 
     async def open(self, view: str, **params: str) -> None:
         await self.page.goto(f"{self.url}#/{view}?{urlencode({'ns': self.namespace, **params})}")
@@ -71,13 +71,13 @@ class Screen:
         await self.open("worker", key=key)
         await expect(self.page.locator("h1")).to_have_text(key)
 
-    # -- what is there
+    # -- content
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
 
     def row(self, text: str) -> Locator:
-        """Of a table."""
+        """Return a row of a table."""
         return self.page.get_by_role("row").filter(has_text=text)
 
     @property
@@ -85,24 +85,26 @@ class Screen:
         return self.page.get_by_role("dialog")
 
     async def confirm(self, button: str, **fields: str) -> None:
-        """Fill the dialog that asks, and say yes."""
+        """Fill the confirmation dialog, and confirm."""
         for label, text in fields.items():
             await self.dialog.get_by_label(label.capitalize()).fill(text)
         await self.dialog.get_by_role("button", name=button, exact=True).click()
 
     async def shows_message(self, text: str | re.Pattern[str]) -> None:
-        """What came of an action."""
+        """Check that the result of an action is shown."""
         await expect(self.page.locator(".toast")).to_contain_text(text)
         await expect(self.dialog).to_have_count(0)
 
     async def until(self, condition: str) -> None:
-        """A condition in JavaScript holds; looked at with every frame. What it names may be away for a while."""
+        """Wait until a JavaScript condition holds, checked with every frame; an element in it may be missing for a
+        while.
+        """
         holds = f"() => {{ try {{ return {condition}; }} catch {{ return false; }} }}"
         look = f"() => new Promise((held) => {{ const holds = {holds}; const look = () => holds() ? held() : requestAnimationFrame(look); look(); }})"
         async with asyncio.timeout(TIMEOUT_S):
             await self.page.evaluate(look)
 
     async def overflowing_elements(self) -> list[str]:
-        """What is wider than the page and hidden by nothing."""
+        """Return the visible elements that are wider than the page."""
         found: list[str] = await self.page.evaluate(_OVERFLOWING)
         return found

@@ -1,4 +1,7 @@
-"""Take the pictures in docs/images: `python -m tests.system.dashboard.screenshots`. Two minutes in the life of a made-up fleet."""
+"""Take the screenshots in docs/images: `python -m tests.system.dashboard.screenshots`.
+
+They show two minutes of an invented fleet.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ class Fleet:
         return f"{self._chance.randrange(16**8):08x}"
 
     def run(self) -> None:
-        """Deaths and returns, work that moves on, at last a rack that is lost."""
+        """Let workers die and return, activities move on, and at last a rack fail."""
         for worker_fleet in self.worker_fleets.values():
             worker_fleet.start()
         media, worker_fleet = self.apis["media"], self.worker_fleets["media"]
@@ -87,7 +90,7 @@ class Fleet:
             self._work(media, worker_fleet)
 
     def _work(self, media: ApiClient, worker_fleet: WorkerFleet) -> None:
-        """Somebody takes up what the dead have left."""
+        """Let other workers take up the activities of the dead."""
         key = self._chance.choice(worker_fleet.keys)
         worker_fleet.confirm_tasks(key, media.poll(key, 2, wait_s=0.1))
 

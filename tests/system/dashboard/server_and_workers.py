@@ -1,4 +1,4 @@
-"""A real server as a process, calls to it over HTTP, and workers that do nothing but live."""
+"""A real server process, its HTTP calls, and workers that only send heartbeats."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ BATCH = 1_000
 
 
 class ServerProcess:
-    """`liveness serve` on an SQLite file. Comes back at the same addresses when it is started again."""
+    """`liveness serve` on an SQLite file; it returns at the same addresses when it is started again."""
 
     def __init__(self, folder: Path, *options: str, **settings: str) -> None:
-        """`settings`: those that have no flag, by their names in the environment without LIVENESS_."""
+        """`settings`: settings without a flag, by their names in the environment without LIVENESS_."""
         self._folder = folder
         self._options = options
         self._settings = {f"LIVENESS_{name}": value for name, value in settings.items()}
@@ -67,7 +67,7 @@ class ServerProcess:
         return self
 
     def _read(self, told: threading.Event) -> None:
-        """Whether it is ready, or will never be."""
+        """Return whether the server is ready; fail if it has ended."""
         assert self._process.stdout is not None
         with self._process.stdout, self._log.open("a") as log:
             for line in self._process.stdout:
@@ -80,14 +80,14 @@ class ServerProcess:
         told.set()
 
     def stop(self) -> None:
-        """In good order."""
+        """Stop it gracefully."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
     def delete_database(self) -> None:
-        """Begin with an empty database next time."""
+        """Delete the database, so that the next start is empty."""
         for path in self._folder.glob("liveness.db*"):
             path.unlink()
 
@@ -99,7 +99,7 @@ class ServerProcess:
 
 
 class WebhookReceiver:
-    """Another engine, which takes reschedules or not."""
+    """Another engine, which accepts or rejects reschedules."""
 
     def __init__(self) -> None:
         receiver = self
@@ -154,7 +154,7 @@ class ApiClient:
             raise Refused(response.status, answer)
         return answer
 
-    # -- what tests say often
+    # -- frequent calls
 
     def beat(self, key: str, **fields: Any) -> Any:
         return self.post("worker/heartbeat", {"heartbeat": {"worker_instance_key": key, **fields}})
@@ -178,7 +178,7 @@ class ApiClient:
         return found
 
     def die_holding_work(self, key: str, **fields: Any) -> None:
-        """A worker takes up what there is to do, confirms it and is never heard of again."""
+        """Let a worker take and confirm the available activities, and never send a heartbeat again."""
         self.beat(key, session_id="s", sequence=1, lease_duration="1s", task_queue="photos", **fields)
         bound = [{**task["id"], "attempt": task["attempt"]} for task in self.poll(key)]
         self.beat(key, session_id="s", sequence=2, lease_duration="1s", bound_activities=bound)
@@ -233,7 +233,7 @@ class WorkerFleet:
             self._alive[heartbeat.worker_instance_key] = heartbeat
 
     def confirm_tasks(self, key: str, tasks: list[Any]) -> None:
-        """Confirm with the next heartbeats what a poll handed out."""
+        """Confirm the polled tasks with the next heartbeats."""
         with self._lock:
             bound = self._alive[key].bound_activities
             bound.extend(ActivityRef(**task["id"], attempt=task["attempt"]) for task in tasks)
@@ -260,7 +260,7 @@ class WorkerFleet:
             try:
                 self.beat_once()
             except grpc.RpcError:
-                continue  # the server is away
+                continue  # the server is down
 
     def stop(self) -> None:
         self._ended.set()

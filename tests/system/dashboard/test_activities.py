@@ -1,4 +1,4 @@
-"""Activities and tasks: where each is, and what can be done."""
+"""The pages of activities and tasks: their state, and the actions on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_activities_are_listed_by_state_queue_and_worker(screen: Screen, a
     await expect(names).to_have_text(["free / r1 / a1", "late / r1 / a1"])
 
 
-async def test_many_activities_come_in_pages(screen: Screen, api: ApiClient) -> None:
+async def test_many_activities_are_shown_in_pages(screen: Screen, api: ApiClient) -> None:
     for number in range(101):
         api.schedule(f"a-{number:03d}")
     await screen.open("activities")
@@ -46,7 +46,7 @@ async def test_many_activities_come_in_pages(screen: Screen, api: ApiClient) -> 
     await expect(screen.row("a-000")).to_be_visible()
 
 
-async def test_an_activity_is_described_and_follows_what_happens(screen: Screen, api: ApiClient) -> None:
+async def test_an_activitys_page_updates_by_itself(screen: Screen, api: ApiClient) -> None:
     api.schedule("photo", input=base64.b64encode(b'{"file": "sea.jpg"}').decode())
     await screen.open("activity", workflow="photo", run="r1", activity="a1")
     facts = screen.page.locator(".facts")
@@ -59,7 +59,7 @@ async def test_an_activity_is_described_and_follows_what_happens(screen: Screen,
     await expect(screen.page.locator("h1")).to_have_text("w")
 
 
-async def test_an_activity_is_cancelled(screen: Screen, api: ApiClient) -> None:
+async def test_an_activity_can_be_cancelled(screen: Screen, api: ApiClient) -> None:
     api.schedule("photo")
     await screen.open("activities")
     await screen.row("photo").get_by_role("button", name="Cancel").click()
@@ -70,7 +70,7 @@ async def test_an_activity_is_cancelled(screen: Screen, api: ApiClient) -> None:
     await expect(screen.row("photo").get_by_role("button")).to_have_count(0)
 
 
-async def test_a_quarantined_activity_is_given_a_fresh_start(screen: Screen, api: ApiClient) -> None:
+async def test_a_quarantined_activity_can_be_started_again(screen: Screen, api: ApiClient) -> None:
     api.schedule("poison", retry_policy={"maximum_worker_deaths": 1})
     api.die_holding_work("w")
     await screen.open("activity", workflow="poison", run="r1", activity="a1")
@@ -82,13 +82,13 @@ async def test_a_quarantined_activity_is_given_a_fresh_start(screen: Screen, api
 
 
 def lose(api: ApiClient, *workflows: str) -> None:
-    """Activities of another engine lose their worker; what is to be done about it becomes a task."""
+    """Let the worker of another engine's activities expire; each reschedule becomes a task."""
     bound = [{**activity(workflow), "task_queue": "elsewhere"} for workflow in workflows]
     api.beat("w", lease_duration="60s", bound_activities=bound)
     api.expire("w")
 
 
-async def test_dead_letters_are_retried_and_discarded(
+async def test_dead_letters_can_be_retried_and_discarded(
     screen: Screen, api: ApiClient, receiver: WebhookReceiver
 ) -> None:
     receiver.accepts = False
@@ -111,7 +111,7 @@ async def test_dead_letters_are_retried_and_discarded(
     await expect(screen.row("photo-2")).to_contain_text("discarded")
 
 
-async def test_dead_letters_are_a_banner_on_the_overview(
+async def test_the_overview_shows_a_banner_for_dead_letters(
     screen: Screen, api: ApiClient, receiver: WebhookReceiver
 ) -> None:
     receiver.accepts = False
@@ -125,7 +125,7 @@ async def test_dead_letters_are_a_banner_on_the_overview(
 
 
 @pytest.mark.phone
-async def test_activities_are_cards_on_a_phone(screen: Screen, api: ApiClient) -> None:
+async def test_activities_are_shown_as_cards_on_a_phone(screen: Screen, api: ApiClient) -> None:
     api.schedule("photo", task_queue="photos")
     await screen.open("activities")
     await expect(screen.page.locator("tbody tr")).to_contain_text("available")

@@ -1,4 +1,4 @@
-"""What workers say about themselves is shown and does nothing, whatever it is."""
+"""Hostile texts from workers are shown as text and have no effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def assert_page_unharmed(screen: Screen) -> None:
     assert not await screen.overflowing_elements()
 
 
-async def test_strange_workers_stay_inert_in_the_table_and_on_their_pages(
+async def test_hostile_workers_have_no_effect_in_the_table_and_on_their_pages(
     screen: Screen, api: ApiClient
 ) -> None:
     for text in STRANGE:
@@ -57,12 +57,12 @@ async def test_strange_workers_stay_inert_in_the_table_and_on_their_pages(
         await assert_page_unharmed(screen)
 
 
-async def test_a_strange_name_keeps_its_direction_to_itself(screen: Screen, api: ApiClient) -> None:
+async def test_a_right_to_left_name_does_not_turn_the_text_around_it(screen: Screen, api: ApiClient) -> None:
     api.beat(RIGHT_TO_LEFT, lease_duration="60s", build_id="b-17", host_name="atlas")
     await screen.open("workers")
     row = screen.page.locator(".grid-row")
     await expect(row).to_contain_text("b-17")
-    # Columns stay where they are: what follows the name is still to its right.
+    # The columns stay in place: the cell after the name is to its right.
     key, build = await row.locator(".col-key").bounding_box(), await row.locator(".col-build").bounding_box()
     assert key is not None
     assert build is not None
@@ -70,7 +70,7 @@ async def test_a_strange_name_keeps_its_direction_to_itself(screen: Screen, api:
     assert await screen.page.evaluate("document.querySelector('.col-key bdi') !== null")
 
 
-async def test_a_strange_worker_can_be_acted_on(screen: Screen, api: ApiClient) -> None:
+async def test_actions_work_on_a_worker_with_a_hostile_name(screen: Screen, api: ApiClient) -> None:
     for text in (PATHS, DOTS, IMAGE):
         api.beat(text, lease_duration="60s")
         await screen.open("worker", key=text)
@@ -84,7 +84,7 @@ async def test_a_strange_worker_can_be_acted_on(screen: Screen, api: ApiClient) 
     await assert_page_unharmed(screen)
 
 
-async def test_strange_activities_stay_inert(screen: Screen, api: ApiClient) -> None:
+async def test_hostile_activities_have_no_effect(screen: Screen, api: ApiClient) -> None:
     for text in STRANGE:
         id = {"workflow_id": text, "run_id": text, "activity_id": text}
         payload = base64.b64encode(json.dumps(text).encode()).decode()
@@ -100,7 +100,7 @@ async def test_strange_activities_stay_inert(screen: Screen, api: ApiClient) -> 
 
 
 @pytest.mark.phone
-async def test_strange_events_stay_inert_on_a_phone(screen: Screen, api: ApiClient) -> None:
+async def test_hostile_events_have_no_effect_on_a_phone(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s")
     await screen.open("events")
     for text in STRANGE:

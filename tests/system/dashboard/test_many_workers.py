@@ -1,4 +1,4 @@
-"""Ten thousand live workers: the page stays quick, because it draws only what is seen."""
+"""With ten thousand live workers the page stays fast, because it draws only the visible rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MEASURE = """
 
 @pytest.fixture
 def worker_fleet(server: ServerProcess, namespace: str) -> Iterator[WorkerFleet]:
-    """They go on sending heartbeats while the page looks at them."""
+    """A fleet that sends heartbeats while the page is open."""
     beats = [
         {
             "worker_instance_key": f"worker-{number:05d}",
@@ -76,7 +76,7 @@ async def test_ten_thousand_live_workers_do_not_freeze_the_page(
     await expect(screen.row("worker-09999")).to_be_in_viewport()
     assert await rows.count() <= ROWS_MAX
 
-    # Changes still come at once.
+    # Changes still appear at once.
     api.expire("worker-09998")
     await expect(screen.row("worker-09998")).to_contain_text("inactive")
 

@@ -1,4 +1,4 @@
-"""What is around every view: colours, keys, the ways between views, events and nodes."""
+"""The frame of every view: colours, keys, links between views, events and nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.system.dashboard.screen import Screen
 from tests.system.dashboard.server_and_workers import ApiClient
 
 
-async def test_colours_follow_the_system_until_somebody_chooses(screen: Screen, api: ApiClient) -> None:
+async def test_colours_follow_the_system_until_the_user_chooses(screen: Screen, api: ApiClient) -> None:
     api.beat("w")
     await screen.open("overview")
     root = screen.page.locator("html")
@@ -26,8 +26,8 @@ async def test_colours_follow_the_system_until_somebody_chooses(screen: Screen, 
     await expect(root).to_have_attribute("data-theme", "dark")
 
 
-async def test_keys_lead_to_every_view(screen: Screen, api: ApiClient) -> None:
-    screen.refusals_expected = True  # of the relay, which this server has not
+async def test_keys_open_every_view(screen: Screen, api: ApiClient) -> None:
+    screen.refusals_expected = True  # by the relay, which this server lacks
     api.beat("w", lease_duration="60s")
     await screen.open("overview")
     for key, title in (
@@ -48,7 +48,7 @@ async def test_keys_lead_to_every_view(screen: Screen, api: ApiClient) -> None:
     await expect(screen.dialog).to_have_count(0)
 
 
-async def test_who_types_is_not_interrupted_by_keys(screen: Screen, api: ApiClient) -> None:
+async def test_keys_do_nothing_while_the_user_types(screen: Screen, api: ApiClient) -> None:
     api.beat("gw-1", lease_duration="60s")
     await screen.open("workers")
     await screen.page.keyboard.press("/")
@@ -59,9 +59,7 @@ async def test_who_types_is_not_interrupted_by_keys(screen: Screen, api: ApiClie
     await expect(screen.page.get_by_label("Filter workers")).not_to_be_focused()
 
 
-async def test_the_tab_key_leads_past_the_navigation_and_shows_where_it_is(
-    screen: Screen, api: ApiClient
-) -> None:
+async def test_the_tab_key_skips_the_navigation_and_shows_the_focus(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s")
     await screen.page.goto(screen.url)
     await expect(screen.page.locator("h1")).to_have_text("Fleet")
@@ -77,7 +75,7 @@ async def test_the_tab_key_leads_past_the_navigation_and_shows_where_it_is(
     assert outline == "solid"
 
 
-async def test_events_run_by_and_hold_still_on_demand(screen: Screen, api: ApiClient) -> None:
+async def test_events_scroll_and_can_be_paused(screen: Screen, api: ApiClient) -> None:
     api.beat("before", lease_duration="60s")
     await screen.open("events")
     await expect(screen.page.get_by_text("Waiting for something to happen")).to_be_visible()
@@ -96,7 +94,7 @@ async def test_events_run_by_and_hold_still_on_demand(screen: Screen, api: ApiCl
 
 
 async def test_nodes_and_shards_are_shown(screen: Screen, api: ApiClient) -> None:
-    screen.refusals_expected = True  # of the relay, which this server has not
+    screen.refusals_expected = True  # by the relay, which this server lacks
     api.beat("w", lease_duration="60s")
     await screen.open("nodes")
     node = screen.page.locator("tbody tr")
@@ -121,6 +119,6 @@ async def test_every_view_fits_a_phone(screen: Screen, api: ApiClient) -> None:
         assert not await screen.overflowing_elements(), view
 
 
-async def test_an_address_that_leads_nowhere_is_said_so(screen: Screen) -> None:
+async def test_an_unknown_address_is_reported(screen: Screen) -> None:
     await screen.page.goto(f"{screen.url}#/nowhere")
     await expect(screen.page.get_by_text("There is no such view.")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The fleet at a glance."""
+"""The overview of the fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tile(screen: Screen, label: str) -> Locator:
     return screen.page.locator(".tile").filter(has=screen.page.get_by_text(label, exact=True))
 
 
-async def test_tiles_and_charts_tell_how_the_fleet_is(screen: Screen, api: ApiClient) -> None:
+async def test_tiles_and_charts_show_the_state_of_the_fleet(screen: Screen, api: ApiClient) -> None:
     await screen.open("overview", range="5")
     api.beats([{"worker_instance_key": f"w-{number}", "lease_duration": "60s"} for number in range(12)])
     api.expire("w-3")
@@ -26,7 +26,7 @@ async def test_tiles_and_charts_tell_how_the_fleet_is(screen: Screen, api: ApiCl
     states = screen.page.locator(".chart").filter(has_text="Workers by state")
     await expect(states.get_by_role("button", name="active 11", exact=True)).to_be_visible()
     await screen.until("[...document.querySelectorAll('.chart canvas')].every((one) => one.width > 200)")
-    # Where there was a heartbeat, there is a line: the canvas is not empty.
+    # Heartbeats draw a line: the canvas is not empty.
     await screen.until(
         "document.querySelector('.chart canvas').getContext('2d').getImageData(0, 0, 800, 200).data.some((value) => value > 0)"
     )
@@ -35,7 +35,7 @@ async def test_tiles_and_charts_tell_how_the_fleet_is(screen: Screen, api: ApiCl
     await expect(legend).to_have_attribute("aria-pressed", "false")
 
 
-async def test_how_far_to_look_back_is_in_the_address(screen: Screen, api: ApiClient) -> None:
+async def test_the_address_holds_the_time_range(screen: Screen, api: ApiClient) -> None:
     api.beat("w")
     await screen.open("overview")
     await screen.button("30 min").click()
@@ -44,7 +44,7 @@ async def test_how_far_to_look_back_is_in_the_address(screen: Screen, api: ApiCl
     await expect(tile(screen, "Expiries")).to_contain_text("in 30 min")
 
 
-async def test_a_storm_is_a_banner_that_leads_to_the_dead(screen: Screen, api: ApiClient) -> None:
+async def test_a_storm_shows_a_banner_that_links_to_the_dead_workers(screen: Screen, api: ApiClient) -> None:
     api.beats([{"worker_instance_key": f"w-{number}", "lease_duration": "1s"} for number in range(24)])
     await screen.open("overview")
     banner = screen.page.locator(".alert").filter(has_text="24 workers")
@@ -57,7 +57,7 @@ async def test_a_storm_is_a_banner_that_leads_to_the_dead(screen: Screen, api: A
     )
 
 
-async def test_leases_that_a_storm_holds_are_a_banner_and_are_released(
+async def test_leases_held_by_a_storm_show_a_banner_and_can_be_released(
     screen: Screen, api: ApiClient
 ) -> None:
     api.beats([{"worker_instance_key": f"w-{number}", "lease_duration": "12s"} for number in range(24)])
@@ -73,7 +73,7 @@ async def test_leases_that_a_storm_holds_are_a_banner_and_are_released(
     await expect(banner).to_contain_text("died within 60 s")
 
 
-async def test_a_quarantine_is_a_banner_that_leads_to_the_activity(screen: Screen, api: ApiClient) -> None:
+async def test_a_quarantine_shows_a_banner_that_links_to_the_activity(screen: Screen, api: ApiClient) -> None:
     api.schedule("poison", retry_policy={"maximum_worker_deaths": 1})
     api.die_holding_work("w")
     await screen.open("overview")
@@ -83,7 +83,7 @@ async def test_a_quarantine_is_a_banner_that_leads_to_the_activity(screen: Scree
     await expect(screen.row("poison")).to_contain_text("quarantined")
 
 
-async def test_a_namespace_is_paused_and_resumed_as_a_whole(screen: Screen, api: ApiClient) -> None:
+async def test_a_namespace_can_be_paused_and_resumed(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s")
     await screen.open("overview")
     row = screen.row(api.namespace)
@@ -100,7 +100,7 @@ async def test_a_namespace_is_paused_and_resumed_as_a_whole(screen: Screen, api:
     assert not api.worker("w")["paused"]
 
 
-async def test_all_namespaces_are_listed_and_one_is_chosen(screen: Screen, api: ApiClient) -> None:
+async def test_all_namespaces_are_listed_and_one_can_be_chosen(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s", bound_activities=[{**activity("a"), "task_queue": "q"}])
     await screen.page.goto(screen.url)
     await expect(screen.page.locator("h1")).to_have_text("Fleet")
@@ -115,7 +115,7 @@ async def test_all_namespaces_are_listed_and_one_is_chosen(screen: Screen, api: 
 
 @pytest.mark.phone
 @pytest.mark.dark
-async def test_the_overview_is_readable_on_a_phone(screen: Screen, api: ApiClient) -> None:
+async def test_the_overview_fits_a_phone(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s")
     await screen.open("overview")
     await expect(screen.page.locator(".chart canvas")).to_have_count(5)

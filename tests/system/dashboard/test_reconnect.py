@@ -1,4 +1,4 @@
-"""The server goes away and comes back: the page says so, and goes on where it was."""
+"""When the server stops and returns, the page says so and continues where it was."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def reconnecting_screen(chromium: Browser, own_server: ServerProcess, name
     return screen
 
 
-async def test_after_a_restart_the_stream_goes_on_right_after_the_last_event(
+async def test_after_a_restart_the_stream_continues_after_the_last_event(
     reconnecting_screen: Screen, own_server: ServerProcess
 ) -> None:
     resumed: list[str] = []
@@ -49,7 +49,7 @@ async def test_after_a_restart_the_stream_goes_on_right_after_the_last_event(
     banner = reconnecting_screen.page.locator(".lost-banner")
     await expect(banner).to_contain_text("The server cannot be reached. This page shows the state as of")
     await expect(reconnecting_screen.page.locator(".line")).to_have_text("not live")
-    # What happens before the page is back, it has to catch up with.
+    # The page has to catch up with events that happen before it reconnects.
     await reconnecting_screen.page.context.set_offline(True)
     own_server.start()
     api.beat("meanwhile", lease_duration="60s")
@@ -67,7 +67,7 @@ async def test_after_a_restart_the_stream_goes_on_right_after_the_last_event(
     assert not await reconnecting_screen.page_errors()
 
 
-async def test_nothing_looks_live_while_the_server_is_killed(
+async def test_the_page_shows_nothing_as_live_while_the_server_is_down(
     reconnecting_screen: Screen, own_server: ServerProcess
 ) -> None:
     api = ApiClient(own_server.url, reconnecting_screen.namespace)
@@ -89,7 +89,7 @@ async def test_nothing_looks_live_while_the_server_is_killed(
     assert not await reconnecting_screen.page_errors()
 
 
-async def test_a_server_with_other_data_is_looked_at_anew(
+async def test_the_page_reloads_everything_from_a_server_with_other_data(
     reconnecting_screen: Screen, own_server: ServerProcess
 ) -> None:
     api = ApiClient(own_server.url, reconnecting_screen.namespace)

@@ -1,4 +1,4 @@
-"""One worker's page: its life as a picture, why it died, what can be done to it."""
+"""One worker's page: its timeline, why it died, and the actions on it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.system.dashboard.server_and_workers import ApiClient, activity
 
 
 def hold(api: ApiClient, key: str, *workflows: str, **fields: Any) -> None:
-    """A worker that holds activities."""
+    """Register a worker that holds activities."""
     bound = [activity(workflow) for workflow in workflows]
     api.beat(key, lease_duration="60s", session_id="s", task_queue="photos", bound_activities=bound, **fields)
 
 
-async def test_the_life_of_a_worker_is_drawn(screen: Screen, api: ApiClient) -> None:
+async def test_the_page_draws_the_workers_timeline(screen: Screen, api: ApiClient) -> None:
     hold(api, "w", "photo-1", "photo-2")
     api.post("workers/pause", {"worker_instance_key": "w", "reason": "upgrade"})
     api.post("workers/resume", {"worker_instance_key": "w"})
@@ -43,7 +43,7 @@ async def test_the_life_of_a_worker_is_drawn(screen: Screen, api: ApiClient) -> 
     await expect(events.locator("pre:visible")).to_contain_text('"reason": "upgrade"')
 
 
-async def test_what_happens_shows_up_on_the_page_by_itself(screen: Screen, api: ApiClient) -> None:
+async def test_the_page_updates_by_itself(screen: Screen, api: ApiClient) -> None:
     hold(api, "w", "photo-1")
     await screen.open_worker("w")
     await expect(screen.row("photo-1")).to_be_visible()
@@ -51,10 +51,12 @@ async def test_what_happens_shows_up_on_the_page_by_itself(screen: Screen, api: 
     await expect(screen.page.locator(".badges")).to_contain_text("inactive")
     await expect(screen.page.locator(".event").first).to_contain_text("became inactive: forced out")
     await expect(screen.page.locator(".t-bar.absent")).to_have_count(1)
-    await expect(screen.row("photo-1")).to_be_visible()  # taken from it, and it has not let go yet
+    await expect(screen.row("photo-1")).to_be_visible()  # taken from it, and not unbound yet
 
 
-async def test_a_death_certificate_says_why_and_where_its_work_went(screen: Screen, api: ApiClient) -> None:
+async def test_a_death_certificate_shows_the_cause_and_where_the_activities_went(
+    screen: Screen, api: ApiClient
+) -> None:
     api.schedule("photo-1")
     api.die_holding_work("w", host_name="atlas")
     api.beat("heir", lease_duration="60s")
@@ -62,7 +64,7 @@ async def test_a_death_certificate_says_why_and_where_its_work_went(screen: Scre
     certificate = screen.page.get_by_role("region", name="Death certificate")
     await expect(certificate).to_contain_text("Lease 1 ended at")
     await expect(certificate).to_contain_text("Verdict: stands")
-    # A busy machine may well have let it stand still; that is told, too.
+    # A busy machine may have stalled the process; then the certificate says that, too.
     await expect(certificate).to_contain_text(
         re.compile("It was listening all the time|none of that counted")
     )
@@ -71,14 +73,14 @@ async def test_a_death_certificate_says_why_and_where_its_work_went(screen: Scre
     await expect(certificate.locator(".gap:not(.silence)")).to_have_count(2)
     await expect(screen.page.locator(".t-bar.silence")).to_have_count(1)
     api.poll("heir")
-    # The same session comes back: it had been alive.
+    # The same session returns: the worker had been alive.
     api.beat("w", lease_duration="60s", session_id="s", sequence=3)
     await expect(certificate.locator(".verdict")).to_contain_text("FALSE. The same session came back")
     await expect(certificate.get_by_role("row").filter(has_text="photo-1")).to_contain_text("heir")
     await expect(screen.page.locator(".t-mark.return")).to_have_count(1)
 
 
-async def test_a_worker_is_expired(screen: Screen, api: ApiClient) -> None:
+async def test_a_worker_can_be_expired(screen: Screen, api: ApiClient) -> None:
     hold(api, "w", "photo-1", "photo-2")
     await screen.open_worker("w")
     await screen.button("Expire").click()
@@ -90,7 +92,7 @@ async def test_a_worker_is_expired(screen: Screen, api: ApiClient) -> None:
     await expect(screen.button("Expire")).to_be_disabled()
 
 
-async def test_a_worker_is_paused_and_resumed(screen: Screen, api: ApiClient) -> None:
+async def test_a_worker_can_be_paused_and_resumed(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s")
     await screen.open_worker("w")
     await screen.button("Pause").click()
@@ -105,7 +107,7 @@ async def test_a_worker_is_paused_and_resumed(screen: Screen, api: ApiClient) ->
     assert not api.worker("w")["paused"]
 
 
-async def test_a_worker_is_drained_within_the_limit_given(screen: Screen, api: ApiClient) -> None:
+async def test_a_worker_can_be_drained_within_a_given_limit(screen: Screen, api: ApiClient) -> None:
     hold(api, "w", "photo-1")
     await screen.open_worker("w")
     await screen.button("Drain").click()
@@ -119,19 +121,21 @@ async def test_a_worker_is_drained_within_the_limit_given(screen: Screen, api: A
     await expect(screen.page.locator(".facts")).to_contain_text("drain ends")
 
 
-async def test_a_refusal_is_told_in_plain_words_and_the_dialog_stays(screen: Screen, api: ApiClient) -> None:
+async def test_a_rejected_action_shows_the_reason_and_keeps_the_dialog(
+    screen: Screen, api: ApiClient
+) -> None:
     screen.refusals_expected = True
     api.beat("w", lease_duration="60s")
     await screen.open_worker("w")
     await screen.button("Drain").click()
-    api.expire("w")  # somebody else was quicker
+    api.expire("w")  # someone else was faster
     await screen.confirm("Drain")
     await expect(screen.dialog.get_by_role("alert")).to_contain_text("This worker is not active")
     await screen.page.keyboard.press("Escape")
     await expect(screen.dialog).to_have_count(0)
 
 
-async def test_nothing_is_done_without_confirmation(screen: Screen, api: ApiClient) -> None:
+async def test_no_action_runs_without_confirmation(screen: Screen, api: ApiClient) -> None:
     api.beat("w", lease_duration="60s")
     await screen.open_worker("w")
     for leave in ("Escape", "button", "beside"):
@@ -147,7 +151,7 @@ async def test_nothing_is_done_without_confirmation(screen: Screen, api: ApiClie
     assert api.worker("w")["state"] == "WORKER_STATE_ACTIVE"
 
 
-async def test_an_unknown_worker_is_told_in_plain_words(screen: Screen, api: ApiClient) -> None:
+async def test_an_unknown_worker_is_reported(screen: Screen, api: ApiClient) -> None:
     screen.refusals_expected = True
     await screen.open("worker", key="nobody")
     await expect(screen.page.get_by_role("alert")).to_contain_text(
@@ -156,7 +160,7 @@ async def test_an_unknown_worker_is_told_in_plain_words(screen: Screen, api: Api
 
 
 @pytest.mark.phone
-async def test_the_page_is_readable_on_a_phone(screen: Screen, api: ApiClient) -> None:
+async def test_the_page_fits_a_phone(screen: Screen, api: ApiClient) -> None:
     hold(api, "w-" + 60 * "x", "photo-1", host_name="h" * 100)
     api.expire("w-" + 60 * "x")
     await screen.open_worker("w-" + 60 * "x")

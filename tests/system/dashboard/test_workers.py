@@ -27,7 +27,7 @@ async def test_workers_are_listed_with_state_lease_build_and_host(screen: Screen
     await expect(row.locator(".lease-left")).to_contain_text(" s")
 
 
-async def test_a_worker_shows_up_and_leaves_without_a_reload(screen: Screen, api: ApiClient) -> None:
+async def test_a_worker_appears_and_disappears_without_a_reload(screen: Screen, api: ApiClient) -> None:
     api.beat("first", lease_duration="60s")
     await screen.open("workers")
     await expect(screen.row("first")).to_contain_text("active")
@@ -66,7 +66,7 @@ async def test_the_filter_finds_by_key_host_build_queue_and_state(screen: Screen
     await expect(screen.page.get_by_text("No worker matches.")).to_be_visible()
 
 
-async def test_filter_and_order_are_in_the_address(screen: Screen, api: ApiClient) -> None:
+async def test_the_address_holds_filter_and_order(screen: Screen, api: ApiClient) -> None:
     api.beats([beat("a", build_id="2"), beat("b", build_id="1"), beat("c", build_id="3")])
     await screen.open("workers")
     keys = screen.page.locator(".grid-row .col-key")
@@ -84,7 +84,7 @@ async def test_filter_and_order_are_in_the_address(screen: Screen, api: ApiClien
     )
 
 
-async def test_states_are_chosen_with_their_counts(screen: Screen, api: ApiClient) -> None:
+async def test_states_can_be_chosen_and_show_their_counts(screen: Screen, api: ApiClient) -> None:
     api.beats([beat("a"), beat("b"), beat("c")])
     api.expire("b")
     await screen.open("workers")
@@ -97,7 +97,7 @@ async def test_states_are_chosen_with_their_counts(screen: Screen, api: ApiClien
     await expect(keys).to_have_count(3)
 
 
-async def test_the_lease_bar_runs_down_and_is_full_again_after_a_heartbeat(
+async def test_the_lease_bar_shrinks_and_is_full_again_after_a_heartbeat(
     screen: Screen, api: ApiClient
 ) -> None:
     api.beat("lone", lease_duration="12s")
@@ -105,16 +105,16 @@ async def test_the_lease_bar_runs_down_and_is_full_again_after_a_heartbeat(
     bar = screen.page.locator(".lease-track i")
     share = "parseFloat(document.querySelector('.lease-track i').style.transform.slice(7))"
     await expect(bar).to_have_count(1)
-    # As in a large fleet, whose next round takes its time: only who looks at this one row hears of it.
+    # As in a large fleet, whose next refresh is late: only a request for this row shows the renewal.
     await screen.page.route("**/workers?*", lambda _: None)
     await screen.until(f"{share} < 0.6")
-    # The table asks for a lease that has run down; nothing tells it of a plain renewal.
+    # The table requests an ended lease; a plain renewal causes no event.
     api.beat("lone", lease_duration="12s")
     await screen.until(f"{share} > 0.7")
     await screen.page.unroute_all(behavior="ignoreErrors")
 
 
-async def test_a_suspect_worker_is_marked(screen: Screen, api: ApiClient, server: Any) -> None:
+async def test_a_disconnected_worker_is_marked(screen: Screen, api: ApiClient, server: Any) -> None:
     api.beat("lone", session_id="s", sequence=1, lease_duration="60s")
     await _attach_and_break(server.address, api.namespace, "lone")
     await screen.open("workers")

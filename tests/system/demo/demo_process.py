@@ -1,4 +1,4 @@
-"""`liveness demo` as a process, and who is left when it has ended."""
+"""`liveness demo` as a process, and the processes that remain after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
-import psutil  # type: ignore[import-untyped]  # it ships no types
+import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 from liveness.clock import stopwatch
 from tests.system.cli.server_processes import environment, liveness_command
@@ -22,7 +22,7 @@ MARK = "DEMO_OF_TEST"
 
 
 class DemoProcess:
-    """All processes that belong to it carry the same mark in their environment."""
+    """All its processes carry the same mark in their environment."""
 
     def __init__(self, folder: Path, *flags: str, terminal: int | None = None) -> None:
         self._mark = uuid4().hex
@@ -49,7 +49,7 @@ class DemoProcess:
         raise AssertionError(f"it ended without saying {text!r}: {lines} {self.process.communicate()}")
 
     def others(self) -> list[psutil.Process]:
-        """Processes of the performance besides the demo itself, dead ones that nobody waited for included."""
+        """Return the demo's other processes, including dead ones that were not waited for."""
         return [
             process
             for process in psutil.process_iter()
@@ -80,7 +80,10 @@ def demo_process(folder: Path, *flags: str, terminal: int | None = None) -> Iter
 
 
 def wait_for_the_end_of(processes: list[psutil.Process]) -> None:
-    """Dead ones that nobody waits for, in a container without an init, have ended."""
+    """Wait until these processes have ended.
+
+    A zombie counts as ended: in a container without an init, no process reaps it.
+    """
     watch = stopwatch()
     while not all(_has_ended(process) for process in processes):
         assert watch() < SECONDS_MAX, f"these live on: {processes}"
@@ -106,7 +109,7 @@ def read_to_the_end(terminal: int) -> bytes:
     while True:
         try:
             part = os.read(terminal, 65_536)
-        except OSError:  # what Linux says once nobody writes any more
+        except OSError:  # Linux raises it once no process has the terminal open
             return seen
         if not part:
             return seen

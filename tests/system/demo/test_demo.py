@@ -1,4 +1,4 @@
-"""The demo is played from beginning to end, or stopped on the way; nothing is left of it."""
+"""The demo runs to its end or is interrupted, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.system.demo.demo_process import (
 )
 
 
-def test_everything_is_completed_once(tmp_path: Path) -> None:
+def test_the_demo_completes_every_activity_once(tmp_path: Path) -> None:
     with demo_process(tmp_path, "--json", "--activities", "20") as played:
         output, story = played.process.communicate(timeout=SECONDS_MAX)
 
@@ -43,7 +43,9 @@ def test_everything_is_completed_once(tmp_path: Path) -> None:
     ("number", "moment"),
     [(signal.SIGINT, "was frozen"), (signal.SIGTERM, "listens on"), (signal.SIGHUP, "was killed")],
 )
-def test_who_stops_it_finds_nothing_left_behind(number: signal.Signals, moment: str, tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_no_process_behind(
+    number: signal.Signals, moment: str, tmp_path: Path
+) -> None:
     with demo_process(tmp_path) as played:
         played.wait_for(moment)
         played.process.send_signal(number)
@@ -56,7 +58,7 @@ def test_who_stops_it_finds_nothing_left_behind(number: signal.Signals, moment: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_outlives_a_demo_that_was_killed(tmp_path: Path) -> None:
+def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     """Not even the worker that is frozen at that moment."""
     with demo_process(tmp_path) as played:
         played.wait_for("was frozen")
@@ -68,8 +70,8 @@ def test_nobody_outlives_a_demo_that_was_killed(tmp_path: Path) -> None:
         wait_for_the_end_of(others)
 
 
-def test_in_a_terminal_it_is_a_picture_that_moves(tmp_path: Path) -> None:
-    """And after Ctrl-C the cursor is back."""
+def test_the_demo_animates_on_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C brings the cursor back."""
     ours, its = pty.openpty()
     with demo_process(tmp_path, terminal=its) as played:
         os.close(its)

@@ -1,4 +1,4 @@
-"""What is said when the demo cannot start."""
+"""The errors of a demo that cannot start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cast(folder: Path, **variables: str) -> DemoProcesses:
     return DemoProcesses(plan, folder, {**os.environ, **variables}, SystemClock())
 
 
-async def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_is_reported_with_its_last_output(tmp_path: Path) -> None:
     (tmp_path / "liveness.db").write_text("this is no database, whatever its name says " * 100)
     players = cast(tmp_path)
     try:
@@ -27,7 +27,7 @@ async def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path: 
         await players.stop_all()
 
 
-async def test_settings_for_another_server_do_not_reach_this_one(tmp_path: Path) -> None:
+async def test_settings_for_other_servers_do_not_reach_the_demos_server(tmp_path: Path) -> None:
     players = cast(tmp_path, LIVENESS_NAMESPACES="somebody-elses", LIVENESS_CONFIG="/nowhere.toml")
     try:
         await players.start_server()
@@ -38,7 +38,7 @@ async def test_settings_for_another_server_do_not_reach_this_one(tmp_path: Path)
         await players.stop_all()
 
 
-async def test_a_worker_that_dies_outside_the_plot_ends_the_demo(tmp_path: Path) -> None:
+async def test_an_unplanned_worker_death_ends_the_demo(tmp_path: Path) -> None:
     players = cast(tmp_path)
     players.address = "127.0.0.1:1"
     try:

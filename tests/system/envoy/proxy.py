@@ -1,4 +1,4 @@
-"""A real Envoy with the configuration from deploy/, before real nodes."""
+"""A real Envoy with the configuration from deploy/, in front of real nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READY_SECONDS_MAX = 60
 
 
 def envoy() -> Path | None:
-    """None where there is no wheel for the platform."""
+    """Return Envoy's path; None if there is no wheel for the platform."""
     spec = find_spec("envoy")
     if spec is None or spec.origin is None:
         return None
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 class Envoy:
-    """What the ledger's load takes for a server: it talks to whichever node Envoy chooses."""
+    """Stands in for a server in the ledger's load: each call goes to the node that Envoy chooses."""
 
     def __init__(self, program: Path, folder: Path, nodes: list[str]) -> None:
         self._program = program
@@ -51,7 +51,7 @@ class Envoy:
     async def __aenter__(self) -> Self:
         for _ in range(START_ATTEMPTS):
             port, self._admin_port = free_port(), free_port()
-            path = self._folder / "envoy.json"  # which is YAML, too
+            path = self._folder / "envoy.json"  # Envoy reads JSON as YAML
             path.write_text(json.dumps(self._configuration(port)))
             self._process = await asyncio.create_subprocess_exec(
                 self._program, "-c", path, "--disable-hot-restart", "--concurrency", "1", "-l", "warning",
@@ -77,7 +77,7 @@ class Envoy:
         await self._process.wait()
 
     def _configuration(self, port: int) -> dict[str, Any]:
-        """The example, with our addresses in it."""
+        """Return the example configuration with our addresses."""
         whole: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
         [listener], [cluster] = whole["static_resources"]["listeners"], whole["static_resources"]["clusters"]
         listener["address"] = _address(f"127.0.0.1:{port}")
@@ -103,7 +103,7 @@ class Envoy:
             return text
 
     async def wait_healthy(self, nodes: int) -> None:
-        """Until so many nodes are taken for ready."""
+        """Wait until Envoy considers this many nodes healthy."""
         seen = -1
         async with asyncio.timeout(READY_SECONDS_MAX):
             while seen != nodes:
@@ -114,7 +114,7 @@ class Envoy:
                 await asyncio.sleep(0.05)
 
     def listening_ms(self, since: float, until: float) -> float:
-        """As of a server: how much of the time can have counted as silence at most."""
+        """Return the most of this time that can have counted as silence."""
         return (until - since) * 1_000
 
 

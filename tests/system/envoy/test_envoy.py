@@ -1,4 +1,4 @@
-"""A standard proxy in between: calls, streams and errors pass, and nodes may come to an end behind it."""
+"""Calls, streams and errors pass through a standard proxy, and nodes behind it may end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from tests.system.server.server_process import ServerProcess
 
 LEASE_MS = 10_000
 LEASES_MS = (10_000, 12_000)
-"""Longer than the shards of a killed node, on a busy machine, take to serve again: until then, the answer to a batch
-waits for them, and with it the next heartbeats of all workers in it."""
+"""Longer than the take-over of a killed node's shards on a busy machine: until then the answer to a batch waits, and
+with it the next heartbeats of all its workers.
+"""
 
 
 class LedgerWithRepeats(Ledger):
-    """Nodes repeat on behalf of the client what an owner that was lost did not answer: an answer may be that of a repeated
-    heartbeat though the client sent it once."""
+    """Nodes repeat a call that a lost owner did not answer, so a heartbeat that the client sent once may be answered as
+    repeated.
+    """
 
     def beat_answered(self, beat: Beat, sent_at: float, result: worker_pb2.HeartbeatResult) -> None:
         if result.outcome == REPEATED:
@@ -46,12 +48,12 @@ async def beat(envoy_cluster: EnvoyCluster, key: str, sequence: int = 1) -> work
     return await envoy_cluster.envoy.liveness.RecordWorkerHeartbeat(request)
 
 
-async def test_calls_streams_and_errors_pass(envoy_cluster: EnvoyCluster) -> None:
+async def test_calls_streams_and_errors_pass_through_the_proxy(envoy_cluster: EnvoyCluster) -> None:
     liveness = envoy_cluster.envoy.liveness
     watching: Any = liveness.WatchEvents(service_pb2.WatchEventsRequest(namespace=NAMESPACE))
     assert not (await watching.read()).events
 
-    # One by one, each to another node, and all at once.
+    # Separate calls go to different nodes; a batch goes to one.
     assert [(await beat(envoy_cluster, f"one-{n}")).outcome for n in range(6)] == [REGISTERED] * 6
     batch = service_pb2.RecordWorkerHeartbeatsRequest(
         namespace=NAMESPACE, heartbeats=[heartbeat(f"many-{n}") for n in range(20)]
@@ -89,8 +91,10 @@ async def test_calls_streams_and_errors_pass(envoy_cluster: EnvoyCluster) -> Non
     assert details.reason == "STALE_HEARTBEAT"
 
 
-async def test_nodes_end_behind_it(envoy_cluster: EnvoyCluster, report_result: ReportResult) -> None:
-    """One in good order and one killed: clients repeat what was not answered, and no worker loses its lease."""
+async def test_nodes_that_end_behind_the_proxy_cost_no_lease(
+    envoy_cluster: EnvoyCluster, report_result: ReportResult
+) -> None:
+    """One node stops gracefully and one is killed; clients repeat unanswered calls."""
     front, nodes = envoy_cluster.envoy, envoy_cluster.nodes
     as_server = cast(ServerProcess, front)
     ledger = LedgerWithRepeats(as_server)

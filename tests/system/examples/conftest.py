@@ -1,4 +1,4 @@
-"""One server for all tests of this folder, on which each names its work differently; no program outlives its test."""
+"""One server for all tests of this folder, which use different names; no program outlives its test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def start(address: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts an example in the test's folder."""
+    """Return a function that starts an example in the test's folder."""
     programs: list[Program] = []
 
     def start(name: str, *arguments: str) -> Program:

@@ -1,4 +1,4 @@
-"""Example programs as real processes, and a server for them whose leases are short."""
+"""Example programs as real processes, and a server with short leases for them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.system.cli.shell import Shell
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SECONDS_MAX = 60
-"""Far more than anything takes; a machine under load is slow."""
+"""Much more than any step takes, because a loaded machine is slow."""
 FOR_EVER = "3600"
 
 
 @contextmanager
 def server_with_short_leases(folder: Path) -> Iterator[str]:
-    """Its address. Leases that nobody asks for otherwise last 2 s, and a fresh server grants no grace on top."""
+    """Start a server and return its address. Leases last 2 s by default, and a fresh server grants no grace."""
     config = folder / "liveness.toml"
     config.write_text("takeover_grace_ms = 0\n")
     with running_server(folder, "--config", str(config)) as address:
@@ -31,7 +31,7 @@ def server_with_short_leases(folder: Path) -> Iterator[str]:
 
 
 class Program:
-    """A running example. What it prints can be waited for, line by line."""
+    """A running example. Tests wait for its output, line by line."""
 
     def __init__(self, name: str, *arguments: str, folder: Path) -> None:
         self.name = name
@@ -48,14 +48,14 @@ class Program:
         Thread(target=self._read, daemon=True).start()
 
     def line_with(self, text: str) -> str:
-        """The next line that contains `text`."""
+        """Return the next line that contains `text`."""
         while (line := self._next()) is not None:
             if text in line:
                 return line
         raise AssertionError(f"{self.name} ended without saying {text!r}: {self.seen}")
 
     def wait_success(self) -> list[str]:
-        """All that it printed."""
+        """Wait for the successful end, and return all output."""
         while self._next() is not None:
             pass
         assert self.process.wait(SECONDS_MAX) == 0, self.seen

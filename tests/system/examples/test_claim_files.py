@@ -13,7 +13,7 @@ from tests.system.examples.programs import FOR_EVER
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Files of one, two, three … words."""
+    """Create files of one, two, three … words."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(1, 7):
@@ -29,7 +29,7 @@ def claims(lines: list[str]) -> list[str]:
     return [line for line in lines if "claimed" in line]
 
 
-def test_a_killed_processs_file_is_done_by_another(start: Start, texts: Path) -> None:
+def test_another_process_does_the_file_of_a_killed_process(start: Start, texts: Path) -> None:
     victim = start("claim_files.py", str(texts), "--seconds", FOR_EVER)
     assert victim.line_with("claimed") == "1.txt: claimed, attempt 1"
     other = start("claim_files.py", str(texts), "--seconds", "0.01")
@@ -52,7 +52,7 @@ def test_two_processes_do_each_file_once(start: Start, texts: Path) -> None:
     assert counted(texts) == {str(number): number for number in range(1, 7)}
 
 
-def test_what_is_done_is_not_done_again(start: Start, texts: Path) -> None:
+def test_a_finished_file_is_not_done_again(start: Start, texts: Path) -> None:
     start("claim_files.py", str(texts), "--seconds", "0.01").wait_success()
 
     assert start("claim_files.py", str(texts)).wait_success() == []

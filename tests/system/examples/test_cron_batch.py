@@ -43,7 +43,7 @@ def test_another_day_is_another_batch(start: Start, tmp_path: Path) -> None:
     assert len(invoices(tmp_path)) == 2 * CUSTOMERS
 
 
-async def test_a_batch_that_was_killed_is_taken_up_by_the_next_run(start: Start, address: str) -> None:
+async def test_the_next_run_completes_a_killed_batch(start: Start, address: str) -> None:
     interrupted = start("cron_batch.py", "run", "--date", "2026-03-31")
     async with Client(address) as client, asyncio.timeout(SECONDS_MAX):
         while sum("2026-03-31" in info.id for info in await client.list(task_queue="invoices")) < CUSTOMERS:

@@ -24,7 +24,7 @@ def jobs(path: Path) -> dict[str, Job]:
     return found
 
 
-def test_a_killed_processs_job_is_done_by_another(start: Start, tmp_path: Path) -> None:
+def test_another_process_does_the_job_of_a_killed_process(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "killed.db"
     engine = ("own_engine.py", "--db", str(path), "--jobs", "4")
     victim = start(*engine, "--seconds", FOR_EVER)
@@ -43,7 +43,7 @@ def test_a_killed_processs_job_is_done_by_another(start: Start, tmp_path: Path) 
     assert list(found.values()) == [Job(1, "done", by_the_other)] * 3
 
 
-def test_a_frozen_process_finds_its_job_lost_and_writes_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_frozen_process_loses_its_job_and_writes_nothing(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "frozen.db"
     engine = ("own_engine.py", "--db", str(path), "--jobs", "2")
     zombie = start(*engine, "--seconds", FOR_EVER)

@@ -1,4 +1,4 @@
-"""Fixtures of these tests, shared with the in-process tests of fencing."""
+"""Fixtures shared with the in-process tests of fencing."""
 
 from tests.integration.fencing.conftest import database, url
 

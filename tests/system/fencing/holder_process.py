@@ -1,6 +1,6 @@
-"""A worker's process that writes one note under a guard, and stops where it is told to until it gets a line.
+"""A worker process that writes one note under a guard, and waits at a chosen point until it reads a line.
 
-Says `at the gate` when it is there, and then `written`, `refused: ...` or `failed: ...`.
+It prints `at the gate` when it stops there, and then `written`, `refused: ...` or `failed: ...`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def wait_for_line() -> None:
 
 
 def warm_up(connection: Connection) -> None:
-    """The connection is open and warm before the gate, as that of a worker in the middle of its work."""
+    """Open the connection before the gate, as a worker in the middle of its work has it."""
     connection.execute(select(notes)).all()
 
 
@@ -66,7 +66,7 @@ async def on_postgres(options: Namespace) -> None:
 
 
 def main() -> None:
-    # The kernel ends this process with whoever started it, even while it is stopped.
+    # The kernel ends this process with its parent, even while it is stopped.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     parser = ArgumentParser()
     parser.add_argument("url")

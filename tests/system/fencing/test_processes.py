@@ -1,4 +1,4 @@
-"""A process is stopped, its work moves on, and it wakes up: with real processes, signals and databases."""
+"""A process is stopped, its activity is handed to another, and it resumes: with real processes, signals and databases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HolderProcess:
         self._stdin.write(b"go\n")
 
     async def stop(self) -> None:
-        """Return when it really stands still."""
+        """Stop the process, and return when it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(SECONDS_MAX):
             state = await asyncio.to_thread(
@@ -83,11 +83,13 @@ async def start(database: FencedDatabase) -> AsyncIterator[Start]:
         await holder.end()
 
 
-async def test_the_late_write_of_a_stopped_process_is_refused(database: FencedDatabase, start: Start) -> None:
+async def test_the_guard_refuses_the_late_write_of_a_stopped_process(
+    database: FencedDatabase, start: Start
+) -> None:
     zombie = await start(1, "zombie", "--gate=before")
     assert await zombie.next_line() == "at the gate"
     await zombie.stop()
-    zombie.let_continue()  # it will go on as if no time had passed
+    zombie.let_continue()  # it continues as if no time had passed
 
     second = await start(2, "second")
     assert await second.next_line() == "written"
@@ -101,10 +103,10 @@ async def test_the_late_write_of_a_stopped_process_is_refused(database: FencedDa
     assert await database.read_committed(guard.newest, "report") == SeenToken(2, 1)
 
 
-async def test_without_the_guard_it_would_have_destroyed_the_data(
+async def test_without_the_guard_a_late_write_destroys_the_data(
     database: FencedDatabase, start: Start
 ) -> None:
-    """Shows that the test above tests something."""
+    """Proves that the test above can fail."""
     zombie = await start(1, "zombie", "--gate=before", "--unguarded")
     assert await zombie.next_line() == "at the gate"
     await zombie.stop()
@@ -116,10 +118,10 @@ async def test_without_the_guard_it_would_have_destroyed_the_data(
     assert await database.read_committed(note, "report") == "zombie"
 
 
-async def test_a_process_stopped_between_check_and_write_holds_up_the_next_until_it_carries_on(
+async def test_a_process_stopped_between_check_and_write_delays_the_next_holder(
     database: FencedDatabase, start: Start
 ) -> None:
-    """Then its write comes before the other's, not after it: the order of the tokens is the order of the writes."""
+    """Its write then comes before the other's: the order of the tokens is the order of the writes."""
     zombie = await start(1, "zombie", "--gate=in transaction")
     assert await zombie.next_line() == "at the gate"
     await zombie.stop()
@@ -137,10 +139,10 @@ async def test_a_process_stopped_between_check_and_write_holds_up_the_next_until
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"])
-async def test_the_server_can_end_the_transaction_of_a_process_stopped_between_check_and_write(
+async def test_the_database_can_end_the_transaction_of_a_process_stopped_between_check_and_write(
     database: FencedDatabase, start: Start
 ) -> None:
-    """With idle_in_transaction_session_timeout the next holder need not wait for it."""
+    """With idle_in_transaction_session_timeout, the next holder does not wait for it."""
     zombie = await start(1, "zombie", "--gate=in transaction", "--idle-ms-max=100")
     assert await zombie.next_line() == "at the gate"
     await zombie.stop()

@@ -1,4 +1,4 @@
-"""Fixtures of these tests, shared with the in-process tests of the HTTP API."""
+"""Fixtures shared with the in-process tests of the HTTP API."""
 
 from tests.integration.http.conftest import client, http_harness, stopped_harness
 

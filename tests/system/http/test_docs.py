@@ -1,4 +1,4 @@
-"""What the README and the page on HTTP tell people to type does what they say."""
+"""The commands in the README and in docs/http.md do what the text says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = ("README.md", "docs/http.md")
 HTTP_PAGE = (ROOT / "docs/http.md").read_text(encoding="utf-8")
 STREAM_SECONDS = "2"
 TIMED_OUT = 28
-"""How curl ends a stream that does not end by itself."""
+"""curl's exit code for a stream that does not end by itself."""
 
 
 def examples(page: str) -> list[list[str]]:
@@ -33,7 +33,7 @@ def page(request: pytest.FixtureRequest) -> str:
     return page
 
 
-def test_every_example_works_one_after_the_other(page: str, tmp_path: Path) -> None:
+def test_every_example_works_in_the_order_of_the_page(page: str, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("there is no curl here")
     assert len(examples(page)) > 3
@@ -55,14 +55,14 @@ def test_the_first_example_of_the_readme_registers_a_worker(tmp_path: Path) -> N
     assert first[-1].endswith("/workers/worker-1/heartbeat")
 
 
-def test_the_page_has_the_table_of_codes() -> None:
+def test_the_page_lists_the_status_codes() -> None:
     rows = re.findall(r"^\| (`[A-Z_`, ]+) \| ([0-9]{3})", HTTP_PAGE, re.MULTILINE)
     said = {name: int(code) for names, code in rows for name in re.findall(r"[A-Z_]+", names)}
     assert len(said) > 8
     assert said.items() <= {kind.name: code for kind, code in HTTP_CODES.items()}.items()
 
 
-def test_the_page_names_every_refusal_of_http_itself() -> None:
+def test_the_page_names_every_error_reason_of_the_http_api() -> None:
     sources = (ROOT / "liveness/http").glob("*.py")
     reasons = {
         reason

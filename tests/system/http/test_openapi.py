@@ -1,4 +1,4 @@
-"""The OpenAPI document describes what a real server does: nothing breaks, and answers are as described."""
+"""The OpenAPI document describes a real server: no request breaks it, and its answers match the document."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODES = schemathesis.GenerationMode
 
 
 def can_be_wrong(operation: Any) -> bool:
-    """In a path, everything is text."""
+    """Return whether a request can violate the schema; in a path, every value is text."""
     return "requestBody" in operation or any(
         each["in"] == "query" for each in operation.get("parameters", ())
     )
@@ -49,7 +49,7 @@ OPERATION_PATHS = [
     for path, path_item in DOCUMENT["paths"].items()
     for verb, operation in path_item.items()
     for mode in MODES
-    if not path.endswith("/events")  # they do not end
+    if not path.endswith("/events")  # event streams do not end
     and (mode is MODES.POSITIVE or can_be_wrong(operation))
 ]
 
@@ -61,8 +61,8 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("path", "verb", "mode"), OPERATION_PATHS)
-def test_a_real_server_keeps_to_its_document(path: str, verb: str, mode: MODES, base_url: str) -> None:
-    """Whether requests are as the document says, or not."""
+def test_a_real_server_matches_its_openapi_document(path: str, verb: str, mode: MODES, base_url: str) -> None:
+    """For valid and invalid requests."""
 
     @settings(max_examples=6, suppress_health_check=list(HealthCheck))
     @given(case=SCHEMA[path][verb].as_strategy(generation_mode=mode))
@@ -73,7 +73,7 @@ def test_a_real_server_keeps_to_its_document(path: str, verb: str, mode: MODES, 
     check()
 
 
-def test_it_has_every_place_with_the_words_of_the_contract() -> None:
+def test_the_document_has_every_path_with_the_comments_of_the_proto() -> None:
     assert len(OPERATIONS) == len(list(endpoints_of(SERVICES)))
     shutdown = OPERATIONS["ShutdownWorker"]
     assert shutdown["description"].startswith("The graceful goodbye")
@@ -82,14 +82,14 @@ def test_it_has_every_place_with_the_words_of_the_contract() -> None:
     assert set(body["properties"]) == {"session_id", "reason"}, "what the path says is not in the body"
 
 
-def test_what_is_always_there_in_answers_is_required_and_what_may_be_sent_is_not() -> None:
+def test_fields_that_answers_always_have_are_required_and_request_fields_are_optional() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     assert "worker_instance_key" in schemas["Worker"]["required"]
     assert "cleanup_time" not in schemas["Worker"]["required"]
     assert "required" not in schemas["WorkerHeartbeat"]
 
 
-def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
+def test_every_reference_resolves_and_every_schema_is_used() -> None:
     names = {f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]}
     assert set(references(DOCUMENT)) == names
 
@@ -104,7 +104,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(part)
 
 
-async def test_it_is_served(client: Client) -> None:
+async def test_the_server_serves_its_openapi_document(client: Client) -> None:
     answer = await client.ask("GET", "/openapi.json")
     assert (answer.code, answer.headers["content-type"]) == (200, "application/json")
     assert answer.json() == json.loads(json.dumps(DOCUMENT))

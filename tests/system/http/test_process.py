@@ -1,4 +1,4 @@
-"""`liveness serve` with its face, as a process: where it is, who is in its place, and how it ends."""
+"""The HTTP listener of a `liveness serve` process: its address, conflicts over the address, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEAT = "/v1/namespaces/orders/workers/{}/heartbeat"
 
 
 def port_in(output: IO[str]) -> int:
-    """Of the dashboard, in what a starting server prints after its address."""
+    """Return the port of the dashboard from the output of a starting server."""
     first_address(output)
     match = re.fullmatch(r"  dashboard     http://127\.0\.0\.1:([0-9]+)/\n", output.readline())
     assert match is not None
@@ -38,7 +38,7 @@ def serving(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str]
         yield process, Client(port_in(process.stdout))
 
 
-async def test_a_process_ends_at_once_with_open_streams_and_waiting_polls(tmp_path: Path) -> None:
+async def test_a_server_with_open_streams_and_waiting_polls_stops_at_once(tmp_path: Path) -> None:
     with serving(tmp_path) as (process, client):
         await client.post(BEAT.format("w"), {"task_queue": "q"})
         async with client.connect() as poll, watching(client, "/v1/events") as source:
@@ -53,7 +53,7 @@ async def test_a_process_ends_at_once_with_open_streams_and_waiting_polls(tmp_pa
     assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
-async def test_a_watcher_sees_every_event_once_over_a_restart(tmp_path: Path) -> None:
+async def test_a_watcher_sees_every_event_once_across_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path) as (process, client):
         async with watching(client) as source:
             await client.post(BEAT.format("a"), {})
@@ -83,7 +83,7 @@ def refused(folder: Path, *flags: str) -> str:
     return line
 
 
-def test_a_place_that_is_taken_is_one_sentence_that_names_the_flag(tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported_in_one_sentence_that_names_the_flag(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = refused(tmp_path, "--http", address)
@@ -93,7 +93,7 @@ def test_a_place_that_is_taken_is_one_sentence_that_names_the_flag(tmp_path: Pat
     assert not (tmp_path / "liveness.db").exists(), "nothing was opened"
 
 
-def test_a_place_that_is_none_of_ours_is_one_sentence(tmp_path: Path) -> None:
+def test_a_foreign_address_is_reported_in_one_sentence(tmp_path: Path) -> None:
     assert "--http" in refused(tmp_path, "--http", "192.0.2.1:7480")
     assert "--http" in refused(tmp_path, "--http", "nowhere.invalid:7480")
 
@@ -102,11 +102,11 @@ def test_a_place_that_is_none_of_ours_is_one_sentence(tmp_path: Path) -> None:
     "flags",
     [("--http", "no"), ("--http", "7480"), ("--http-hosts", "http://a.example"), ("--http-hosts", "a:1")],
 )
-def test_what_is_no_place_is_one_sentence(tmp_path: Path, flags: tuple[str, str]) -> None:
+def test_a_malformed_address_is_reported_in_one_sentence(tmp_path: Path, flags: tuple[str, str]) -> None:
     assert refused(tmp_path, *flags).startswith(f"error: flag {flags[0]} is ")
 
 
-def test_it_can_be_turned_off(tmp_path: Path) -> None:
+def test_the_http_listener_can_be_turned_off(tmp_path: Path) -> None:
     with child_process(
         liveness_command("serve", "--listen", "127.0.0.1:0", "--shards", "1", "--http", "off"), tmp_path
     ) as process:

@@ -1,4 +1,4 @@
-"""What the tests of killed servers have, too."""
+"""Fixtures shared with the tests of killed servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server under load whose PostgreSQL is made to fail, and the account that is taken afterwards."""
+"""A server under load whose PostgreSQL fails, and the audit afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.system.server.load import Load
 from tests.system.server.server_process import STEP_MS_MAX, Outage, ServerProcess
 
 ACKNOWLEDGED = 60
-"""Calls before each failure, and after it."""
+"""Calls acknowledged before and after each failure."""
 
 
 class OutageRun:
@@ -29,8 +29,10 @@ class OutageRun:
 
     @asynccontextmanager
     async def failure(self) -> AsyncIterator[None]:
-        """PostgreSQL fails, and is well again at the end of the context. Then the server serves again by itself, and
-        knows everything it acknowledged."""
+        """PostgreSQL fails inside the context and works again at its end.
+
+        Then the server recovers by itself, with all acknowledged data.
+        """
         await acknowledged(self.ledger, ACKNOWLEDGED)
         self.failures += 1
         yield
@@ -43,7 +45,7 @@ class OutageRun:
         self._load.resume()
 
     async def down(self, stop: Callable[[], None], start: Callable[[], None], seconds: float = 0.3) -> None:
-        """Nothing can be committed between the two calls."""
+        """Stop PostgreSQL, and start it after `seconds`; nothing can be committed in between."""
         await asyncio.to_thread(stop)
         since = time.monotonic()
         await asyncio.sleep(seconds)
@@ -55,7 +57,7 @@ class OutageRun:
 async def outage_run(
     server: ServerProcess, store_database: StoreDatabase, report_result: ReportResult, seed: int = 1
 ) -> AsyncIterator[OutageRun]:
-    """The server is started before, and audited to the last row afterwards."""
+    """Start the server, run load on it, and audit every row of its database at the end."""
     began = time.monotonic()
     ledger = Ledger(server)
     await server.start()

@@ -1,4 +1,4 @@
-"""PostgreSQL has no connection left: a server says so, and goes on by itself when there is room."""
+"""When PostgreSQL has no free connection, a server says so, and recovers by itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def database_of(postgres: PostgresServer, role: str) -> str:
     return name
 
 
-async def test_no_room_at_the_start(durable_postgres: PostgresServer) -> None:
+async def test_a_server_without_a_connection_refuses_to_start(durable_postgres: PostgresServer) -> None:
     name = database_of(durable_postgres, "latecomer")
     limit(durable_postgres, "latecomer", 0)
     url = durable_postgres.url(name).replace("postgres@", "latecomer@")
@@ -38,7 +38,7 @@ async def test_no_room_at_the_start(durable_postgres: PostgresServer) -> None:
     assert "Traceback" not in ended.stderr
 
 
-async def test_no_room_while_running(
+async def test_a_running_server_recovers_from_a_lack_of_connections(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult
 ) -> None:
     name = database_of(durable_postgres, "limited")
@@ -57,7 +57,7 @@ async def test_no_room_while_running(
         limit(durable_postgres, "limited", -1)
 
 
-async def test_reads_leave_room_for_commits(durable_postgres: PostgresServer) -> None:
+async def test_reads_leave_a_connection_for_commits(durable_postgres: PostgresServer) -> None:
     """However many reads hang, and for however long."""
     database = PostgresDatabase(durable_postgres.url(), 3)
     hanging = [
@@ -68,7 +68,7 @@ async def test_reads_leave_room_for_commits(durable_postgres: PostgresServer) ->
     while await asyncio.to_thread(durable_postgres.execute, asleep) == "0":
         await asyncio.sleep(0.02)
     assert await database.write(lambda c: c.exec_driver_sql("SELECT 1").scalar()) == 1
-    assert not any(task.done() for task in hanging), "it waited for a read"
+    assert not any(task.done() for task in hanging), "the commit waited for a read"
     for task in hanging:
         task.cancel()
     ends = await asyncio.gather(*hanging, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The primary is killed and its synchronous standby promoted: everything acknowledged is there, and nodes find it."""
+"""The primary is killed and its synchronous standby is promoted: nodes find it, with all acknowledged data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAITING = (
 
 
 class ReplicatedPostgres:
-    """A primary that commits nothing which its standby does not have."""
+    """A primary that confirms a commit only when its standby has it."""
 
     def __init__(self, primary: PostgresServer, standby: PostgresServer) -> None:
         self.primary = primary
@@ -33,7 +33,7 @@ class ReplicatedPostgres:
         return f"postgresql://postgres@/{database}?{hosts}"
 
     async def wait(self, query: str) -> str:
-        """Until the query, asked of the primary, answers something else than nothing."""
+        """Wait until the primary answers the query with a true value."""
         while (answer := await asyncio.to_thread(self.primary.execute, query)) in ("", "0"):
             await asyncio.sleep(0.02)
         return answer
@@ -59,7 +59,7 @@ def pair() -> Iterator[ReplicatedPostgres]:
             standby.close()
 
 
-async def test_failed_over(
+async def test_acknowledged_heartbeats_survive_a_fail_over(
     pair: ReplicatedPostgres, make_server: MakeServer, report_result: ReportResult
 ) -> None:
     await pair.synchronous()
@@ -71,7 +71,7 @@ async def test_failed_over(
         async with run.failure():
             await asyncio.to_thread(pair.fail_over)
         await acknowledged(run.ledger, 100)
-        pair.primary.start()  # comes back as it was, beside its successor
+        pair.primary.start()  # the old primary returns beside its successor
         assert not pair.primary.execute(f"SELECT 1 FROM pg_stat_activity WHERE datname = '{database}'"), (
             "a node went back to the old primary"
         )
@@ -80,7 +80,7 @@ async def test_failed_over(
 async def test_a_commit_that_the_standby_has_not_confirmed_is_not_acknowledged(
     pair: ReplicatedPostgres,
 ) -> None:
-    """Not even if somebody cancels the wait, which makes PostgreSQL answer as if all were well."""
+    """Also if someone cancels the wait, which makes PostgreSQL report success."""
     await pair.synchronous()
     database = PostgresDatabase(pair.primary.url())
 

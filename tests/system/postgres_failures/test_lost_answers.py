@@ -1,4 +1,4 @@
-"""The answer to a COMMIT is lost: what became of it is found out by reading the shards again under a higher epoch."""
+"""When the answer to a COMMIT is lost, the node resolves the outcome by reading the shards again under a higher epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND_SECONDS_MAX = 30
 
 
 class CommitAnswerDropper(Proxy):
-    """Lets a COMMIT through, and cuts the connection instead of passing on the answer."""
+    """Passes a COMMIT on, and cuts the connection instead of returning its answer."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
@@ -51,7 +51,7 @@ class CommitAnswerDropper(Proxy):
         async def to_client() -> None:
             while data := await beyond_reader.read(CHUNK_BYTES):
                 if sent_commit and self.armed:
-                    # It is the answer, so the commit is durable.
+                    # This is the answer, so the commit is durable.
                     self.armed = False
                     self.lost += 1
                     return
@@ -80,7 +80,7 @@ async def lose_answers(run: OutageRun, proxy: CommitAnswerDropper, times: int) -
             await proxy.lose_an_answer()
         if (
             unheard_renewals(run) == unheard
-        ):  # else it was the node's own lease, which costs no shard anything
+        ):  # otherwise it was the renewal of the node's own lease, which costs no shard
             assert sum((await epochs(run)).values()) > sum(before.values()), "no shard was read again"
 
 
@@ -93,7 +93,7 @@ def unknown_commits(run: OutageRun) -> int:
     return sum("It is not known whether the commit took place" in line.get("why", "") for line in said)
 
 
-async def test_lost(
+async def test_a_lost_answer_to_a_commit_loses_no_acknowledged_heartbeat(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult
 ) -> None:
     database = durable_postgres.create_database()
@@ -112,7 +112,7 @@ async def test_lost(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", range(310, 312))
-async def test_lost_again_and_again(
+async def test_repeatedly_lost_answers_lose_no_acknowledged_heartbeat(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult, seed: int
 ) -> None:
     database = durable_postgres.create_database()

@@ -1,4 +1,4 @@
-"""PostgreSQL is restarted, crashes, or ends sessions under load: nothing acknowledged is lost, and nobody helps."""
+"""PostgreSQL restarts, crashes, or ends sessions under load: the server loses nothing, and recovers without help."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def sessions_end(run: OutageRun, postgres: PostgresServer) -> None:
 
 
 def end_sessions(postgres: PostgresServer) -> int:
-    """Terminate every backend that serves liveness."""
+    """Terminate every PostgreSQL backend that serves liveness."""
     return int(
         postgres.execute(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'liveness%'"
@@ -40,7 +40,7 @@ def end_sessions(postgres: PostgresServer) -> int:
     )
 
 
-async def test_restarted(
+async def test_a_restart_of_postgres_loses_no_acknowledged_heartbeat(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult
 ) -> None:
     database = durable_postgres.create_database()
@@ -50,7 +50,7 @@ async def test_restarted(
         await crashes(run, durable_postgres, 0)
 
 
-async def test_sessions_ended(
+async def test_ended_sessions_lose_no_acknowledged_heartbeat(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult
 ) -> None:
     database = durable_postgres.create_database()
@@ -64,7 +64,7 @@ async def test_sessions_ended(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", range(300, 302))
-async def test_again_and_again(
+async def test_repeated_failures_of_postgres_lose_no_acknowledged_heartbeat(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult, seed: int
 ) -> None:
     database = durable_postgres.create_database()

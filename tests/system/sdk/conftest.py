@@ -1,4 +1,4 @@
-"""One server for the tests that do it no harm; each test has a namespace of its own on it."""
+"""One server for the tests that do not harm it; each test has its own namespace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivenessServer]
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[LivenessServer]:
-    """One to be stopped, killed and restarted."""
+    """A server that the test may stop, kill and restart."""
     with running_server(tmp_path) as server:
         yield server
 
@@ -37,7 +37,7 @@ def namespace() -> str:
 
 @pytest.fixture
 def make(server: LivenessServer, namespace: str) -> Make:
-    """Workers of the test's namespace."""
+    """Make workers of the test's namespace."""
     return partial(Worker, server.address, namespace=namespace, task_queue="queue", lease=60)
 
 

@@ -1,4 +1,4 @@
-"""A worker that runs while a test does, and waiting for what it does."""
+"""A worker that runs during a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.system.sdk.server_process import SECONDS_MAX
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[Worker]:
-    """It runs while the body does, and its end is awaited."""
+    """Run the worker while the body runs, then stop it and wait for its end."""
     run = asyncio.create_task(worker.run(handle_signals=False))
     try:
         yield worker

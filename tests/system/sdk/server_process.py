@@ -1,4 +1,4 @@
-"""Liveness servers in processes of their own, and a relay to watch and disturb what is said to them."""
+"""Liveness servers in their own processes, and a proxy that records and disturbs the calls to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T]) -> T:
-    """What `condition` gives as soon as that is true. Blocks."""
+    """Wait, blocking, until `condition` returns a true value, and return it."""
     deadline = time.monotonic() + SECONDS_MAX
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never came true"
@@ -74,7 +74,7 @@ class LivenessServer:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """It stands still, with its connections open."""
+        """Stop the process inside the context, with its connections open."""
         self.send(signal.SIGSTOP)
         try:
             yield
@@ -98,7 +98,7 @@ class LivenessServer:
             assert process.stdout is not None
             process.stdout.close()
 
-    # -- what it knows
+    # -- the server's state
 
     def worker(self, namespace: str, key: str) -> WorkerMessage:
         request = service_pb2.DescribeWorkerRequest(namespace=namespace, worker_instance_key=key)
@@ -134,14 +134,14 @@ def running_server(folder: Path, *flags: str) -> Iterator[LivenessServer]:
 
 
 def free_address() -> str:
-    """Where nobody listens, for the moment."""
+    """Return an address at which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 class CallProxy(grpc.GenericRpcHandler):
-    """Passes every call on to a server, byte by byte, and can hold up and lose what is said."""
+    """Forwards every call to a server, byte by byte, and can delay and lose messages."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target, options=(("grpc.max_reconnect_backoff_ms", 500),))
@@ -154,20 +154,20 @@ class CallProxy(grpc.GenericRpcHandler):
         self._open: dict[str, threading.Event] = {}
         self._answers_open: dict[str, tuple[threading.Event, threading.Event]] = {}
         self.is_muted = threading.Event()
-        """While set, nothing comes back on streams."""
+        """While set, streams return nothing."""
         self.held_back: Callable[[bytes], bool] = lambda response: False
-        """Which of the answers on streams do not come back either."""
+        """Selects the messages of streams that are not returned."""
         self.unknown: set[str] = set()
-        """Methods that are not there."""
+        """Methods that are unimplemented."""
         self._server.start()
 
     def lose_answers(self, method: str, number: int) -> None:
-        """The next so many answers of this method; the server has done what it was asked."""
+        """Lose the next `number` answers of this method; the server has served the calls."""
         self._to_lose[method] = number
 
     @contextmanager
     def holding_back(self, method: str) -> Iterator[None]:
-        """Requests of this method arrive here, and go on when the body has ended."""
+        """Hold the requests of this method until the context ends."""
         gate = self._open[method] = threading.Event()
         try:
             yield
@@ -177,7 +177,7 @@ class CallProxy(grpc.GenericRpcHandler):
 
     @contextmanager
     def holding_answers(self, method: str) -> Iterator[threading.Event]:
-        """The server does what it is asked, and its answers go on when the body has ended. Set when there is one."""
+        """Hold the answers of this method until the context ends. The event is set when there is one."""
         gate, held = threading.Event(), threading.Event()
         self._answers_open[method] = gate, held
         try:
@@ -252,7 +252,7 @@ def call_proxy(target: str) -> Iterator[CallProxy]:
 
 
 class Lines:
-    """What a child process says, line by line, with a limit to the waiting."""
+    """The output of a child process, line by line, with a time-out."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Holding activities of one's own engine."""
+"""Bindings of activities that the program's own engine runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_body_waits_for_the_server(server: LivenessServer, namespace: 
             assert entered.is_set()
 
 
-async def test_what_the_worker_says_of_itself(server: LivenessServer, namespace: str, make: Make) -> None:
+async def test_the_worker_reports_its_profile(server: LivenessServer, namespace: str, make: Make) -> None:
     labels = {"zone": "b"}
     async with make(
         instance_key="mine", lease=7.5, labels=labels, build_id="42", identity="me", capabilities=["gpu"]
@@ -74,7 +74,9 @@ async def test_what_the_worker_says_of_itself(server: LivenessServer, namespace:
     assert seen.granted_lease_duration == Duration(seconds=7, nanos=500_000_000)
 
 
-async def test_the_end_of_the_with_is_a_goodbye(server: LivenessServer, namespace: str, make: Make) -> None:
+async def test_leaving_the_context_shuts_the_worker_down(
+    server: LivenessServer, namespace: str, make: Make
+) -> None:
     async with make(instance_key="mine") as worker, worker.bind("a"):
         pass
     seen = server.worker(namespace, "mine")
@@ -93,10 +95,10 @@ def test_plain_threads_need_no_event_loop(server: LivenessServer, namespace: str
         worker.bind("b")
 
 
-async def test_a_lease_that_the_server_ends_takes_the_binding_with_it(
+async def test_a_lease_that_the_server_ends_loses_the_binding(
     server: LivenessServer, namespace: str, make: Make
 ) -> None:
-    async with make(lease=600) as worker:  # the news comes on the stream, not with some later heartbeat
+    async with make(lease=600) as worker:  # so that the news comes on the stream, not with a later heartbeat
         binding = worker.bind("a")
         stopped = asyncio.Event()
 
@@ -149,7 +151,7 @@ def test_a_thread_can_wait_for_a_loss(server: LivenessServer, namespace: str, ma
         hold(worker)
 
 
-async def test_a_body_that_does_not_stop_is_told_at_its_end(
+async def test_a_body_that_does_not_stop_learns_of_the_loss_at_its_end(
     server: LivenessServer, namespace: str, make: Make
 ) -> None:
     async with make() as worker:
@@ -160,13 +162,13 @@ async def test_a_body_that_does_not_stop_is_told_at_its_end(
                 try:
                     await binding.lost.wait()
                 except asyncio.CancelledError:
-                    pass  # a body that goes on regardless
+                    pass  # a body that ignores the loss
 
         with pytest.raises(ActivityLost):
             await hold()
 
 
-async def test_a_cancellation_from_outside_is_none_of_ours(make: Make) -> None:
+async def test_a_cancellation_by_the_program_propagates(make: Make) -> None:
     async with make() as worker:
         inside = asyncio.Event()
 
@@ -182,7 +184,7 @@ async def test_a_cancellation_from_outside_is_none_of_ours(make: Make) -> None:
             await task
 
 
-async def test_an_error_in_the_body_passes(server: LivenessServer, namespace: str, make: Make) -> None:
+async def test_an_error_in_the_body_propagates(server: LivenessServer, namespace: str, make: Make) -> None:
     async with make() as worker:
         with pytest.raises(ZeroDivisionError):
             async with worker.bind("a"):
@@ -191,7 +193,7 @@ async def test_an_error_in_the_body_passes(server: LivenessServer, namespace: st
         until(lambda: not server.bound(namespace, key))
 
 
-async def test_what_is_held_already_cannot_be_held_twice(make: Make) -> None:
+async def test_a_held_activity_cannot_be_bound_again(make: Make) -> None:
     async with make() as worker, worker.bind("a"):
         with pytest.raises(AlreadyBound):
             await worker.bind("a").__aenter__()
@@ -199,7 +201,7 @@ async def test_what_is_held_already_cannot_be_held_twice(make: Make) -> None:
             pass
 
 
-async def test_a_binding_is_for_one_with_only(make: Make) -> None:
+async def test_a_binding_can_be_entered_only_once(make: Make) -> None:
     async with make() as worker:
         binding = worker.bind("a")
         async with binding:
@@ -208,7 +210,7 @@ async def test_a_binding_is_for_one_with_only(make: Make) -> None:
             await binding.__aenter__()
 
 
-async def test_the_same_activity_can_be_bound_again_and_again(
+async def test_the_same_activity_can_be_bound_repeatedly(
     server: LivenessServer, namespace: str, make: Make
 ) -> None:
     async with make() as worker:
@@ -217,7 +219,7 @@ async def test_the_same_activity_can_be_bound_again_and_again(
                 assert server.bound(namespace, worker.instance_key) == {"a"}
 
 
-async def test_a_bind_beyond_the_quota_is_refused_alone(
+async def test_only_the_bind_beyond_the_quota_is_rejected(
     server: LivenessServer, namespace: str, make: Make
 ) -> None:
     server.configure(namespace, max_bindings_per_worker=1)
@@ -228,7 +230,7 @@ async def test_a_bind_beyond_the_quota_is_refused_alone(
         assert server.bound(namespace, worker.instance_key) == {"a"}
 
 
-async def test_an_invalid_bind_is_refused_alone(server: LivenessServer, namespace: str, make: Make) -> None:
+async def test_only_the_invalid_bind_is_rejected(server: LivenessServer, namespace: str, make: Make) -> None:
     async with make() as worker, worker.bind("a") as first:
         with pytest.raises(InvalidArgument, match="workflow_id"):
             await worker.bind("\n").__aenter__()
@@ -237,7 +239,9 @@ async def test_an_invalid_bind_is_refused_alone(server: LivenessServer, namespac
         first.check()
 
 
-async def test_many_binds_at_once(server: LivenessServer, namespace: str, make: Make) -> None:
+async def test_many_activities_can_be_bound_at_once(
+    server: LivenessServer, namespace: str, make: Make
+) -> None:
     """More than one heartbeat may carry."""
     async with make() as worker:
         everybody = asyncio.Barrier(501)
@@ -257,7 +261,7 @@ async def test_many_binds_at_once(server: LivenessServer, namespace: str, make: 
         until(lambda: not server.bound(namespace, key))
 
 
-async def test_whoever_gives_up_waiting_holds_nothing(own_server: LivenessServer) -> None:
+async def test_a_cancelled_bind_holds_nothing(own_server: LivenessServer) -> None:
     async with Worker(own_server.address, task_queue="queue", lease=60, disconnect_grace=None) as worker:
         with own_server.suspended():
             waiting = asyncio.create_task(worker.bind("a").__aenter__())
@@ -273,7 +277,7 @@ async def test_whoever_gives_up_waiting_holds_nothing(own_server: LivenessServer
         until(lambda: not own_server.bound("default", key))
 
 
-def test_workers_may_live_on_two_loops_at_once(server: LivenessServer, namespace: str, make: Make) -> None:
+def test_workers_can_run_on_two_loops_at_once(server: LivenessServer, namespace: str, make: Make) -> None:
     async def one(name: str) -> FencingToken:
         async with make(instance_key=name) as worker, worker.bind(name) as binding:
             return await asyncio.to_thread(another, name, binding.fencing_token)

@@ -1,4 +1,4 @@
-"""Taking what one found by oneself: at most one worker has it."""
+"""Claims of activities that a worker found itself: at most one worker holds each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.system.sdk.server_process import LivenessServer, call_proxy, until
 Make = Callable[..., Worker]
 
 
-async def test_a_claim_that_ends_well_is_completed(make: Make, client: Client) -> None:
+async def test_a_claim_whose_body_succeeds_is_completed(make: Make, client: Client) -> None:
     async with make() as worker:
         async with worker.claim("photo-17", type="resize", input={"width": 200}) as task:
             assert (task.id, task.type, task.attempt, task.json()) == (
@@ -52,7 +52,7 @@ def test_threads_can_claim(make: Make, server: LivenessServer, namespace: str) -
     assert server.activity(namespace, "photo-17", "-").result == b"done"
 
 
-async def test_only_one_has_it(make: Make, client: Client) -> None:
+async def test_only_one_worker_can_claim_an_activity(make: Make, client: Client) -> None:
     async with make(instance_key="one") as one, make(instance_key="two") as two:
         async with one.claim("a"):
             with pytest.raises(ActivityHeld, match="one"):
@@ -63,7 +63,7 @@ async def test_only_one_has_it(make: Make, client: Client) -> None:
             task.check()
 
 
-async def test_an_error_fails_the_attempt_and_goes_on(make: Make, client: Client) -> None:
+async def test_an_error_fails_the_attempt_and_propagates(make: Make, client: Client) -> None:
     retry = RetryPolicy(initial_interval=600)
 
     async def claim(worker: Worker, id: str, error: Exception) -> None:
@@ -119,10 +119,10 @@ async def test_a_lost_claim_is_not_completed(
         until(lambda: not server.worker(namespace, key).cancel_activities)
 
 
-async def test_a_claim_is_confirmed(
+async def test_a_heartbeat_confirms_a_claim(
     server: LivenessServer, namespace: str, make: Make, client: Client
 ) -> None:
-    """One that is not would be taken back."""
+    """The server would take an unconfirmed claim back."""
     server.configure(namespace, dispatch_timeout={"seconds": 1})
     async with make(lease=10) as worker, worker.claim("a") as task:
         begun = server.worker(namespace, worker.instance_key).sequence
@@ -133,7 +133,7 @@ async def test_a_claim_is_confirmed(
         assert (held.state, held.ref.attempt) == (ActivityState.STARTED, 1)
 
 
-async def test_a_claim_whose_answer_got_lost_is_made_again(
+async def test_a_claim_whose_answer_was_lost_is_repeated(
     server: LivenessServer, namespace: str, client: Client
 ) -> None:
     with call_proxy(server.address) as proxy:
@@ -154,7 +154,7 @@ async def test_a_paused_worker_claims_nothing(server: LivenessServer, namespace:
             await worker.claim("a").__aenter__()
 
 
-async def test_a_claim_is_for_one_with_only(make: Make) -> None:
+async def test_a_claim_can_be_entered_only_once(make: Make) -> None:
     async with make() as worker:
         claim = worker.claim("a")
         async with claim:

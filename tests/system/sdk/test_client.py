@@ -1,4 +1,4 @@
-"""Handing out work, and learning what became of it."""
+"""The client schedules activities and learns their outcome."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ async def test_scheduling_twice_changes_nothing(client: Client) -> None:
         await client.schedule("resize", id="photo-17", input={"width": 100}, task_queue="queue")
 
 
-async def test_an_activity_may_have_all_its_names(client: Client) -> None:
+async def test_an_activity_can_be_named_by_all_its_names(client: Client) -> None:
     ref = ActivityRef("order", "run-1", "charge", task_queue="queue")
     assert (await client.schedule("pay", id=ref)).ref == ref
     assert (await client.describe(ref)).type == "pay"
 
 
-async def test_what_is_known_of_an_activity(client: Client) -> None:
+async def test_describe_shows_an_activity(client: Client) -> None:
     before = datetime.now(UTC) - timedelta(minutes=1)
     job = await client.schedule("resize", id="a", input=b"in", task_queue="queue", delay=timedelta(hours=1))
     info = await client.describe(job.ref)
@@ -47,21 +47,21 @@ async def test_what_is_known_of_an_activity(client: Client) -> None:
     assert before + timedelta(hours=1) < info.due
 
 
-async def test_what_is_not_known(client: Client) -> None:
+async def test_an_unknown_activity_is_reported(client: Client) -> None:
     with pytest.raises(ActivityUnknown, match="nothing"):
         await client.describe("nothing")
     with pytest.raises(ActivityUnknown):
         await client.cancel("nothing")
 
 
-async def test_what_is_invalid(client: Client) -> None:
+async def test_an_invalid_request_is_rejected(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="task_queue"):
         await client.schedule("resize", id="a")
     with pytest.raises(InvalidArgument):
         await client.schedule("resize", id="", task_queue="queue")
 
 
-async def test_lists_meet_their_conditions(client: Client) -> None:
+async def test_lists_match_their_filters(client: Client) -> None:
     for number in range(5):
         await client.schedule("t", id=f"{number}", task_queue="queue" if number % 2 else "other")
     await client.cancel("3", type="t")
@@ -72,7 +72,7 @@ async def test_lists_meet_their_conditions(client: Client) -> None:
     assert await client.list(worker="nobody") == []
 
 
-async def test_waiting_ends_when_it_is_cancelled(client: Client) -> None:
+async def test_waiting_ends_when_the_activity_is_cancelled(client: Client) -> None:
     job = await client.schedule("t", id="a", task_queue="queue", retry=RetryPolicy(maximum_attempts=3))
     waiting = asyncio.create_task(client.wait(job.ref))
     assert not await client.cancel(job.ref, reason="no need"), "nobody held it"
@@ -80,7 +80,7 @@ async def test_waiting_ends_when_it_is_cancelled(client: Client) -> None:
     assert (done.state, done.last_failure) == (ActivityState.CANCELLED, "no need")
 
 
-async def test_answers_that_get_lost_are_asked_for_again(server: LivenessServer, namespace: str) -> None:
+async def test_a_call_whose_answer_was_lost_is_repeated(server: LivenessServer, namespace: str) -> None:
     with call_proxy(server.address) as proxy:
         async with Client(proxy.address, namespace=namespace) as client:
             proxy.lose_answers("ScheduleActivity", 3)
@@ -89,14 +89,14 @@ async def test_answers_that_get_lost_are_asked_for_again(server: LivenessServer,
     assert proxy.calls["ScheduleActivity"] == 4
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     address = free_address()
     async with Client(address, timeout=0.3) as client:
         with pytest.raises(ServerAway, match=address):
             await client.describe("a")
 
 
-def test_a_program_without_an_event_loop(server: LivenessServer, namespace: str) -> None:
+def test_a_program_without_an_event_loop_can_use_the_client(server: LivenessServer, namespace: str) -> None:
     with Client(server.address, namespace=namespace).blocking as client:
         job = client.schedule("t", id="a", task_queue="queue")
         assert client.describe(job.ref).state is ActivityState.AVAILABLE

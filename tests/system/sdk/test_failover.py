@@ -1,4 +1,4 @@
-"""Whose turn it is among several nodes, and programs that are given several of them."""
+"""The choice among several nodes, and programs that know several nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOLLOWING = ("RecordWorkerHeartbeats", "Attach", "PollActivity")
 
 
 class FailoverState:
-    """Routes to nodes with which nobody talks."""
+    """Routes to nodes without any traffic."""
 
     def __init__(self, nodes: list[str]) -> None:
         self.left: list[ServerEndpoint] = []
@@ -45,11 +45,11 @@ class FailoverState:
         return self.endpoints.report_failure(self.current, refusal, failures)
 
 
-# -- whose turn it is
+# -- the choice of a node
 
 
 @pytest.mark.parametrize("refusal", [GONE, HUNG, STOPPING])
-def test_a_node_that_fails_is_left_for_the_next(refusal: RpcFailure) -> None:
+def test_a_failed_node_is_left_for_the_next(refusal: RpcFailure) -> None:
     turns = FailoverState(NODES)
     first = turns.current
     assert turns.fail(refusal)
@@ -76,7 +76,7 @@ def test_a_node_that_answers_is_not_left(refusal: RpcFailure) -> None:
     assert turns.current is first
 
 
-def test_each_node_has_its_turn() -> None:
+def test_each_node_gets_its_turn() -> None:
     turns = FailoverState(NODES)
     seen = []
     for number in range(2 * len(NODES)):
@@ -87,8 +87,8 @@ def test_each_node_has_its_turn() -> None:
     assert seen[:3] == seen[3:]
 
 
-def test_what_failed_on_a_node_that_was_left_already_moves_nobody() -> None:
-    """But it is to be tried again at once, where the others are by now."""
+def test_a_late_failure_of_a_node_that_was_left_causes_no_move() -> None:
+    """The call is repeated at once, at the present node."""
     turns = FailoverState(NODES)
     first = turns.current
     turns.fail(GONE)
@@ -107,7 +107,7 @@ def test_a_single_node_is_never_left() -> None:
     assert turns.endpoints.connect_timeout_ms == CONNECT_TIMEOUT_MS
 
 
-def test_nodes_that_are_far_away_are_given_more_time_from_round_to_round() -> None:
+def test_slow_nodes_get_more_time_in_each_round() -> None:
     turns = FailoverState(NODES)
     times = []
     for _ in range(8 * len(NODES)):
@@ -120,7 +120,7 @@ def test_nodes_that_are_far_away_are_given_more_time_from_round_to_round() -> No
 
 
 def test_processes_spread_over_the_nodes() -> None:
-    """Those of a node that fails too."""
+    """Also the processes that leave a failed node."""
     firsts, seconds = set(), set()
     for seed in range(100):
         endpoints = ServerEndpoints(NODES, Random(seed), lambda _: None)
@@ -134,11 +134,9 @@ def test_processes_spread_over_the_nodes() -> None:
 # -- programs
 
 
-async def test_a_worker_and_a_client_find_the_node_that_is_there(
-    server: LivenessServer, namespace: str
-) -> None:
+async def test_a_worker_and_a_client_find_the_node_that_runs(server: LivenessServer, namespace: str) -> None:
     nodes = [free_address(), server.address, free_address()]
-    for number in range(STARTS):  # each begins anywhere
+    for number in range(STARTS):  # each starts at a random node
         async with (
             Worker(nodes, namespace=namespace, instance_key=f"w{number}") as worker,
             Client(",".join(nodes), namespace=namespace) as client,
@@ -148,7 +146,7 @@ async def test_a_worker_and_a_client_find_the_node_that_is_there(
             until(partial(_is_attached, server, namespace, worker.instance_key))
 
 
-async def test_no_node_is_there() -> None:
+async def test_a_program_is_told_when_no_node_runs() -> None:
     nodes = [free_address(), free_address()]
     with pytest.raises(ServerAway, match=f"{nodes[0]} or {nodes[1]}"):
         await Worker(nodes, start_timeout=0.5).__aenter__()
@@ -157,7 +155,7 @@ async def test_no_node_is_there() -> None:
             await client.list()
 
 
-async def test_a_client_asks_another_when_a_node_hangs(
+async def test_a_client_asks_another_node_when_one_hangs(
     own_server: LivenessServer, server: LivenessServer, namespace: str
 ) -> None:
     async with Client([own_server.address, server.address], namespace=namespace, timeout=4) as client:
@@ -169,9 +167,11 @@ async def test_a_client_asks_another_when_a_node_hangs(
             assert client._connect().endpoints.current.address == server.address
 
 
-async def test_everything_goes_where_the_calls_go(server: LivenessServer, namespace: str) -> None:
-    """A client's call finds out; the heartbeats of the worker beside it, its stream, which works, and its poll follow."""
-    # The relay does not tell the server that a poll was given up; what it is handed is found after this time.
+async def test_stream_heartbeats_and_poll_follow_the_calls_to_another_node(
+    server: LivenessServer, namespace: str
+) -> None:
+    """A client's call detects the failure; the worker's heartbeats, its working stream and its poll follow."""
+    # The proxy does not tell the server that a poll was given up; its hand-out is taken back after this time.
     server.configure(namespace, dispatch_timeout=to_duration(1))
     with call_proxy(server.address) as one, call_proxy(server.address) as two:
         nodes = [one.address, two.address]
@@ -200,8 +200,8 @@ async def test_everything_goes_where_the_calls_go(server: LivenessServer, namesp
             await running
 
 
-async def test_a_stream_that_breaks_moves_everything(server: LivenessServer, namespace: str) -> None:
-    """No heartbeat would have found out for a long time."""
+async def test_a_broken_stream_moves_all_calls(server: LivenessServer, namespace: str) -> None:
+    """No heartbeat would have detected it for a long time."""
     with call_proxy(server.address) as one, call_proxy(server.address) as two:
         nodes = [one.address, two.address]
         async with Worker(nodes, namespace=namespace, lease=3_600, disconnect_grace=None) as worker:
@@ -214,10 +214,10 @@ async def test_a_stream_that_breaks_moves_everything(server: LivenessServer, nam
             await _comes_true(lambda: server.worker(namespace, key).attached)
 
 
-async def test_a_node_that_hangs_is_left_before_the_grace_is_over(
+async def test_a_hanging_node_is_left_before_the_grace_is_over(
     server: LivenessServer, namespace: str
 ) -> None:
-    """Only pings can tell: the next heartbeat is due in minutes."""
+    """Only pings detect it: the next heartbeat is due in minutes."""
     with call_proxy(server.address) as one, call_proxy(server.address) as two:
         nodes = [one.address, two.address]
         async with Worker(
@@ -236,8 +236,10 @@ async def test_a_node_that_hangs_is_left_before_the_grace_is_over(
                 assert taken.calls["Attach"] == 1
 
 
-async def test_a_heartbeat_that_hangs_is_sent_again_elsewhere(server: LivenessServer, namespace: str) -> None:
-    """Without a grace there is no ping in time to find out; and it is the same heartbeat."""
+async def test_a_hanging_heartbeat_is_repeated_at_another_node(
+    server: LivenessServer, namespace: str
+) -> None:
+    """Without a grace, no ping detects it in time; the repeated heartbeat is the same."""
     with call_proxy(server.address) as one, call_proxy(server.address) as two:
         nodes = [one.address, two.address]
         async with Worker(

@@ -1,4 +1,4 @@
-"""Running activities that the server hands out."""
+"""A worker runs the activities that the server hands out."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ONCE = RetryPolicy(maximum_attempts=1)
 SOON = RetryPolicy(initial_interval=0.01, maximum_interval=0.01)
 
 
-# -- what becomes of an attempt
+# -- the outcome of an attempt
 
 
-async def test_what_handlers_return_is_recorded(make: Make, client: Client) -> None:
+async def test_the_server_records_the_results_of_handlers(make: Make, client: Client) -> None:
     async with make() as worker:
 
         @worker.activity("double")
@@ -44,7 +44,7 @@ async def test_what_handlers_return_is_recorded(make: Make, client: Client) -> N
         assert worker.stats.completed == 21
 
 
-async def test_what_a_handler_sees(make: Make, client: Client) -> None:
+async def test_a_handler_gets_its_task(make: Make, client: Client) -> None:
     seen: asyncio.Queue[Task] = asyncio.Queue()
     async with make() as worker:
 
@@ -65,7 +65,7 @@ async def test_what_a_handler_sees(make: Make, client: Client) -> None:
         assert second.ref.key == ("a", "-", "look", 2)
 
 
-async def test_a_handlers_token_is_that_of_its_attempt(make: Make, client: Client) -> None:
+async def test_a_handler_gets_the_fencing_token_of_its_attempt(make: Make, client: Client) -> None:
     tokens = []
     async with make() as worker:
 
@@ -82,7 +82,7 @@ async def test_a_handlers_token_is_that_of_its_attempt(make: Make, client: Clien
     assert tokens == [(1, 1), (2, 1), (3, 1)]
 
 
-async def test_exceptions_fail_the_attempt(make: Make, client: Client) -> None:
+async def test_an_exception_fails_the_attempt(make: Make, client: Client) -> None:
     async with make() as worker:
 
         @worker.activity("broken")
@@ -132,7 +132,7 @@ async def test_a_result_that_is_too_large_fails_the_attempt(make: Make, client: 
     assert "result" in done.last_failure
 
 
-async def test_what_was_cancelled_is_stopped_and_not_completed(make: Make, client: Client) -> None:
+async def test_a_cancelled_activity_is_stopped_and_not_completed(make: Make, client: Client) -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
     async with make() as worker:
 
@@ -153,10 +153,10 @@ async def test_what_was_cancelled_is_stopped_and_not_completed(make: Make, clien
         assert (worker.stats.lost, worker.stats.completed) == (1, 0)
 
 
-async def test_a_zombies_completion_is_refused(
+async def test_the_completion_of_a_zombie_is_rejected(
     server: LivenessServer, namespace: str, make: Make, client: Client
 ) -> None:
-    """A thread that does not look whether it is lost; another worker does the work meanwhile."""
+    """A thread ignores its loss while another worker completes the activity."""
     begun, go_on = threading.Event(), threading.Event()
     async with make(instance_key="zombie") as zombie, make(instance_key="other") as other:
 
@@ -187,9 +187,7 @@ async def test_a_zombies_completion_is_refused(
         assert (zombie.stats.completed, zombie.stats.lost) == (0, 1)
 
 
-async def test_answers_that_get_lost_do_not_run_anything_twice(
-    server: LivenessServer, namespace: str, client: Client
-) -> None:
+async def test_lost_answers_run_nothing_twice(server: LivenessServer, namespace: str, client: Client) -> None:
     runs = 0
     with call_proxy(server.address) as proxy:
         async with Worker(proxy.address, namespace=namespace, task_queue="queue", lease=60) as worker:
@@ -209,7 +207,7 @@ async def test_answers_that_get_lost_do_not_run_anything_twice(
             assert worker.stats.lost == 0
 
 
-async def test_an_activity_whose_handing_out_got_lost_runs_all_the_same(
+async def test_an_activity_whose_hand_out_was_lost_still_runs(
     server: LivenessServer, namespace: str, client: Client
 ) -> None:
     server.configure(namespace, dispatch_timeout=to_duration(1))
@@ -228,7 +226,7 @@ async def test_an_activity_whose_handing_out_got_lost_runs_all_the_same(
             assert int(done.result) > 1
 
 
-async def test_no_more_run_at_once_than_allowed(make: Make, client: Client) -> None:
+async def test_a_worker_runs_no_more_activities_at_once_than_it_may(make: Make, client: Client) -> None:
     now, most = 0, 0
     async with make(max_concurrent=3) as worker:
 
@@ -248,10 +246,10 @@ async def test_no_more_run_at_once_than_allowed(make: Make, client: Client) -> N
     assert most == 3
 
 
-async def test_what_is_done_leaves_nothing_bound(
+async def test_completed_activities_leave_no_binding(
     server: LivenessServer, namespace: str, make: Make, client: Client
 ) -> None:
-    """Confirmations and completions cross each other; the goodbye must find nothing to reschedule."""
+    """Confirmations and completions cross each other; the shutdown must find nothing to reschedule."""
     async with make(instance_key="mine", max_concurrent=20) as worker:
 
         @worker.activity("quick")
@@ -272,14 +270,14 @@ async def test_what_is_done_leaves_nothing_bound(
 # -- loops and threads
 
 
-async def test_a_frozen_event_loop_keeps_the_lease_and_shows(
+async def test_a_frozen_event_loop_keeps_the_lease_and_is_shown(
     server: LivenessServer, namespace: str, make: Make, client: Client
 ) -> None:
     async with make(instance_key="mine", lease=3) as worker:
 
         @worker.activity("freeze")
         async def freeze(task: Task) -> int:
-            """Nothing else runs on this loop until the server shows that, and for a few leases more."""
+            """Block the loop until the server shows it, and for a few leases more."""
             begun = until(lambda: server.worker(namespace, "mine").sequence)
             until(lambda: server.worker(namespace, "mine").loop_lag.ToMilliseconds() >= 1_000)
             until(lambda: server.worker(namespace, "mine").sequence > begun + 3)
@@ -310,7 +308,9 @@ async def test_a_blocking_handler_does_not_block_the_loop(make: Make, client: Cl
             assert (await wait_finished(client, "block", "a")).state is ActivityState.COMPLETED
 
 
-def test_a_program_without_an_event_loop(server: LivenessServer, namespace: str, make: Make) -> None:
+def test_a_program_without_an_event_loop_can_run_activities(
+    server: LivenessServer, namespace: str, make: Make
+) -> None:
     with Client(server.address, namespace=namespace).blocking as client, make() as worker:
 
         @worker.activity("last")
@@ -323,7 +323,7 @@ def test_a_program_without_an_event_loop(server: LivenessServer, namespace: str,
         assert client.wait("a", type="last", timeout=SECONDS_MAX).result == b"done"
 
 
-async def test_a_run_outlives_a_restart_of_the_server(own_server: LivenessServer) -> None:
+async def test_a_run_survives_a_restart_of_the_server(own_server: LivenessServer) -> None:
     async with (
         Client(own_server.address) as client,
         Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=300) as worker,

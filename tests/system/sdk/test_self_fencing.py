@@ -1,4 +1,4 @@
-"""A worker that cannot reach its server stops its work before the server gives it away."""
+"""A worker that cannot reach its server stops its activities before the server reschedules them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.system.sdk.worker_programs import HOLDER, program
 
 
 async def test_a_server_that_does_not_answer_costs_the_binding(own_server: LivenessServer) -> None:
-    """And not one that is silent for less than the lease; and nothing at all of what comes after."""
+    """A silence shorter than the lease costs nothing, and later bindings are not affected."""
     async with Worker(own_server.address, task_queue="queue", lease=1, disconnect_grace=None) as worker:
         binding = worker.bind("a")
 
@@ -44,7 +44,7 @@ async def test_a_server_that_does_not_answer_costs_the_binding(own_server: Liven
         assert own_server.worker("default", key).state == WORKER_STATE_ACTIVE
 
 
-def test_a_thread_is_told_too(own_server: LivenessServer) -> None:
+def test_a_thread_learns_of_the_loss(own_server: LivenessServer) -> None:
     def hold(worker: Worker) -> None:
         with worker.bind("a") as binding:
             own_server.send(signal.SIGSTOP)
@@ -56,7 +56,7 @@ def test_a_thread_is_told_too(own_server: LivenessServer) -> None:
         hold(worker)
 
 
-async def test_without_its_stream_a_worker_trusts_its_lease_for_the_grace_only(
+async def test_without_its_stream_a_worker_trusts_its_lease_only_for_the_grace(
     own_server: LivenessServer,
 ) -> None:
     async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
@@ -75,8 +75,8 @@ async def test_without_its_stream_a_worker_trusts_its_lease_for_the_grace_only(
             pass
 
 
-async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str) -> None:
-    """With a lease this long, no heartbeat would come in time to do so."""
+async def test_pings_keep_the_grace_from_ending(server: LivenessServer, namespace: str) -> None:
+    """With so long a lease, no heartbeat would come in time."""
     async with Worker(server.address, namespace=namespace, lease=3_600, disconnect_grace=4) as worker:
         watchdog = worker._live_session()._watchdog
         until(lambda: watchdog.local_lease.grace_ms == 4_000)
@@ -85,10 +85,10 @@ async def test_pings_keep_the_grace_away(server: LivenessServer, namespace: str)
         assert watchdog.local_lease.renewed_ms <= first_ms, "and it was not by heartbeats"
 
 
-async def test_a_process_that_stood_still_listens_before_it_hangs_up(
+async def test_a_process_that_was_stopped_reads_its_stream_before_it_gives_up(
     server: LivenessServer, namespace: str
 ) -> None:
-    """What the server has said meanwhile lies unread: the answer to the ping, or that the stream is being closed."""
+    """The server's messages are unread: the answer to the ping, or the notice that the stream closes."""
     seen: SimpleQueue[bool] = SimpleQueue()
     with call_proxy(server.address) as proxy:
         async with Worker(proxy.address, namespace=namespace, lease=3_600, disconnect_grace=2) as worker:
@@ -100,7 +100,7 @@ async def test_a_process_that_stood_still_listens_before_it_hangs_up(
             assert current is not None
 
             def stand_still() -> None:
-                """Until the answer is overdue. Whatever is posted meanwhile comes after the timers."""
+                """Block until the answer is overdue. Callbacks posted meanwhile run after the timers."""
                 timer = stream._ping_timer
                 assert timer is not None
                 patience_ms = stream._ping_timeout_ms(stream._ping_interval_ms())
@@ -117,8 +117,8 @@ async def test_a_process_that_stood_still_listens_before_it_hangs_up(
             await asyncio.to_thread(until, lambda: current.timed_out)
 
 
-async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, namespace: str) -> None:
-    """The server may have granted it, and the answer may have been lost."""
+async def test_a_grace_counts_from_its_request(server: LivenessServer, namespace: str) -> None:
+    """The server may have granted it and the answer may have been lost."""
     with call_proxy(server.address) as proxy:
         proxy.held_back = lambda response: AttachResponse.FromString(response).HasField("attached")
         async with Worker(
@@ -133,7 +133,7 @@ async def test_a_grace_counts_from_the_asking_for_it(server: LivenessServer, nam
                 await hold()
 
 
-async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessServer) -> None:
+async def test_a_server_that_announces_its_close_costs_nothing(own_server: LivenessServer) -> None:
     """However long it stays away, within the lease."""
     async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
         key = worker.instance_key
@@ -148,10 +148,10 @@ async def test_a_server_that_says_it_closes_costs_nothing(own_server: LivenessSe
             assert own_server.bound("default", key) == {"a"}
 
 
-async def test_what_a_server_acknowledges_while_it_closes_costs_nothing_either(
+async def test_an_acknowledgement_by_a_closing_server_costs_nothing(
     own_server: LivenessServer,
 ) -> None:
-    """The worker looks for a stream again, since somebody is there, and finds nobody any more."""
+    """The worker opens a stream again, because a server answered, and finds no server any more."""
     with call_proxy(own_server.address) as proxy:
         async with Worker(proxy.address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
             key, session = worker.instance_key, worker._live_session()
@@ -174,7 +174,7 @@ async def test_what_a_server_acknowledges_while_it_closes_costs_nothing_either(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_restart_of_the_server_within_the_terms_costs_nothing(
+async def test_a_restart_of_the_server_within_the_lease_costs_nothing(
     own_server: LivenessServer, how: signal.Signals
 ) -> None:
     async with Worker(own_server.address, task_queue="queue", lease=600, disconnect_grace=300) as worker:
@@ -190,7 +190,9 @@ async def test_a_restart_of_the_server_within_the_terms_costs_nothing(
                 pass
 
 
-def test_a_process_that_stood_still_finds_its_binding_lost(server: LivenessServer, namespace: str) -> None:
+def test_a_process_that_was_stopped_too_long_finds_its_binding_lost(
+    server: LivenessServer, namespace: str
+) -> None:
     options = {"namespace": namespace, "lease": 1, "disconnect_grace": None, "instance_key": "mine"}
     with program(HOLDER, server.address, json.dumps(options)) as holder:
         assert holder.next_line("holding") == ["holding", "a0", "mine", "1", "1"]
@@ -204,7 +206,7 @@ def test_a_process_that_stood_still_finds_its_binding_lost(server: LivenessServe
         until(lambda: not server.worker(namespace, "mine").cancel_activities)
 
 
-def test_a_killed_process_is_missed_within_the_grace(server: LivenessServer, namespace: str) -> None:
+def test_a_killed_process_is_detected_within_the_grace(server: LivenessServer, namespace: str) -> None:
     options = {"namespace": namespace, "lease": 600, "disconnect_grace": 0.5, "instance_key": "mine"}
     with program(HOLDER, server.address, json.dumps(options)) as holder:
         holder.next_line("holding")
@@ -215,7 +217,7 @@ def test_a_killed_process_is_missed_within_the_grace(server: LivenessServer, nam
 
 
 @pytest.mark.parametrize("own_key", [True, False])
-def test_a_worker_that_was_cleaned_up_goes_on_if_its_key_was_made_up(
+def test_a_cleaned_up_worker_continues_only_if_its_key_was_generated(
     server: LivenessServer, namespace: str, own_key: bool
 ) -> None:
     server.configure(namespace, cleanup_delay=to_duration(0))
@@ -237,8 +239,8 @@ def test_a_worker_that_was_cleaned_up_goes_on_if_its_key_was_made_up(
             assert server.bound(namespace, another) == {"a1"}
 
 
-async def test_answers_that_get_lost_cost_nothing(server: LivenessServer, namespace: str) -> None:
-    """A heartbeat that was applied, and whose answer was lost, is sent again and recognised."""
+async def test_lost_answers_cost_nothing(server: LivenessServer, namespace: str) -> None:
+    """A heartbeat whose answer was lost is repeated, and the server recognises it."""
     with call_proxy(server.address) as proxy:
         async with Worker(proxy.address, namespace=namespace, task_queue="queue", lease=60) as worker:
             for number in range(5):
@@ -250,8 +252,8 @@ async def test_answers_that_get_lost_cost_nothing(server: LivenessServer, namesp
             until(lambda: not server.bound(namespace, key))
 
 
-async def test_a_lost_binding_is_lost_for_good(own_server: LivenessServer) -> None:
-    """Even if the server had not given it away yet."""
+async def test_a_lost_binding_stays_lost(own_server: LivenessServer) -> None:
+    """Even if the server had not rescheduled it yet."""
     async with Worker(own_server.address, task_queue="queue", lease=1, disconnect_grace=None) as worker:
         binding = worker.bind("a")
 

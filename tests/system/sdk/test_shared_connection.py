@@ -1,4 +1,4 @@
-"""Many workers in one process: one channel, one thread, few calls, one stream."""
+"""Many workers in one process share one channel, one thread, few calls and one stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def heartbeats(proxy: CallProxy) -> list[RecordWorkerHeartbeatsRequest]:
 
 
 def threads() -> Counter[str]:
-    """Of the SDK. Those of a store that an earlier test has closed may just be ending."""
+    """Return the SDK's threads; threads of a store that an earlier test closed may still be ending."""
     names = [thread.name for thread in threading.enumerate()]
     return Counter(name for name in names if name.startswith("liveness-") and "sqlite" not in name)
 
@@ -58,8 +58,8 @@ async def test_workers_of_a_process_share_their_calls(server: LivenessServer, na
         until(lambda: not threads())
 
 
-async def test_one_call_is_under_way_at_a_time(server: LivenessServer, namespace: str) -> None:
-    """And each worker's numbers rise by one, whatever is bound meanwhile."""
+async def test_only_one_heartbeat_call_is_under_way_at_a_time(server: LivenessServer, namespace: str) -> None:
+    """Each worker's sequence rises by one, whatever is bound meanwhile."""
     with call_proxy(server.address) as proxy:
         async with Worker(proxy.address, namespace=namespace, task_queue="queue", lease=60) as worker:
 
@@ -74,7 +74,7 @@ async def test_one_call_is_under_way_at_a_time(server: LivenessServer, namespace
         assert len(numbers) < 100, "binds travel together"
 
 
-async def test_plain_heartbeats_are_alike_to_the_byte(server: LivenessServer, namespace: str) -> None:
+async def test_plain_heartbeats_have_equal_bytes(server: LivenessServer, namespace: str) -> None:
     labels = {f"label-{number}": f"{number}" for number in range(20)}
     with call_proxy(server.address) as proxy:
         async with Worker(proxy.address, namespace=namespace, lease=1, labels=labels):

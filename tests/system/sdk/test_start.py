@@ -1,4 +1,4 @@
-"""What a program is told when its worker cannot start, or cannot go on."""
+"""The errors that a program gets when its worker cannot start or cannot continue."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from tests.system.sdk.server_process import LivenessServer, call_proxy, free_add
 ROOT = Path(__file__).resolve().parents[3]
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     address = free_address()
     with pytest.raises(ServerAway, match=address) as caught:
         await Worker(address, start_timeout=0.5).__aenter__()
     assert "liveness serve" in str(caught.value)
 
 
-def test_a_server_that_is_not_there_for_threads() -> None:
+def test_an_unreachable_server_is_reported_to_threads() -> None:
     with pytest.raises(ServerAway):
         Worker(free_address(), start_timeout=0.5).__enter__()
 
 
-async def test_a_server_that_comes_a_little_later(own_server: LivenessServer) -> None:
+async def test_a_worker_waits_for_a_server_that_starts_a_little_later(own_server: LivenessServer) -> None:
     own_server.end()
     with ThreadPoolExecutor(1) as later:
         starting = later.submit(own_server.start)
@@ -51,12 +51,12 @@ async def test_a_server_that_comes_a_little_later(own_server: LivenessServer) ->
         starting.result()
 
 
-async def test_a_server_that_does_not_answer(own_server: LivenessServer) -> None:
+async def test_a_server_that_does_not_answer_is_reported(own_server: LivenessServer) -> None:
     with own_server.suspended(), pytest.raises(ServerAway):
         await Worker(own_server.address, start_timeout=0.5).__aenter__()
 
 
-async def test_a_namespace_that_is_not_served(tmp_path: Path) -> None:
+async def test_an_unserved_namespace_is_reported(tmp_path: Path) -> None:
     with running_server(tmp_path, "--namespaces", "shop,office") as server:
         with pytest.raises(NamespaceUnknown, match="'home'") as caught:
             await Worker(server.address, namespace="home").__aenter__()
@@ -66,7 +66,7 @@ async def test_a_namespace_that_is_not_served(tmp_path: Path) -> None:
 
 
 class InfoOnlyServer(grpc.GenericRpcHandler):
-    """Some other server: it knows one call, or none."""
+    """Another kind of server: it implements one call, or none."""
 
     def __init__(self, info: GetServerInfoResponse | None) -> None:
         self._info = info
@@ -103,7 +103,7 @@ def another_server(info: GetServerInfoResponse | None) -> Iterator[str]:
     ],
     ids=["older than the question", "older", "newer"],
 )
-async def test_a_server_of_another_version(info: GetServerInfoResponse | None) -> None:
+async def test_a_server_of_another_version_is_reported(info: GetServerInfoResponse | None) -> None:
     with another_server(info) as address:
         with pytest.raises(VersionMismatch, match=address) as caught:
             await Worker(address).__aenter__()
@@ -111,7 +111,7 @@ async def test_a_server_of_another_version(info: GetServerInfoResponse | None) -
             assert info.version in str(caught.value)
 
 
-async def test_a_server_that_knows_no_streams(server: LivenessServer, namespace: str) -> None:
+async def test_a_worker_works_with_a_server_without_streams(server: LivenessServer, namespace: str) -> None:
     with call_proxy(server.address) as proxy:
         proxy.unknown.add("Attach")
         async with Worker(proxy.address, namespace=namespace) as worker:
@@ -122,14 +122,14 @@ async def test_a_server_that_knows_no_streams(server: LivenessServer, namespace:
                 worker._live_session()
 
 
-async def test_a_full_namespace(server: LivenessServer, namespace: str) -> None:
+async def test_a_full_namespace_is_reported(server: LivenessServer, namespace: str) -> None:
     server.configure(namespace, max_workers=1)
     async with Worker(server.address, namespace=namespace):
         with pytest.raises(QuotaReached):
             await Worker(server.address, namespace=namespace).__aenter__()
 
 
-async def test_what_the_server_finds_invalid(server: LivenessServer, namespace: str) -> None:
+async def test_invalid_options_are_reported(server: LivenessServer, namespace: str) -> None:
     with pytest.raises(InvalidArgument, match="worker_instance_key"):
         await Worker(server.address, namespace=namespace, instance_key="\x07").__aenter__()
     with pytest.raises(InvalidArgument, match="lease"):
@@ -138,7 +138,7 @@ async def test_what_the_server_finds_invalid(server: LivenessServer, namespace: 
         Worker(server.address, max_concurrent=0)
 
 
-async def test_another_process_under_the_same_key_ends_this_one(
+async def test_another_process_under_the_same_key_ends_this_worker(
     server: LivenessServer, namespace: str
 ) -> None:
     async with Worker(server.address, namespace=namespace, instance_key="mine", task_queue="queue") as old:
@@ -151,7 +151,7 @@ async def test_another_process_under_the_same_key_ends_this_one(
     assert server.worker(namespace, "mine").lease_epoch == 2, "the end of the old one touched nothing"
 
 
-async def test_a_worker_is_for_one_with_only(server: LivenessServer, namespace: str) -> None:
+async def test_a_worker_can_be_entered_only_once(server: LivenessServer, namespace: str) -> None:
     worker = Worker(server.address, namespace=namespace)
     with pytest.raises(WorkerStopped):
         worker.bind("a")
@@ -163,7 +163,7 @@ async def test_a_worker_is_for_one_with_only(server: LivenessServer, namespace: 
 
 
 async def test_a_failed_start_leaves_nothing_behind(server: LivenessServer, namespace: str) -> None:
-    """The next one shares the channel that the failed one used."""
+    """The next worker shares the channel that the failed one used."""
     server.configure(namespace, max_workers=0)
     for _ in range(3):
         with pytest.raises(QuotaReached):

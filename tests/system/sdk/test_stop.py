@@ -1,4 +1,4 @@
-"""How a worker stops: by its program, by a signal, by order; and how it pauses."""
+"""A worker stops by its program, by a signal or by command; and it pauses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_stopping_lets_bodies_finish(
 
 
 @pytest.mark.parametrize("in_a_thread", [False, True])
-async def test_what_does_not_finish_in_time_is_handed_back(
+async def test_bodies_that_do_not_finish_in_time_are_handed_back(
     make: Make, client: Client, in_a_thread: bool
 ) -> None:
     begun, told = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ async def test_what_does_not_finish_in_time_is_handed_back(
         assert worker.stats.released == 1
 
 
-async def test_a_cancelled_run_hands_back_too(make: Make, client: Client) -> None:
+async def test_a_cancelled_run_hands_its_activities_back(make: Make, client: Client) -> None:
     begun = asyncio.Event()
     async with make() as worker:
 
@@ -105,7 +105,7 @@ async def test_a_cancelled_run_hands_back_too(make: Make, client: Client) -> Non
         assert (await client.describe("a", type="slow")).state is ActivityState.AVAILABLE
 
 
-async def test_stopping_waits_for_bindings_too(server: LivenessServer, namespace: str, make: Make) -> None:
+async def test_stopping_waits_for_bindings(server: LivenessServer, namespace: str, make: Make) -> None:
     async with make(instance_key="mine", stop_timeout=SECONDS_MAX) as worker:
         held, finish = asyncio.Event(), asyncio.Event()
 
@@ -162,7 +162,7 @@ def test_a_signal_stops_a_worker_gracefully(
         assert number.name in seen.inactive_detail
 
 
-def test_a_second_signal_cuts_it_short(server: LivenessServer, namespace: str) -> None:
+def test_a_second_signal_ends_the_worker_at_once(server: LivenessServer, namespace: str) -> None:
     options = {"namespace": namespace, "lease": 60, "stop_timeout": 600}
     with (
         Client(server.address, namespace=namespace).blocking as client,
@@ -172,15 +172,15 @@ def test_a_second_signal_cuts_it_short(server: LivenessServer, namespace: str) -
         client.schedule("slow", id="a", task_queue="queue")
         runner.next_line("begun")
         runner.send(signal.SIGTERM)
-        runner.send(signal.SIGINT)  # two of the same could be taken for one
+        runner.send(signal.SIGINT)  # two equal signals could merge into one
         runner.next_line("stopped")
         runner.next_line("done")
 
 
-# -- orders
+# -- commands
 
 
-async def test_a_paused_worker_finishes_what_it_has_and_takes_nothing_new(
+async def test_a_paused_worker_finishes_its_activities_and_takes_none(
     server: LivenessServer, namespace: str, make: Make, client: Client
 ) -> None:
     begun, finish = asyncio.Event(), asyncio.Event()

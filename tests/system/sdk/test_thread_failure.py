@@ -1,4 +1,4 @@
-"""Should the SDK's own thread ever fail, nobody goes on waiting, and nobody goes on working."""
+"""If the SDK's own thread fails, no caller waits for ever and no body continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fail() -> None:
     raise ZeroDivisionError("a bug")
 
 
-async def test_everything_is_lost_and_said(own_server: LivenessServer) -> None:
+async def test_a_failed_thread_loses_every_binding_and_reports_it(own_server: LivenessServer) -> None:
     async with Worker(own_server.address, task_queue="queue", lease=600) as worker:
         assert worker._connection is not None
         scheduler = worker._connection.scheduler
@@ -35,7 +35,7 @@ async def test_everything_is_lost_and_said(own_server: LivenessServer) -> None:
             worker.bind("b")
 
 
-async def test_a_call_that_is_under_way_is_answered(own_server: LivenessServer) -> None:
+async def test_a_failed_thread_ends_the_calls_under_way(own_server: LivenessServer) -> None:
     async with Client(own_server.address) as client:
         await client.list()
         with own_server.suspended():

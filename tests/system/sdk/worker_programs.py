@@ -1,4 +1,4 @@
-"""Workers in processes of their own, so that they can be stopped and killed. Each prints what it does, line by line."""
+"""Workers in their own processes, so that tests can stop and kill them. Each prints its actions, line by line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.sdk.server_process import SECONDS_MAX, Lines
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Holds one activity after another; says when one is held and when it is lost.
+# Holds one activity after another; prints when one is held and when it is lost.
 HOLDER = """
 import asyncio, json, sys
 from liveness.sdk import LivenessSdkError, ActivityLost, Worker
@@ -83,7 +83,7 @@ class Program:
         self._lines = Lines(process)
 
     def next_line(self, beginning: str) -> list[str]:
-        """The words of the next line that begins like this."""
+        """Return the words of the next line that begins like this."""
         seen = []
         while True:
             line = self._lines.next()

@@ -1,4 +1,4 @@
-"""Compares a server, and the database it left, with the ledger."""
+"""Compares a server, and the database that it left, with the ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.system.server.ledger import NAMESPACE, Ledger
 from tests.system.server.server_process import ServerLike, ServerProcess
 
 SETBACK_MS_MAX = 1_000
-"""What a crash may cost of a shard's observed time: it is written at least so often."""
+"""The observed time that a crash may cost a shard: the clock is stored at least this often."""
 SETTLE_SECONDS_MAX = 60
 
 
@@ -31,7 +31,7 @@ class _Reading(NamedTuple):
 
 
 class ClockAudit:
-    """A shard's observed clock must never run faster than the time in which its server listened."""
+    """Checks that a shard's observed clock never runs faster than the time in which its server listened."""
 
     def __init__(self, server: ServerProcess, ledger: Ledger) -> None:
         self._server = server
@@ -63,14 +63,14 @@ class ClockAudit:
 
 
 async def audit_workers(server: ServerLike, ledger: Ledger) -> None:
-    """Look at each worker; what was in doubt is settled by it. Nobody may be calling meanwhile."""
+    """Read each worker, which resolves what was in doubt. No call may be under way."""
 
     async def look(key: str) -> None:
         ledger.seen(key, await describe(server, key))
 
     await asyncio.gather(*map(look, ledger.keys()))
     for key in ledger.doubtful():
-        ledger.violate(f"{key}: still in doubt after a look at it")
+        ledger.violate(f"{key}: still in doubt after it was read")
 
 
 async def describe(server: ServerLike, key: str) -> worker_pb2.Worker | None:
@@ -84,14 +84,14 @@ async def describe(server: ServerLike, key: str) -> worker_pb2.Worker | None:
 
 
 async def expire_all_leases(server: ServerLike, ledger: Ledger) -> None:
-    """Let the silence take its course: each worker ends, and its tasks are worked off."""
+    """Wait until each silent worker has expired and its tasks are done."""
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     count = service_pb2.CountWorkersRequest(namespace=NAMESPACE)
     count.filter.states.append(worker_pb2.WORKER_STATE_ACTIVE)
     open_tasks = admin_pb2.ListTasksRequest(namespace=NAMESPACE, page_size=1)
     while True:
         active = (await server.liveness.CountWorkers(count)).total
-        # Tasks are committed with the end of the lease, so that there are none only when all are done.
+        # A lease's tasks are committed with its end, so the list is empty only when all of them are done.
         if not active and not (await server.admin.ListTasks(open_tasks)).tasks:
             break
         if time.monotonic() > deadline:
@@ -110,7 +110,7 @@ Row = dict[str, Any]
 
 
 async def audit_database(store_database: StoreDatabase, ledger: Ledger, *, compacted: bool) -> int:
-    """Returns how many rows the log holds. `compacted`: renewals behind a checkpoint may be gone."""
+    """Audit every row, and return the number of log rows. `compacted`: renewals behind a checkpoint may be gone."""
     dump = await store_database.dump()
     tables: dict[str, list[Row]] = {
         name: [
@@ -129,7 +129,7 @@ async def audit_database(store_database: StoreDatabase, ledger: Ledger, *, compa
     for head in tables["shards"]:
         shard_id = head["shard_id"]
         _audit_order(head, by_shard[shard_id], checkpoints.get(shard_id, 0) if compacted else 0, ledger)
-    for key in ledger.keys():  # noqa: SIM118  # a method, not a mapping's
+    for key in ledger.keys():  # noqa: SIM118  # a method of the ledger, not of a mapping
         _audit_history(key, by_worker[key], ledger)
     _audit_tasks(tables["tasks"], tables["activities"], ledger)
     return len(log)
@@ -152,7 +152,7 @@ def _audit_order(head: Row, log: list[Row], compacted_through: int, ledger: Ledg
 
 
 def _audit_history(key: str, log: list[Row], ledger: Ledger) -> None:
-    """No lease ended before its time on the shard's own clock, and each began with a new epoch."""
+    """Check that no lease ended early on the shard's own clock, and that each lease began with a new epoch."""
     epoch = lease_ms = heard_ms = 0
     for row in log:
         event = json.loads(row["payload"])
@@ -170,9 +170,9 @@ def _audit_history(key: str, log: list[Row], ledger: Ledger) -> None:
 
 
 def _audit_tasks(tasks: Iterable[Row], activities: Iterable[Row], ledger: Ledger) -> None:
-    """Each lost binding was rescheduled once, and nothing else was."""
+    """Check that each lost binding was rescheduled once, and that nothing else was."""
     expected: Counter[tuple[str, int, str]] = Counter()
-    for key in ledger.keys():  # noqa: SIM118  # a method, not a mapping's
+    for key in ledger.keys():  # noqa: SIM118  # a method of the ledger, not of a mapping
         view = ledger.view(key)
         for loss in view.losses if view is not None else ():
             expected.update((key, loss.epoch, name) for name in loss.activities)
@@ -180,7 +180,7 @@ def _audit_tasks(tasks: Iterable[Row], activities: Iterable[Row], ledger: Ledger
     available = {row["workflow_id"]: row for row in activities}
     for row in tasks:
         if row["namespace"] != NAMESPACE:
-            continue  # of workers that the ledger knows nothing of
+            continue  # a worker that is not in the ledger
         name = decode_bound_activity(row["activity"]).workflow_id
         found[row["worker_key"], row["lease_epoch"], name] += 1
         if row["state"] != TaskState.DONE:

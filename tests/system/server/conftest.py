@@ -1,4 +1,4 @@
-"""A server process for each test, and a database for it that survives being killed."""
+"""A server process for each test, with a database that survives kills."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.system.server.server_process import ServerProcess
 MakeServer = Callable[..., ServerProcess]
 
 NO_TAKEOVER_GRACE = {"LIVENESS_TAKEOVER_GRACE_MS": "0"}
-"""Without the grace after a start, leases are as exposed as they can be."""
+"""Without the grace after a start, leases are most exposed to early expiry."""
 NO_CHECKPOINTS = {"LIVENESS_CHECKPOINT_INTERVAL_S": "3600"}
-"""Renewals behind a checkpoint are deleted, and the audit wants to see every row."""
+"""Checkpoints would delete renewals, and the audit reads every row."""
 
 
 @pytest.fixture
 def report_result(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> ReportResult:
-    """Whatever else is captured."""
+    """Report figures of a test on the terminal, past pytest's capture."""
 
     def report_result(
         text: str, *, tried: int = 0, violated: int = 0, row: str = "", seconds: float | None = None
@@ -40,7 +40,7 @@ def report_result(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
 
 @pytest.fixture
 async def make_server() -> AsyncIterator[MakeServer]:
-    """Makes servers that are gone when the test is over."""
+    """Make servers, and kill them when the test is over."""
     async with AsyncExitStack() as stack:
 
         def make(db: str, *, environ: Mapping[str, str] | None = None, **options: object) -> ServerProcess:
@@ -53,7 +53,7 @@ async def make_server() -> AsyncIterator[MakeServer]:
 
 @pytest.fixture
 def sqlite_database(tmp_path: Path) -> StoreDatabase:
-    """Where `sqlite_url` leads."""
+    """The database of `sqlite_url`."""
     return sqlite_store_database(tmp_path)
 
 
@@ -64,7 +64,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def durable_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL that syncs, unlike the one that logic tests share."""
+    """A PostgreSQL that syncs its commits to disk, unlike the one that other tests share."""
     with PostgresServer(fsync=True) as server:
         yield server
 

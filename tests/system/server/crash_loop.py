@@ -18,7 +18,7 @@ from tests.system.server.server_process import ServerProcess
 LOAD_SECONDS = (0.05, 0.5)
 LONG_OUTAGE_EVERY = 6
 LONG_OUTAGE_SECONDS = 1.5
-"""Longer than the shortest lease: an outage must cost nobody."""
+"""Longer than the shortest lease; no worker may lose its lease by the outage."""
 
 ANSWER_SECONDS_MAX = 60
 
@@ -27,8 +27,11 @@ class ReportResult(Protocol):
     def __call__(
         self, text: str, *, tried: int = 0, violated: int = 0, row: str = "", seconds: float | None = None
     ) -> None:
-        """Tell the person who runs the tests. `make crash` also keeps how often something was tried: in a row of its
-        own, if that has a name, and the seconds that it took of the whole test."""
+        """Report figures on the terminal.
+
+        `make crash` also counts `tried` and `violated`, in a row of its own if `row` names one; `seconds` is that
+        row's part of the test.
+        """
 
 
 async def crash_repeatedly(
@@ -41,7 +44,7 @@ async def crash_repeatedly(
     seed: int = 1,
     crash: Callable[[], Awaitable[None]] | None = None,
 ) -> Ledger:
-    """`crash` ends the server, and whatever else it likes; without it, the server is killed."""
+    """`crash` ends the server and may do more; the default kills it."""
     began = time.monotonic()
     random = Random(seed)
     ledger = Ledger(server)
@@ -88,7 +91,7 @@ async def acknowledged(ledger: Ledger, more: int = 1) -> None:
 async def final_audit(
     server: ServerProcess, store_database: StoreDatabase, ledger: Ledger, *, compacted: bool = False
 ) -> int:
-    """The last look: let all leases lapse, stop in an orderly way and sum up the database."""
+    """Let all leases expire, stop the server gracefully, and audit the database."""
     await audit_workers(server, ledger)
     await expire_all_leases(server, ledger)
     code = await stop(server)

@@ -1,4 +1,4 @@
-"""A disk that can be broken and mended under a running server, by a library preloaded into it."""
+"""A disk that can be broken and repaired under a running server, by a preloaded library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FaultyDisk:
         self._set_fault("well")
 
     def _set_fault(self, word: str) -> None:
-        # Replaced as a whole, so that the library never reads half a word.
+        # Renamed into place, so that the library never reads a partial word.
         new = self._control.with_suffix(".new")
         new.write_text(word)
         new.replace(self._control)
@@ -39,9 +39,7 @@ class FaultyDisk:
 def compile_library(folder: Path, source: Path = SOURCE) -> Path:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip(
-            "there is no C compiler to build a library that stands between the server and the machine"
-        )
+        pytest.skip("there is no C compiler to build the preloaded library")
     library = folder / f"{source.stem}.so"
     command: list[str | Path] = [
         compiler,

@@ -1,12 +1,12 @@
-/* A disk in trouble, as one process sees it: preloaded, it stands between the program and the C library.
+/* A faulty disk, as one process sees it: preloaded, this library sits between the program and the C library.
  *
- * The file named by LIVENESS_TEST_DISK is read before each write and sync, so that a running server's disk can be
- * broken and mended:
+ * The file named by LIVENESS_TEST_DISK is read before each write and sync, so that a test can break and
+ * repair the disk of a running server:
  *
  *     fail        syncing fails with EIO
- *     delay MS    syncing takes so much longer
+ *     delay MS    syncing takes this much longer
  *     full        writing at an offset fails with ENOSPC
- *     (else)      all is well
+ *     (else)      no fault
  */
 
 #define _GNU_SOURCE

@@ -1,8 +1,9 @@
 """What clients know for certain about their workers, kept outside the server.
 
-Each worker has the views that may be true of it: one while every call was answered, more while a call is in doubt.
-An answer, or a look at the worker, must agree with one of them; that one is true from then on. Whatever agrees with
-none is a violation: something acknowledged was lost, half of a call was applied, or a lease ended that should not.
+Each worker has a set of views that may be true: one view while every call was answered, more views while a call is in
+doubt. An answer, or a read of the worker, must agree with one of the views; that view is the true one from then on.
+An answer that agrees with no view is a violation: an acknowledged change was lost, half of a call was applied, or a
+lease ended early.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NOTHING: Names = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat as a client means it. Activities are named by their workflow ids, each used once."""
+    """A heartbeat as the client sends it. Activities are named by their workflow ids, each used once."""
 
     key: str
     session: str
@@ -66,7 +67,7 @@ def names(refs: Iterable[worker_pb2.ActivityRef]) -> Names:
     for ref in found:
         whole = activity_ref(ref.workflow_id)
         whole.task_queue = TASK_QUEUE
-        assert ref == whole, f"{ref} is not what was bound"
+        assert ref == whole, f"{ref} is not the activity that was bound"
     return frozenset(ref.workflow_id for ref in found)
 
 
@@ -80,7 +81,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A worker as the server must know it, if a certain set of calls was applied."""
+    """The state of a worker at the server, if a certain set of calls was applied."""
 
     session: str
     sequence: int
@@ -90,15 +91,15 @@ class View:
     """Just before its last heartbeat was sent."""
     bindings: Names = NOTHING
     cancelled: Names = NOTHING
-    """Lost, and not unbound by the worker since."""
+    """Lost activities that the worker has not unbound since."""
     ended: int = 0
     """Why it is INACTIVE; 0 while it is ACTIVE."""
     losses: tuple[Loss, ...] = ()
     lapsed: tuple[tuple[int, float], ...] = field(default=(), compare=False)
-    """For each lease that lapsed: its duration, and when its last heartbeat was sent."""
+    """For each expired lease: its duration, and when its last heartbeat was sent."""
 
     def over(self, reason: int) -> View:
-        """After its lease ended, if it had not."""
+        """Return the view after the lease has ended; unchanged if it had ended before."""
         if self.ended:
             return self
         lapsed = (*self.lapsed, (self.lease_ms, self.beat_at)) if reason == LEASE_EXPIRED else self.lapsed
@@ -116,7 +117,7 @@ class View:
 
 
 def after(view: View | None, beat: Beat, at: float) -> tuple[int, View]:
-    """What a heartbeat must do to a worker: the outcome and the view afterwards."""
+    """Return the outcome that a heartbeat must have, and the view after it."""
     if view is None:
         return REGISTERED, View(beat.session, beat.sequence, 1, beat.lease_ms, at, beat.bound)
     same_session = beat.session == view.session
@@ -162,7 +163,7 @@ class Ledger:
         return list(self._possible)
 
     def view(self, key: str) -> View | None:
-        """What is known for certain; call only when nothing is in doubt but, perhaps, why it is INACTIVE."""
+        """Return the certain view. Call it only when nothing is in doubt, except why the worker is INACTIVE."""
         possible = self._possible.get(key, [None])
         first = possible[0]
         assert all(
@@ -179,7 +180,7 @@ class Ledger:
         return self._lapses_checked.total()
 
     def lapsed(self, prefix: str = "") -> list[str]:
-        """Workers that lost a lease by silence, or by what the server took for it."""
+        """Return the workers that lost a lease by silence, or by what the server took for silence."""
         return [key for key, lapses in self._lapses_checked.items() if lapses and key.startswith(prefix)]
 
     def doubtful(self) -> list[str]:
@@ -203,7 +204,7 @@ class Ledger:
         self._settle(beat.key, agrees, lambda: f"the answer {told} to {beat}")
         self.acked += 1
         if self.no_answers_after is not None and sent_at > self.no_answers_after:
-            self.violate(f"{beat.key}: acknowledged what cannot have been committed")
+            self.violate(f"{beat.key}: acknowledged a heartbeat that cannot have been committed")
 
     def beat_in_doubt(self, beat: Beat, sent_at: float) -> None:
         self._doubt(beat.key, lambda view: after(view, beat, sent_at)[1])
@@ -221,10 +222,10 @@ class Ledger:
     def goodbye_in_doubt(self, key: str) -> None:
         self._doubt(key, lambda view: view and view.over(SHUTDOWN))
 
-    # -- looks
+    # -- reads
 
     def seen(self, key: str, worker: worker_pb2.Worker | None) -> View | None:
-        """The worker as the server shows it; None if it knows none."""
+        """Record the worker as the server shows it; None if the server has no such worker."""
 
         def agrees(view: View | None) -> View | None:
             return view if view is not None and worker is not None and _shows(worker, view) else None
@@ -238,7 +239,7 @@ class Ledger:
             self.in_doubt_applied += 1
         return found
 
-    # -- inside
+    # -- internals
 
     def _doubt(self, key: str, apply: Callable[[View | None], View | None]) -> None:
         self.in_doubt += 1
@@ -256,7 +257,8 @@ class Ledger:
             if now is not None and now not in agreeing:
                 agreeing.append(now)
         if agreeing:
-            # More than one: whoever holds nothing and says goodbye is not told whether the lease had lapsed before.
+            # Several views can agree: a worker without bindings that shuts down is not told whether its lease had
+            # expired before.
             self._possible[key] = list(agreeing)
             if len(agreeing) == 1:
                 self._check_lapses(key, agreeing[0])
@@ -266,7 +268,7 @@ class Ledger:
         return None
 
     def _check_lapses(self, key: str, view: View) -> None:
-        """A lease that ended must have lasted: that much time must have passed in which the server listened."""
+        """Check that an expired lease lasted: its duration must have passed while the server listened."""
         for lease_ms, beat_at in view.lapsed[self._lapses_checked[key] :]:
             self._lapses_checked[key] += 1
             passed_ms = self._server.listening_ms(beat_at, time.monotonic())
@@ -275,7 +277,7 @@ class Ledger:
 
 
 def _perhaps_lapsed(possible: Iterable[View | None]) -> Iterator[View | None]:
-    """Leases may lapse at any time; the likelier is tried first."""
+    """Yield the views in which leases may have expired, the more likely view first."""
     views = list(possible)
     yield from views
     for view in views:

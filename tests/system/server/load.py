@@ -1,4 +1,4 @@
-"""Workers that heartbeat, take up and finish activities, restart, say goodbye and fall silent; all in this process."""
+"""Workers in this process that send heartbeats, run activities, restart, shut down and fall silent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNANSWERED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, gr
 
 
 class LoadWorker:
-    """Decides what its next heartbeat says. Repeats a heartbeat until it is answered, as a client should."""
+    """Chooses the content of its next heartbeat, and repeats a heartbeat until it is answered, as a client should."""
 
     def __init__(self, key: str, lease_ms: int, ledger: Ledger, random: Random) -> None:
         self.key = key
@@ -51,7 +51,7 @@ class LoadWorker:
         if view is None:
             return Beat(self.key, self._session, 1, self.lease_ms, bound)
         if self._random.random() < 0.02:
-            # The process was started anew and goes on with some of what it did.
+            # The process was restarted and keeps some of its activities.
             self._session = self._next_session()
             kept = frozenset(name for name in view.bindings if self._random.random() < 0.5)
             return Beat(self.key, self._session, 1, self.lease_ms, bound | kept)
@@ -70,7 +70,7 @@ class LoadWorker:
 
 
 class Load:
-    """Runs while the context is open. `pause` and `wait_idle` give a moment in which no call is on its way."""
+    """Runs while the context is open. `pause` and `wait_idle` give a moment in which no call is under way."""
 
     def __init__(
         self,
@@ -88,8 +88,9 @@ class Load:
         goodbyes: bool = True,
         call_seconds_max: float = CALL_SECONDS_MAX,
     ) -> None:
-        """`goodbyes`: not where a call may arrive long after its caller gave it up and said it again: unlike
-        heartbeats, goodbyes have no numbers."""
+        """`goodbyes` must be off where a call may arrive long after its caller repeated it: unlike heartbeats, shutdowns
+        have no sequence.
+        """
         self._server = server
         self._ledger = ledger
         self._random = random
@@ -103,7 +104,7 @@ class Load:
         self._calls = 0
         self._running: list[asyncio.Task[None]] = []
         self.slowest_turn_s = 0.0
-        """The longest that a steady worker took between an answer and its next heartbeat, pauses aside."""
+        """The longest time between an answer and a steady worker's next heartbeat, not counting pauses."""
 
         def worker(kind: str, number: int, lease_ms: int | None = None) -> LoadWorker:
             lease_ms = lease_ms or leases_ms[number % len(leases_ms)]
@@ -131,11 +132,11 @@ class Load:
                 raise end
 
     def pause(self) -> None:
-        """Begin no more calls."""
+        """Start no more calls."""
         self._open.clear()
 
     async def wait_idle(self) -> None:
-        """Until no call is on its way."""
+        """Wait until no call is under way."""
         assert not self._open.is_set(), "pause it first"
         await self._idle.wait()
 
@@ -166,7 +167,7 @@ class Load:
                 await self._fall_silent(worker)
 
     async def _fall_silent(self, worker: LoadWorker) -> None:
-        """Come back when the lease is over."""
+        """Stop sending heartbeats, and return when the lease is over."""
         while worker.unanswered is None:
             await asyncio.sleep(self._pace_s * 2)
             request = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=worker.key)
@@ -224,14 +225,14 @@ class Load:
             await asyncio.sleep(self._pace_s)
 
     async def _answer(self, method: grpc.aio.UnaryUnaryMultiCallable[R, T], request: R) -> T | None:
-        """None if there was none, so that it is not known what the call did."""
+        """Return the answer; None if there was none, so that the effect of the call is unknown."""
         try:
             answer: T = await method(request, timeout=self._call_seconds_max)
         except grpc.aio.AioRpcError as error:
             if error.code() not in UNANSWERED:
                 self._ledger.violate(f"{request} was refused: {error.code()} {error.details()}")
             elif not self._server.running:
-                self._open.clear()  # whoever starts it again resumes
+                self._open.clear()  # the code that restarts the server resumes the load
             return None
         return answer
 

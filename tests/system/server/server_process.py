@@ -1,4 +1,4 @@
-"""A liveness server as a child process, as an operator runs it, and what befalls such a process."""
+"""A liveness server as a child process, as an operator runs it, and the faults of such a process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[3]
 READY_SECONDS_MAX = 60
 END_SECONDS_MAX = 60
 ROUNDING_MS = 5
-"""Clocks that count whole milliseconds can differ by one each time they are read."""
+"""Clocks in whole milliseconds can differ by one each time they are read."""
 STEP_MS_MAX = 1_000
-"""What an observed clock may count of a time in which its process or its database stood still."""
+"""The most that an observed clock may count of a time in which its process or its database was stopped."""
 
-# The kernel ends the server with whoever started it, even if that one is killed.
+# The kernel kills the server when its parent ends, even if the parent is killed.
 _GUARDED = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -44,7 +44,7 @@ class Outage(NamedTuple):
     began: float
     ended: float
     counted_ms_max: float
-    """What its observed clock may count of it all the same."""
+    """The most that its observed clock may count of the outage."""
 
 
 class ExitResult(NamedTuple):
@@ -53,7 +53,7 @@ class ExitResult(NamedTuple):
 
 
 class ServerLike(Protocol):
-    """What a ledger and a load need of whatever serves: one process, or many nodes as if they were one."""
+    """What a ledger and a load need of a server: one process, or many nodes behind one interface."""
 
     @property
     def liveness(self) -> service_pb2_grpc.LivenessServiceAsyncStub: ...
@@ -62,7 +62,7 @@ class ServerLike(Protocol):
     @property
     def running(self) -> bool: ...
     def listening_ms(self, since: float, until: float) -> float:
-        """At most so much of this time can have passed on an observed clock."""
+        """Return the most of this time that can have passed on an observed clock."""
 
 
 def command(*arguments: str, module: str = "liveness.cli") -> list[str]:
@@ -71,7 +71,7 @@ def command(*arguments: str, module: str = "liveness.cli") -> list[str]:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours, without settings that happen to be set for a server of the developer's. All would have the same HTTP port."""
+    """Return this environment without LIVENESS_ settings of the developer, which would give all servers one HTTP port."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LIVENESS_")}
     return {**clean, "PYTHONUNBUFFERED": "1", "LIVENESS_HTTP": "off", **(extra or {})}
 
@@ -108,7 +108,7 @@ class ServerProcess:
         environ: Mapping[str, str] | None = None,
         module: str = "liveness.cli",
     ) -> None:
-        """`module`: what to run instead of the product's own program; it takes the same arguments."""
+        """`module`: the program to run instead of the product's own; it takes the same arguments."""
         self.db = db
         self.module = module
         self.shards = shards
@@ -119,14 +119,14 @@ class ServerProcess:
         self.outages: list[Outage] = []
         self.down_since: float | None = None
         self.log: list[str] = []
-        """What the process that runs now, or ran last, said on stderr."""
+        """The stderr of the process that runs now, or ran last."""
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    # -- life
+    # -- lifecycle
 
     async def start(self) -> None:
-        """Return when its health service says SERVING."""
+        """Start the process, and return when its health service says SERVING."""
         assert self._process is None, "it runs already"
         began = time.monotonic()
         self.log = []
@@ -148,7 +148,7 @@ class ServerProcess:
             self.address = await asyncio.wait_for(address, READY_SECONDS_MAX)
             self._connect()
             health = health_pb2_grpc.HealthStub(self.channel)
-            answer = await health.Check(  # type: ignore[attr-defined]  # the stubs do not know it
+            answer = await health.Check(  # type: ignore[attr-defined]  # the stubs lack it
                 health_pb2.HealthCheckRequest(), timeout=READY_SECONDS_MAX, wait_for_ready=True
             )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -169,7 +169,7 @@ class ServerProcess:
         return await self.ended()
 
     async def ended(self) -> int:
-        """Wait until it is gone."""
+        """Wait until the process has ended."""
         process, reader = self._process, self._reader
         assert process is not None
         assert reader is not None
@@ -178,14 +178,16 @@ class ServerProcess:
         except TimeoutError as error:
             process.kill()
             await process.wait()
-            raise ServerFailed(f"it did not end within {END_SECONDS_MAX} s:\n{self.log_text()}") from error
+            raise ServerFailed(
+                f"the server did not end within {END_SECONDS_MAX} s:\n{self.log_text()}"
+            ) from error
         self.down_since = time.monotonic()
         self._process = None
         await reader
         return code
 
     async def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """Send SIGSTOP, and SIGCONT after `seconds`."""
         self.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
         began = time.monotonic()
@@ -197,14 +199,14 @@ class ServerProcess:
         os.kill(self.pid, number)
 
     async def close(self) -> None:
-        """However the test ended."""
+        """Kill the process, however the test ended."""
         if self._process is not None:
             await self.kill()
         await self.disconnect()
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "it does not run"
+        assert self._process is not None, "the server does not run"
         return self._process.pid
 
     @property
@@ -217,13 +219,13 @@ class ServerProcess:
     # -- use
 
     async def disconnect(self) -> None:
-        """Give up the channel: another process may get the port of one that is gone."""
+        """Close the channel, because another process may get the port of one that has ended."""
         if self.address:
             self.address = ""
             await self.channel.close()
 
     def listening_ms(self, since: float, until: float) -> float:
-        """At most so much of this time can have passed on the server's observed clock."""
+        """Return the most of this time that can have passed on the server's observed clock."""
         passed_ms = (until - since) * 1_000 + ROUNDING_MS
         for outage in self.outages:
             lost_ms = (min(until, outage.ended) - max(since, outage.began)) * 1_000
@@ -243,4 +245,4 @@ class ServerProcess:
             if '"serving"' in text and not address.done():
                 address.set_result(json.loads(text)["address"])
         if not address.done():
-            address.set_exception(ServerFailed(f"it ended before it served:\n{self.log_text()}"))
+            address.set_exception(ServerFailed(f"the server ended before it served:\n{self.log_text()}"))

@@ -1,4 +1,4 @@
-"""`liveness backup` and `liveness restore` on a server under load: killed half-way, on a full disk, and to the end."""
+"""`liveness backup` and `liveness restore` on a server under load: complete, killed half-way, and on a full disk."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.system.server.server_process import ROOT, command, environment, run_t
 
 COMPACTING = NO_TAKEOVER_GRACE | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
 PADDING_MB = 32
-"""So much that a copy takes long enough to be killed in the middle of it."""
+"""Large enough that a copy can be killed in the middle."""
 WAIT_SECONDS_MAX = 60
 SHARDS = 8
-"""Of every server here."""
+"""Of every server in this file."""
 
 
 def progress(worker: View | worker_pb2.Worker) -> tuple[int, int, int]:
-    """Rises with everything that a client of the load does."""
+    """Return a number that rises with every call of this worker."""
     if isinstance(worker, View):
         return worker.epoch, _number(worker.session), worker.sequence
     return worker.lease_epoch, _number(worker.session_id), worker.sequence
@@ -45,7 +45,7 @@ def _number(session: str) -> int:
 
 
 async def make_large_database(path: Path) -> None:
-    """As large as one that was used for long. What is not ours is copied like the rest."""
+    """Give the database the size of one in long use. Foreign tables are copied like the others."""
     store_database = sqlite_store_database(path.parent)
     await store_database.open(SHARDS)
     await store_database.close()
@@ -55,7 +55,7 @@ async def make_large_database(path: Path) -> None:
         connection.commit()
 
 
-async def test_what_was_acknowledged_before_a_backup_is_in_it_and_is_there_again_once_restored(
+async def test_a_restored_backup_contains_all_data_acknowledged_before_it(
     make_server: MakeServer, tmp_path: Path, report_result: ReportResult
 ) -> None:
     path, target = tmp_path / "liveness.db", tmp_path / "backup.db"
@@ -107,7 +107,7 @@ async def test_what_was_acknowledged_before_a_backup_is_in_it_and_is_there_again
 
 
 def _audit_losses(path: Path, before: dict[str, View]) -> None:
-    """Whatever was lost, or held, before the backup is rescheduled or was let go of by its worker since."""
+    """Check that each activity that was lost or held before the backup was rescheduled, or unbound by its worker since."""
     with closing(sqlite3.connect(path)) as connection:
         found = {
             (key, epoch, decode_bound_activity(activity).workflow_id)
@@ -125,7 +125,7 @@ def _audit_losses(path: Path, before: dict[str, View]) -> None:
     assert lost <= found
 
 
-async def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(
+async def test_a_killed_backup_leaves_no_file_that_looks_complete(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     path, target = tmp_path / "liveness.db", tmp_path / "backup.db"
@@ -145,9 +145,7 @@ async def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(
     await server.start()
 
 
-async def test_a_restore_that_is_killed_leaves_the_old_database(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+async def test_a_killed_restore_leaves_the_old_database(make_server: MakeServer, tmp_path: Path) -> None:
     path, target = tmp_path / "liveness.db", tmp_path / "backup.db"
     server = make_server(f"sqlite:///{path}")
     ledger = Ledger(server)
@@ -172,7 +170,7 @@ async def test_a_restore_that_is_killed_leaves_the_old_database(
 
 
 async def _kill_when(grows: Path, *arguments: str) -> None:
-    """`kill -9` to a command as soon as the file it works on holds something."""
+    """Kill the command as soon as the file that it writes is not empty."""
     child = await asyncio.create_subprocess_exec(
         *command(*arguments),
         cwd=ROOT,
@@ -183,14 +181,16 @@ async def _kill_when(grows: Path, *arguments: str) -> None:
     )
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not (grows.exists() and grows.stat().st_size):
-        assert child.returncode is None, "it ended before it could be killed"
+        assert child.returncode is None, "the command ended before it could be killed"
         assert time.monotonic() < deadline
         await asyncio.sleep(0)
     child.send_signal(signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL
 
 
-async def test_a_server_is_not_robbed_of_its_database(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_a_restore_refuses_to_replace_the_database_of_a_running_server(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
     server = make_server(f"sqlite:///{tmp_path / 'liveness.db'}")
     await server.start()
     backup = str(tmp_path / "backup.db")
@@ -216,7 +216,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-async def test_a_disk_without_room_gets_no_backup_and_loses_no_database(
+async def test_a_full_disk_fails_the_backup_and_keeps_the_database(
     make_server: MakeServer, tmp_path: Path, small_disk: Path
 ) -> None:
     path = tmp_path / "liveness.db"

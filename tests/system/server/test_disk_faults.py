@@ -1,4 +1,4 @@
-"""A disk that is slow, full or broken: what is acknowledged is kept, and what cannot be kept is not acknowledged."""
+"""On a slow, full or broken disk, acknowledged data is kept, and data that cannot be kept is not acknowledged."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EXIT_DISK_BROKEN = 74
 LOAD_SECONDS = 0.5
 
 
-async def test_slow_syncs(
+async def test_slow_syncs_cost_no_worker_its_lease(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, disk: FaultyDisk
 ) -> None:
-    """Commits that take longer than leases cost nobody a lease."""
+    """The commits take longer than the leases."""
     server = make_server(sqlite_url, environ=disk.environ | NO_TAKEOVER_GRACE)
     ledger = Ledger(server)
     await server.start()
@@ -38,7 +38,7 @@ async def test_slow_syncs(
         load.pause()
         await load.wait_idle()
     await audit_workers(server, ledger)
-    # Unless this very process stood still, everybody heartbeat again as soon as he was answered.
+    # Unless this process itself stalled, each worker sent its next heartbeat right after the last answer.
     if turn_s < 0.4:
         assert ledger.lapsed("unary") + ledger.lapsed("batch") == []
     assert ledger.in_doubt == 0
@@ -46,7 +46,7 @@ async def test_slow_syncs(
     check(ledger)
 
 
-async def test_killed_in_a_slow_sync(
+async def test_a_kill_during_a_slow_sync_loses_no_acknowledged_heartbeat(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, disk: FaultyDisk
 ) -> None:
     server = make_server(sqlite_url, environ=disk.environ | NO_TAKEOVER_GRACE)
@@ -62,10 +62,10 @@ async def test_killed_in_a_slow_sync(
     check(ledger)
 
 
-async def test_failing_syncs(
+async def test_a_failed_sync_ends_the_server_without_another_acknowledgement(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, disk: FaultyDisk
 ) -> None:
-    """After the first sync that fails, nobody is acknowledged and the process ends by itself."""
+    """After the first failed sync, the server acknowledges nothing and the process ends by itself."""
     server = make_server(sqlite_url, environ=disk.environ | NO_TAKEOVER_GRACE)
     ledger = Ledger(server)
     await server.start()
@@ -84,7 +84,9 @@ async def test_failing_syncs(
     check(ledger)
 
 
-async def test_a_start_on_a_disk_that_fails_to_sync(sqlite_url: str, disk: FaultyDisk) -> None:
+async def test_a_server_does_not_start_on_a_disk_that_fails_to_sync(
+    sqlite_url: str, disk: FaultyDisk
+) -> None:
     disk.fail_to_sync()
     end = await run_to_end("serve", "--listen", "127.0.0.1:0", "--db", sqlite_url, environ=disk.environ)
     assert end.code == 2
@@ -92,10 +94,10 @@ async def test_a_start_on_a_disk_that_fails_to_sync(sqlite_url: str, disk: Fault
     assert "Traceback" not in end.stderr
 
 
-async def test_a_full_disk(
+async def test_a_full_disk_stops_acknowledgements_until_there_is_room(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, disk: FaultyDisk
 ) -> None:
-    """Nobody is acknowledged while it is full; when there is room again, all goes on without a restart."""
+    """The server recovers without a restart."""
     server = make_server(sqlite_url, environ=disk.environ | NO_TAKEOVER_GRACE)
     ledger = Ledger(server)
     await server.start()
@@ -115,10 +117,10 @@ async def test_a_full_disk(
     check(ledger)
 
 
-async def test_a_file_that_may_not_grow(
+async def test_a_file_that_may_not_grow_ends_the_server(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, tmp_path: Path
 ) -> None:
-    """The kernel refuses to write beyond a limit: the server ends rather than acknowledge."""
+    """The kernel refuses to write beyond a limit; the server ends rather than acknowledge."""
     server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE)
     ledger = Ledger(server)
     await server.start()

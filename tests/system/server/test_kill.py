@@ -1,4 +1,4 @@
-"""`kill -9` under load: what was acknowledged survives, what was not is whole or absent, and nobody loses a lease."""
+"""After `kill -9` under load, acknowledged calls survive, others are applied whole or not at all, and no lease is lost."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tests.system.server.load import Load
 from tests.system.server.server_process import STEP_MS_MAX, Outage
 
 COMPACTING = NO_TAKEOVER_GRACE | {"LIVENESS_CHECKPOINT_INTERVAL_S": "0.2"}
-"""Checkpoints all the time, instead of never in so short a life."""
+"""Checkpoints run all the time; at the default interval, none would run in so short a test."""
 
 
-async def test_sqlite_whole_log(
+async def test_kills_lose_no_acknowledged_heartbeat_on_sqlite(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, report_result: ReportResult
 ) -> None:
     server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE)
     check(await crash_repeatedly(server, sqlite_database, report_result, times=4, compacted=False))
 
 
-async def test_sqlite_while_compacting(
+async def test_kills_lose_no_acknowledged_heartbeat_on_sqlite_while_compacting(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, report_result: ReportResult
 ) -> None:
     server = make_server(sqlite_url, environ=COMPACTING)
     check(await crash_repeatedly(server, sqlite_database, report_result, times=4, compacted=True, seed=2))
 
 
-async def test_postgres(
+async def test_kills_lose_no_acknowledged_heartbeat_on_postgres(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult
 ) -> None:
     database = durable_postgres.create_database()
@@ -44,10 +44,10 @@ async def test_postgres(
     check(await crash_repeatedly(server, store_database, report_result, times=3, compacted=False))
 
 
-async def test_postgres_itself_crashes(
+async def test_a_crash_of_postgres_loses_no_acknowledged_heartbeat(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult
 ) -> None:
-    """The server stays, refuses while it cannot commit, and goes on when its database is back."""
+    """The server keeps running, refuses calls while it cannot commit, and recovers with its database."""
     began = time.monotonic()
     database = durable_postgres.create_database()
     server = make_server(durable_postgres.url(database), environ=NO_TAKEOVER_GRACE)
@@ -79,7 +79,7 @@ async def test_postgres_itself_crashes(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", range(100, 104))
-async def test_sqlite_long(
+async def test_many_kills_lose_no_acknowledged_heartbeat_on_sqlite(
     make_server: MakeServer,
     sqlite_url: str,
     sqlite_database: StoreDatabase,
@@ -96,7 +96,7 @@ async def test_sqlite_long(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", range(200, 202))
-async def test_postgres_long(
+async def test_many_kills_lose_no_acknowledged_heartbeat_on_postgres(
     make_server: MakeServer, durable_postgres: PostgresServer, report_result: ReportResult, seed: int
 ) -> None:
     database = durable_postgres.create_database()

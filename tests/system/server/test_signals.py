@@ -1,4 +1,4 @@
-"""An orderly end answers everybody and loses nothing; standing still costs nobody a lease."""
+"""A graceful shutdown answers every call and loses nothing; a stopped process costs no worker its lease."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LOAD_SECONDS = 0.5
 
 
 @pytest.mark.parametrize("how", [SIGTERM, SIGINT])
-async def test_an_orderly_end_under_load(
+async def test_a_graceful_shutdown_answers_every_applied_heartbeat(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase, how: Signals
 ) -> None:
-    """Whatever was applied was also answered; a checkpoint is left behind, and the next start finds all of it."""
+    """The shutdown also leaves a checkpoint, and the next start finds all data."""
     server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE)
     ledger = Ledger(server)
     await server.start()
@@ -48,13 +48,15 @@ async def test_an_orderly_end_under_load(
         load.pause()
         await load.wait_idle()
     assert ledger.acked > 0
-    assert ledger.in_doubt_applied == 0, "a heartbeat was applied and its sender not told"
+    assert ledger.in_doubt_applied == 0, "a heartbeat was applied and not answered"
     await final_audit(server, sqlite_database, ledger)
     check(ledger)
 
 
 async def _assert_checkpointed(store_database: StoreDatabase) -> None:
-    """All that heartbeats did is in the checkpoint; a lease may have ended, and a task been done, after it."""
+    """Check that the checkpoint holds the effects of all heartbeats; a lease may have ended, or a task been done, after
+    it.
+    """
     dump = await store_database.dump()
     made = {row[0]: row[list(checkpoints.columns.keys()).index("seq")] for row in dump["checkpoints"]}
     shard_id, seq, kind = (list(log.columns.keys()).index(name) for name in ("shard_id", "seq", "kind"))
@@ -62,8 +64,8 @@ async def _assert_checkpointed(store_database: StoreDatabase) -> None:
     assert after <= {kind for kind in EVENT_KINDS if kind.startswith("Activity")} | {"WorkerDeactivated"}
 
 
-async def test_watchers_do_not_hold_up_the_end(make_server: MakeServer, sqlite_url: str) -> None:
-    """Such as a load balancer that watches the health service all the time."""
+async def test_open_watches_do_not_delay_the_shutdown(make_server: MakeServer, sqlite_url: str) -> None:
+    """A load balancer, for example, watches the health service all the time."""
     server = make_server(sqlite_url, environ={"LIVENESS_SHUTDOWN_TIMEOUT_S": "600"})
     await server.start()
     health = health_pb2_grpc.HealthStub(server.channel).Watch(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
@@ -75,10 +77,10 @@ async def test_watchers_do_not_hold_up_the_end(make_server: MakeServer, sqlite_u
     assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_no_lease_ends_while_heartbeats_are_refused(
+async def test_no_lease_ends_while_a_stopping_server_refuses_heartbeats(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase
 ) -> None:
-    """A call that does not end holds up the end of the server, which is longer than a lease, but not at its cost."""
+    """An open call delays the shutdown by more than a lease, and no worker loses its lease by it."""
     server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE | {"LIVENESS_SHUTDOWN_TIMEOUT_S": "2"})
     await server.start()
     stream = reflection_pb2_grpc.ServerReflectionStub(server.channel).ServerReflectionInfo()  # type: ignore[arg-type, operator]
@@ -95,10 +97,12 @@ async def test_no_lease_ends_while_heartbeats_are_refused(
     assert dump["tasks"] == []
 
 
-async def test_standing_still_longer_than_the_leases(
+async def test_a_stop_longer_than_the_leases_costs_no_worker_its_lease(
     make_server: MakeServer, sqlite_url: str, sqlite_database: StoreDatabase
 ) -> None:
-    """SIGSTOP and SIGCONT: the clock counts a second at most, and who goes on heartbeating keeps his lease."""
+    """Between SIGSTOP and SIGCONT the clock counts at most one second, and a worker that keeps heartbeating keeps its
+    lease.
+    """
     server = make_server(sqlite_url, environ=NO_TAKEOVER_GRACE)
     ledger = Ledger(server)
     clocks = ClockAudit(server, ledger)
@@ -118,8 +122,10 @@ async def test_standing_still_longer_than_the_leases(
     check(ledger)
 
 
-async def test_standing_still_while_nobody_calls(make_server: MakeServer, sqlite_url: str) -> None:
-    """Then no commit is on its way that would hold up the clock, and still it counts a second at most."""
+async def test_the_clock_counts_at_most_a_second_of_a_stop_without_load(
+    make_server: MakeServer, sqlite_url: str
+) -> None:
+    """Without load, no commit is under way that would stop the clock."""
     server = make_server(sqlite_url)
     ledger = Ledger(server)
     clocks = ClockAudit(server, ledger)

@@ -1,4 +1,4 @@
-"""A server that cannot start says why in one sentence and ends with 2."""
+"""A server that cannot start says why in one sentence and exits with 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.server.server_process import run_to_end
 
 
 async def refused(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
-    """The sentence with which `liveness serve` refuses."""
+    """Return the sentence with which `liveness serve` refuses to start."""
     code, stderr = await run_to_end("serve", "--listen", "127.0.0.1:0", *arguments, environ=environ)
     assert (code, "Traceback" in stderr) == (2, False), f"exit code {code}:\n{stderr}"
     lines = [line for line in stderr.splitlines() if not line.startswith(("Usage:", "Try ")) and line]
@@ -25,20 +25,20 @@ async def refused(*arguments: str, environ: Mapping[str, str] | None = None) -> 
 
 @pytest.fixture
 async def database(sqlite_database: StoreDatabase) -> None:
-    """There is one, with eight shards, all of which were served before."""
+    """A database with eight shards, all of which were served before."""
     store = await sqlite_database.open(8)
     await store.take_over(range(8), "tests", 1_750_000_000_000)
     await sqlite_database.close()
 
 
 @pytest.mark.usefixtures("database")
-async def test_another_shard_count(sqlite_url: str) -> None:
+async def test_serve_refuses_another_shard_count(sqlite_url: str) -> None:
     sentence = await refused("--db", sqlite_url, "--shards", "16")
     assert "created with 8 shards, not 16" in sentence
 
 
 @pytest.mark.usefixtures("database")
-async def test_a_newer_revision(sqlite_url: str, sqlite_database: StoreDatabase) -> None:
+async def test_serve_refuses_a_newer_revision(sqlite_url: str, sqlite_database: StoreDatabase) -> None:
     await sqlite_database.execute("UPDATE alembic_version SET version_num = '9999'")
     await sqlite_database.execute("UPDATE meta SET value = '9999' WHERE name = 'oldest_writer'")
     sentence = await refused("--db", sqlite_url, "--shards", "8")
@@ -46,7 +46,7 @@ async def test_a_newer_revision(sqlite_url: str, sqlite_database: StoreDatabase)
     assert "newer" in sentence
 
 
-async def test_a_second_server_on_the_same_file(make_server: MakeServer, sqlite_url: str) -> None:
+async def test_serve_refuses_a_database_file_in_use(make_server: MakeServer, sqlite_url: str) -> None:
     server = make_server(sqlite_url)
     await server.start()
     sentence = await refused("--db", sqlite_url, "--shards", "8")
@@ -55,31 +55,31 @@ async def test_a_second_server_on_the_same_file(make_server: MakeServer, sqlite_
     assert server.running
 
 
-async def test_a_port_in_use(sqlite_url: str) -> None:
+async def test_serve_refuses_a_port_in_use(sqlite_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         sentence = await refused("--db", sqlite_url, "--listen", address)
     assert f"Cannot listen on {address}" in sentence
 
 
-async def test_a_bad_flag() -> None:
+async def test_serve_refuses_a_bad_flag() -> None:
     sentence = await refused("--shards", "0")
     assert "flag --shards is '0', but must be a whole number from 1 to 4096" in sentence
 
 
-async def test_a_bad_variable() -> None:
+async def test_serve_refuses_a_bad_variable() -> None:
     sentence = await refused(environ={"LIVENESS_SHARDS": "many"})
     assert "variable LIVENESS_SHARDS is 'many'" in sentence
 
 
 @pytest.mark.parametrize("folder", ["/proc", "no-folder", "a-file"])
-async def test_a_folder_that_cannot_be_written(folder: str, tmp_path: Path) -> None:
+async def test_serve_refuses_a_folder_that_it_cannot_write(folder: str, tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     path = tmp_path / folder / "liveness.db"
     assert str(path) in await refused("--db", f"sqlite:///{path}")
 
 
-async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+async def test_serve_refuses_a_file_that_is_no_database(tmp_path: Path) -> None:
     path = tmp_path / "liveness.db"
     path.write_bytes(b"this was never a database\n" * 1_000)
     sentence = await refused("--db", f"sqlite:///{path}")
@@ -88,7 +88,7 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("database")
-async def test_a_damaged_database(sqlite_url: str, tmp_path: Path) -> None:
+async def test_serve_refuses_a_damaged_database(sqlite_url: str, tmp_path: Path) -> None:
     path = tmp_path / "liveness.db"
     pages = bytearray(path.read_bytes())
     pages[4_096:] = b"\xa5" * (len(pages) - 4_096)
@@ -99,8 +99,8 @@ async def test_a_damaged_database(sqlite_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("database")
-async def test_a_changed_row(sqlite_url: str, tmp_path: Path) -> None:
-    """One bit that is not what was written is found at the start, not served."""
+async def test_serve_refuses_a_changed_row(sqlite_url: str, tmp_path: Path) -> None:
+    """The server finds one flipped bit at the start, and does not serve it."""
     with sqlite3.connect(tmp_path / "liveness.db") as database:
         database.execute("UPDATE log SET wall_ms = wall_ms + 1 WHERE shard_id = 3")
     database.close()
@@ -109,7 +109,7 @@ async def test_a_changed_row(sqlite_url: str, tmp_path: Path) -> None:
     assert "checksum" in sentence
 
 
-async def test_a_postgres_that_is_not_there() -> None:
+async def test_serve_refuses_an_unreachable_postgres() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"postgresql://postgres:secret@127.0.0.1:{probe.getsockname()[1]}/liveness"
@@ -118,6 +118,6 @@ async def test_a_postgres_that_is_not_there() -> None:
     assert "secret" not in sentence
 
 
-async def test_a_postgres_database_that_is_not_there(durable_postgres: PostgresServer) -> None:
+async def test_serve_refuses_a_missing_postgres_database(durable_postgres: PostgresServer) -> None:
     sentence = await refused("--db", durable_postgres.url("no_such_database"))
     assert 'database "no_such_database" does not exist' in sentence

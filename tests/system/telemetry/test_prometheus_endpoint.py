@@ -1,4 +1,4 @@
-"""A server as a process: its numbers move by themselves, and Prometheus gets them over HTTP."""
+"""A server process updates its metrics by itself, and Prometheus reads them over HTTP."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_prometheus_can_read_a_server_over_http(running: Running) -> None:
     assert now.value("liveness_workers", namespace="orders", state="ACTIVE") == 1
     assert now.value("liveness_shards_serving") == 2
     while not running.metrics().value("liveness_loop_lag_seconds_count"):
-        pass  # the pulse beats 20 times a second
+        pass  # the event loop probe runs 20 times a second
 
 
 def test_a_server_takes_samples_by_itself(running: Running) -> None:
     heartbeat(running.grpc, "orders", WorkerHeartbeat(worker_instance_key="w"))
     while not (samples := running.fleet("?namespace=orders&range=60s").get("samples")):
-        pass  # one every two seconds
+        pass  # one sample every two seconds
     assert samples[0]["heartbeats"] == "1"
     assert samples[0]["active"] == "1"
     assert samples[0]["time"][-2] in "02468"

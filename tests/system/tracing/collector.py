@@ -1,4 +1,4 @@
-"""A collector: a real gRPC server of OTLP's TraceService that keeps what it is told."""
+"""A collector: a real gRPC server of OTLP's TraceService that keeps the spans that it receives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_MAX = 60
 
 
 class SpanRecord(NamedTuple):
-    """A span, and who told of it."""
+    """A span, and the service that sent it."""
 
     service: str
     name: str
@@ -31,7 +31,7 @@ class SpanRecord(NamedTuple):
     trace_id: str
     span_id: str
     parent_id: str
-    """Empty for the first of a trace."""
+    """Empty for the first span of a trace."""
     attributes: dict[str, str | int]
     failed: bool
 
@@ -60,7 +60,7 @@ class Collector(TraceServiceServicer):
             return list(self._spans)
 
     def until(self, wanted: Callable[[Spans], Spans]) -> Spans:
-        """What `wanted` makes of all spans, as soon as that is something."""
+        """Wait until `wanted`, called with all spans, returns something, and return that."""
         with self._more:
             assert self._more.wait_for(lambda: wanted(self._spans), SECONDS_MAX), self._spans
             return wanted(self._spans)
@@ -84,7 +84,7 @@ def _values(attributes: Any) -> dict[str, str | int]:
 
 
 def chain(spans: Spans, last: SpanRecord) -> Spans:
-    """From the first of its trace to this one."""
+    """Return the spans from the first of its trace to this one."""
     by_id = {span.span_id: span for span in spans if span.trace_id == last.trace_id}
     found = [last]
     while (parent := by_id.get(found[0].parent_id)) is not None:

@@ -1,4 +1,4 @@
-"""A node and a frontend before it that tell a collector what they followed."""
+"""A node and a frontend that export their traces to a collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def traced_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracedS
     with pytest.MonkeyPatch.context() as patch, collecting() as collector:
         patch.setenv(
             "OTEL_BSP_SCHEDULE_DELAY", "20"
-        )  # of the processes: nobody wants to wait for five seconds
+        )  # the processes export sooner than after the default of five seconds
         serve = liveness_command(
             "serve", "--listen", "127.0.0.1:0", "--shards", "4", "--traces", collector.url
         )

@@ -1,4 +1,4 @@
-"""The SDK takes part in a program's traces, and does without where there are none."""
+"""The SDK takes part in a program's traces, and works without OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest
 NO_PROVIDER = "of this process: the tests set none up"
 
 
-def test_a_program_that_has_not_set_tracing_up_sends_nothing_of_it() -> None:
+def test_a_program_without_tracing_sends_no_trace_context() -> None:
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider), NO_PROVIDER
     assert traces.start_call(RecordWorkerHeartbeatsRequest()) is None
     assert traces.current_span_context() is None
 
 
-def test_a_program_that_does_not_even_have_it_imports_nothing_of_it() -> None:
+def test_a_program_without_opentelemetry_imports_none_of_it() -> None:
     program = (
         "import sys\n"
         "from liveness.sdk import traces\n"
@@ -35,8 +35,8 @@ def test_a_program_that_does_not_even_have_it_imports_nothing_of_it() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_call_inside_a_span_of_others_carries_on_their_trace() -> None:
-    """Also where the program only passes on what came in, and records nothing itself."""
+def test_a_call_inside_a_foreign_span_continues_its_trace() -> None:
+    """Also where the program only forwards a trace and records no spans itself."""
     state = trace.TraceState([("vendor", "x")])
     theirs = trace.SpanContext(
         0xABC, 0xDEF, is_remote=True, trace_flags=trace.TraceFlags(1), trace_state=state
@@ -52,7 +52,7 @@ def test_a_call_inside_a_span_of_others_carries_on_their_trace() -> None:
     }
 
 
-def test_a_tracer_that_fails_costs_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_tracer_costs_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("no tracer today")
 

@@ -1,4 +1,4 @@
-"""One trace from worker through frontend to commit, for calls that are followed, and nothing for the others."""
+"""A sampled call is one trace from the worker through the frontend to the commit; other calls leave no spans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def beat(
 
 
 def commits(spans: Spans, of: str, namespace: str) -> Spans:
-    """Commits at the end of a whole way that such a call has gone."""
+    """Return the commits at the end of a complete trace of such a call."""
     ends = [span for span in spans if span.name == "commit"]
     return [
         end
@@ -59,7 +59,7 @@ def full_chain(servers: TracedServers, of: str, namespace: str) -> Spans:
 
 
 def full_chain_of(servers: TracedServers, trace_id: str, how_many: int) -> Spans:
-    """All spans of a trace that does not branch, once there are so many."""
+    """Return the `how_many` spans of a trace without branches, once all have arrived."""
 
     def wanted(spans: Spans) -> Spans:
         found = [span for span in spans if span.trace_id == trace_id]
@@ -73,7 +73,7 @@ def full_chain_of(servers: TracedServers, trace_id: str, how_many: int) -> Spans
 
 @pytest.fixture(scope="module")
 def traced_run(traced_servers: TracedServers) -> TracedServers:
-    """After a program that traces has worked through the frontend."""
+    """The servers after a traced program has worked through the frontend."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tests.system.tracing.traced_program", traced_servers.collector.url, traced_servers.frontend, "traced"],
         cwd=ROOT,
@@ -109,9 +109,7 @@ def test_a_call_belongs_to_the_span_in_which_it_is_made(traced_run: TracedServer
     ]
 
 
-def test_a_single_heartbeat_that_is_followed_is_found_on_every_stage(
-    traced_servers: TracedServers, namespace: str
-) -> None:
+def test_a_sampled_heartbeat_has_a_span_at_every_stage(traced_servers: TracedServers, namespace: str) -> None:
     trace_id = secrets.token_hex(16)
     beat(traced_servers.frontend, namespace, metadata=traceparent(trace_id))
     way = full_chain_of(traced_servers, trace_id, 4)
@@ -124,7 +122,7 @@ def test_a_single_heartbeat_that_is_followed_is_found_on_every_stage(
     assert way[0].parent_id == PARENT_ID
 
 
-def test_what_is_not_followed_leaves_no_trace(traced_servers: TracedServers, namespace: str) -> None:
+def test_an_unsampled_call_leaves_no_spans(traced_servers: TracedServers, namespace: str) -> None:
     unsampled, marked = secrets.token_hex(16), secrets.token_hex(16)
     beat(traced_servers.frontend, namespace, "unsampled", traceparent(unsampled, sampled=False))
     beat(traced_servers.frontend, namespace, "untraced")
@@ -139,7 +137,7 @@ def test_what_is_not_followed_leaves_no_trace(traced_servers: TracedServers, nam
     assert {span.trace_id for span in here} == {marked}
 
 
-def test_a_refusal_is_told_with_its_status(traced_servers: TracedServers, namespace: str) -> None:
+def test_a_rejected_call_records_its_status(traced_servers: TracedServers, namespace: str) -> None:
     trace_id = secrets.token_hex(16)
     request = DescribeWorkerRequest(namespace=namespace, worker_instance_key="nobody")
     with grpc.insecure_channel(traced_servers.frontend) as channel, pytest.raises(grpc.RpcError):
@@ -148,13 +146,13 @@ def test_a_refusal_is_told_with_its_status(traced_servers: TracedServers, namesp
     not_found = grpc.StatusCode.NOT_FOUND.value[0]
     assert [span.attributes["rpc.grpc.status_code"] for span in way] == [not_found] * 3
     assert [(span.kind, span.failed) for span in way] == [
-        ("SERVER", False),  # which did what it should
+        ("SERVER", False),  # the server itself did not fail
         ("CLIENT", True),
         ("SERVER", False),
     ]
 
 
-def test_those_who_wait_for_one_commit_find_the_same_number_in_their_own_traces(
+def test_calls_in_one_commit_share_its_number_in_their_own_traces(
     traced_servers: TracedServers, namespace: str
 ) -> None:
     trace_ids = [secrets.token_hex(16) for _ in range(30)]
@@ -177,10 +175,10 @@ def test_those_who_wait_for_one_commit_find_the_same_number_in_their_own_traces(
     assert len(set(numbers)) < len(numbers)
 
 
-# -- what it costs whom
+# -- costs and failures
 
 
-def test_nothing_of_it_is_loaded_where_nobody_asks_for_it() -> None:
+def test_a_server_without_tracing_loads_no_tracing_code() -> None:
     program = (
         "import sys, liveness.app, liveness.frontend.app, liveness.cli.server_process, liveness.sdk\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
@@ -190,7 +188,7 @@ def test_nothing_of_it_is_loaded_where_nobody_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("command", [("serve",), ("frontend", "--nodes", "127.0.0.1:1")])
-def test_without_the_extra_it_is_told_what_is_missing(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(tmp_path: Path, command: tuple[str, ...]) -> None:
     arguments = (*command, "--listen", "127.0.0.1:0", "--traces", "http://127.0.0.1:4317")
     program = (
         "import sys; sys.modules['opentelemetry.sdk'] = None\n"
@@ -205,7 +203,7 @@ def test_without_the_extra_it_is_told_what_is_missing(tmp_path: Path, command: t
     )
 
 
-def test_a_collector_that_is_away_keeps_nobody_from_answers_or_from_ending(
+def test_an_unreachable_collector_delays_neither_answers_nor_the_shutdown(
     tmp_path: Path, namespace: str
 ) -> None:
     with collecting() as gone:
@@ -220,7 +218,7 @@ def test_a_collector_that_is_away_keeps_nobody_from_answers_or_from_ending(
         assert node.wait() == 0
 
 
-def test_spans_that_were_not_sent_yet_are_sent_at_the_end(tmp_path: Path, namespace: str) -> None:
+def test_a_shutdown_sends_the_remaining_spans(tmp_path: Path, namespace: str) -> None:
     trace_id = secrets.token_hex(16)
     with collecting() as collector:
         serve = liveness_command(
@@ -234,7 +232,7 @@ def test_spans_that_were_not_sent_yet_are_sent_at_the_end(tmp_path: Path, namesp
         assert {span.name for span in collector.spans if span.trace_id == trace_id} == {BEAT, "commit"}
 
 
-# -- what is followed
+# -- sampling
 
 
 @pytest.mark.parametrize(
@@ -251,7 +249,7 @@ def test_spans_that_were_not_sent_yet_are_sent_at_the_end(tmp_path: Path, namesp
         (b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", False),
     ],
 )
-def test_a_call_is_followed_if_whoever_made_it_says_so(value: str | bytes, followed: bool) -> None:
+def test_a_call_is_traced_if_its_caller_samples_it(value: str | bytes, followed: bool) -> None:
     assert is_sampled((("user-agent", "x"), ("traceparent", value))) is followed
     assert not is_sampled(())
     assert not is_sampled(None)

@@ -1,4 +1,4 @@
-"""A program that traces: it sets OpenTelemetry up as its documentation says, works, and schedules something.
+"""A traced program: it sets OpenTelemetry up as our documentation says, runs a worker, and schedules an activity.
 
 Arguments: the collector, the server, the namespace.
 """

@@ -1,4 +1,4 @@
-"""The notes of the workers against the server's record."""
+"""Compares the notes of the workers with the server's record."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.system.worker_processes.worker_processes import WorkerGroup
 class ActivityTotals:
     scheduled: int
     begun: int
-    """Attempts that some worker took up."""
+    """Attempts that a worker started."""
     acknowledged: int
-    """Completions that workers know were taken."""
+    """Completions that the server acknowledged to a worker."""
     refused: int
-    """Zombies' completions that were turned away."""
+    """Completions by zombies that the server rejected."""
     lost: int
-    """Attempts that their worker was told it had lost."""
+    """Attempts whose worker was told that it had lost them."""
 
     def __str__(self) -> str:
         return (
@@ -36,14 +36,17 @@ async def check_totals(
     *,
     server_died: bool = False,
 ) -> ActivityTotals:
-    """`activity_types`: of each activity that the server acknowledged, by name. `server_died`: it was started again, and who
-    came before it had its shards was told to come again."""
+    """`activity_types`: the type of each acknowledged activity, by name.
+
+    `server_died`: the server was restarted, and workers that called before it had its shards had to repeat their
+    calls.
+    """
     assert sorted(activity_types) == sorted(namespace_client.scheduled)
     await namespace_client.assert_each_completed_once()
     notes = worker_group.notes
     begun = _attempts(notes, Action.STARTED)
     twice = [attempt for attempt, times in Counter(begun).items() if times > 1]
-    assert not twice, f"attempts that two workers had: {twice}"
+    assert not twice, f"attempts that two workers ran: {twice}"
     reasons = {note.text for note in worker_group.noted(Action.REFUSED)}
     assert reasons <= ({"FENCED_OFF", "SHARD_UNAVAILABLE"} if server_died else {"FENCED_OFF"}), reasons
     finished, accepted = (
@@ -54,9 +57,9 @@ async def check_totals(
     for name, activity_type in activity_types.items():
         done = await namespace_client.completion(name, activity_type)
         taken.add((name, done["attempt"], done["worker"]))
-    assert taken <= finished | accepted, f"nobody knows of having done {taken - finished - accepted}"
-    assert accepted <= taken, f"acknowledged, and not on record: {accepted - taken}"
-    # One that was killed may not have noted the last of its completions; nobody notes one that was not.
+    assert taken <= finished | accepted, f"no worker noted the completion of {taken - finished - accepted}"
+    assert accepted <= taken, f"acknowledged but not recorded: {accepted - taken}"
+    # A killed worker may not have noted its last completion; no worker notes a completion that did not happen.
     counts = [worker.count for worker in worker_group.members]
     acknowledged = sum(count.completed for count in counts if count is not None)
     assert acknowledged + len(accepted) <= len(namespace_client.scheduled)

@@ -1,4 +1,4 @@
-"""One server for the tests that do it no harm, and a namespace and a crew of workers for each test."""
+"""One server for the tests that do not harm it, and a namespace and a group of workers for each test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _namespaces = count(1)
 
 @pytest.fixture(scope="session")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
-    """Stays up; leases end as soon as they may."""
+    """A server that stays up; leases end as soon as they may."""
     database = tmp_path_factory.mktemp("server") / "liveness.db"
     server = ServerProcess(f"sqlite:///{database}", shards=SHARDS, environ=NO_TAKEOVER_GRACE)
     await server.start()

@@ -1,4 +1,4 @@
-"""What the server has on record about one namespace, and what a test asks of it."""
+"""The server's record of one namespace, and the commands of a test to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRANSIENT_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
-        # How gRPC itself answers a call that arrives while its server stops.
+        # gRPC itself answers so when a call arrives while its server stops.
         grpc.StatusCode.CANCELLED,
     }
 )
@@ -39,12 +39,12 @@ Reply = Callable[[], Awaitable[Any]]
 
 
 class NamespaceClient:
-    """Its channel outlives the server, which may come back at the same address."""
+    """Its channel outlives the server, which may return at the same address."""
 
     def __init__(self, address: str, namespace: str) -> None:
         self.namespace = namespace
         self.scheduled: list[str] = []
-        """What the server has acknowledged."""
+        """The acknowledged activities."""
         self._marks = count()
         self._channel = grpc.aio.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500)]
@@ -61,7 +61,7 @@ class NamespaceClient:
     ) -> None:
         await self._channel.close()
 
-    # -- orders
+    # -- commands
 
     async def schedule(
         self,
@@ -72,7 +72,7 @@ class NamespaceClient:
         deaths_max: int | None = None,
         **content: Any,
     ) -> None:
-        """Until it is acknowledged; asking again changes nothing."""
+        """Schedule an activity, and repeat the call until it is acknowledged; repetition changes nothing."""
         request = pb.ScheduleActivityRequest(
             namespace=self.namespace,
             id=_id(name, activity_type),
@@ -93,7 +93,7 @@ class NamespaceClient:
         await self._admin.UpdateConfig(request, timeout=SECONDS_MAX)
 
     async def pause(self, worker: str = "") -> None:
-        """One worker, or all."""
+        """Pause one worker, or all."""
         request = admin_pb2.PauseWorkersRequest(
             namespace=self.namespace, worker_instance_key=worker, all=not worker
         )
@@ -110,7 +110,7 @@ class NamespaceClient:
         request.limit.FromSeconds(limit_s)
         await self._admin.DrainWorker(request, timeout=SECONDS_MAX)
 
-    # -- questions
+    # -- queries
 
     async def worker(self, key: str) -> WorkerMessage:
         request = service_pb2.DescribeWorkerRequest(namespace=self.namespace, worker_instance_key=key)
@@ -137,14 +137,14 @@ class NamespaceClient:
         return await self._until(lambda: self.activity(name, activity_type), condition)
 
     async def completion(self, name: str, activity_type: str) -> dict[str, Any]:
-        """Wait until it is COMPLETED: by which worker, in which attempt."""
+        """Wait until it is COMPLETED; return the worker and the attempt."""
         done = await self.activity_until(name, activity_type, lambda activity: activity.state == COMPLETED)
         result: dict[str, Any] = json.loads(done.result)
         assert result["attempt"] == done.attempt
         return result
 
     async def states(self) -> Counter[str]:
-        """How many activities are in which state."""
+        """Return the number of activities in each state."""
         request = pb.ListActivitiesRequest(namespace=self.namespace, page_size=1_000)
         answer = await self._retry_until_answered(
             lambda: self._activities.ListActivities(request, timeout=CALL_SECONDS)
@@ -157,14 +157,14 @@ class NamespaceClient:
         )
 
     async def all_completed(self) -> None:
-        """Wait until everything that was scheduled is COMPLETED."""
+        """Wait until all scheduled activities are COMPLETED."""
         wanted = Counter(COMPLETED=len(self.scheduled))
         await self._until(self.states, lambda states: states == wanted)
 
     # -- the log
 
     async def events(self) -> list[Event]:
-        """Everything that had happened in the namespace when this was called, from the server's own log."""
+        """Return all events of the namespace up to this call, from the server's own log."""
         markers = await self._mark()
         events: list[Event] = []
         request = service_pb2.WatchEventsRequest(namespace=self.namespace, from_beginning=True)
@@ -178,19 +178,19 @@ class NamespaceClient:
         return [event for event in events if not event.workflow_id.startswith(MARKER)]
 
     async def completions(self) -> Counter[str]:
-        """How often the log says of each activity that it was completed."""
+        """Return how often the log records the completion of each activity."""
         return Counter(
             event.workflow_id for event in await self.events() if event.type == "ActivityCompleted"
         )
 
     async def assert_each_completed_once(self) -> None:
-        """Whatever was scheduled is COMPLETED, or will be; and the log says so once of each, and of nothing else."""
+        """Check that each scheduled activity is completed once in the log, and no other activity is."""
         await self.all_completed()
         completions = await self.completions()
         assert completions == Counter(self.scheduled), completions - Counter(self.scheduled)
 
     async def _mark(self) -> set[str]:
-        """Schedule something on each shard: whatever was committed before comes before it in the shard's log."""
+        """Schedule an activity on each shard: it follows all earlier commits in the shard's log."""
         info = await self._liveness.GetServerInfo(service_pb2.GetServerInfoRequest(), timeout=SECONDS_MAX)
         by_shard: dict[int, str] = {}
         mark, number = next(self._marks), 0
@@ -208,10 +208,10 @@ class NamespaceClient:
             await self._activities.ScheduleActivity(request, timeout=SECONDS_MAX)
         return set(by_shard.values())
 
-    # -- inside
+    # -- internals
 
     async def _retry_until_answered(self, call: Reply) -> Any:
-        """Again and again while the server is away."""
+        """Repeat the call while the server is unavailable."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SECONDS_MAX
         while True:
@@ -226,7 +226,7 @@ class NamespaceClient:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SECONDS_MAX
         while not condition(seen := await ask()):
-            assert loop.time() < deadline, f"it never came true; at last: {seen}"
+            assert loop.time() < deadline, f"the wanted answer never came; the last one was {seen}"
             await asyncio.sleep(LOOK_SECONDS)
         return seen
 

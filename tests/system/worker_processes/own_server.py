@@ -1,4 +1,4 @@
-"""A server of a test's own, which comes back at the same address each time it is ended."""
+"""A test's own server, which returns at the same address each time it was ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.server.server_process import ServerProcess
 
 SHARDS = 4
 PORTS = (20_000, 32_000)
-"""Below those that the system gives away by itself."""
+"""Below the range from which the system assigns ports."""
 
 
 @asynccontextmanager

@@ -1,4 +1,6 @@
-"""A random run: workers are killed, stopped, cut off and replaced while they work; then it is calm, and all is summed up."""
+"""A random run: workers are killed, stopped, cut off and replaced while they work; then the faults end, and all is
+audited.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tests.system.worker_processes.worker_processes import (
 LEASE = 1.2
 GRACE = 0.8
 FREEZE_SECONDS = (0.2, 2.5)
-"""Some shorter than a lease, some longer."""
+"""Some are shorter than a lease, some longer."""
 GAP_SECONDS = (0.0, 0.3)
 WORK_MS = (50, 300)
 SLOTS = 3
@@ -66,7 +68,7 @@ class RandomRun:
         self._to_do = iter(self.jobs.items())
 
     async def run(self) -> ActivityTotals:
-        """Some work, then a blow at somebody who is at it, again and again."""
+        """Let the workers finish some activities, then inject a fault into a busy one, again and again."""
         await self._namespace_client.configure(dispatch_timeout={"seconds": 1})
         await asyncio.gather(*(self._join() for _ in range(self._plan.workers)))
         await asyncio.gather(*(worker.wait_for_note(Action.RUNNING) for worker in self._worker_group.members))
@@ -86,7 +88,7 @@ class RandomRun:
             work_ms = self._random.randint(*WORK_MS)
             await self._namespace_client.schedule(name, activity_type, deaths_max=0, ms=work_ms)
 
-    # -- blows
+    # -- faults
 
     async def _inject_fault(self) -> None:
         faults: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
@@ -102,7 +104,7 @@ class RandomRun:
         await faults[name][1]()
 
     async def _kill(self) -> None:
-        """And put another in its place; or the same again, which must not inherit what it held."""
+        """Kill a worker and start another, or the same key again, which must not inherit its activities."""
         victim = await self._pick()
         await victim.kill()
         await self._join(victim.options.key if self._random.random() < 0.3 else "")
@@ -130,7 +132,7 @@ class RandomRun:
     async def _kill_server(self) -> None:
         await restart(self._server, SIGKILL)
 
-    # -- and what puts things right
+    # -- repairs
 
     def _heal(self) -> None:
         if self._network is not None:
@@ -148,7 +150,7 @@ class RandomRun:
             self._thaw(worker)
 
     async def _join(self, key: str = "") -> None:
-        """Every other one behind the proxy."""
+        """Start a worker; every other one connects through the proxy."""
         self._joined += 1
         await self._worker_group.join(
             f"worker-{self._joined}",
@@ -162,7 +164,7 @@ class RandomRun:
         )
 
     async def _pick(self) -> WorkerProcess:
-        """One that is at work, if there is any left: blows that hit the idle prove little."""
+        """Return a busy worker if there is one: a fault of an idle worker proves little."""
         async with asyncio.timeout(SECONDS_MAX):
             while True:
                 running = [

@@ -1,4 +1,4 @@
-"""The network between workers and their server: a TCP proxy that can be made to misbehave."""
+"""The network between workers and their server: a TCP proxy that can inject faults."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ CHUNK_BYTES = 64 * 1024
 
 
 class ForwardMode(Enum):
-    """What becomes of bytes on their way in one direction."""
+    """What happens to bytes in one direction."""
 
     PASS = auto()
     DROP = auto()
-    """They vanish. The connection is of no use afterwards; `heal` cuts it."""
+    """Bytes are dropped. The connection is useless afterwards; `heal` cuts it."""
     HOLD = auto()
-    """They wait, and arrive late: `heal` lets them through."""
+    """Bytes wait and arrive late: `heal` passes them on."""
 
 
 class Proxy:
-    """Listens at `address` and passes everything on to `target`, if it lets it through."""
+    """Listens at `address` and forwards to `target`, subject to the faults."""
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.to_server = ForwardMode.PASS
         self.to_client = ForwardMode.PASS
         self.delay_seconds = 0.0
-        """For every piece of data, in each direction."""
+        """For every chunk of data, in each direction."""
         self.accepted = 0
         """Connections so far."""
         self.passes = asyncio.Event()
-        """Nothing is held."""
+        """Set while nothing is held."""
         self.passes.set()
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
@@ -50,22 +50,22 @@ class Proxy:
         self._server.close()
         self.heal()
         while self._connections:
-            self.cut()  # also those that were accepted before, and whose other half is only there now
+            self.cut()  # also the connections that were accepted earlier and are only complete now
             await asyncio.sleep(0)
         await self._server.wait_closed()
 
-    # -- misbehaving
+    # -- faults
 
     def black_hole(self, way: ForwardMode = ForwardMode.DROP) -> None:
-        """Whoever connects is accepted, as by a machine that then vanished, and nothing arrives anywhere."""
+        """Accept connections and forward nothing, like a machine that vanished."""
         self._set(to_server=way, to_client=way)
 
     def lose_answers(self) -> None:
-        """What the server says is lost; what clients say arrives."""
+        """Drop the server's answers; the clients' requests arrive."""
         self._set(to_server=ForwardMode.PASS, to_client=ForwardMode.DROP)
 
     def heal(self) -> None:
-        """Connections that lost something are cut; others go on where they stood."""
+        """Cut the connections that lost data; let the others continue."""
         self._set(to_server=ForwardMode.PASS, to_client=ForwardMode.PASS)
         self.delay_seconds = 0.0
         for connection in list(self._connections):
@@ -73,23 +73,23 @@ class Proxy:
                 connection.cut()
 
     def cut(self) -> None:
-        """Reset all connections. New ones are welcome."""
+        """Reset all connections, and accept new ones."""
         for connection in list(self._connections):
             connection.cut()
 
     def vanish(self) -> None:
-        """As a process that was killed: connections are reset, and nobody listens any more."""
+        """Reset all connections and stop listening, like a killed process."""
         assert self._server is not None
         self._server.close()
         self.cut()
 
     async def come_back(self) -> None:
-        """After `vanish`, at the same address."""
+        """Listen again at the same address, after `vanish`."""
         host, port = self.address.split(":")
         self._server = await asyncio.start_server(self._serve, host, int(port))
 
     def half_close(self, *, towards_server: bool) -> None:
-        """End one direction of all connections in an orderly way, and leave the other one open."""
+        """Close one direction of all connections gracefully, and leave the other open."""
         for connection in list(self._connections):
             connection.half_close(towards_server=towards_server)
 
@@ -104,7 +104,7 @@ class Proxy:
         else:
             self.passes.set()
 
-    # -- passing on
+    # -- forwarding
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -127,7 +127,7 @@ class _Reset:
 
 
 class Connection:
-    """Between a client and the server, as the proxy holds it."""
+    """A connection between a client and the server, as the proxy holds it."""
 
     def __init__(
         self,
@@ -139,12 +139,12 @@ class Connection:
         self._client_reader, self._client_writer = client
         self._server_reader, self._server_writer = server
         self._closed: set[asyncio.StreamWriter] = set()
-        """Directions that have ended in an orderly way; what would go there goes nowhere."""
+        """Directions that were closed gracefully; data for them is dropped."""
         self.damaged = False
-        """Something that was said on it got lost."""
+        """Whether data on it was lost."""
 
     async def run(self) -> None:
-        """Until either side resets it, or both have closed it."""
+        """Forward until either side resets the connection, or both have closed it."""
         directions = (
             asyncio.create_task(self._pass_on(self._client_reader, self._server_writer, to_server=True)),
             asyncio.create_task(self._pass_on(self._server_reader, self._client_writer, to_server=False)),

@@ -1,4 +1,4 @@
-"""Bodies that let nobody else run: the lease goes on, and that the work stands still is shown."""
+"""Activity bodies that block the process: the lease is renewed, and the server shows that the work is stuck."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_frozen_event_loop_is_shown_and_costs_no_lease(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_bodies_that_only_compute_do_not_starve_the_heartbeat(
+async def test_computing_bodies_do_not_starve_the_heartbeats(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     burning = await worker_group.join("burning", lease=LEASE, grace=LEASE)
@@ -36,7 +36,7 @@ async def test_bodies_that_only_compute_do_not_starve_the_heartbeat(
         await namespace_client.schedule(name, "burning")
         await burning.wait_for_note(Action.STARTED, name)
     before = await namespace_client.worker("burning")
-    # More beats than a lease lasts for.
+    # More heartbeats than fit into one lease.
     after = await namespace_client.worker_until(
         "burning", lambda worker: worker.sequence >= before.sequence + 6
     )

@@ -1,6 +1,7 @@
-"""A worker that knows several ways to the server, and goes on by another when the one it has taken fails.
+"""A worker that knows several addresses of the server switches to another when its current one fails.
 
-The ways are proxies to one server, which stand for nodes that serve the same."""
+The addresses are proxies to one server, which stand for nodes of one cluster.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ from tests.system.worker_processes.worker_processes import WorkerGroup, WorkerPr
 LEASE = 3.0
 GRACE = 1.0
 SILENCE_GRACE = 2.0
-"""Where a node does not say that it is gone, which takes half the grace to find out."""
+"""For nodes that fail silently, which takes half the grace to detect."""
 ROUNDS = 6
 PORTION = 10
-"""Finished between two failures, at least."""
+"""Activities finished between two failures, at least."""
 ACTIVE = worker_pb2.WORKER_STATE_ACTIVE
 
 PathFault = Callable[[Proxy], None]
@@ -44,15 +45,15 @@ async def ways(worker_group: WorkerGroup, number: int) -> AsyncIterator[list[Pro
         proxies = [await stack.enter_async_context(Proxy(worker_group.address)) for _ in range(number)]
         stack.push_async_callback(
             worker_group.close
-        )  # before the ways close, or they would knock at them for ever
+        )  # before the proxies close; the workers would retry them for ever
         yield proxies
 
 
 @pytest.mark.parametrize(("harm", "grace"), PATH_FAULTS)
-async def test_what_runs_goes_on_when_the_node_fails(
+async def test_running_activities_survive_a_node_failure(
     worker_group: WorkerGroup, namespace_client: NamespaceClient, harm: PathFault, grace: float
 ) -> None:
-    """The lease ends neither on the server nor by the worker's own clock, though the grace is short."""
+    """The lease ends neither at the server nor by the worker's own clock, although the grace is short."""
     async with ways(worker_group, 2) as proxies:
         worker = await _holding(worker_group, namespace_client, proxies, grace=grace)
         taken, other = _taken(proxies)
@@ -63,7 +64,7 @@ async def test_what_runs_goes_on_when_the_node_fails(
         assert not worker.noted(Action.LOST)
 
 
-async def test_one_failure_after_the_other(
+async def test_a_worker_survives_one_node_failure_after_the_other(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     async with ways(worker_group, 2) as proxies:
@@ -80,10 +81,10 @@ async def test_one_failure_after_the_other(
         await _completes_unharmed(worker, worker_group, namespace_client)
 
 
-async def test_nodes_that_are_not_there_are_passed_over(
+async def test_a_worker_skips_unreachable_nodes(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
-    """At the start, and in the middle; also those that accept a connection and then say nothing."""
+    """At the start and later; also nodes that accept a connection and never answer."""
     async with ways(worker_group, 4) as proxies:
         mute, *others = proxies
         mute.black_hole()
@@ -100,13 +101,13 @@ async def test_nodes_that_are_not_there_are_passed_over(
         await _completes_unharmed(worker, worker_group, namespace_client)
 
 
-async def test_nobody_goes_back_while_the_way_works(
+async def test_a_worker_stays_with_a_node_that_works(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     async with ways(worker_group, 2) as proxies:
         worker = await _holding(worker_group, namespace_client, proxies)
         left, taken = _taken(proxies)
-        left.cut()  # and new connections are welcome again at once
+        left.cut()  # it accepts new connections again at once
         await _stands_on(taken, namespace_client)
         accepted = left.accepted
         await _renews(namespace_client, LEASE)
@@ -114,10 +115,10 @@ async def test_nobody_goes_back_while_the_way_works(
         await _completes_unharmed(worker, worker_group, namespace_client)
 
 
-async def test_a_fleet_spreads_over_the_nodes(
+async def test_workers_spread_over_the_nodes(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
-    """A dozen of them all on one of two would be by chance once in two thousand times."""
+    """By chance, a dozen workers would all choose the same of two nodes once in two thousand runs."""
     async with ways(worker_group, 2) as proxies:
         for number in range(12):
             await worker_group.join(
@@ -127,10 +128,10 @@ async def test_a_fleet_spreads_over_the_nodes(
         assert all(proxy.connections for proxy in proxies)
 
 
-async def test_a_node_that_stops_in_an_orderly_way_costs_nothing(
+async def test_a_node_that_stops_gracefully_costs_no_activity(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Its work goes on at another address, after a time that is longer than the grace."""
+    """The activity continues at another address, for longer than the grace."""
     folder = tmp_path_factory.mktemp("node")
     nodes = [free_address(), free_address()]
     async with AsyncExitStack() as stack:
@@ -157,7 +158,7 @@ async def test_a_node_that_stops_in_an_orderly_way_costs_nothing(
         await _completes_unharmed(worker, worker_group, later)
 
 
-async def test_many_activities_are_completed_once_while_ways_come_and_go(
+async def test_many_activities_complete_once_while_nodes_fail_and_return(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     async with ways(worker_group, 3) as proxies:
@@ -167,7 +168,7 @@ async def test_many_activities_are_completed_once_while_ways_come_and_go(
             )
             for number in range(3)
         ]
-        # What was on its way to a worker when its way failed is found after this time.
+        # A hand-out that was on its way when its connection failed is taken back after this time.
         await namespace_client.configure(dispatch_timeout={"seconds": 1})
         jobs = names("job", 90)
         for name in jobs:
@@ -204,7 +205,7 @@ def _list(proxies: list[Proxy]) -> str:
 
 
 def _taken(proxies: list[Proxy]) -> tuple[Proxy, Proxy]:
-    """The one that the worker has taken, and the other."""
+    """Return the proxy that the worker uses, and the other one."""
     first, second = proxies
     assert bool(first.connections) != bool(second.connections)
     return (first, second) if first.connections else (second, first)
@@ -218,7 +219,7 @@ async def _holding(
     *,
     grace: float = GRACE,
 ) -> WorkerProcess:
-    """A worker that is at work on `job`."""
+    """Start a worker that is running `job`."""
     address = ",".join(addresses) if addresses else _list(proxies)
     worker = await worker_group.join("worker", address=address, lease=LEASE, grace=grace)
     await namespace_client.schedule("job", "gated")
@@ -234,7 +235,7 @@ async def _stands_on(proxy: Proxy, namespace_client: NamespaceClient, seconds: f
 
 
 async def _renews(namespace_client: NamespaceClient, seconds: float) -> None:
-    """Until heartbeats for so long a time have been heard."""
+    """Wait until the server has received heartbeats for this long."""
     first = (await namespace_client.worker("worker")).last_heartbeat_time.ToMilliseconds()
     await namespace_client.worker_until(
         "worker",
@@ -245,7 +246,10 @@ async def _renews(namespace_client: NamespaceClient, seconds: float) -> None:
 
 
 async def _takes_up_more(namespace_client: NamespaceClient) -> None:
-    """The server may hand it to the poll that waits on the old way first, which it cannot know to be lost."""
+    """Check that the worker gets more work.
+
+    The server may first hand it to the poll on the old connection, which it cannot know to be lost.
+    """
     await namespace_client.configure(dispatch_timeout={"seconds": 1})
     await namespace_client.schedule("next", "quick", ms=10)
     await namespace_client.completion("next", "quick")

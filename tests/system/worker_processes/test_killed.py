@@ -1,4 +1,4 @@
-"""Workers that die: their work goes on elsewhere, and work that kills its workers does not."""
+"""When workers die, others complete their activities; an activity that kills its workers is quarantined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.system.worker_processes.worker_notes import Action
 from tests.system.worker_processes.worker_processes import WorkerGroup, until
 
 LONG = 300.0
-"""A lease that no test can outlast: whatever ends, ends for another reason."""
+"""A lease longer than any test: what ends, ends for another reason."""
 INACTIVE = worker_pb2.WORKER_STATE_INACTIVE
 
 
@@ -23,7 +23,7 @@ INACTIVE = worker_pb2.WORKER_STATE_INACTIVE
         pytest.param(1.5, None, worker_pb2.INACTIVE_REASON_LEASE_EXPIRED, id="found by its lease"),
     ],
 )
-async def test_work_of_a_killed_worker_is_completed_by_another(
+async def test_another_worker_completes_the_activity_of_a_killed_worker(
     worker_group: WorkerGroup,
     namespace_client: NamespaceClient,
     lease: float,
@@ -45,7 +45,7 @@ async def test_work_of_a_killed_worker_is_completed_by_another(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_worker_restarted_within_its_lease_gives_up_what_its_last_run_held(
+async def test_a_worker_restarted_within_its_lease_loses_the_activities_of_its_last_run(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     first = await worker_group.join("first", key="same", lease=LONG, grace=None)
@@ -62,7 +62,7 @@ async def test_a_worker_restarted_within_its_lease_gives_up_what_its_last_run_he
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_run_that_was_replaced_while_it_lives_stops_its_work_and_ends(
+async def test_a_replaced_run_stops_its_activities_and_ends(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     first = await worker_group.join("first", key="same", lease=LONG, grace=5.0)
@@ -79,7 +79,7 @@ async def test_a_run_that_was_replaced_while_it_lives_stops_its_work_and_ends(
     assert second.alive
 
 
-async def test_work_that_kills_its_workers_is_quarantined_before_it_kills_a_fourth(
+async def test_an_activity_that_kills_its_workers_is_quarantined_after_three_deaths(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     for name in ("one", "two", "three", "four"):

@@ -1,4 +1,4 @@
-"""The network between a worker and its server: cut, silent, slow, closed on one side, losing an answer."""
+"""The network between a worker and its server is cut, silent, slow, half-closed, or loses an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STARTED = activity_pb2.ACTIVITY_STATE_STARTED
     ("lease", "grace"),
     [pytest.param(2.5, 1.0, id="by the grace"), pytest.param(4.0, None, id="by the lease")],
 )
-async def test_a_worker_that_hears_nothing_gives_up_before_another_begins(
+async def test_a_disconnected_worker_stops_before_another_starts_its_activity(
     worker_group: WorkerGroup,
     namespace_client: NamespaceClient,
     proxy: Proxy,
@@ -43,10 +43,10 @@ async def test_a_worker_that_hears_nothing_gives_up_before_another_begins(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_what_arrives_long_after_the_lease_is_refused(
+async def test_a_completion_that_arrives_after_the_lease_is_rejected(
     worker_group: WorkerGroup, namespace_client: NamespaceClient, proxy: Proxy
 ) -> None:
-    """The network delivers, when it heals, all that was sent into it, a completion among it."""
+    """When the network heals, it delivers everything that was sent, including a completion."""
     alone = await _holding(worker_group, namespace_client, proxy, "gated", lease=2.0, grace=None)
     heir = await worker_group.join("heir", lease=LONG, grace=None)
     proxy.black_hole(ForwardMode.HOLD)
@@ -60,7 +60,7 @@ async def test_what_arrives_long_after_the_lease_is_refused(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_cut_that_is_mended_within_the_grace_costs_nothing(
+async def test_a_connection_that_returns_within_the_grace_costs_nothing(
     worker_group: WorkerGroup, namespace_client: NamespaceClient, proxy: Proxy
 ) -> None:
     steady = await _holding(worker_group, namespace_client, proxy, "gated", lease=LONG, grace=30.0)
@@ -70,7 +70,7 @@ async def test_a_cut_that_is_mended_within_the_grace_costs_nothing(
 
 
 @pytest.mark.parametrize("towards_server", [True, False])
-async def test_a_connection_closed_on_one_side_is_made_anew(
+async def test_a_worker_replaces_a_half_closed_connection(
     worker_group: WorkerGroup, namespace_client: NamespaceClient, proxy: Proxy, towards_server: bool
 ) -> None:
     steady = await _holding(worker_group, namespace_client, proxy, "gated", lease=LONG, grace=30.0)
@@ -93,7 +93,7 @@ async def test_a_slow_network_does_no_harm(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_work_whose_way_to_the_worker_was_lost_is_found_and_done(
+async def test_an_activity_whose_hand_out_was_lost_is_handed_out_again(
     worker_group: WorkerGroup, namespace_client: NamespaceClient, proxy: Proxy
 ) -> None:
     await namespace_client.configure(dispatch_timeout={"seconds": 1})
@@ -104,7 +104,7 @@ async def test_work_whose_way_to_the_worker_was_lost_is_found_and_done(
     await namespace_client.schedule("job", "quick", ms=10)
     held = await namespace_client.activity_until("job", "quick", lambda activity: activity.state == STARTED)
     assert (held.worker_instance_key, held.attempt) == ("deaf", 1)
-    # Whether the answer has left the server yet or not, it does not survive this.
+    # The answer is lost, whether or not it has left the server yet.
     proxy.heal()
     proxy.cut()
     assert await namespace_client.completion("job", "quick") == {"worker": "deaf", "attempt": 2}
@@ -126,7 +126,7 @@ async def _holding(
     lease: float,
     grace: float | None,
 ) -> WorkerProcess:
-    """A worker behind the proxy that is at work on `job`."""
+    """Start a worker behind the proxy that is running `job`."""
     worker = await worker_group.join("behind", address=proxy.address, lease=lease, grace=grace)
     await namespace_client.schedule("job", activity_type)
     await worker.wait_for_note(Action.STARTED, "job")
@@ -157,7 +157,7 @@ async def _completes_unharmed(
 async def _connected_anew(
     namespace_client: NamespaceClient, proxy: Proxy, disturb: Callable[[], None]
 ) -> None:
-    """Wait until the worker stands on a stream again that was opened after the disturbance."""
+    """Wait until the worker has attached to a stream that was opened after the disturbance."""
     accepted = proxy.accepted
     disturb()
     await until(lambda: proxy.accepted > accepted)

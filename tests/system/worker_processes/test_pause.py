@@ -1,4 +1,4 @@
-"""Workers that are paused finish what they have and begin nothing new until they are resumed."""
+"""Paused workers finish their activities and start none until they are resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEASE = 6.0
 GRACE = 6.0
 
 
-async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has(
+async def test_a_paused_worker_starts_nothing_and_keeps_its_activities(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     paused = await worker_group.join("paused", lease=LEASE, grace=GRACE)
@@ -41,10 +41,10 @@ async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_paused_namespace_stands_still_until_it_is_resumed(
+async def test_a_paused_namespace_starts_nothing_until_it_is_resumed(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
-    """Busy workers, idle ones that wait for work, and those who join later; and nothing is lost by it."""
+    """This holds for busy workers, idle ones and later ones, and no activity is lost."""
     for name in ("one", "two"):
         await worker_group.join(name, lease=LEASE, grace=GRACE, slots=2)
     await _schedule(namespace_client, "before", 30)
@@ -65,7 +65,7 @@ async def _stands_still_while_paused(
         worker.name: (await namespace_client.worker(worker.name)).sequence for worker in worker_group.members
     }
     for name, before in beats.items():
-        # They live on, and had every opportunity to take something.
+        # The workers are alive and had every opportunity to take an activity.
         await namespace_client.worker_until(name, partial(_has_beaten, before + 2))
     states = await namespace_client.states()
     assert states["AVAILABLE"] >= 20

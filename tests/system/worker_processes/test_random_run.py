@@ -1,4 +1,4 @@
-"""Whatever happens to the workers, in the end each activity was completed exactly once, and no zombie was believed."""
+"""Whatever happens to the workers, each activity is completed exactly once, and no zombie's completion is accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.system.worker_processes.tcp_proxy import Proxy
 from tests.system.worker_processes.worker_processes import WorkerGroup
 
 
-async def test_a_short_run(
+async def test_a_short_random_run_completes_each_activity_once(
     server: ServerProcess,
     worker_group: WorkerGroup,
     namespace_client: NamespaceClient,
@@ -29,7 +29,9 @@ async def test_a_short_run(
 
 @pytest.mark.crash_long
 @pytest.mark.parametrize("seed", seeds(300, 6))
-async def test_a_long_run_with_server_kills(tmp_path: Path, report_result: ReportResult, seed: int) -> None:
+async def test_a_long_random_run_with_server_kills_completes_each_activity_once(
+    tmp_path: Path, report_result: ReportResult, seed: int
+) -> None:
     plan = Plan(seed=seed, workers=10, activities=900, faults=150, server_kills=True)
     async with (
         own_server(tmp_path) as server,

@@ -1,4 +1,4 @@
-"""A server that ends and comes back under load: workers go on, and nothing that was acknowledged is lost."""
+"""A server that restarts under load: workers continue, and nothing that was acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ WORKERS = 3
 ACTIVITIES = 90
 RESTARTS = 2
 PORTION = 15
-"""Finished between restarts, at least."""
+"""Activities finished between restarts, at least."""
 
 
 @pytest.mark.parametrize("how", [SIGTERM, SIGKILL], ids=["SIGTERM", "SIGKILL"])
-async def test_workers_go_on_and_everything_is_completed_once(
+async def test_workers_survive_restarts_and_complete_everything_once(
     tmp_path: Path, report_result: ReportResult, how: Signals
 ) -> None:
-    """And since their leases outlast it, nobody has to do anything twice."""
+    """Their leases outlast the restarts, so no activity runs twice."""
     async with (
         own_server(tmp_path) as server,
         NamespaceClient(server.address, "namespace") as namespace_client,
     ):
-        # What was handed out when the server was killed, and not received, is found after this time.
+        # A hand-out that was lost with the killed server is taken back after this time.
         await namespace_client.configure(dispatch_timeout={"seconds": 3})
         worker_group = WorkerGroup(tmp_path, namespace_client.namespace, server.address, [])
         try:
@@ -58,7 +58,7 @@ def _finished(worker_group: WorkerGroup, wanted: int) -> bool:
 
 
 async def _schedule(namespace_client: NamespaceClient, jobs: list[str]) -> None:
-    """Some at once, the others by and by, while the server is away too."""
+    """Schedule some activities at once and the others gradually, also while the server is down."""
     for number, name in enumerate(jobs):
         await namespace_client.schedule(name, "quick", ms=60 + number % 5 * 20)
         if number > len(jobs) // 3:

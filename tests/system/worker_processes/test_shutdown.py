@@ -1,4 +1,4 @@
-"""Workers that are asked to end: they finish or hand back what they have, and nobody counts it as a death."""
+"""Workers that are asked to end finish their activities or hand them back, and the server does not count it as a death."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRACE = 30.0
 SHUTDOWN = (worker_pb2.WORKER_STATE_INACTIVE, worker_pb2.INACTIVE_REASON_SHUTDOWN)
 
 
-async def test_a_drained_worker_finishes_what_it_has_and_ends(
+async def test_a_drained_worker_finishes_its_activities_and_ends(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     leaving = await worker_group.join("leaving", lease=LONG, grace=GRACE)
@@ -33,7 +33,7 @@ async def test_a_drained_worker_finishes_what_it_has_and_ends(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_drained_worker_hands_back_what_it_cannot_finish_in_time(
+async def test_a_drained_worker_hands_back_activities_that_it_cannot_finish_in_time(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     leaving = await worker_group.join("leaving", lease=LONG, grace=GRACE)
@@ -50,7 +50,7 @@ async def test_a_drained_worker_hands_back_what_it_cannot_finish_in_time(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_terminated_worker_finishes_what_it_has_and_ends(
+async def test_a_terminated_worker_finishes_its_activities_and_ends(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     leaving = await worker_group.join("leaving", lease=LONG, grace=GRACE)
@@ -63,7 +63,7 @@ async def test_a_terminated_worker_finishes_what_it_has_and_ends(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_terminated_worker_hands_back_what_it_cannot_finish_in_time(
+async def test_a_terminated_worker_hands_back_activities_that_it_cannot_finish_in_time(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     leaving = await worker_group.join("leaving", lease=LONG, grace=GRACE, stop_timeout=0.2)
@@ -84,10 +84,10 @@ async def test_a_terminated_worker_hands_back_what_it_cannot_finish_in_time(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_handing_back_is_never_taken_for_poison(
+async def test_handing_back_never_counts_towards_quarantine(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
-    """More goodbyes than deaths would be forgiven."""
+    """The activity is handed back more often than it may be lost by deaths."""
     await namespace_client.schedule("job", "gated", deaths_max=1)
     for number in range(3):
         leaving = await worker_group.join(f"leaving-{number}", lease=LONG, grace=GRACE, stop_timeout=0.1)

@@ -1,4 +1,4 @@
-"""Workers that stand still for longer than their lease, and come back as zombies."""
+"""Workers that are stopped for longer than their lease resume as zombies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = 300.0
 LAPSED = (worker_pb2.WORKER_STATE_INACTIVE, worker_pb2.INACTIVE_REASON_LEASE_EXPIRED)
 
 
-async def test_a_zombie_is_refused_and_goes_on_as_a_healthy_worker(
+async def test_a_zombie_is_rejected_and_continues_as_a_healthy_worker(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     zombie, heir = await _frozen_while_another_completes(worker_group, namespace_client, "careless")
@@ -27,7 +27,7 @@ async def test_a_zombie_is_refused_and_goes_on_as_a_healthy_worker(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_zombie_that_awaits_something_is_cancelled(
+async def test_a_waiting_zombie_is_cancelled(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
     zombie, heir = await _frozen_while_another_completes(worker_group, namespace_client, "gated")
@@ -39,10 +39,10 @@ async def test_a_zombie_that_awaits_something_is_cancelled(
     await namespace_client.assert_each_completed_once()
 
 
-async def test_a_zombie_that_has_finished_when_it_wakes_up_counts_it_as_lost(
+async def test_a_zombie_that_finishes_as_it_resumes_counts_its_attempt_as_lost(
     worker_group: WorkerGroup, namespace_client: NamespaceClient
 ) -> None:
-    """Whether its body or its own fence comes first."""
+    """Whether its body or its lease watchdog runs first."""
     zombie, heir = await _frozen_while_another_completes(worker_group, namespace_client, "gated")
     worker_group.open_gate("job")
     zombie.thaw()

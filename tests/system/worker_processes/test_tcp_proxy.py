@@ -1,4 +1,4 @@
-"""The network that other tests disturb does what it is told."""
+"""The TCP proxy injects the faults that other tests ask for."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ async def proxied() -> AsyncIterator[ProxiedConnection]:
     await listener.wait_closed()
 
 
-async def test_it_passes_on_in_both_directions(proxied: ProxiedConnection) -> None:
+async def test_the_proxy_forwards_in_both_directions(proxied: ProxiedConnection) -> None:
     await proxied.ask(b"ping")
     assert await _read(proxied.server[0], 4) == b"ping"
     await proxied.answer(b"pong")
     assert await _read(proxied.client[0], 4) == b"pong"
 
 
-async def test_what_is_held_arrives_late_and_in_order(proxied: ProxiedConnection) -> None:
+async def test_held_data_arrives_late_and_in_order(proxied: ProxiedConnection) -> None:
     proxied.proxy.black_hole(ForwardMode.HOLD)
     await proxied.ask(b"first ")
     await proxied.ask(b"second")
@@ -58,7 +58,7 @@ async def test_what_is_held_arrives_late_and_in_order(proxied: ProxiedConnection
     assert await _read(proxied.server[0], 12) == b"first second"
 
 
-async def test_a_connection_that_lost_something_is_cut_when_the_network_heals(
+async def test_a_connection_that_lost_data_is_cut_when_the_network_heals(
     proxied: ProxiedConnection,
 ) -> None:
     proxied.proxy.lose_answers()
@@ -71,7 +71,7 @@ async def test_a_connection_that_lost_something_is_cut_when_the_network_heals(
     assert await _rest(proxied.server[0]) == b""
 
 
-async def test_a_black_hole_hides_that_one_side_is_gone(proxied: ProxiedConnection) -> None:
+async def test_a_black_hole_hides_a_closed_peer(proxied: ProxiedConnection) -> None:
     proxied.proxy.black_hole()
     proxied.client[1].transport.abort()
     await until(lambda: any(connection.damaged for connection in proxied.proxy.connections))
@@ -105,7 +105,7 @@ async def _read(reader: asyncio.StreamReader, count: int) -> bytes:
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """Up to the end, orderly or not."""
+    """Return the data up to the end of the stream, graceful or not."""
     try:
         return await asyncio.wait_for(reader.read(), SECONDS_MAX)
     except ConnectionResetError:

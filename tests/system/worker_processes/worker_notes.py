@@ -1,4 +1,4 @@
-"""What a worker process notes down about its own doing, line by line in a file that outlives it."""
+"""The notes of a worker process about its own actions, line by line in a file that outlives it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 
 class Action(StrEnum):
     RUNNING = "running"
-    """Registered, and about to take up work."""
+    """Registered, and about to take work."""
     STARTED = "started"
     FINISHED = "finished"
-    """The body has ended well; its outcome is on its way."""
+    """The body has succeeded; its outcome is on its way."""
     LOST = "lost"
-    """The SDK has told that the attempt is lost."""
+    """The SDK has reported that the attempt is lost."""
     STOPPED = "stopped"
-    """The body has ended because of that."""
+    """The body has ended because of the loss."""
     HANDED_BACK = "handed back"
     """The body was told to end because the worker stops."""
     REFUSED = "refused"
-    """A completion that was reported in spite of the loss, and turned away."""
+    """A completion that was reported in spite of the loss, and rejected."""
     ACCEPTED = "accepted"
-    """The same, and taken: the worker had given up before the server gave the attempt to somebody else."""
+    """The same, but accepted: the worker had given up before the server handed the attempt to another."""
     COUNTED = "counted"
-    """The SDK's own count of attempts that were completed, lost, and released so far."""
+    """The SDK's own count of completed, lost and released attempts."""
     ENDED = "ended"
-    """By itself; the text says by which error, if any."""
+    """By itself; the text names the error, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Note:
 
 
 class NoteWriter:
-    """Written by one process, from any of its threads. Each note is one write, so `kill -9` takes nothing back."""
+    """Writes the notes of one process, from any of its threads. Each note is one write, so `kill -9` loses none."""
 
     def __init__(self, path: Path, worker: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -61,7 +61,7 @@ class NoteWriter:
 
 
 def read_notes(path: Path) -> list[Note]:
-    """Without a line that is being written, or was when its writer died."""
+    """Read the notes, except a last line that is incomplete."""
     if not path.exists():
         return []
     written = path.read_bytes().rpartition(b"\n")[0]

@@ -1,4 +1,4 @@
-"""Worker processes: started, killed, stopped and continued, and what they noted down."""
+"""Worker processes that tests start, kill, stop and continue, and their notes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 async def until(
-    condition: Callable[[], T | None], what: Callable[[], object] = lambda: "it never came true"
+    condition: Callable[[], T | None], what: Callable[[], object] = lambda: "the condition never became true"
 ) -> T:
-    """What `condition` gives as soon as that is true."""
+    """Wait until `condition` returns a true value, and return it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SECONDS_MAX
     while not (found := condition()):
@@ -44,19 +44,19 @@ class WorkerProcess:
     log: Path
     process: asyncio.subprocess.Process
 
-    # -- what befalls it
+    # -- faults
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
     async def kill(self) -> None:
-        """`kill -9`, also for one that is stopped."""
+        """Send SIGKILL, which also ends a stopped process."""
         if self.process.returncode is None:
             self.process.kill()
         await self.end()
 
     def freeze(self) -> None:
-        """SIGSTOP. Returns when it stands still."""
+        """Send SIGSTOP, and return when the process has stopped."""
         self.send(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -64,14 +64,14 @@ class WorkerProcess:
         self.send(signal.SIGCONT)
 
     async def end(self) -> int:
-        """Wait until it is gone. Its exit code, or minus the number of the signal that ended it."""
+        """Wait for the end. Returns the exit code, or minus the number of the signal that ended it."""
         return await asyncio.wait_for(self.process.wait(), SECONDS_MAX)
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
 
-    # -- what it did
+    # -- notes
 
     @property
     def notes(self) -> list[Note]:
@@ -87,7 +87,7 @@ class WorkerProcess:
         ]
 
     async def wait_for_note(self, action: Action, activity: str = "", *, attempt: int = 0) -> Note:
-        """Wait for the note; the last one, if there are more."""
+        """Wait for the note, and return the last one that matches."""
         return await until(
             lambda: found[-1] if (found := self.noted(action, activity, attempt)) else None,
             lambda: f"no {action} {activity} from {self.name}:\n{self.recent_notes()}",
@@ -95,12 +95,12 @@ class WorkerProcess:
 
     @property
     def count(self) -> Note | None:
-        """How the SDK counts its attempts."""
+        """Return the SDK's count of its attempts."""
         counts = self.noted(Action.COUNTED)
         return counts[-1] if counts else None
 
     def recent_notes(self) -> str:
-        """The end of it."""
+        """Return the last notes as text."""
         log = self.log.read_text(errors="replace").splitlines()
         return "\n".join(map(str, [*self.notes[-STORY_LINES:], *log[-STORY_LINES:]]))
 
@@ -112,7 +112,7 @@ class WorkerGroup:
     folder: Path
     namespace: str
     address: str
-    """Of the server itself."""
+    """Of the server itself, not of a proxy."""
     members: list[WorkerProcess]
 
     async def join(
@@ -128,7 +128,7 @@ class WorkerGroup:
         stop_timeout: float = 30.0,
         wait: bool = True,
     ) -> WorkerProcess:
-        """Start one; it is registered when this returns, unless one does not `wait`."""
+        """Start a worker. It is registered when this returns, unless `wait` is false."""
         options = Options(
             address=address or self.address,
             namespace=self.namespace,
@@ -161,11 +161,11 @@ class WorkerGroup:
         return worker
 
     def open_gate(self, activity: str, key: str = "") -> None:
-        """For one worker, or for all."""
+        """Open the gate of an activity, for one worker or for all."""
         (self.gates / (f"{activity}@{key}" if key else activity)).touch()
 
     async def close(self) -> None:
-        """However the test ended, nobody is left."""
+        """Kill all workers, however the test ended."""
         for worker in self.members:
             await worker.kill()
 

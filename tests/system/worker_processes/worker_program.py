@@ -56,12 +56,12 @@ class Options:
     notes: str
     gates: str
     insist_address: str
-    """Where a careless body reports; not through a proxy."""
+    """The address to which a careless body reports, without a proxy."""
     parent: int
 
 
 class ActivityBodies:
-    """What the worker can do."""
+    """The activities that the worker can run."""
 
     def __init__(self, options: Options, note_writer: NoteWriter) -> None:
         self._options = options
@@ -151,7 +151,7 @@ class ActivityBodies:
             raise
 
     def _insist(self, task: Task, epoch: int) -> None:
-        """Report an attempt that is lost as complete."""
+        """Report a lost attempt as complete."""
         ref = task.ref
         request = CompleteActivityRequest(
             namespace=self._options.namespace,
@@ -168,7 +168,7 @@ class ActivityBodies:
                     request, timeout=CALL_SECONDS, wait_for_ready=True
                 )
             except grpc.RpcError as error:
-                refusal = failure_of_call(cast(grpc.Call, error))  # what a stub raises is both
+                refusal = failure_of_call(cast(grpc.Call, error))  # the stub's exception is also a call
                 self._note_writer.add(Action.REFUSED, text=refusal.reason or refusal.code.name, **names)
             else:
                 self._note_writer.add(Action.ACCEPTED, **names)
@@ -216,7 +216,7 @@ def note_count(worker: Worker, note_writer: NoteWriter) -> None:
 
 def main() -> None:
     options = Options(**json.loads(sys.argv[1]))
-    # Even one that is stopped ends with whoever started it.
+    # The kernel ends this process with its parent, even if it is stopped.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != options.parent:
         sys.exit("orphaned")

@@ -1,4 +1,4 @@
-"""Rules of the code's shape that hold by test, not by memory. Read from the source, nothing is imported."""
+"""Rules for the structure of the code. The tests read the source and import nothing of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# What each part may import of the others: `domain ← store ← {expiry, diagnostics} ← engine ← dispatch ← tasks ← integrations`,
-# all of it below `app`; `sdk → v1, clock, templated_error, rpc_details`. A new part has to be given its place here.
+# The parts that each part may import: `domain ← store ← {expiry, diagnostics} ← engine ← dispatch ← tasks ← integrations`,
+# all below `app`; `sdk → v1, clock, templated_error, rpc_details`. A new part must be added here.
 BELOW: dict[str, set[str]] = {
     part: {f"liveness.{name}" for name in below.split()}
     for part, below in {
@@ -47,7 +47,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.testing": "app clock config domain",
         "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1",
         "liveness.__main__": "cli",
-        # Public names of what lies in `integrations`.
+        # Public names of modules in `integrations`.
         "liveness.fencing": "config integrations",
         "liveness.relays": "integrations",
         "liveness.webhooks": "integrations",
@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every file of the product that people write."""
+    """Return every hand-written file of the product."""
     return tuple(
         read(path)
         for package in ("liveness", "tasks")
@@ -96,7 +96,7 @@ def part_of(module: str) -> str:
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Every module that is imported anywhere in a file, inside functions too."""
+    """Return every module that a file imports, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -116,7 +116,7 @@ def imported_parts(source: Source) -> set[str]:
 
 
 def names_used(tree: ast.Module) -> set[str]:
-    """Dotted names as they are written, with what they were imported as: `from time import time` counts as time.time."""
+    """Return dotted names as written, with their imported names: `from time import time` counts as time.time."""
     origins: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -146,7 +146,7 @@ def test_dependencies_point_one_way(path: str) -> None:
     assert imported_parts(source) - {part, "liveness"} <= BELOW[part]
 
 
-def test_the_direction_has_no_circles() -> None:
+def test_the_allowed_dependencies_have_no_cycle() -> None:
     remaining = dict(BELOW)
     while remaining:
         lowest = {part for part, below in remaining.items() if not below & remaining.keys()}
@@ -155,7 +155,7 @@ def test_the_direction_has_no_circles() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in BY_PATH if path.startswith("liveness/domain/")])
-def test_the_domain_needs_the_standard_library_only(path: str) -> None:
+def test_the_domain_imports_only_the_standard_library(path: str) -> None:
     others = {name.split(".")[0] for name in imports(BY_PATH[path].tree)} - {"liveness"}
     assert others <= sys.stdlib_module_names
 
@@ -190,7 +190,7 @@ def test_only_the_clock_reads_time(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in BY_PATH if path != "liveness/clock.py"])
 def test_only_the_clock_sleeps(path: str) -> None:
-    """Zero seconds are no time: that is letting others go first."""
+    """A sleep of zero seconds is allowed: it only lets other tasks run."""
     for node in ast.walk(BY_PATH[path].tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "asyncio.sleep":
             assert ast.unparse(node.args[0]) == "0", f"line {node.lineno}"
@@ -202,8 +202,8 @@ def test_only_maintenance_uses_the_scheduler(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in BY_PATH if path != "liveness/config/settings.py"])
-def test_only_settings_look_into_the_environment(path: str) -> None:
-    """The command line hands the environment over as a whole; nothing picks from it elsewhere."""
+def test_only_settings_read_the_environment(path: str) -> None:
+    """The command line passes the environment on as a whole."""
     used = names_used(BY_PATH[path].tree)
     assert "os.getenv" not in used
     if not path.startswith("liveness/cli/"):
@@ -223,8 +223,8 @@ def test_only_settings_look_into_the_environment(path: str) -> None:
         if not path.startswith(("liveness/store/", "liveness/cli/", "liveness/integrations/fencing.py"))
     ],
 )
-def test_only_the_store_speaks_sql(path: str) -> None:
-    """And the command line, whose doctor examines databases that no store could open, and the guard of users' data."""
+def test_only_the_store_uses_sql(path: str) -> None:
+    """And the command line, whose doctor examines databases that no store can open, and the guard of users' data."""
     libraries = {name.split(".")[0] for name in imports(BY_PATH[path].tree)}
     assert libraries & {"sqlalchemy", "alembic", "asyncpg", "sqlite3"} == set()
 
@@ -239,7 +239,7 @@ def test_only_the_store_speaks_sql(path: str) -> None:
         )
     ],
 )
-def test_neither_store_nor_engine_knows_the_wire(path: str) -> None:
+def test_store_and_engine_do_not_import_the_wire_format(path: str) -> None:
     libraries = {name.split(".")[0] for name in imports(BY_PATH[path].tree)}
     assert libraries & {"grpc", "google"} == set()
 
@@ -250,13 +250,13 @@ def test_files_are_named_after_ideas(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in BY_PATH if Path(path).name != "__main__.py"])
-def test_every_file_says_what_it_is(path: str) -> None:
+def test_every_module_has_a_docstring(path: str) -> None:
     source = BY_PATH[path]
     assert ast.get_docstring(source.tree) or not source.tree.body
 
 
-def test_the_rules_see_what_they_look_for() -> None:
-    """A reading of the source that found nothing would pass every rule."""
+def test_the_rules_find_known_imports_and_names() -> None:
+    """A parser that finds nothing would pass every rule."""
     offender = ast.parse(
         "import time as clock, datetime\n"
         "from time import monotonic\n"

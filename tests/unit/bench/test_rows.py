@@ -54,15 +54,15 @@ def test_the_sides_alternate_in_going_first() -> None:
 
 def test_rows_of_an_earlier_run_stay_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    earlier = Results(file, ["first", "second"])
+    earlier = Results(file, ["first", "second"], commit="abc")
     earlier.add({"row": "second", "ratio": {}}, "family", 1.0, 2.5)
-    later = Results(file, ["first", "second"])
+    later = Results(file, ["first", "second"], commit="abc")
     later.add({"row": "first", "ratio": {}}, "family", 1.0, 2.5)
     assert [kept["row"] for kept in json.loads(file.read_text())["rows"]] == ["first", "second"]
 
 
 def test_only_a_row_measured_at_the_same_scale_counts_as_measured(tmp_path: Path) -> None:
-    results = Results(tmp_path / "results.json", [])
+    results = Results(tmp_path / "results.json", [], commit="abc")
     results.add({"row": "measured", "ratio": {}}, "family", 1.0, 1.0)
     results.add({"row": "skipped", "skipped": "no server"}, "family", 1.0, 1.0)
     assert results.has("measured", 1.0)
@@ -71,7 +71,7 @@ def test_only_a_row_measured_at_the_same_scale_counts_as_measured(tmp_path: Path
 
 
 def run_of(family: Family) -> dict[str, Any]:
-    results = Results(None, [])
+    results = Results(None, [], commit="abc")
     command._run(family, Plan(), results, shown=None)
     return results.rows
 

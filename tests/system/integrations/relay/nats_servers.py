@@ -1,4 +1,4 @@
-"""Real NATS servers from the wheel: one, or a cluster, that can be killed, wiped and started again."""
+"""Real NATS servers from the wheel: one, or a cluster, that tests kill, wipe and restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NatsFailed(Exception):
 
 
 def free_port() -> int:
-    """Free a moment ago: who takes it must be ready to find it taken."""
+    """Return a port that is free now; another process may take it before it is used."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -49,7 +49,7 @@ class NatsServer:
         self.route_port = free_port()
         self.config = config
         self.routes: list[int] = []
-        """Of the cluster, if there is one."""
+        """The ports of the cluster, if there is one."""
         self._folder = folder / name
         self._process: asyncio.subprocess.Process | None = None
 
@@ -58,7 +58,7 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Return when it accepts connections."""
+        """Start the server, and return when it accepts connections."""
         self._folder.mkdir(parents=True, exist_ok=True)
         config = self._folder.with_suffix(".conf")
         cluster = ""
@@ -103,7 +103,7 @@ class NatsServer:
             await process.wait()
 
     def wipe(self) -> None:
-        """Its disk is lost."""
+        """Delete its data."""
         assert self._process is None, "it runs"
         shutil.rmtree(self._folder)
 
@@ -141,7 +141,7 @@ async def three_servers(folder: Path) -> AsyncIterator[list[NatsServer]]:
 
 
 async def _started(make: Any) -> list[NatsServer]:
-    """A port that was free may be taken by the time it is wanted."""
+    """Start a server, and try another port if the chosen one was taken meanwhile."""
     for attempt in range(START_ATTEMPTS):
         servers: list[NatsServer] = make()
         try:
@@ -155,7 +155,7 @@ async def _started(make: Any) -> list[NatsServer]:
     raise AssertionError
 
 
-# -- looking into the stream
+# -- reading the stream
 
 
 @asynccontextmanager
@@ -173,7 +173,7 @@ async def client_of(servers: Sequence[NatsServer]) -> AsyncIterator[Client]:
 
 
 async def messages(servers: Sequence[NatsServer], subject: str = "liveness.>") -> list[Any]:
-    """Everything in the stream, in its order."""
+    """Return all messages of the stream, in order."""
     async with client_of(servers) as client:
         streams = client.jetstream(timeout=10)
         if not (await streams.stream_info(STREAM, subjects_filter=subject)).state.subjects:
@@ -188,7 +188,7 @@ async def messages(servers: Sequence[NatsServer], subject: str = "liveness.>") -
 
 
 async def count(servers: Sequence[NatsServer]) -> int:
-    """Messages in the stream; -1 while nobody can tell."""
+    """Return the number of messages in the stream; -1 while no server answers."""
     try:
         async with asyncio.timeout(5), client_of(servers) as client:
             return (await client.jetstream(timeout=2).stream_info(STREAM)).state.messages
@@ -212,7 +212,7 @@ async def leader(servers: Sequence[NatsServer]) -> NatsServer:
 
 
 async def all_current(servers: Sequence[NatsServer]) -> bool:
-    """Whether every server has its copy of the stream."""
+    """Return whether every server has a current copy of the stream."""
     try:
         async with client_of(servers) as client:
             cluster = (await client.jetstream(timeout=2).stream_info(STREAM)).cluster

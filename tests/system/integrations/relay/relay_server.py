@@ -17,7 +17,7 @@ TIMEOUT_S = 60
 CALL_S = 30
 ALL_STATES = list(range(1, 6))
 FAST = {"LIVENESS_TASK_ATTEMPTS_MAX": "1"}
-"""So that whatever counts as a try, and fails, is dead-lettered at once."""
+"""A single failed attempt dead-letters a task."""
 
 
 def relay_server(
@@ -30,11 +30,11 @@ def relay_server(
 async def bind(
     server: ServerProcess, worker: str, count: int, task_queue: str = "resize", token: bytes = b""
 ) -> list[str]:
-    """Returns the names of the activities that the worker holds now."""
+    """Bind activities to a worker, and return their names."""
     names = [f"{worker}-{number}" for number in range(count)]
     beat = worker_pb2.WorkerHeartbeat(
         worker_instance_key=worker,
-        lease_duration=duration(3_600_000),  # it is lost when it is told to be, however long a test takes
+        lease_duration=duration(3_600_000),  # longer than any test: the worker is lost only by command
         full_bindings=True,
         bound_activities=[activity(name, task_queue=task_queue, token=token) for name in names],
     )
@@ -51,7 +51,7 @@ async def shut_down(server: ServerProcess, worker: str) -> None:
 async def lose(
     server: ServerProcess, worker: str, count: int, task_queue: str = "resize", token: bytes = b""
 ) -> list[str]:
-    """Returns the names of the activities that are to be rescheduled now."""
+    """Bind activities to a worker, lose it, and return the names of the rescheduled activities."""
     names = await bind(server, worker, count, task_queue, token)
     await shut_down(server, worker)
     return names
@@ -80,7 +80,7 @@ async def status(server: ServerProcess) -> admin_pb2.GetRelayStatusResponse:
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str) -> None:
-    """Wait for something that shows only from outside."""
+    """Wait until a condition holds that is visible only from outside."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while not await condition():
@@ -90,7 +90,7 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> None:
 
 
 async def until_done(server: ServerProcess, count: int) -> None:
-    """All reschedules are marked, and nothing was given up."""
+    """Wait until all reschedules are marked as done and none was dead-lettered."""
 
     async def done() -> bool:
         found = await tasks(server)

@@ -1,4 +1,4 @@
-"""Three real brokers with a stream on each: the leader is killed under load, loses its disk and comes back."""
+"""In a cluster of three real brokers, the stream's leader is killed under load, loses its disk and returns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def storm(make_server: MakeServer, folder: Path, *, workers: int, kills: i
         await shut_down(server, "w0")
         await until_done(server, HELD)
         for kill in range(kills):
-            # Losing a second copy before the first is restored would be the brokers' loss, not ours.
+            # The loss of a second copy before the first is restored would be the brokers' fault.
             await until(lambda: all_current(brokers), "every broker has its copy")
             lost = await leader(brokers)
             first = 1 + kill * (workers - 1) // kills
@@ -42,7 +42,7 @@ async def storm(make_server: MakeServer, folder: Path, *, workers: int, kills: i
             await lost.kill()
             lost.wipe()
             await asyncio.gather(*(shut_down(server, f"w{number}") for number in range(half, last)))
-            # With an empty disk it must first get its part from the two others.
+            # With an empty disk, it must first copy the stream from the two others.
             await lost.start()
             await until_done(server, last * HELD)
         found = await messages(brokers)
@@ -50,14 +50,14 @@ async def storm(make_server: MakeServer, folder: Path, *, workers: int, kills: i
         assert sorted(body(message)["activity_id"] for message in found) == sorted(names)
 
 
-async def test_nothing_is_lost_or_doubled_when_the_leader_is_killed_and_wiped(
+async def test_killing_and_wiping_the_leader_loses_and_doubles_no_message(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     await storm(make_server, tmp_path, workers=11, kills=1)
 
 
 @pytest.mark.crash_long
-async def test_nothing_is_lost_or_doubled_when_leader_after_leader_is_killed_and_wiped(
+async def test_killing_and_wiping_leader_after_leader_loses_and_doubles_no_message(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     await storm(make_server, tmp_path, workers=1 + 10 * scaled(6), kills=scaled(6))

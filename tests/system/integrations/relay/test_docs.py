@@ -1,4 +1,4 @@
-"""The consumer in the documentation does what it says."""
+"""The consumer in the documentation works as described."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.system.server.conftest import MakeServer
 DOCS = Path(__file__).parents[4] / "docs" / "relay.md"
 
 
-async def test_the_consumer_in_the_docs_takes_each_delivery_once(
+async def test_the_documented_consumer_takes_each_delivery_once(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)

@@ -1,4 +1,4 @@
-"""What is asked of a relay that there is not, or in vain, is answered in one sentence."""
+"""Impossible requests to a relay are answered in one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ async def test_a_server_without_a_relay_says_so(make_server: MakeServer, tmp_pat
         assert said == "This server relays nothing; start it with --relay (RELAY_NOT_CONFIGURED)."
 
 
-async def test_events_that_are_not_relayed_are_not_replayed(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_a_replay_of_events_that_are_not_relayed_is_refused(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker])
         await server.start()
@@ -36,7 +38,7 @@ async def test_events_that_are_not_relayed_are_not_replayed(make_server: MakeSer
         assert said.endswith("start it with --relay-events (EVENTS_NOT_RELAYED).")
 
 
-async def test_a_replay_to_a_broker_that_is_away_fails_and_says_why(
+async def test_a_replay_to_an_unavailable_broker_fails_and_says_why(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path) as broker:
@@ -56,12 +58,12 @@ async def test_a_replay_to_a_broker_that_is_away_fails_and_says_why(
 
 
 @pytest.mark.parametrize("since", ["", "0", "1 hour", "-1h"])
-def test_a_replay_needs_to_know_how_far_to_go_back(since: str) -> None:
+def test_a_replay_needs_a_start(since: str) -> None:
     result = Shell().run("relay", "replay", "--since", since)
     assert result.exit_code != 0
 
 
-def test_without_the_client_the_error_says_what_to_install(
+def test_a_missing_client_library_is_named_in_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = BrokerConfig(("nats://h",), ("nats://h",), "", "S", 1)

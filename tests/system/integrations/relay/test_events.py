@@ -1,4 +1,4 @@
-"""Events on their way to JetStream: the log in order, without gap, through restarts, outages and take-overs."""
+"""Events are published to JetStream in log order and without gaps, through restarts, outages and take-overs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def wait_caught_up(server: ServerProcess) -> None:
 
 
 async def watched(server: ServerProcess) -> dict[int, list[dict[str, Any]]]:
-    """Every event of the log as the feed gives it, by shard."""
+    """Return every event of the log as the feed gives it, by shard."""
     from google.protobuf.json_format import MessageToDict
 
     total = {shard.shard_id: shard.last_sequence for shard in (await status(server)).shards}
@@ -83,9 +83,7 @@ def by_shard(found: list[Any]) -> dict[int, list[dict[str, Any]]]:
     return grouped
 
 
-async def test_all_events_are_published_in_order_as_the_feed_gives_them(
-    make_server: MakeServer, tmp_path: Path
-) -> None:
+async def test_all_events_are_published_in_feed_order(make_server: MakeServer, tmp_path: Path) -> None:
     """Through a restart of the server and one of the broker."""
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker], "--relay-events")
@@ -105,13 +103,13 @@ async def test_all_events_are_published_in_order_as_the_feed_gives_them(
         published, log = by_shard(found), await watched(server)
         assert published.keys() == log.keys()
         for shard_id, events in log.items():
-            # The relay began where the log ended when the server was first started.
+            # The relay started at the end of the log as it was when the server first started.
             assert events[0]["type"] == "ShardTaken"
             assert published[shard_id] == events[1:]
         assert any(NO_NAMESPACE in message.subject for message in found), "the second start"
 
 
-async def test_a_stream_that_takes_only_some_events_gets_the_others_later(
+async def test_a_stream_that_accepts_only_some_events_gets_the_others_later(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path) as broker, client_of([broker]) as client:
@@ -145,7 +143,7 @@ async def test_a_stream_that_takes_only_some_events_gets_the_others_later(
             assert sorted(published[shard_id], key=lambda event: int(event["sequence"])) == events[1:]
 
 
-async def test_without_being_asked_no_event_is_published(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_no_event_is_published_by_default(make_server: MakeServer, tmp_path: Path) -> None:
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker])
         await server.start()
@@ -180,7 +178,7 @@ class RelayEngine:
 
 def relay_engine(store: FaultyStore, server: NatsServer) -> RelayEngine:
     place = BrokerConfig((server.url,), (server.url,), "", "LIVENESS", 1)
-    # Time passes for the relay alone: nothing here is to expire.
+    # Only the relay's time passes, so that no lease expires.
     engine = Engine(store, ManualClock())
     engine.node.clock = SystemClock()
     return RelayEngine(engine, Broker(place, SystemClock(), Random(7)))
@@ -214,7 +212,7 @@ async def test_a_server_that_ends_between_publishing_and_marking_publishes_once(
             await asyncio.Event().wait()
 
         await started_engine(store)
-        store.advance_relay_cursors = never  # type: ignore[method-assign, assignment]  # it ends before this comes to anything
+        store.advance_relay_cursors = never  # type: ignore[method-assign, assignment]  # the server ends before the cursor moves
         await first.engine.beat("w")
         await reached.wait()
         assert [body(message)["type"] for message in await messages([broker], EVENTS)] == ["WorkerRegistered"]
@@ -239,7 +237,7 @@ async def test_a_server_that_ends_between_publishing_and_marking_publishes_once(
 
 
 @pytest.mark.usefixtures("quiet")
-async def test_who_lost_a_shard_moves_its_cursor_no_more(store: FaultyStore, tmp_path: Path) -> None:
+async def test_a_node_that_lost_a_shard_does_not_move_its_cursor(store: FaultyStore, tmp_path: Path) -> None:
     async with one_server(tmp_path) as broker:
         relay = relay_engine(store, broker)
         await relay.start()

@@ -1,4 +1,4 @@
-"""Reschedules on their way to JetStream: what arrives, and what a broker that is away, full, wiped or strict does to it."""
+"""Reschedules are published to JetStream, also with a broker that is unavailable, full, wiped or strict."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ async def test_a_reschedule_arrives_once_with_everything_needed_to_run_it(
         assert {one["state"] for one in listed} == {"ACTIVITY_STATE_HANDED_ON"}
 
 
-async def test_task_queues_that_are_not_chosen_stay_here(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_reschedules_of_other_task_queues_are_not_relayed(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker], "--relay-queues", "orders/resize")
         await server.start()
@@ -78,10 +80,10 @@ async def test_task_queues_that_are_not_chosen_stay_here(make_server: MakeServer
         assert [subject_of(message.subject)[1] for message in await messages([broker])] == ["resize"]
 
 
-async def test_reschedules_wait_for_a_broker_that_comes_later(
+async def test_reschedules_wait_for_a_broker_that_starts_later(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
-    """One failed try would dead-letter them: waiting costs none."""
+    """One failed attempt would dead-letter them; waiting costs no attempt."""
     broker = NatsServer(tmp_path, "late")
     server = relay_server(make_server, tmp_path, [broker])
     await server.start()
@@ -109,7 +111,7 @@ async def test_reschedules_wait_for_a_broker_that_comes_later(
         await broker.kill()
 
 
-async def test_what_was_postponed_survives_a_restart_and_comes_home_without_a_relay(
+async def test_postponed_reschedules_survive_a_restart_and_run_locally_without_a_relay(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     server = relay_server(make_server, tmp_path, [NatsServer(tmp_path, "never")])
@@ -128,7 +130,9 @@ async def test_what_was_postponed_survives_a_restart_and_comes_home_without_a_re
     assert {one["state"] for one in listed} == {"ACTIVITY_STATE_AVAILABLE"}
 
 
-async def test_a_broker_that_is_away_is_asked_by_one_for_all(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_waiting_tasks_share_the_attempts_to_reach_a_broker(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
     connections = 0
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,7 +162,7 @@ async def test_a_broker_that_is_away_is_asked_by_one_for_all(make_server: MakeSe
         await listener.wait_closed()
 
 
-async def test_a_broker_that_lost_its_disk_gets_everything_again_by_command(
+async def test_a_replay_publishes_everything_again_to_a_broker_that_lost_its_disk(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path) as broker:
@@ -200,7 +204,7 @@ async def test_a_broker_that_lost_its_disk_gets_everything_again_by_command(
         await until(events_acknowledged, "all events acknowledged")
         found = await messages([broker])
         assert len(found) == len({id_of(message) for message in found})
-        # A relay begins at the end of the log; going back further brings what was before, too.
+        # A relay starts at the end of the log; a longer replay also publishes earlier events.
         assert before < {id_of(message) for message in found}
         older = [body(message)["type"] for message in found if id_of(message) not in before]
         assert older == ["ShardTaken"] * 4
@@ -212,10 +216,10 @@ async def test_a_broker_that_lost_its_disk_gets_everything_again_by_command(
         assert await count([broker]) == len(found)
 
 
-async def test_only_what_nothing_happened_to_since_is_replayed(
+async def test_a_replay_leaves_out_reschedules_of_earlier_attempts(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
-    """Another worker has taken it up again and was lost again: the older message is of the past."""
+    """Another worker started the activity again and was lost, so the older message is outdated."""
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker])
         await server.start()
@@ -229,7 +233,7 @@ async def test_only_what_nothing_happened_to_since_is_replayed(
         assert (done["reschedules"], done["duplicates"]) == ("1", "1")
 
 
-async def test_a_message_that_the_broker_refuses_is_dead_lettered_alone(
+async def test_only_the_message_that_the_broker_refuses_is_dead_lettered(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path, "max_payload: 700") as broker:
@@ -247,7 +251,7 @@ async def test_a_message_that_the_broker_refuses_is_dead_lettered_alone(
         assert sorted(body(message)["activity_id"] for message in await messages([broker])) == sorted(names)
 
 
-async def test_a_full_stream_delays_and_is_left_as_its_owner_made_it(
+async def test_a_full_stream_delays_reschedules_and_keeps_its_configuration(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path) as broker:
@@ -275,10 +279,10 @@ async def test_a_full_stream_delays_and_is_left_as_its_owner_made_it(
         assert sorted(body(message)["activity_id"] for message in await messages([broker])) == sorted(names)
 
 
-async def test_a_server_killed_with_messages_on_their_way_loses_and_doubles_none(
+async def test_a_server_killed_while_publishing_loses_and_doubles_no_message(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
-    """It is killed as soon as the stream has something: most of that is not marked yet."""
+    """The server is killed as soon as the stream holds something; most of that is not marked as sent yet."""
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker])
         await server.start()
@@ -302,7 +306,7 @@ async def test_a_server_killed_with_messages_on_their_way_loses_and_doubles_none
 
 
 @pytest.mark.parametrize("where", ["nobody listens", "wrong password"])
-async def test_credentials_are_shown_nowhere(make_server: MakeServer, tmp_path: Path, where: str) -> None:
+async def test_credentials_are_never_shown(make_server: MakeServer, tmp_path: Path, where: str) -> None:
     secret = "hunter2-not-in-logs"
     async with one_server(tmp_path, "authorization { user: a, password: b }") as broker:
         port = broker.port if where == "wrong password" else free_port()

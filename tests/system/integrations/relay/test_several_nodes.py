@@ -1,4 +1,4 @@
-"""Several nodes relay together: each its own shards, and whoever is asked answers for all."""
+"""Several nodes relay together: each node relays its own shards, and any node answers for all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARDS = 8
 
 
 async def wait_divided(server: ServerProcess, nodes: int) -> bool:
-    """Every shard serves, and every node has some."""
+    """Wait until every shard is served and every node has shards."""
     answer = await server.admin.ListShards(admin_pb2.ListShardsRequest(), timeout=CALL_S)
     return (
         all(shard.serving for shard in answer.shards)
@@ -25,7 +25,7 @@ async def wait_divided(server: ServerProcess, nodes: int) -> bool:
     )
 
 
-async def test_what_a_killed_node_had_to_relay_is_relayed_by_the_other(
+async def test_another_node_relays_the_reschedules_of_a_killed_node(
     make_server: MakeServer, postgres: PostgresServer, postgres_database: str, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path) as broker:
@@ -73,7 +73,7 @@ async def test_what_a_killed_node_had_to_relay_is_relayed_by_the_other(
         assert sorted(body(message)["activity_id"] for message in reschedules) == sorted(names)
 
 
-async def test_a_replay_is_of_all_nodes(
+async def test_a_replay_covers_all_nodes(
     make_server: MakeServer, postgres: PostgresServer, postgres_database: str, tmp_path: Path
 ) -> None:
     async with one_server(tmp_path) as broker:
