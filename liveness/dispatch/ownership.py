@@ -340,7 +340,7 @@ class ActivityOwnership:
     # -- withdrawing attempts
 
     def withdraw(self, key: ActivityKey, holder: AttemptHolder, reason: str) -> None:
-        """Make an attempt available to others whose holder does not know, or does not agree, that it holds it."""
+        """Take an attempt back from a holder that does not know, or has forgotten, that it holds it."""
         shard = self.shard(key)
         current = shard.activities.get(key)
         if current is not None:

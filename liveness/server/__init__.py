@@ -1,1 +1,1 @@
-"""gRPC: translate a request into a command, let the shard decide, wait until it is durable, translate the answer."""
+"""The gRPC services: translate a request, let the shard decide, wait until the result is durable, translate the answer."""

@@ -1,4 +1,4 @@
-"""ActivityService: handlers translate; `ActivityOwnership` knows who holds what, and matching who gets what."""
+"""ActivityService: handlers translate messages; `ActivityOwnership` and matching decide."""
 
 from __future__ import annotations
 

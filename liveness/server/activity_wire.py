@@ -17,7 +17,7 @@ ATTEMPT_MAX = 2**31 - 1
 EPOCH_MAX = 2**63 - 1
 COEFFICIENT_MAX = 1_000.0
 
-# CANCEL_REQUESTED has no place here: it never outlasts the turn in which it is decided.
+# CANCEL_REQUESTED is left out: no activity stays in it beyond the turn that decides it.
 _STATES: dict[ActivityState, activity_pb2.ActivityState.ValueType] = {
     state: activity_pb2.ActivityState.Value(f"ACTIVITY_STATE_{state.name}")
     for state in ActivityState
@@ -26,7 +26,7 @@ _STATES: dict[ActivityState, activity_pb2.ActivityState.ValueType] = {
 _STATES_BY_NUMBER = {number: state for state, number in _STATES.items()}
 
 
-# -- in
+# -- from messages
 
 
 def activity_key(namespace: str, id: activity_pb2.ActivityId) -> ActivityKey:
@@ -107,7 +107,7 @@ def activity_filter(message: activity_pb2.ActivityFilter) -> ActivityFilter:
     )
 
 
-# -- out
+# -- to messages
 
 
 def state_number(activity: Activity) -> activity_pb2.ActivityState.ValueType:
@@ -135,7 +135,7 @@ def task_message(activity: Activity) -> activity_pb2.ActivityTask:
 def activity_message(
     key: ActivityKey, activity: Activity, shard_id: int, *, now_ms: int, wall_ms: int, include_payloads: bool
 ) -> activity_pb2.Activity:
-    """`include_payloads` includes input, result and token."""
+    """`include_payloads` adds input, result and token."""
     message = activity_pb2.Activity(
         namespace=key.namespace,
         id=_id(activity.id),

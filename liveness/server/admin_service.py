@@ -1,4 +1,4 @@
-"""AdminService: what operators may force, set and see."""
+"""AdminService: operators change settings, give orders to workers, and inspect shards, nodes and tasks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AdminService:
         peers: Peers | None = None,
         relay: RelayAdmin | None = None,
     ) -> None:
-        """The others are there where there may be other nodes."""
+        """`all_nodes`, `membership` and `peers` are None on a node that serves all shards alone."""
         self._node = node
         self._all_nodes = all_nodes
         self._membership = membership
@@ -86,7 +86,7 @@ class AdminService:
     async def _set_config(
         self, namespace: str, changed: dict[str, float], unset: tuple[str, ...], reason: str = ""
     ) -> tuple[Policy, dict[str, float]]:
-        """Returns what is in force, and what was set for this very namespace."""
+        """Returns the effective policy, and the settings of this very namespace."""
         node = self._node
         async with self._config_lock:  # two updates at once must not overwrite each other
             policies = node.policies
@@ -130,8 +130,8 @@ class AdminService:
     async def _count_changed_by_other_nodes(
         self, method: str, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest
     ) -> int:
-        """What the same order changed at other nodes."""
-        # Both answers have the same form.
+        """Give the same order to the other nodes. Returns how many workers they changed."""
+        # Both methods answer with the same fields.
         answers = await self._call_other_nodes(method, request, admin_pb2.PauseWorkersResponse)
         return sum(answer.changed for answer in answers)
 
@@ -142,7 +142,7 @@ class AdminService:
         paused = scope == "all" and self._node.policies.of(request.namespace).paused
         if paused and not is_local_only.get():
             effective, _ = await self._set_config(request.namespace, {}, ("paused",))
-            if effective.paused:  # what all namespaces inherit says so
+            if effective.paused:  # the default for all namespaces is paused
                 await self._set_config(request.namespace, {"paused": 0}, ())
         changed = await self._orders_handlers.apply_order(request, worker_control.resume)
         if scope != "worker_instance_key":
@@ -236,7 +236,7 @@ class AdminService:
             return await self._all_nodes.call_owner(
                 stored.shard_id, "AdminService/RetryTask", request, admin_pb2.RetryTaskResponse
             )
-        # Its attempts start anew: somebody looked at it and believes that it works now.
+        # The count of attempts starts again, because an operator expects the task to succeed now.
         stored = await self._update_task(
             stored, TaskUpdate(stored.task_id, TaskState.PENDING, 0, 0, stored.last_error)
         )
@@ -284,7 +284,7 @@ class AdminService:
         skip_failed: bool = False,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> list[ResponseT]:
-        """What other nodes answer to the same call, for their shards."""
+        """Send the same call to the other nodes, each for its own shards."""
         if self._all_nodes is None:
             return []
         return await self._all_nodes.call_other_nodes(

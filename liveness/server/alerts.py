@@ -1,4 +1,4 @@
-"""What an operator should look at now, in one sentence each, the most urgent first."""
+"""Alerts: conditions that an operator should look at now, most urgent first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _server_alerts(
     if unserved := shards - serving:
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_UNSERVED_SHARDS,
-            message=f"{unserved} of {shards} shards are served by nobody, or by a server that does not answer.",
+            message=f"{unserved} of {shards} shards are not served, or their server does not answer.",
             count=unserved,
         )
     stalls = [ms for share in shares for ms in share.stalls_ms]
@@ -69,7 +69,7 @@ def _namespace_alerts(fleet: fleet_pb2.NamespaceFleet, policy: Policy) -> Iterat
             kind=fleet_pb2.ALERT_KIND_STORM,
             namespace=name,
             message=f"{_count(held, 'worker')} of {name} fell silent together{died}: their leases are held, until "
-            f"{_format_time(fleet.held_until)} UTC at the latest, so that who comes back has lost nothing. Look at what they "
+            f"{_format_time(fleet.held_until)} UTC at the latest, so that workers that come back lose nothing. Look at what they "
             "have in common before anything else; `liveness workers release-storm` ends the leases now.",
             count=held + deaths,
         )

@@ -1,4 +1,4 @@
-"""Calls that concern the shards of several nodes: asked of each for its own, and put together by whoever was called."""
+"""Calls that concern shards of several nodes: the called node asks each other node for its part and merges them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from liveness.v1 import cluster_pb2, worker_pb2
 
 CALL_TIMEOUT_S = 5.0
 
-is_local_only: ContextVar[bool] = ContextVar("only_here", default=False)
-"""Whether the call being served was asked of this node alone, for its own share of the answer."""
+is_local_only: ContextVar[bool] = ContextVar("is_local_only", default=False)
+"""Whether another node asks for this node's part only; then this node asks no others."""
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
@@ -41,8 +41,7 @@ class AllNodes:
         skip_failed: bool = False,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> list[ResponseT]:
-        """The same call, of every other node. `skip_failed`: those that do not answer are left out, instead of failing
-        the whole."""
+        """Send the call to every other node. `skip_failed`: leave out nodes that do not answer, instead of failing."""
         if is_local_only.get():
             return []
         others = [member for member in self._routes.members() if member.node_id != self._node_id]
@@ -70,7 +69,7 @@ class AllNodes:
     async def call_owner(
         self, shard_id: int, path: str, request: Message, response: type[ResponseT]
     ) -> ResponseT:
-        """The same call, of the node that serves a shard."""
+        """Send the call to the node that serves a shard."""
         owner = self._routes.owner(shard_id)
         if owner is None or owner.node_id == self._node_id or is_local_only.get():
             raise ShardUnavailable(shard_id=shard_id)
@@ -82,14 +81,14 @@ class AllNodes:
     async def look_up_workers(
         self, namespace: str, rows: Iterable[WorkerRow]
     ) -> dict[str, worker_pb2.Worker]:
-        """Workers that live at other nodes, as they are now, by instance key. Those whose owner does not answer are
-        left out."""
+        """Returns the present state of workers of other nodes, by instance key. If an owner does not answer, its workers
+        are left out."""
         by_address: dict[str, list[str]] = {}
         for row in rows:
             if (owner := self._routes.owner(row.shard_id)) is not None and owner.node_id != self._node_id:
                 by_address.setdefault(owner.address, []).append(row.key.instance_key)
 
-        async def ask_owner_of(address: str, keys: Sequence[str]) -> Sequence[worker_pb2.Worker]:
+        async def call_owner_at(address: str, keys: Sequence[str]) -> Sequence[worker_pb2.Worker]:
             request = cluster_pb2.LookUpWorkersRequest(namespace=namespace, worker_instance_keys=keys)
             try:
                 answer = await self._peers.stub(address).LookUpWorkers(request, timeout=CALL_TIMEOUT_S)
@@ -101,7 +100,7 @@ class AllNodes:
                 return ()
             return answer.workers
 
-        answers = await asyncio.gather(*(ask_owner_of(*item) for item in by_address.items()))
+        answers = await asyncio.gather(*(call_owner_at(*item) for item in by_address.items()))
         return {worker.worker_instance_key: worker for workers in answers for worker in workers}
 
     async def _call(

@@ -1,4 +1,4 @@
-"""One stream of a client: who is attached by it, and what is to be said on it."""
+"""One Attach stream of a client: the workers that it attaches, and the messages to send."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from liveness.domain.keys import WorkerKey
 from liveness.v1.service_pb2 import AttachResponse
 
 REPLIES_MAX = 20_000
-"""A client that asks and does not read is cut off."""
+"""The server ends the stream of a client that sends requests and reads no replies."""
 
 
 class AttachStream:
-    """A client's own."""
-
     __slots__ = ("_output_ready", "ended", "error", "orders", "replies", "sessions")
 
     is_forwarded = False
-    """Whether it stands for a client's stream elsewhere."""
+    """Whether the client is connected to another node or a frontend, which forwards its stream."""
 
     def __init__(self) -> None:
         self.sessions: dict[WorkerKey, str] = {}
-        """Workers attached by this stream, and in which session."""
+        """Workers attached by this stream, with their session id."""
         self.replies: deque[AttachResponse] = deque()
         self.orders: dict[WorkerKey, None] = {}
-        """Workers that are to be told what they are ordered to do now."""
+        """Workers whose current orders must be sent."""
         self.ended = False
         self.error: LivenessError | None = None
         self._output_ready = asyncio.Event()
@@ -46,7 +44,7 @@ class AttachStream:
         self.wake()
 
     def on_worker_moved(self, key: WorkerKey) -> None:
-        """The worker's shard is not served here any more."""
+        """This node does not serve the worker's shard any more."""
 
     def on_worker_replaced(self, key: WorkerKey) -> None:
         """Another stream has attached the worker."""

@@ -1,10 +1,11 @@
-"""Attach: the streams that workers keep open, what they are told through them, and what their breaking means.
+"""Attach: streams that workers keep open. The server sends orders on them and notices when they break.
 
-A worker is attached by the stream that attached it last; the end of any other stream means nothing to it. When its
-stream ends without a goodbye and the worker had asked for a disconnect grace, its shard takes it for suspect. A stream
-that we end ourselves, because the server stops, makes nobody suspect.
+The stream that attached a worker last counts; the end of any other stream does not affect the worker. If that stream
+ends without a detach and the worker asked for a disconnect grace, the shard marks the worker as disconnected. A stream
+that the server ends itself, because it stops, marks no worker.
 
-A stream is a client's own (`attach`), or stands for one at another node or a frontend (`relay`, `server/forwarded_streams.py`).
+A client is connected to this node (`attach`), or to another node or a frontend that forwards its stream (`relay`, see
+`server/forwarded_streams.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 
 WORKERS_PER_STREAM_MAX = 10_000
 ORDERS_PER_TURN = 500
-"""Of one stream; then others have their turn."""
+"""How many orders one stream sends before other streams get their turn."""
 
 StreamT = TypeVar("StreamT", bound=AttachStream)
 
@@ -54,11 +55,11 @@ class AttachStreams(NodeListener):
         return len(self._by_worker)
 
     def open_count(self) -> int:
-        """Of clients that are connected here, and of nodes and frontends that relay those of others."""
+        """Counts streams of connected clients, and calls of nodes and frontends that forward streams."""
         return len(self._open) + len(self._forwarding_calls)
 
     def close(self) -> None:
-        """We end the streams; that they break now counts for nothing."""
+        """End all streams. Workers are not marked as disconnected for it."""
         self._closed = True
         for stream in self._open:
             stream.reply(AttachResponse(closing=AttachResponse.Closing()))
@@ -67,8 +68,8 @@ class AttachStreams(NodeListener):
             call.end()
 
     def shard_closed(self, shard: Shard) -> None:
-        """This node does not serve the shard, now or any more. Who relays a stream attaches its workers where it is
-        served next; a client's own stream just goes on when the shard has been read again."""
+        """Tell forwarding nodes that the shard's workers moved, so that they attach them at the next owner. The stream
+        of a client that is connected to this node stays, and goes on if this node opens the shard again."""
         for key in self._attached_workers(shard):
             stream = self._by_worker[key]
             if not stream.is_forwarded:
@@ -79,7 +80,7 @@ class AttachStreams(NodeListener):
             stream.on_worker_moved(key)
 
     def policy_changed(self) -> None:
-        """What every worker is ordered to do may have changed: a namespace was paused or resumed."""
+        """Send all workers their orders again: a namespace may have been paused or resumed."""
         self._queue_orders(self._by_worker)
 
     def committed(self, commits: Sequence[PreparedCommit]) -> None:
@@ -142,7 +143,7 @@ class AttachStreams(NodeListener):
     async def relay(
         self, requests: AsyncIterator[RelayRequest | MalformedRequest]
     ) -> AsyncGenerator[RelayResponse, None]:
-        """The streams of clients that are connected elsewhere. That this one ends says nothing about any of them."""
+        """Serve forwarded streams of clients. The end of this call does not mean that a client's stream broke."""
         call = ForwardingCall(self)
         self._forwarding_calls.add(call)
         if self._closed:
@@ -197,8 +198,8 @@ class AttachStreams(NodeListener):
         shard.change_worker(key, worker_control.attach(key, shard.describe(key), session_id, grace_ms))
         await node.wait_durable(shard)
         if node.shard_table()[shard.id] is not shard:
-            raise node.unavailable_reason(shard.id)  # handed over meanwhile, terms and all
-        # Only now: until the terms are durable, the breaking of this stream has no meaning.
+            raise node.unavailable_reason(shard.id)  # handed over meanwhile, with the terms
+        # Only now: before the terms are durable, a broken stream must not mark the worker.
         before = self._by_worker.get(key)
         if before is not None and before is not stream:
             before.sessions.pop(key, None)
@@ -209,7 +210,7 @@ class AttachStreams(NodeListener):
         return shard.describe(key).standing.grace_ms
 
     async def pop_orders(self, streams: Sequence[StreamT]) -> list[tuple[StreamT, AttachResponse]]:
-        """What workers on these streams are to do, as far as that is durable."""
+        """Returns the durable orders of workers that wait on these streams."""
         node, found = self._node, []
         for stream in streams:
             for key in list(islice(stream.orders, ORDERS_PER_TURN)):
@@ -217,7 +218,7 @@ class AttachStreams(NodeListener):
                 try:
                     shard = node.shard(*key)
                 except Unavailable:
-                    continue  # told when the shard serves again
+                    continue  # sent when the shard opens again
                 if (worker := shard.workers.get(key)) is not None:
                     found.append((stream, key, shard, worker))
         group = node.barrier()
@@ -246,17 +247,17 @@ class AttachStreams(NodeListener):
         return AttachResponse(orders=message)
 
     def close_stream(self, stream: AttachStream, *, is_broken: bool) -> None:
-        """`is_broken`: the client's side of it ended, without a goodbye."""
+        """`is_broken`: the client's stream ended without detaching its workers."""
         for key, session_id in stream.sessions.items():
             if self._by_worker.get(key) is not stream:
-                continue  # attached anew since
+                continue  # another stream has attached it since
             del self._by_worker[key]
             if self._closed or not is_broken:
                 continue
             try:
                 shard = self._node.shard(*key)
             except Unavailable:
-                continue  # moved or re-read: it counts for nothing
+                continue  # the shard moved or is read again: the break does not count
             worker = shard.workers.get(key)
             if worker is not None and worker.session_id == session_id:
                 shard.mark_disconnected(key)

@@ -1,4 +1,4 @@
-"""ClusterService: what other nodes, and frontends, ask of this one."""
+"""ClusterService: serves calls of other nodes and of frontends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from liveness.v1 import cluster_pb2 as pb
 
 
 class MatchingForPeers(Protocol):
-    """Matching, as far as other nodes are concerned."""
+    """The part of matching that other nodes use."""
 
     def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None: ...
 

@@ -74,7 +74,7 @@ def held_attempt_message(held_attempt: HeldAttempt) -> cluster_pb2.HeldAttempt:
 
 
 def activity_from_task(task: activity_pb2.ActivityTask, worker: str) -> Activity:
-    """As much of it as its worker is told."""
+    """Builds the activity from the fields that its worker is told."""
     return Activity(
         id=activity_id(task.id),
         state=ActivityState.STARTED,

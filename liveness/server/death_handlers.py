@@ -1,5 +1,5 @@
-"""Why did a worker die? Put together from the worker's history, from what other nodes know, and from where its
-activities are now."""
+"""Death certificates: assembled from the worker's history, the recent deaths on all nodes, and the present state of
+the worker's activities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from liveness.server.death_wire import (
     LostActivities,
     RecordedDeath,
     certificate_message,
-    company,
+    concurrent_deaths,
     count_deaths_request,
 )
 from liveness.store.codec import LogEntry
@@ -36,9 +36,9 @@ from liveness.v1 import cluster_pb2, death_pb2, service_pb2
 ACTIVITIES_MAX = 100
 PAGE = 200
 LEASE_EVENTS_MAX = 10_000
-"""How many activations and ends of leases are looked through for the one that was asked for."""
+"""How many lease events are read, at most, to find the death in question."""
 BINDING_EVENTS_MAX = 10_000
-"""How many changes of its bindings are looked through for what the worker held."""
+"""How many binding events are read, at most, to find the activities that the worker held."""
 CALL_TIMEOUT_S = 1.0
 
 _LEASE_EVENTS = tuple(
@@ -76,12 +76,12 @@ class DeathHandlers:
             raise DeathNotFound(worker=key.instance_key, when=when, state=state)
         seq, death = found
         lost = await self._find_lost_activities(key, shard.id, seq, death.certificate.activities)
-        return certificate_message(key, death, await self._company(key, death), lost)
+        return certificate_message(key, death, await self._concurrent_deaths(key, death), lost)
 
     async def _find_death(
         self, key: WorkerKey, shard_id: int, worker: Worker | None, epoch: int
     ) -> tuple[int, RecordedDeath] | None:
-        """The last death, or the one that ended this epoch, with its place in the log."""
+        """Returns the last death, or the one that ended this epoch, with its log sequence."""
         next_activation: LogEntry | None = None
         uncertified: tuple[LogEntry, LogEntry | None] | None = None
         async for entry in self._history_backwards(key, shard_id, _LEASE_EVENTS, None, LEASE_EVENTS_MAX):
@@ -93,7 +93,7 @@ class DeathHandlers:
             if is_death(entry.event):
                 assert isinstance(entry.event, WorkerDeactivated)
                 if entry.event.certificate is None:
-                    uncertified = entry, next_activation  # the activation before it says which lease it ended
+                    uncertified = entry, next_activation  # the activation before it names the lease
                 elif epoch in (0, entry.event.certificate.epoch):
                     return entry.seq, _make_death(entry, next_activation, entry.event.certificate)
             next_activation = entry
@@ -106,7 +106,7 @@ class DeathHandlers:
     async def _find_lost_activities(
         self, key: WorkerKey, shard_id: int, before_seq: int, count: int | None
     ) -> LostActivities:
-        """What the worker held: of each activity, the last that its history says decides."""
+        """Find the activities that the worker held: for each, the last event in the history decides."""
         held: dict[ActivityId, BoundActivity] = {}
         seen: set[ActivityId] = set()
         limit_shown = ACTIVITIES_MAX if count is None else min(count, ACTIVITIES_MAX)
@@ -127,9 +127,9 @@ class DeathHandlers:
         current = await self._node.store.find_activities(keys) if keys else {}
         return LostActivities(shown, len(held) if count is None else count, current)
 
-    async def _company(self, key: WorkerKey, death: RecordedDeath) -> ConcurrentDeaths:
-        """As it was recorded, or as the nodes that are there remember it since: those who died afterwards, or on other
-        nodes, could not be known then."""
+    async def _concurrent_deaths(self, key: WorkerKey, death: RecordedDeath) -> ConcurrentDeaths:
+        """Returns the recorded counts, or the present ones of all nodes where these are higher: the record does not
+        include workers that died later or on other nodes."""
         known = death.certificate
         found = self._node.recent_deaths.deaths_around(key, known.host_name, known.build_id, death.wall_ms)
         if self._all_nodes is not None:
@@ -141,13 +141,13 @@ class DeathHandlers:
                 timeout_s=CALL_TIMEOUT_S,
             )
             for answer in answers:
-                found = found.plus(company(answer))
+                found = found.plus(concurrent_deaths(answer))
         return found.max_with(known.company)
 
     async def _history_backwards(
         self, key: WorkerKey, shard_id: int, kinds: Collection[str], before_seq: int | None, limit: int
     ) -> AsyncIterator[LogEntry]:
-        """Events of a worker, the newest first, so many at most."""
+        """Yield up to `limit` events of a worker, newest first."""
         for _ in range(0, limit, PAGE):
             entries = await self._node.store.worker_history(
                 key, shard_id, newest_first=True, beyond_seq=before_seq, limit=PAGE, kinds=kinds
@@ -160,7 +160,7 @@ class DeathHandlers:
 
 
 def _make_death(entry: LogEntry, next_activation: LogEntry | None, known: DeathCertificate) -> RecordedDeath:
-    """`next_activation`: the activation that came next."""
+    """`next_activation`: the first activation after the death, if any."""
     assert isinstance(entry.event, WorkerDeactivated)
     refuted = next_activation is not None and refutes_death(next_activation.event, known.session_id)
     return RecordedDeath(
@@ -174,7 +174,7 @@ def _make_death(entry: LogEntry, next_activation: LogEntry | None, known: DeathC
 def _reconstruct_certificate(
     entry: LogEntry, before: LogEntry | None, worker: Worker | None
 ) -> DeathCertificate:
-    """For a death without a certificate. `before`: the activation of the lease that it ended, if it is still kept."""
+    """For a death without a stored certificate. `before`: the activation of the lease, if it is still in the log."""
     event = entry.event
     assert isinstance(event, WorkerDeactivated)
     lease = before.event if before is not None and isinstance(before.event, Activation) else None
@@ -200,7 +200,7 @@ def _reconstruct_certificate(
 
 
 def _binding_changes(event: object) -> tuple[Sequence[BoundActivity], Sequence[ActivityId]]:
-    """What an event bound and, before that, ended."""
+    """Returns the activities that an event bound, and those that it ended before that."""
     if isinstance(event, Activation):
         return event.bindings, ()
     if isinstance(event, BindingsChanged):

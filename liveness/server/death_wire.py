@@ -16,22 +16,22 @@ from liveness.v1 import cluster_pb2, death_pb2
 
 
 class RecordedDeath(NamedTuple):
-    """What the log says about it."""
+    """A death as the log records it."""
 
     wall_ms: int
     event: WorkerDeactivated
     certificate: DeathCertificate
     refuted_wall_ms: int | None
-    """When its session came back."""
+    """When the same session came back; None if it did not."""
 
 
 class LostActivities(NamedTuple):
-    """What the worker held."""
+    """The activities that the worker held when it died."""
 
     shown: Sequence[BoundActivity]
     total: int
     current: Mapping[ActivityKey, Activity]
-    """Where they are; those that are not kept any more are missing."""
+    """Their present state; activities that are not stored any more are missing."""
 
 
 def certificate_message(
@@ -74,9 +74,8 @@ def _heartbeat_messages(heartbeat_times: Sequence[int]) -> Iterable[death_pb2.De
     for index, wall_ms in enumerate(heartbeat_times):
         message = death_pb2.DeathCertificate.Heartbeat(time=timestamp(wall_ms))
         if index:
-            message.gap.CopyFrom(
-                duration(max(0, wall_ms - heartbeat_times[index - 1]))
-            )  # clocks are set back at times
+            # The wall clock may have been set back in between.
+            message.gap.CopyFrom(duration(max(0, wall_ms - heartbeat_times[index - 1])))
         yield message
 
 
@@ -116,5 +115,5 @@ def count_deaths_request(
     )
 
 
-def company(message: cluster_pb2.CountDeathsResponse) -> ConcurrentDeaths:
+def concurrent_deaths(message: cluster_pb2.CountDeathsResponse) -> ConcurrentDeaths:
     return ConcurrentDeaths(message.same_host, message.same_build, message.same_namespace)

@@ -1,8 +1,8 @@
-"""WatchEvents: committed events from any place on, in order inside each shard, without gap or repeat.
+"""WatchEvents: committed events from any position on, in order within each shard, without gaps or repeats.
 
-A watcher holds one cursor per shard and reads the log up to what is known durable, so that a slow client costs no
-memory here and a resumed one reads what it missed in the same way as the rest. Of other nodes' shards, their owners say
-how far the logs are; and the database is asked now and then, for they may not have been heard.
+A watcher holds one cursor per shard and reads the log up to the known durable sequence. So a slow client costs no
+memory, and a resumed client reads missed events like all others. Other nodes send the durable sequences of their
+shards; the feed also reads them from the database now and then, because such a message may be lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EventFeed(NodeListener):
         self._changed = asyncio.Event()
         self._closed = False
         self._remote_heads: dict[int, int] = {}
-        """How far logs of other nodes' shards are known to be durable."""
+        """The known durable sequence of each shard that another node serves."""
         self._watcher_count = 0
         self._on_watching_changed = on_watching_changed
 
@@ -51,24 +51,24 @@ class EventFeed(NodeListener):
         self._wake_watchers()
 
     def update_remote_heads(self, heads: Mapping[int, int]) -> None:
-        """Logs of other nodes' shards are durable up to there. Inside a shard, commits are made in order, so that
-        whoever knows of one finds all before it."""
+        """Note how far the logs of other nodes' shards are durable. A shard commits in order, so all entries up to that
+        sequence can be read."""
         fresh = {id: seq for id, seq in heads.items() if seq > self._remote_heads.get(id, 0)}
         if fresh:
             self._remote_heads.update(fresh)
             self._wake_watchers()
 
     async def refresh(self) -> None:
-        """Ask the database how far the logs of other nodes' shards are, if anybody watches."""
+        """If there are watchers, read the durable sequences of other nodes' shards from the database."""
         if self._watcher_count:
             await self._load_heads()
 
     async def _load_heads(self) -> dict[int, int]:
-        """How far every log is durable."""
+        """Returns the durable sequence of every shard."""
         view = await self._node.store.read_cluster()
         heads = {head.shard_id: head.last_seq for head in view.shards}
         self.update_remote_heads({id: seq for id, seq in heads.items() if not self._node.serves(id)})
-        # What is durable here may be a little more than the database said.
+        # For its own shards, this node knows later sequences than it read.
         return heads | {shard.id: shard.durable_seq for shard in self._node.shards()}
 
     def shard_opened(self, shard: Shard) -> None:
@@ -80,7 +80,7 @@ class EventFeed(NodeListener):
             self._wake_watchers()
 
     def _wake_watchers(self) -> None:
-        """Wake those who wait now; who comes later waits for the next."""
+        """Wake the present waiters; later ones wait for the next change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -130,7 +130,7 @@ class EventFeed(NodeListener):
                 await changed.wait()
 
     def _readable_through_seq(self, shard_id: int) -> int:
-        """Up to where the shard's log may be read."""
+        """Returns the sequence up to which the shard's log may be read."""
         if self._node.serves(shard_id):
             return self._node.shard_by_id(shard_id).durable_feed_seq
         return self._remote_heads.get(shard_id, 0)
@@ -141,7 +141,7 @@ class EventFeed(NodeListener):
         return range(self._node.shard_count)
 
     def _token_scope(self, selection: EventSelection) -> tuple[object, ...]:
-        """A place in the log of another history, such as one before a restored backup, is no place in this one."""
+        """A token names the timeline: a position from before a restore is not valid after it."""
         timeline = self._node.store.timeline.id
         return ("watch", *selection, timeline) if timeline else ("watch", *selection)
 
@@ -157,7 +157,7 @@ class EventFeed(NodeListener):
         if len(sequences) != len(shard_ids):
             raise ResumeTokenInvalid
         cursors = dict(zip(shard_ids, sequences, strict=True))
-        # A place beyond the end is from another database.
+        # A position beyond the end comes from another database.
         if any(sequence > heads[shard_id] for shard_id, sequence in cursors.items()):
             raise ResumeTokenInvalid
         return cursors

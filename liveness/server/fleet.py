@@ -1,4 +1,4 @@
-"""GetFleet: how all workers, queues and servers are. Each node answers for its own shards; whoever was called adds up."""
+"""GetFleet: the state of all workers, queues and servers. Each node reports its own shards; the called node adds up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Share = cluster_pb2.GetFleetShareResponse
 NAMESPACES_MAX = 1_000
 LAGGING_NODE_S = 10
 SAMPLES_PER_TURN = 100
-"""Then heartbeats have their turn."""
+"""After this many samples, the event loop serves heartbeats first."""
 _SUMMED_SAMPLE_FIELDS = (*GAUGE_FIELDS, *COUNTER_FIELDS, "queue_depth")
 _SUMMED_NAMESPACE_FIELDS = (
     "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
@@ -59,7 +59,7 @@ class Fleet:
         return await self._merge_shares([await self.share(share_request), *others])
 
     async def share(self, request: cluster_pb2.GetFleetShareRequest) -> Share:
-        """What this node alone has to say."""
+        """Returns the report of this node alone."""
         telemetry = self._telemetry
         share = Share(
             latency_bounds_seconds=telemetry.heartbeat_duration_s.bounds,
@@ -82,14 +82,14 @@ class Fleet:
         telemetry, census, held_counts = self._telemetry, self._node.census, self._node.throttle.held_counts()
         quarantined, dead_lettered_by_name = telemetry.quarantined(), telemetry.queue_depths.dead_lettered()
         names = {name for name, _ in census} | quarantined.keys() | dead_lettered_by_name.keys()
-        suspects = telemetry.suspects()
+        disconnected = telemetry.disconnected_counts()
         return [
             fleet_pb2.NamespaceFleet(
                 namespace=name,
                 active=census[name, WorkerState.ACTIVE],
                 inactive=census[name, WorkerState.INACTIVE],
                 cleaned_up=census[name, WorkerState.CLEANED_UP],
-                suspects=suspects[name],
+                suspects=disconnected[name],
                 deaths_last_minute=self._node.recent_deaths.count_last_minute(name),
                 quarantined_activities=quarantined[name],
                 dead_lettered_tasks=dead_lettered_by_name[name],
@@ -153,7 +153,7 @@ def _sum_namespaces(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
 
 
 async def _merge_samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:
-    """Added up by time. One that counts latencies in other buckets, being of another version, says nothing of them."""
+    """Add samples up by time. Latencies of a node that uses other buckets (another version) are left out."""
     bounds = list(shares[0].latency_bounds_seconds)
     samples: dict[int, fleet_pb2.FleetSample] = {}
     latencies: dict[int, list[int]] = {}
@@ -179,7 +179,7 @@ async def _merge_samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]
 
 
 def _complete_through_s(shares: Sequence[Share]) -> int:
-    """Up to when everybody has taken samples. Without it, the newest would dip whenever one node was a moment earlier
-    than another. Who is long behind is not waited for."""
+    """Returns the time up to which all nodes have taken samples. Without this cut, the newest sample would dip whenever
+    one node is a moment ahead of another. Nodes that are far behind do not count."""
     newest = [share.samples[-1].time.seconds for share in shares if share.samples]
     return min((at_s for at_s in newest if at_s >= max(newest) - LAGGING_NODE_S), default=0)

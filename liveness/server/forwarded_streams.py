@@ -1,6 +1,6 @@
-"""Relay: clients' streams at another node or a frontend, as far as their workers live here. Many in one call.
+"""Relay: another node or a frontend forwards the streams of its clients to the owner of their workers.
 
-What was sent about one client is served in order; clients do not wait for each other.
+One call carries many streams. Requests of one stream are served in order; streams do not wait for each other.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 STREAMS_MAX = 100_000
 REQUESTS_MAX = 10_000
-"""Being served. While there are as many, no more are read, and the sender notices."""
+"""How many requests are served at a time. Further requests are not read, which slows the sender down."""
 RESPONSES_MAX = 200_000
-"""Who asks and does not read is cut off. That counts for nothing, and it may come back."""
+"""The server ends the call of a sender that does not read. No worker is marked for it; the sender may call again."""
 STREAMS_PER_TURN = 100
 
 
 class ForwardedStream(AttachStream):
-    """Stands for a client's stream elsewhere."""
+    """A stream of a client that is connected to another node or a frontend."""
 
     __slots__ = ("_call", "inbox", "is_being_served", "number")
 
@@ -115,7 +115,7 @@ class ForwardingCall:
             if not stream.orders:
                 self._streams_with_orders.pop(stream, None)
 
-    # -- what comes in
+    # -- requests
 
     async def _read(self, requests: AsyncIterator[RelayRequest | MalformedRequest]) -> None:
         try:
@@ -166,7 +166,7 @@ class ForwardingCall:
 
 
 def _refuse_attach(stream: ForwardedStream, request: RelayRequest) -> None:
-    """There is no room for one more."""
+    """Refuse an attach because the call carries too many streams."""
     if request.request.WhichOneof("request") == "attach":
         attach = request.request.attach
         attached = AttachResponse.Attached(

@@ -1,4 +1,4 @@
-"""Ties services to gRPC: parse, call, turn refusals into statuses. Written once for every method of every service."""
+"""Registers services with gRPC: parses requests, calls handlers and turns errors into statuses, for every method."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def register_service(
 ) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
-    `wait_all_durable` waits until the state that a refusal may rest on is durable: a refusal, too, is an answer. `admit` refuses
-    calls about a namespace that is not served here. `gateway` carries calls about shards of others to them; without a
-    service, as in a frontend, all calls. `tracer` follows calls that are to be followed.
+    `wait_all_durable` waits until all state in memory is durable: an error is an answer too, and may rest on that state.
+    `admit` refuses calls about a namespace that this server does not serve. `gateway` forwards calls about shards of
+    other nodes, and all calls if there is no service, as in a frontend. `tracer` records sampled calls.
     """
     handlers = {
         method.name: _make_handler(
@@ -87,12 +87,12 @@ def _make_handler(
 
 
 def _serialize(answer: Message | bytes) -> bytes:
-    """Some services write their own bytes."""
+    """Some handlers return serialized messages."""
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def _make_parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest]:
-    """gRPC would answer INTERNAL for what the client got wrong, so a failure travels to the handler as a value."""
+    """The parser returns an error as a value, because gRPC would answer INTERNAL for a malformed request."""
     from_string = kind.FromString
 
     def parse(data: bytes) -> Message | MalformedRequest:
@@ -131,7 +131,7 @@ def _make_unary(
 
 
 class _CodeRecordingContext:
-    """The context of a call, which does not tell afterwards how the call ended."""
+    """Records the status code of a call; the context itself does not expose it."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self.code = grpc.StatusCode.UNKNOWN

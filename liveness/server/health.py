@@ -1,4 +1,4 @@
-"""The standard health service: serving, or about to end."""
+"""The standard gRPC health service."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 Status = health_pb2.HealthCheckResponse
 
 READINESS = "liveness.readiness"
-"""Whether this node has come to serve the shards that belong to it, and is not handing them over."""
+"""The service name under which this node reports whether it serves all shards assigned to it."""
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """Lets its watchers go when the server ends. The library's own keeps them, and one load balancer that watches
-    would hold up every end until the time-out for calls in flight."""
+    """Ends its watch calls when the server stops. The servicer of grpc_health keeps them open, so one watching load
+    balancer would delay every stop until the time-out for calls in flight."""
 
     def __init__(
         self, services: Iterable[str], conditions: Mapping[str, Callable[[], bool]] | None = None
     ) -> None:
-        """`conditions`: names under which more is asked for than that the server runs."""
+        """`conditions`: extra service names, each with a condition that must hold besides the server running."""
         self._conditions = dict(conditions or {})
         self._services = frozenset(("", *services, *self._conditions))
         self._status: int = Status.NOT_SERVING
@@ -38,7 +38,6 @@ class Health(health_pb2_grpc.HealthServicer):
             self._change(Status.SERVING)
 
     def stop_serving(self) -> None:
-        """For now."""
         self._change(Status.NOT_SERVING)
 
     async def enter_graceful_shutdown(self) -> None:
@@ -46,7 +45,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._change(Status.NOT_SERVING)
 
     def recheck(self) -> None:
-        """A condition may have changed."""
+        """Tell watchers: a condition may have changed."""
         self._change(self._status)
 
     def _status_of(self, service: str) -> int:
@@ -70,7 +69,7 @@ class Health(health_pb2_grpc.HealthServicer):
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         known = request.service in self._services
         while True:
-            # Read before the answer leaves: what changes meanwhile must be told, too.
+            # Read before the answer is sent, so that a change meanwhile is not missed.
             changed, is_shutting_down = self._changed, self._is_shutting_down
             yield Status(status=self._status_of(request.service) if known else Status.SERVICE_UNKNOWN)
             if is_shutting_down:

@@ -1,4 +1,4 @@
-"""LivenessService: handlers translate; what happens is decided elsewhere."""
+"""LivenessService: handlers translate messages; shards and the domain decide."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ API_LEVEL = 2
 API_LEVEL_MIN = 1
 REPEATED = HeartbeatOutcome.REPEATED
 ADMIT_ATTEMPTS_MAX = 10
-"""How often room is made for a worker before others, who were quicker each time, are given precedence for good."""
+"""How often a registration asks for a quota slot that other registrations take first, before it is refused."""
 
 
 class LivenessService:
@@ -69,7 +69,7 @@ class LivenessService:
         self._rate_limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
-        """A serialized HeartbeatResult."""
+        """Returns a serialized HeartbeatResult."""
         if not request.HasField("heartbeat"):
             raise InvalidField(field="heartbeat", rule="must be set")
         elapsed_s = stopwatch()
@@ -81,7 +81,7 @@ class LivenessService:
         return answer
 
     async def record_worker_heartbeats(self, request: service_pb2.RecordWorkerHeartbeatsRequest) -> bytes:
-        """A serialized RecordWorkerHeartbeatsResponse."""
+        """Returns a serialized RecordWorkerHeartbeatsResponse."""
         if len(request.heartbeats) > HEARTBEATS_PER_CALL_MAX:
             raise InvalidField(field="heartbeats", rule=f"must be at most {HEARTBEATS_PER_CALL_MAX} per call")
         elapsed_s = stopwatch()
@@ -103,14 +103,13 @@ class LivenessService:
         reply_builders: tuple[ReplyBuilder, ReplyBuilder],
         attempts_left: int = ADMIT_ATTEMPTS_MAX,
     ) -> list[bytes | LivenessError]:
-        """Decide each heartbeat at once, wait for one commit, then let the answers go."""
+        """Decide all heartbeats at once, wait for one commit, then answer."""
         node = self._node
         require_identifier("namespace", namespace)
         policy, seed, shard_table = node.policies.of(namespace), namespace_seed(namespace), node.shard_table()
         reply_builder = reply_builders[policy.paused]
-        is_rate_limited = (
-            policy.has_rate_limits and attempts_left == ADMIT_ATTEMPTS_MAX
-        )  # each is counted once
+        # A retry does not count the same heartbeat again.
+        is_rate_limited = policy.has_rate_limits and attempts_left == ADMIT_ATTEMPTS_MAX
         build_renewal = reply_builder.build_renewal
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(shard_table)
@@ -129,9 +128,8 @@ class LivenessService:
             try:
                 key = (namespace, instance_key)
                 if is_rate_limited:
-                    require_identifier(
-                        "heartbeat.worker_instance_key", instance_key
-                    )  # before it names a bucket
+                    # Only valid keys get a rate bucket.
+                    require_identifier("heartbeat.worker_instance_key", instance_key)
                     self._rate_limits.admit(key, policy)
                 sequence, successes, errors = counters = wire.pop_counters(beat)
                 fingerprint = hash(beat.SerializePartialToString())
@@ -147,14 +145,14 @@ class LivenessService:
                     wire.restore_counters(beat, counters)
                     unadmitted.append(len(answers))
                 elif isinstance(error, ShardMoved):
-                    wire.restore_counters(beat, counters)  # it is sent to the new owner as it came
+                    wire.restore_counters(beat, counters)  # forwarded to the new owner unchanged
                 answers.append(error)
         if len(unadmitted) == len(answers) > 0 and attempts_left:
             return await self._admit_and_record(namespace, beats, reply_builders, attempts_left)
         group = node.barrier()
         await group.wait()
         if group.lost:
-            # Refusals, too, may rest on what was to become durable with the group; a full namespace on any shard of it.
+            # An error, too, may rest on state that was to be committed with the group; a full quota, on any shard of it.
             for index, shard in enumerate(shards):
                 if shard is not None and (
                     group.failed(shard) or isinstance(answers[index], WorkerQuotaExceeded)
@@ -177,13 +175,13 @@ class LivenessService:
         reply_builders: tuple[ReplyBuilder, ReplyBuilder],
         attempts_left: int,
     ) -> list[bytes | LivenessError]:
-        """Workers for which their shards have to be given room first."""
+        """Acquire quota slots for new workers, then record their heartbeats."""
         policy, shard_count = self._node.policies.of(namespace), self._node.shard_count
         needed = [shard_of(namespace, beat.worker_instance_key, shard_count) for beat in beats]
         try:
             await self._quotas.acquire_slots(needed, namespace, policy)
         except WorkerQuotaExceeded:
-            pass  # for some there may be room all the same; the others are refused one by one
+            pass  # some may fit nevertheless; the others are refused one by one
         except Unavailable as error:
             return [error] * len(beats)
         return await self._record(namespace, beats, reply_builders, attempts_left - 1)
@@ -202,11 +200,11 @@ class LivenessService:
         known = shard.workers.get(key)
         if known is None:
             require_identifier("heartbeat.worker_instance_key", key.instance_key)
-            # One copy of a name that all workers of the namespace have in common.
+            # All workers of a namespace share one string.
             key = WorkerKey(intern(key.namespace), key.instance_key)
         command = wire.heartbeat(beat, counters, policy, known)
         outcome, worker = shard.heartbeat(key, command, now_ms, self._quotas.admit)
-        if outcome is not REPEATED:  # which was not applied and may say something else
+        if outcome is not REPEATED:  # a repeated heartbeat was not applied, and its content may differ
             is_same_session = command.session_id == worker.session_id
             shard.remember_fingerprint(
                 worker, fingerprint if command.is_plain_renewal and is_same_session else None
@@ -222,7 +220,7 @@ class LivenessService:
     def relay(
         self, requests: AsyncIterator[cluster_pb2.RelayRequest | MalformedRequest]
     ) -> AsyncIterator[cluster_pb2.RelayResponse]:
-        """The same, for clients that are connected to another node or a frontend."""
+        """Attach, for clients that are connected to another node or a frontend."""
         return self._streams.relay(requests)
 
     async def get_server_info(
@@ -270,7 +268,7 @@ class LivenessService:
             self._node.clock.wall_ms(),
             paused=bool(self._node.policies.of(key.namespace).paused),
             attached=self._streams.is_attached(key, worker.session_id),
-            suspect=key in shard.disconnected,
+            disconnected=key in shard.disconnected,
             lease_end_ms=shard.lease_deadlines.lease_end_ms(key, worker) if key in shard.disconnected else 0,
             held_until_ms=hold.until_ms if hold is not None else 0,
         )
@@ -296,7 +294,7 @@ class LivenessService:
         )
         for row in listed:
             message = remote_workers.get(row.key.instance_key)
-            # The row is right about the state; memory, wherever it is, knows the lease as of now.
+            # The row decides the state; the memory of the owner knows the present lease.
             if message is None or int(message.state) != int(row.worker.state):
                 message = self._listed_worker_message(row)
             response.workers.append(message)
@@ -317,7 +315,7 @@ class LivenessService:
         return wire.worker_message(row.key, worker, self._worker_context(row.key, worker, shard), whole=False)
 
     async def look_up_workers(self, namespace: str, instance_keys: Iterable[str]) -> list[worker_pb2.Worker]:
-        """For another node's list: workers that live here, as they are now."""
+        """Returns the present state of workers of this node, for a list that another node builds."""
         found = []
         for instance_key in instance_keys:
             key = WorkerKey(namespace, instance_key)

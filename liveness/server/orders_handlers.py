@@ -1,4 +1,4 @@
-"""Pause, resume, drain: what operators order of workers, one by one, by filter, or of a whole namespace."""
+"""Pause, resume and drain: orders of operators to one worker, to workers by filter, or to a namespace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OrdersHandlers:
         self._node = node
 
     def scope(self, request: admin_pb2.PauseWorkersRequest | admin_pb2.ResumeWorkersRequest) -> str:
-        """Which of the three ways to say whom was used."""
+        """Returns which of the three selectors the request uses."""
         require_identifier("namespace", request.namespace)
         selectors = [
             name
@@ -59,12 +59,12 @@ class OrdersHandlers:
             worker_filter = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
             found = self._find_workers(request.namespace, worker_filter)
         changed = sum(shard.change_worker(key, decide(worker)) for shard, key, worker in found)
-        # Also if nothing changed: that a worker is paused already may not be durable yet.
+        # Even if nothing changed: an earlier order that made this one unnecessary may not be durable yet.
         await self._node.wait_all_durable()
         return changed
 
     def count_unpaused(self, namespace: str) -> int:
-        """How many workers would be paused with their namespace."""
+        """Returns how many workers would be paused with their namespace."""
         found = self._find_workers(namespace, WorkerFilter())
         return sum(not worker.standing.paused for _, _, worker in found)
 
@@ -77,7 +77,7 @@ class OrdersHandlers:
         reason = text("reason", request.reason)
         shard = self._node.shard(*key)
         worker = shard.describe(key)
-        # A limit of 0 is over at the next look at the clock.
+        # With a limit of 0 the drain ends at the next tick.
         deadline_ms = max(1, shard.now_ms() + limit_ms)
         shard.change_worker(key, worker_control.drain(key, worker, reason, deadline_ms))
         await self._node.wait_durable(shard)
@@ -91,7 +91,7 @@ class OrdersHandlers:
             if shard is not None:
                 shards.append(shard)
             elif not isinstance(unavailable := self._node.unavailable_reason(shard_id), ShardMoved):
-                raise unavailable  # nobody serves it just now: not all could be found
+                raise unavailable  # no node serves the shard now, so some workers would be missed
         for shard in shards:
             for key, worker in list(shard.workers.items()):
                 if key.namespace == namespace and _matches(worker_filter, key, worker):

@@ -1,4 +1,4 @@
-"""What a server has from the machine it runs on: a name, a network, a database. A simulation has its own."""
+"""What a server gets from its machine: host name, network, database. A simulation supplies its own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from liveness.store.sqlite import SqliteDatabase
 
 def _database(settings: Settings, owner: str) -> Database:
     if (path := settings.sqlite_path) is None:
-        # Here, because its driver takes a tenth of a second to load and most who start a server do not need it.
+        # Imported late: the driver takes a tenth of a second to load, and a server on SQLite does not need it.
         from liveness.store.postgres import PostgresDatabase
 
-        # Who is silent for longer is lost to the others, and must not stand in their way.
+        # After a silence of this length other nodes treat this one as lost, so its transactions must not block them.
         return PostgresDatabase(settings.db, settings.db_connections, settings.node_lease_ms, owner)
     database = SqliteDatabase(path)
     database.lock()
@@ -35,9 +35,9 @@ class Platform:
     listener: Callable[..., Any] = grpc.aio.server
     connect: Callable[..., Any] = grpc.aio.insecure_channel
     database: Callable[[Settings, str], Database] = _database
-    """Of these settings, for this owner."""
+    """Opens the database of these settings for this owner."""
     runs_maintenance: bool = True
-    """Whether maintenance runs by itself. Its scheduler has a clock and threads of its own."""
+    """Whether the maintenance scheduler runs. It uses its own clock and threads."""
 
 
 THIS_PLATFORM = Platform()

@@ -21,7 +21,7 @@ class _Bucket:
         self._tokens = burst
 
     def take(self, now_ms: int, rate: float, burst: float) -> int:
-        """0, or how many milliseconds to wait for a token."""
+        """Returns 0, or the milliseconds to wait for a token."""
         self._tokens = min(burst, self._tokens + (now_ms - self._updated_ms) * rate / 1_000)
         self._updated_ms = now_ms
         if self._tokens >= 1:
@@ -35,13 +35,13 @@ class _Bucket:
 
 class RateLimits:
     def __init__(self, clock: Clock, share: Callable[[], float] = lambda: 1.0) -> None:
-        """`share`: what part of all workers is served here, and so may use what part of a namespace's rate."""
+        """`share`: the part of all shards that this node serves; it may use the same part of a namespace's rate."""
         self._clock = clock
         self._share = share
         self._buckets: dict[str | tuple[str, str], _Bucket] = {}
 
     def admit(self, key: tuple[str, str], policy: Policy) -> None:
-        """Count one heartbeat, or refuse it and count nothing."""
+        """Count one heartbeat, or refuse it without counting it."""
         worker_bucket = self._take(key, policy.worker_heartbeat_rate, f"worker {key[1]}")
         try:
             self._take(key[0], policy.namespace_heartbeat_rate * self._share(), f"namespace {key[0]}")
@@ -57,9 +57,8 @@ class RateLimits:
         bucket = self._buckets.get(bucket_key)
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
-                del self._buckets[
-                    next(iter(self._buckets))
-                ]  # the oldest gets its burst anew: memory is bounded
+                # Bounds the memory. The evicted worker or namespace gets a full burst again.
+                del self._buckets[next(iter(self._buckets))]
             bucket = self._buckets[bucket_key] = _Bucket(now_ms, burst)
         wait_ms = bucket.take(now_ms, rate, burst)
         if wait_ms:

@@ -1,4 +1,4 @@
-"""What operators ask of the relay, of this server's shards. Answers of several servers can be added up."""
+"""Status and replay of the NATS relay, for the shards of this server. Answers of several servers add up."""
 
 from __future__ import annotations
 

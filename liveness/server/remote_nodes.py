@@ -1,4 +1,4 @@
-"""Other nodes, asked about workers and activities that are at home there: the client's side of ClusterService."""
+"""Asks other nodes about their workers and activities: the client of ClusterService."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ OWNER_ATTEMPTS_MAX = 3
 
 T = TypeVar("T")
 CallAddress = Callable[[str], Awaitable[T]]
-"""By address."""
+"""A call to the node with the given address."""
 
 
 class RemoteNodes:
-    """Serves `shard.homes.RemoteOwnership`. A shard that turns out to be this node's own by now is asked here."""
+    """Implements `RemoteOwnership`. If this node has become the owner meanwhile, it answers itself."""
 
     def __init__(
         self, node_id: str, routes: RoutingTable, peers: Peers, ownership_responder: RemoteOwnershipResponder
@@ -48,7 +48,7 @@ class RemoteNodes:
         self._peers = peers
         self._ownership_responder = ownership_responder
 
-    # -- workers that are at home there
+    # -- workers of other nodes
 
     async def look_up(self, worker_key: WorkerKey, id: ActivityId) -> HolderView | None:
         [answer] = await self._view_holders(worker_key.namespace, worker_key.instance_key, [(worker_key, id)])
@@ -139,7 +139,7 @@ class RemoteNodes:
             lambda: self._ownership_responder.unbind(worker_key, id, attempt, taken=taken),
         )
 
-    # -- activities that are at home there
+    # -- activities of other nodes
 
     async def find_not_held(self, attempts: Sequence[HeldAttempt]) -> list[HeldAttempt]:
         found: list[HeldAttempt] = []
@@ -205,7 +205,7 @@ class RemoteNodes:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 
-    # -- inside
+    # -- internals
 
     def _owner(self, namespace: str, name: str) -> Owner:
         shard_id = shard_of(namespace, name, self._routes.shard_count)
@@ -215,7 +215,7 @@ class RemoteNodes:
         return owner
 
     def _group_by_owner(self, names: Iterable[tuple[str, ...]]) -> list[list[int]]:
-        """Places of names that belong to one owner; those without an owner are left out."""
+        """Group the indexes of names by the owner of their shard; names without an owner are left out."""
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, (namespace, name) in enumerate(names):
             owner = self._routes.owner(shard_of(namespace, name, self._routes.shard_count))
@@ -226,7 +226,7 @@ class RemoteNodes:
     async def _call_owner(
         self, namespace: str, name: str, remote: CallAddress[T], local: Callable[[], Awaitable[T]]
     ) -> T:
-        """Ask the owner, wherever it moved."""
+        """Call the owner of a shard, and follow the shard if it has moved."""
         for _ in range(OWNER_ATTEMPTS_MAX):
             owner = self._owner(namespace, name)
             if owner.node_id == self._node_id:

@@ -1,8 +1,8 @@
-"""Heartbeat replies as bytes.
+"""Builds heartbeat replies as bytes.
 
-Nearly every reply is that of a plain renewal, and those differ in little: epoch and terms, the moment, the jitter.
-Protobuf messages that are written one after the other read as one merged message, so such a reply is put together from
-parts that were serialized before. `tests/unit/server/test_reply_builders.py` holds that it equals what protobuf itself writes.
+Nearly all replies answer plain renewals, and these differ only in epoch and terms, time, and jitter. Concatenated
+protobuf messages parse as one merged message, so such a reply is concatenated from parts that were serialized before.
+`tests/unit/server/test_reply_builders.py` checks that the result equals what protobuf itself writes.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ JITTER_STEPS = 64
 ITEM_JITTERS = 8
 _TAG = 0x0A  # field 1, length-delimited: both `items` in the response and `result` in an item
 _SHORT_MAX = 125
-# What stands before a short result in a batch: the item's tag and length, the result's tag and length.
+# The prefix of a short result in a batch: the item's tag and length, the result's tag and length.
 _SHORT_FRAMES = [bytes((_TAG, size + 2, _TAG, size)) for size in range(_SHORT_MAX + 1)]
 
 
 class ReplyBuilder:
-    """Serialized HeartbeatResults."""
+    """Builds serialized HeartbeatResults."""
 
     jitters_per_moment = 1
 
     def __init__(self, random: Random, *, paused: bool = False) -> None:
-        """`paused`: for workers of a namespace that is paused as a whole."""
+        """`paused`: the whole namespace of the workers is paused."""
         self._random = random
         self._paused = paused
         self._wall_ms = -1
         self._prepared: dict[tuple[int, int], Iterator[bytes]] = {}
-        """Replies of this very millisecond, by epoch and terms."""
+        """Replies of the current millisecond, by epoch and granted lease."""
         self._terms: dict[tuple[int, int], bytes] = {}
         self._jitters: dict[int, Iterator[bytes]] = {}
 
     def build_renewal(self, worker: Worker, wall_ms: int) -> bytes:
-        """The reply of a plain renewal decided at `wall_ms`."""
+        """Returns the reply to a plain renewal that was decided at `wall_ms`."""
         standing = worker.standing
         if worker.resync or worker.lost or standing.paused or standing.draining or self._paused:
             return self._build_full(HeartbeatOutcome.RENEWED, worker, worker.renewed_ms, wall_ms)
@@ -54,7 +54,7 @@ class ReplyBuilder:
         return next(self._prepared.get((worker.epoch, worker.granted_ms)) or self._prepare(worker, wall_ms))
 
     def build(self, outcome: HeartbeatOutcome, worker: Worker, now_ms: int, wall_ms: int) -> bytes:
-        """The reply of any heartbeat; `now_ms` on the shard's clock and `wall_ms` are the same moment."""
+        """Returns the reply to any heartbeat; `now_ms` on the shard's clock and `wall_ms` are the same moment."""
         if outcome is HeartbeatOutcome.RENEWED:
             return self.build_renewal(worker, wall_ms)
         return self._build_full(outcome, worker, now_ms, wall_ms)
@@ -86,7 +86,7 @@ class ReplyBuilder:
         return prepared
 
     def _make_jitters(self, granted_ms: int) -> list[bytes]:
-        """A round of evenly spread shares of the lease in random order."""
+        """Returns evenly spread fractions of the lease in random order."""
         low, high = wire.NEXT_HEARTBEAT_SHARE
         shares = [low + (high - low) * (step + 0.5) / JITTER_STEPS for step in range(JITTER_STEPS)]
         self._random.shuffle(shares)
@@ -99,7 +99,7 @@ class ReplyBuilder:
 
 
 class ItemReplyBuilder(ReplyBuilder):
-    """The same, each framed as an item of a RecordWorkerHeartbeatsResponse: joined, they are the response."""
+    """Frames each result as an item of a RecordWorkerHeartbeatsResponse: the joined items are the response."""
 
     jitters_per_moment = ITEM_JITTERS
 

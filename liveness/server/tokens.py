@@ -1,4 +1,4 @@
-"""Opaque tokens that carry a place in a listing and remember which listing it was."""
+"""Opaque page tokens: a position in a listing, with a digest that identifies the listing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liveness.domain.keys import IDENTIFIER_BYTES_MAX
 
 T = TypeVar("T")
 
-# A token's form is no secret, so what it holds is checked like any other input.
+# Clients can forge tokens, so their content is validated like any other input.
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Key = Annotated[str, msgspec.Meta(max_length=IDENTIFIER_BYTES_MAX, pattern=r"^[^\x00]+$")]
 
@@ -24,13 +24,13 @@ class _Token(msgspec.Struct, array_like=True):
 
 
 def issue(position: object, *listing: object) -> str:
-    """`listing`: everything that makes the listing what it is."""
+    """`listing`: all parameters that identify the listing."""
     token = _Token(_digest(listing), msgspec.Raw(msgspec.json.encode(position)))
     return urlsafe_b64encode(msgspec.json.encode(token)).decode()
 
 
 def redeem(token: str, kind: type[T], error: type[InvalidRequest], *listing: object) -> T:
-    """`kind`: of the place, for which the names above stand."""
+    """`kind`: the type of the position, built from `Sequence` and `Key`."""
     try:
         parsed = msgspec.json.decode(urlsafe_b64decode(token.encode()), type=_Token)
         position = msgspec.json.decode(parsed.position, type=kind)

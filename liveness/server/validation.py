@@ -1,4 +1,4 @@
-"""What a client may send. A refusal names the field and the rule."""
+"""Validates fields of requests. An error names the field and the rule."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def optional_identifier(field: str, value: str) -> str:
 
 
 def is_short_printable_ascii(names: str) -> bool:
-    """Whether none of these names, all in one, is too long or has control characters in it. False if that takes a
-    closer look."""
+    """A cheap check of several names, concatenated. True: none is too long or has control characters. False: check each
+    by itself."""
     return len(names) <= IDENTIFIER_BYTES_MAX and names.isascii() and names.isprintable()
 
 
@@ -45,7 +45,7 @@ def text(field: str, value: str) -> str:
 
 
 def duration_ms(field: str, value: Duration, *, allow_zero: bool = False) -> int:
-    """Protobuf itself accepts any pair of numbers here."""
+    """Protobuf itself does not validate the seconds and nanos of a Duration."""
     seconds, nanos = value.seconds, value.nanos
     if not -999_999_999 <= nanos <= 999_999_999 or (seconds and nanos and (seconds < 0) != (nanos < 0)):
         raise InvalidField(

@@ -49,12 +49,12 @@ _STATES = {state.value for state in WorkerState}
 _STATUSES = {status.value: status for status in WorkerStatus}
 
 
-# -- in
+# -- from messages
 
 
 def pop_counters(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
-    """Sequence, successes and errors. The message is left without them: what remains is equal for all plain
-    heartbeats of a session."""
+    """Remove and return sequence, successes and errors. The rest of the message is equal for all plain heartbeats of a
+    session."""
     sequence, successes, errors = beat.sequence, beat.successes, beat.errors
     if sequence:
         beat.sequence = 0
@@ -66,14 +66,14 @@ def pop_counters(beat: worker_pb2.WorkerHeartbeat) -> tuple[int, int, int]:
 
 
 def restore_counters(beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int, int]) -> None:
-    """What `pop_counters` took."""
+    """Put back what `pop_counters` removed."""
     beat.sequence, beat.successes, beat.errors = counters
 
 
 def heartbeat(
     beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int, int], policy: Policy, known: Worker | None
 ) -> Heartbeat:
-    """What equals the `known` worker's was validated when it came first."""
+    """Fields that equal those of the `known` worker are not validated again."""
     session_id, last_error = beat.session_id, beat.last_error
     if session_id and (known is None or session_id != known.session_id):
         optional_identifier("heartbeat.session_id", session_id)
@@ -162,7 +162,7 @@ def _activity(field: str, ref: worker_pb2.ActivityRef) -> BoundActivity:
         ref.task_queue,
     )
     attempt, token = ref.attempt, ref.token
-    # A heartbeat may name a thousand: one look for all that could be wrong, and at what it is only if there is something.
+    # A heartbeat may name a thousand: one cheap check for all rules, and the single rules only if it fails.
     is_valid = workflow_id and run_id and activity_id and attempt >= 0 and len(token) <= TOKEN_BYTES_MAX
     if not is_valid or not is_short_printable_ascii(workflow_id + run_id + activity_id + task_queue):
         _check_activity(field, ref)
@@ -202,7 +202,7 @@ def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
 
 
 def config_values(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
-    """The fields that are set, under their policy names."""
+    """Returns the fields that are set, under their policy names."""
     found: dict[str, float] = {}
     for field, value in message.ListFields():
         if isinstance(value, Duration):
@@ -228,7 +228,7 @@ def _policy_name(name: str) -> str:
     return f"{name}_ms" if f"{name}_ms" in Policy.__dataclass_fields__ else name
 
 
-# -- out
+# -- to messages
 
 
 def duration(ms: int) -> Duration:
@@ -240,7 +240,7 @@ def timestamp(wall_ms: int) -> Timestamp:
 
 
 NEXT_HEARTBEAT_SHARE = (0.3, 0.3666)
-"""Of the lease, from and to: about a third, spread so that workers that started together drift apart."""
+"""Range of the heartbeat interval as a fraction of the lease; the spread separates workers that started together."""
 
 
 def fraction_of_lease(granted_ms: int, share: float) -> Duration:
@@ -249,7 +249,7 @@ def fraction_of_lease(granted_ms: int, share: float) -> Duration:
 
 
 def lease_terms(outcome: HeartbeatOutcome, worker: Worker) -> worker_pb2.HeartbeatResult:
-    """The part of a reply that does not depend on when it is given."""
+    """Returns the part of a reply that does not depend on the time."""
     return worker_pb2.HeartbeatResult(
         state=worker.state,  # type: ignore[arg-type]
         outcome=outcome,  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ def heartbeat_result(
     jitter: float,
     paused: bool = False,
 ) -> worker_pb2.HeartbeatResult:
-    """`now_ms` on the shard's clock and `wall_ms` are the same moment. `paused`: the whole namespace is."""
+    """`now_ms` on the shard's clock and `wall_ms` are the same moment. `paused`: the namespace is."""
     result = lease_terms(outcome, worker)
     result.server_time.CopyFrom(timestamp(wall_ms))
     result.next_heartbeat_after.CopyFrom(fraction_of_lease(worker.granted_ms, jitter))
@@ -285,26 +285,26 @@ def activity_ref(activity: BoundActivity) -> worker_pb2.ActivityRef:
 
 
 class WorkerContext(NamedTuple):
-    """What is known of a worker besides itself."""
+    """Facts about a worker that are not part of its own state."""
 
     shard_id: int
     now_ms: int
     """On the shard's clock; `wall_ms` is the same moment."""
     wall_ms: int
     paused: bool = False
-    """Its whole namespace is."""
+    """The whole namespace is paused."""
     attached: bool = False
-    suspect: bool = False
+    disconnected: bool = False
     lease_end_ms: int = 0
-    """When its lease ends by whichever of its terms comes first."""
+    """When the lease ends: by its duration or by its disconnect grace, whichever is first."""
     held_until_ms: int = 0
-    """A storm has put off its end."""
+    """Until when a storm delays the end of the lease; 0 if it does not."""
 
 
 def worker_message(
     key: WorkerKey, worker: Worker, context: WorkerContext, *, whole: bool
 ) -> worker_pb2.Worker:
-    """`whole` includes the activities themselves, not only their number."""
+    """`whole` adds the activities themselves, not only their number."""
     shard_id, now_ms, wall_ms, *_ = context
     standing = worker.standing
     profile = whole_profile(worker.profile)
@@ -336,7 +336,7 @@ def worker_message(
         paused=standing.paused or context.paused,
         draining=standing.draining,
         attached=context.attached,
-        suspect=context.suspect,
+        suspect=context.disconnected,
     )
     if context.held_until_ms:
         message.held_until.CopyFrom(timestamp(wall_ms - now_ms + context.held_until_ms))
@@ -377,7 +377,7 @@ def event_message(shard_id: int, entry: LogEntry) -> event_pb2.Event:
 
 
 def event_json(shard_id: int, entry: LogEntry) -> bytes:
-    """The same event for those who read JSON, under the names of the proto and with every field."""
+    """Returns the event as JSON with the field names of the proto and every field."""
     fields = MessageToDict(
         event_message(shard_id, entry),
         preserving_proto_field_name=True,

@@ -1,1 +1,1 @@
-"""The numbers of a server: counted in one place, shown to Prometheus and to `GetFleet`."""
+"""Metrics of a server: counted in one place, exported to Prometheus and to `GetFleet`."""

@@ -1,4 +1,4 @@
-"""What happened since the server started, per namespace. Numbers only ever rise."""
+"""Counters per namespace since the server started. They never decrease."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 NAMESPACES_MAX = 100
-"""So many namespaces have numbers of their own; those that come later share one."""
+"""How many namespaces have their own counters; later ones share one set."""
 OTHER = "_other"
 
 
 class NamespaceCounters:
-    """Of one namespace."""
-
     __slots__ = (
         "cleanups",
         "deactivations",
@@ -28,21 +26,21 @@ class NamespaceCounters:
 
     def __init__(self) -> None:
         self.heartbeats = 0
-        """All that were answered, refused ones included."""
+        """All answered heartbeats, refused ones included."""
         self.refused: Counter[str] = Counter()
-        """By the reason that clients are told."""
+        """By error reason."""
         self.registrations = 0
         self.session_replacements = 0
         self.deactivations: Counter[str] = Counter()
         """Workers that left ACTIVE, by reason."""
         self.resurrections = 0
         self.false_deaths = 0
-        """Of those who died, whose very session came back."""
+        """Workers that were declared dead and came back in the same session."""
         self.cleanups = 0
         self.reschedules = 0
         """Activities taken from workers."""
         self.reschedule_outcomes: Counter[tuple[str, str]] = Counter()
-        """Of tries to get them moving: how it went, and who was to take them."""
+        """Attempts to reschedule them, by outcome and by sink."""
 
     @property
     def expiries(self) -> int:
@@ -56,7 +54,8 @@ class CountersByNamespace:
         self._other = NamespaceCounters()
 
     def track(self, namespace: str) -> NamespaceCounters:
-        """Of a namespace that is known to have workers: what clients merely name must not use up the room."""
+        """Returns the counters of a namespace that has workers. Namespaces that clients only name are not tracked, so they
+        cannot use up the limit."""
         counters = self._tracked.get(namespace)
         if counters is None:
             if len(self._tracked) >= NAMESPACES_MAX or namespace == OTHER:

@@ -1,4 +1,4 @@
-"""How often something took how long, in buckets: cheap to keep, and those of several servers can be added up."""
+"""Histograms with fixed buckets: cheap to keep, and those of several servers can be added up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
-        """Each bucket holds what is at most its bound; a last one, the rest."""
+        """Inclusive upper bounds of the buckets; one more bucket holds larger values."""
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -29,7 +29,7 @@ class Histogram:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], quantile_rank: float) -> float:
-    """The value below which that share of the counted ones lies, evenly spread within each bucket; 0 for none."""
+    """Returns the quantile, interpolated linearly within its bucket; 0 if nothing was counted."""
     total = sum(counts)
     if not total:
         return 0.0

@@ -29,7 +29,7 @@ def configure_logging(level: str, log_format: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # Libraries that log in the standard way say only what went wrong.
+    # Of libraries that use the standard logging, only warnings and errors are shown.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for name in ("apscheduler", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

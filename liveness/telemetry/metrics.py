@@ -1,7 +1,7 @@
-"""Every metric that a server shows: its name, what it says, and where its numbers come from.
+"""The catalogue of metrics: name, help text, labels, and the source of the values.
 
-Of the labels, `namespace` has at most 100 values and then `_other`; all others have a fixed set. None has values that
-grow with workers, activities, task queues, hosts or builds.
+The label `namespace` has at most 100 values and then `_other`; every other label has a fixed set of values. No label
+grows with workers, activities, task queues, hosts or builds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from liveness.telemetry.histogram import Histogram
 from liveness.telemetry.telemetry import Telemetry
 
 Values = Iterator[tuple[tuple[str, ...], float]]
-"""For each combination of label values, the number."""
+"""Pairs of label values and number."""
 
 
 class CounterMetric(NamedTuple):
-    """It only rises, from 0 at the start of the server."""
+    """Never decreases; 0 when the server starts."""
 
     name: str
     help: str
@@ -30,7 +30,7 @@ class CounterMetric(NamedTuple):
 
 
 class GaugeMetric(NamedTuple):
-    """How it is at the moment."""
+    """A present value."""
 
     name: str
     help: str
@@ -74,7 +74,7 @@ def _single_value(read: Callable[[Telemetry], float]) -> Callable[[Telemetry], V
 
 
 def _summed_by_namespace(read: Callable[[Telemetry], Mapping[str, int]]) -> Callable[[Telemetry], Values]:
-    """Of counts by the name itself; those that have no numbers of their own are added up."""
+    """From counts by namespace. Namespaces that are not tracked are added up as `_other`."""
 
     def values(telemetry: Telemetry) -> Values:
         found = Counter({namespace: 0 for namespace, _ in telemetry.counters.items()})
@@ -88,9 +88,8 @@ def _summed_by_namespace(read: Callable[[Telemetry], Mapping[str, int]]) -> Call
 
 def _deactivations(telemetry: Telemetry) -> Values:
     for namespace, counters in telemetry.counters.items():
-        for (
-            reason
-        ) in InactiveReason:  # those that did not happen yet, too: a rate needs a number to start from
+        # Reasons that have not occurred yet, too: a rate needs a first value.
+        for reason in InactiveReason:
             yield (namespace, reason.name), counters.deactivations[reason.name]
 
 
@@ -159,19 +158,19 @@ METRICS: tuple[Metric, ...] = (
     ),
     GaugeMetric(
         "liveness_suspect_workers",
-        "ACTIVE workers whose stream broke and whose grace runs.",
+        "ACTIVE workers whose stream broke and whose disconnect grace is running.",
         ("namespace",),
-        _summed_by_namespace(lambda telemetry: telemetry.suspects()),
+        _summed_by_namespace(lambda telemetry: telemetry.disconnected_counts()),
     ),
     GaugeMetric(
         "liveness_held_expiries",
-        "ACTIVE workers whose lease is over and is held, because so many fell due together.",
+        "ACTIVE workers whose lease is over and is held, because so many were due together.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.node.throttle.held_counts()),
     ),
     CounterMetric(
         "liveness_storms_total",
-        "How often so many workers fell due together that the end of their leases was put off.",
+        "How often so many leases were due together that their end was delayed.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.node.throttle.storm_counts),
     ),
@@ -202,7 +201,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     CounterMetric(
         "liveness_false_deaths_total",
-        "Deaths that were none: the worker came back with the session that it had.",
+        "Workers that were declared dead and came back in the same session.",
         ("namespace",),
         _per_namespace(lambda counters: counters.false_deaths),
     ),
@@ -251,13 +250,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     GaugeMetric(
         "liveness_dead_lettered_tasks",
-        "Tasks that failed too often and wait for somebody to retry or discard them.",
+        "Tasks that failed too often and wait for an operator to retry or discard them.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.queue_depths.dead_lettered()),
     ),
     GaugeMetric(
         "liveness_quarantined_activities",
-        "Activities that killed their workers too often and wait for somebody to retry or cancel them.",
+        "Activities whose workers died too often and wait for an operator to retry or cancel them.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.quarantined()),
     ),
@@ -285,7 +284,7 @@ METRICS: tuple[Metric, ...] = (
     # -- the server
     GaugeMetric(
         "liveness_shards",
-        "Shards that there are, whoever serves them.",
+        "Number of shards of the store.",
         (),
         _single_value(lambda telemetry: telemetry.node.shard_count),
     ),
@@ -310,7 +309,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     HistogramMetric(
         "liveness_loop_lag_seconds",
-        "By how much the event loop's pulse, 20 times a second, was late: so long had everybody to wait.",
+        "Delay of the event loop, measured 20 times a second; every call waits that long.",
         lambda telemetry: telemetry.loop_lag_s,
     ),
     CounterMetric(
@@ -321,7 +320,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     CounterMetric(
         "liveness_stalled_seconds_total",
-        "For how long it did, in all.",
+        "Total time for which the process stood still.",
         (),
         _single_value(lambda telemetry: telemetry.stalled_s),
     ),
@@ -345,7 +344,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     GaugeMetric(
         "liveness_relay_away",
-        "1 while the message broker takes nothing from this server; 0 if it does, or none is used.",
+        "1 while the message broker accepts nothing from this server; 0 if it does, or if there is no broker.",
         (),
         _single_value(lambda telemetry: bool(telemetry.relay_trouble())),
     ),

@@ -1,4 +1,4 @@
-"""The numbers in the text format that Prometheus reads, with those of the process."""
+"""Exports the metrics of the server and of the process in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liveness.telemetry.telemetry import Telemetry
 
 
 class PrometheusExporter(Collector):
-    """One registry per server: several may be in one process."""
+    """Has its own registry, because one process may run several servers."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -28,7 +28,7 @@ class PrometheusExporter(Collector):
         GCCollector(registry=self._registry)
 
     def describe(self) -> Iterable[Family]:
-        """Nothing is read for it."""
+        """Empty, so that registering this collector reads no metrics."""
         return []
 
     def collect(self) -> Iterable[Family]:
@@ -36,7 +36,7 @@ class PrometheusExporter(Collector):
             yield _family(metric, self._telemetry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its content type, in the form that the reader likes best."""
+        """Returns the text and its content type. `accept`: the Accept header of the request."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

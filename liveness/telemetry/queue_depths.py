@@ -1,4 +1,4 @@
-"""How much waits in the stored queues, and for how long. Read from the store now and then: memory holds no queue."""
+"""Depth and age of the stored queues. Read from the store now and then, because memory holds no queue."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from liveness.store.api import QueueCount, TaskState
 
 
 class QueueDepth(NamedTuple):
-    """Of one shard's queue."""
+    """The queue of one shard."""
 
     pending: int
     retrying: int
     dead_lettered: int
     oldest_wall_ms: int | None
-    """Since when the oldest one has been waiting that is not dead-lettered."""
+    """When the oldest task was created that is not dead-lettered."""
 
 
 class QueueDepths:
@@ -25,7 +25,7 @@ class QueueDepths:
         self._node = node
         self._counts: list[QueueCount] = []
         self.total = 0
-        """Unfinished tasks, dead letters left out."""
+        """Unfinished tasks without dead letters."""
 
     async def refresh(self) -> None:
         owned = [shard.id for shard in self._node.shards()]
@@ -33,11 +33,11 @@ class QueueDepths:
         self.total = sum(row.tasks for row in self._counts if row.state is not TaskState.DEAD_LETTERED)
 
     def _served_counts(self) -> Iterable[QueueCount]:
-        """Who has let go of a shard since says nothing about its queue."""
+        """Leave out shards that this node has stopped serving since the last refresh."""
         return (row for row in self._counts if self._node.serves(row.shard_id))
 
     def by_shard(self, namespace: str = "") -> dict[int, QueueDepth]:
-        """By shard; of one namespace, or of all."""
+        """`namespace`: count the tasks of one namespace only."""
         found: dict[int, QueueDepth] = {}
         for row in self._served_counts():
             if namespace and row.namespace != namespace:
@@ -52,7 +52,7 @@ class QueueDepths:
         return found
 
     def dead_lettered(self) -> Counter[str]:
-        """Per namespace."""
+        """Counts dead letters by namespace."""
         found: Counter[str] = Counter()
         for row in self._served_counts():
             if row.state is TaskState.DEAD_LETTERED:

@@ -1,5 +1,5 @@
-"""The last half hour in samples. A fixed number of slots, found by time, so that memory is bounded, a gap is a gap, and
-the samples of several servers, taken at the same seconds, can be added up."""
+"""Samples of the last half hour. The time of a sample determines its slot, so memory is bounded, missing samples stay
+missing, and samples that several servers take at the same second can be added up."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ SLOTS = RETENTION_MS // INTERVAL_MS
 VALUE_MAX = 2**32 - 1
 
 GAUGE_FIELDS = ("active", "inactive", "cleaned_up", "suspects")
-"""As of the sample's time."""
+"""Values at the time of the sample."""
 COUNTER_FIELDS = (
     "heartbeats", "refused_heartbeats", "registrations", "expiries", "resurrections", "reschedules",
 )  # fmt: skip
-"""In the interval that ended then."""
+"""Counts in the interval that ended at the time of the sample."""
 
 
 def sample_time_ms(wall_ms: int) -> int:
-    """The last time at which a sample is taken everywhere."""
+    """Returns the last sample time; it is the same on all nodes."""
     return wall_ms // INTERVAL_MS * INTERVAL_MS
 
 
 class SampleRing:
-    """Rows of so many numbers: `gauge_count` that replace each other, then ones that add up."""
+    """Rows of `width` numbers: `gauge_count` gauges, which a second sample of the same time replaces, then counters, which
+    it increases."""
 
     def __init__(self, gauge_count: int, width: int) -> None:
         self._gauge_count = gauge_count
@@ -36,7 +37,7 @@ class SampleRing:
     def put(self, at_ms: int, row: Sequence[int]) -> None:
         slot = at_ms // INTERVAL_MS % SLOTS
         start = slot * self._width
-        if self._times[slot] == at_ms:  # again, by hand or because the wall clock was set back
+        if self._times[slot] == at_ms:  # a second sample: taken by hand, or the wall clock was set back
             before = self._values[start + self._gauge_count : start + self._width]
             counted = (a + b for a, b in zip(before, row[self._gauge_count :], strict=True))
             row = [*row[: self._gauge_count], *counted]

@@ -1,5 +1,4 @@
-"""Counts what the node does. All of it on the event loop, and nothing per heartbeat: a call and a commit are the
-smallest things that are counted one by one."""
+"""Counts the node's work, on the event loop. It counts whole calls and commits, never single heartbeats."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ logger = structlog.get_logger("liveness.telemetry")
 RECENT_STALL_MS = 60_000
 REFRESH_INTERVAL_MS = 5_000
 REFRESH_IDLE_FACTOR = 20
-"""A look at the store that takes long is taken less often: it may use so small a part of the time."""
+"""A slow refresh runs less often: it takes at most one part in twenty of the time."""
 
 _REGISTERED = "WorkerRegistered"
 
@@ -52,8 +51,9 @@ class Sample(NamedTuple):
     values: dict[str, int]
     """By the names of `GAUGE_FIELDS` and `COUNTER_FIELDS`."""
     latencies: Sequence[int]
-    """Calls with heartbeats, in the buckets of `LATENCY_BUCKETS_S`. Over all namespaces, as is the next."""
+    """Heartbeat calls of all namespaces, in the buckets of `LATENCY_BUCKETS_S`."""
     queue_depth: int
+    """Of all namespaces."""
 
 
 class Telemetry(NodeListener):
@@ -66,13 +66,13 @@ class Telemetry(NodeListener):
         waiting_polls: Callable[[], int] = lambda: 0,
         relay_trouble: Callable[[], str] = lambda: "",
     ) -> None:
-        """The functions return current values: open streams, attached workers, waiting polls, and why the broker takes
-        nothing from this node (empty if it does, or none is used)."""
+        """The functions return current values: open streams, attached workers, waiting polls, and why the broker
+        accepts nothing from this node (empty if it does, or if there is no broker)."""
         self.node = node
         self.counters = CountersByNamespace()
         self.queue_depths = QueueDepths(node)
         self.verdicts: dict[str, VerdictCounts] = {}
-        """Per namespace, over all nodes and times."""
+        """By namespace, since the store was created, on all nodes."""
         self.heartbeat_duration_s = Histogram(LATENCY_BUCKETS_S)
         self.lateness_s = Histogram(LATENESS_BUCKETS_S)
         self.reschedule_s = Histogram(WAIT_BUCKETS_S)
@@ -95,23 +95,22 @@ class Telemetry(NodeListener):
         )
         self._namespace_rings: dict[str, SampleRing] = {}
         self._last_counters: dict[str, tuple[int, ...]] = {}
-        """What happened in each namespace until the last sample."""
+        """Counter values of each namespace at the last sample."""
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         self._sampled_ms = sample_time_ms(node.clock.wall_ms())
 
-    # -- what is counted
+    # -- counting
 
     def record_heartbeats(self, namespace: str, heartbeats: int, seconds: float) -> None:
-        """A call with heartbeats was served."""
+        """Count one served call and its heartbeats."""
         self.counters.get(namespace).heartbeats += heartbeats
         self.heartbeat_duration_s.observe(seconds)
 
     def record_refusals(self, namespace: str, errors: Collection[LivenessError]) -> None:
-        """Some of its heartbeats were."""
         self.counters.get(namespace).refused.update(error.reason for error in errors)
 
     def record_task_attempt(self, stored: StoredTask, update: TaskUpdate, via: str) -> None:
-        """How it went is durable."""
+        """Count an attempt of a task whose outcome is durable."""
         outcome = update.state.name
         if update.state is TaskState.RETRYING and update.due_ms == PARKED_MS:
             outcome = "POSTPONED"
@@ -153,7 +152,7 @@ class Telemetry(NodeListener):
         elif change.before is WorkerState.ACTIVE and change.after is WorkerState.INACTIVE:
             counters.deactivations[reason] += 1
         if change.due_ms is not None:
-            # Only now that it is durable, anybody could know.
+            # Measured up to now, because nobody sees the change before it is durable.
             self.lateness_s.observe(max(0, shard.now_ms() - change.due_ms) / 1_000)
 
     def shard_opened(self, shard: Shard) -> None:
@@ -162,7 +161,7 @@ class Telemetry(NodeListener):
             self.counters.track(namespace)
 
     def shard_closed(self, shard: Shard) -> None:
-        # Who hands a shard over says so first; a lost one comes as a surprise.
+        # A hand-over marks the shard as in transition first; a loss does not.
         self.shards_closed["handed_over" if shard.id in self.node.shards_in_transition else "lost"] += 1
 
     def lagged(self, ms: int) -> None:
@@ -172,10 +171,10 @@ class Telemetry(NodeListener):
         self.stalls += 1
         self.stalled_s += ms / 1_000
 
-    # -- what is the case
+    # -- present state
 
-    def suspects(self) -> Counter[str]:
-        """Per namespace."""
+    def disconnected_counts(self) -> Counter[str]:
+        """Counts disconnected workers by namespace."""
         found: Counter[str] = Counter()
         for shard in self.node.shards():
             if shard.disconnected:
@@ -183,20 +182,20 @@ class Telemetry(NodeListener):
         return found
 
     def quarantined(self) -> Counter[str]:
-        """Activities per namespace."""
+        """Counts quarantined activities by namespace."""
         found: Counter[str] = Counter()
         for shard in self.node.shards():
             found.update(shard.activities.quarantined)
         return found
 
     def recent_stalls(self) -> list[int]:
-        """Milliseconds of each within the last minute: the process stood still, or a commit hung."""
+        """Returns the milliseconds of each stall of the process, or of a commit, in the last minute."""
         now_ms = self.node.clock.wall_ms()
-        # Those of a wall clock that was set back since then lie in the future, and would for hours be the last minute's.
+        # After the wall clock was set back, earlier stalls lie in the future; the upper bound leaves them out.
         recent = self.node.stalls.between(now_ms - RECENT_STALL_MS, now_ms)
         return [stall.duration_ms or 0 for stall in recent]
 
-    # -- what only the store knows
+    # -- reading the store
 
     async def run(self) -> None:
         while True:
@@ -204,7 +203,7 @@ class Telemetry(NodeListener):
             try:
                 await self.refresh()
             except StoreError as error:
-                logger.info("cannot look at the store", why=str(error))
+                logger.info("cannot read the store", why=str(error))
             took_ms = self.node.clock.monotonic_ms() - began_ms
             await self.node.clock.sleep(max(REFRESH_INTERVAL_MS, took_ms * REFRESH_IDLE_FACTOR))
 
@@ -220,7 +219,7 @@ class Telemetry(NodeListener):
 
     def take_sample(self) -> None:
         at_ms = self._sampled_ms = sample_time_ms(self.node.clock.wall_ms())
-        census, suspects = self.node.census, self.suspects()
+        census, disconnected = self.node.census, self.disconnected_counts()
         total = [0] * len(COUNTER_FIELDS)
         for namespace, counters in self.counters.items():
             counted = _counter_values(counters)
@@ -233,7 +232,7 @@ class Telemetry(NodeListener):
                 ring = self._namespace_rings.setdefault(
                     namespace, SampleRing(len(GAUGE_FIELDS), len(GAUGE_FIELDS) + len(COUNTER_FIELDS))
                 )
-                ring.put(at_ms, [*states, suspects[namespace], *increments])
+                ring.put(at_ms, [*states, disconnected[namespace], *increments])
         totals = count_by_state(census)
         latencies = [
             now - then
@@ -241,10 +240,12 @@ class Telemetry(NodeListener):
         ]
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         states = [totals[state] for state in WorkerState]
-        self._all_ring.put(at_ms, [*states, suspects.total(), self.queue_depths.total, *total, *latencies])
+        self._all_ring.put(
+            at_ms, [*states, disconnected.total(), self.queue_depths.total, *total, *latencies]
+        )
 
     def samples(self, namespace: str, range_ms: int) -> Iterator[Sample]:
-        """Oldest first. Without a namespace: of all; of one that has no numbers of its own: none."""
+        """Yield samples, oldest first: of one namespace, or without a name, of all. A namespace that is not tracked has none."""
         all_rows = dict(self._rows(self._all_ring, range_ms))
         count = len(GAUGE_FIELDS)
         if namespace:
