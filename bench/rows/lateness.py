@@ -112,7 +112,7 @@ def measure(plan):
         [
             (
                 f"{silent:,} of them fall silent, their leases end over {OVER_S:.0f} s; the others heartbeat every "
-                f"{BEAT_EVERY_S:.0f} s in batches meanwhile; no storm brake"
+                f"{BEAT_EVERY_S:.0f} s in batches meanwhile; no storm hold"
             ),
             "seen from outside: when a watcher's stream brings the event, against the deadline in the last answer",
         ],

@@ -112,7 +112,7 @@ def measure(plan):
             },
             rounds,
         )
-    print_progress("the same with a watcher of all events, and with the storm brake on")
+    print_progress("the same with a watcher of all events, and with the storm hold on")
     watched, with_storm_hold = watched_seconds(count), expiry_seconds(count, with_storm_hold=True)
     yield row(
         EXPIRY,
@@ -127,7 +127,7 @@ def measure(plan):
                 "10 per lease; etcd until its leases are gone, without any keys: it revokes at most 1,000 a second"
             ),
             (
-                "the storm brake is off (storm_hold=0); with it on, leases are held for one lease first and then ended at "
+                "the storm hold is off (storm_hold=0); with it on, leases are held for one lease first and then ended at "
                 "1,000 a second, by design"
             ),
         ],
@@ -137,6 +137,6 @@ def measure(plan):
                 name: rounded(count / sorted(values)[len(values) // 2]) for name, values in found.items()
             },
             "seconds until a watcher of all events has seen it": rounded(watched),
-            "seconds with the storm brake on": rounded(with_storm_hold),
+            "seconds with the storm hold on": rounded(with_storm_hold),
         },
     )
