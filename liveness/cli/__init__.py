@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
 
@@ -46,6 +47,15 @@ class LazyGroup(SharedOptionsGroup):
         command = getattr(import_module(f"liveness.cli.{entry.module}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # Click suggests similar names too, but only from commands that are already imported.
+        similar = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        if similar and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -99,3 +99,10 @@ def test_help_is_shown_with_a_shared_option_that_the_command_uses(name: str) -> 
     result = CliRunner().invoke(main, [*before, name, "--help"], prog_name="liveness")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"Usage: liveness {name} ")
+
+
+@pytest.mark.parametrize("line", ["worker list", "--json worker list"])
+def test_a_misspelt_command_is_answered_with_the_similar_one(line: str) -> None:
+    result = CliRunner().invoke(main, shlex.split(line))
+    assert result.exit_code == 2
+    assert "No such command 'worker'. Did you mean 'workers'?" in result.output
