@@ -81,10 +81,10 @@ bench: $(VENV)/.ready-bench ## run the benchmarks (ARGS: options of `python -m b
 sim: $(VENV)/.ready-dev ## run simulated worlds (ARGS: options of `python -m tests.simulation`)
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
-crash: $(VENV)/.ready-dev ## let real faults happen to real processes (ARGS: options of `python -m tests.crash`)
+crash: $(VENV)/.ready-dev ## inject real faults into real processes (ARGS: options of `python -m tests.crash`)
 	@$(BIN)/python -m tests.crash $(ARGS)
 
-mutants: $(VENV)/.ready-dev ## plant bugs in copies of the tree and see who notices (ARGS: names, --jobs, --json, --write)
+mutants: $(VENV)/.ready-dev ## plant bugs in copies of the tree and see which tests notice (ARGS: names, --jobs, --json, --write)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove environments, caches and build products
