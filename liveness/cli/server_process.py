@@ -36,7 +36,7 @@ GC_THRESHOLDS = (700, 10, 1_000)
 
 
 class HttpListenFailed(StoreUnusable):
-    template = "Cannot listen for HTTP on {http}: {why}; choose another place with --http, or --http off."
+    template = "Cannot listen for HTTP on {http}: {why}; choose another address with --http, or --http off."
 
     http: str
     why: str

@@ -88,7 +88,7 @@ def test_an_address_in_use_is_reported_in_one_sentence_that_names_the_flag(tmp_p
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = refused(tmp_path, "--http", address)
     assert line.startswith(
-        f"error: Cannot listen for HTTP on {address}: it is in use; choose another place with --http"
+        f"error: Cannot listen for HTTP on {address}: it is in use; choose another address with --http"
     )
     assert not (tmp_path / "liveness.db").exists(), "nothing was opened"
 
