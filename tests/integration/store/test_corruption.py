@@ -183,7 +183,7 @@ async def test_a_take_over_detects_missing_log_entries_after_the_checkpoint(
     for word in ("one", "two", "three"):
         await owner.commit([About(described(word), key())])
     await store_database.execute(f"DELETE FROM log WHERE shard_id = 0 AND seq = {owner.head - 1}")
-    with pytest.raises(LogIncomplete, match="entries between 0 and"):
+    with pytest.raises(LogIncomplete, match="Entries between 0 and"):
         await snapshot_of(await store_database.open())
 
 
