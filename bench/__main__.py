@@ -22,7 +22,7 @@ def main() -> int:
     options = _options()
     families = select_families(options.only)
     if not families:
-        sys.exit(f"nothing is called {' or '.join(options.only)}; --list shows what there is")
+        sys.exit(f"there is no row or family {' or '.join(options.only)}; --list shows all of them")
     if options.list:
         for family in families:
             print(family.name)

@@ -56,6 +56,6 @@ class EventWatch:
 
     def _note(self, event, now):
         self.seen[event.worker_instance_key] = now
-        told = json.loads(event.data_json)["certificate"]
-        self.activities += told["activities"]
-        self.late_ms.append(told["silence_ms"] - told["granted_ms"])
+        certificate = json.loads(event.data_json)["certificate"]
+        self.activities += certificate["activities"]
+        self.late_ms.append(certificate["silence_ms"] - certificate["granted_ms"])

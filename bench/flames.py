@@ -60,9 +60,11 @@ def sampled(pid):
                 yield stacks
             finally:
                 process.send_signal(signal.SIGINT)
-                _, told = process.communicate(timeout=60)
+                _, error_output = process.communicate(timeout=60)
         if not file.exists():
-            raise Unavailable(f"py-spy does not work here: {(told.splitlines() or ['it said nothing'])[-1]}")
+            raise Unavailable(
+                f"py-spy does not work here: {(error_output.splitlines() or ['it said nothing'])[-1]}"
+            )
         for line in file.read_text(encoding="utf-8").splitlines():
             frames, _, count = line.rpartition(" ")
             stacks[tuple(format_frame(frame) for frame in frames.split(";"))[:DEPTH_MAX]] += int(count)

@@ -63,8 +63,8 @@ def line(row: Row) -> str:
         return f"\n{row['row']}: {verdict(row)}: {row.get('skipped') or row.get('failed')}"
     sides = "; ".join(f"{name} {spread_of(values)}" for name, values in row["sides"].items())
     judged = f"   {bar_of(row)}: {verdict(row)}" if "bar" in row else ""
-    told = "".join(f"\n    {text}" for text in details(row))
-    return f"\n{row['row']}: {spread_of(row['ratio'])} ×{judged}\n    {row['unit']}: {sides}{told}"
+    detail_lines = "".join(f"\n    {text}" for text in details(row))
+    return f"\n{row['row']}: {spread_of(row['ratio'])} ×{judged}\n    {row['unit']}: {sides}{detail_lines}"
 
 
 def summary(rows: Sequence[Row]) -> str:

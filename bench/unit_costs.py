@@ -197,7 +197,7 @@ def main():
             "one look at the registry",
             [asyncio.run(look(postgres, shards, nodes)) for shards, nodes in LOOKED_AT],
         )
-        table("a node that nobody calls", [idle(postgres, shards) for shards in IDLE_SHARDS])
+        table("a node without calls", [idle(postgres, shards) for shards in IDLE_SHARDS])
 
 
 if __name__ == "__main__":

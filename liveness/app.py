@@ -97,7 +97,7 @@ class RelayUnusable(StoreUnusable):
 
 
 class Server:
-    """A whole liveness server in this process. Tests drive it with a clock of their own."""
+    """A complete liveness server in this process. Tests drive it with a clock of their own."""
 
     def __init__(
         self,
@@ -143,11 +143,11 @@ class Server:
                 await self._start(stack)
                 self._running = stack.pop_all()
         except (StoreBroken, CommitRejected, CommitUnknown, ReadFailed) as error:
-            # Nothing was promised yet: the disk did not lose anything, the database is not what it should be.
+            # No commit was acknowledged yet, so no data was lost: the database cannot be used.
             raise CannotOpenStore(detail=f"{self._settings.db_without_password}: {error.detail}") from error
 
     async def stop(self) -> None:
-        """Stop accepting; commit and answer what was received; checkpoint; let go of the database."""
+        """Stop accepting; commit and answer what was received; checkpoint; release the database."""
         running, self._running = self._running, AsyncExitStack()
         await running.aclose()
 
@@ -189,7 +189,7 @@ class Server:
             )
 
     def _push_shutdown(self, stack: AsyncExitStack) -> None:
-        """The first part of an orderly end, for a server that has begun to serve."""
+        """Register the first part of an orderly stop, for a server that has begun to serve."""
         _push_in_order(
             stack,
             self._health.enter_graceful_shutdown,
@@ -202,7 +202,7 @@ class Server:
         )
 
     def _push_release(self, stack: AsyncExitStack) -> None:
-        """The second part of an end, which also follows a failed start: release whatever was taken."""
+        """Register the second part of a stop, which also follows a failed start: release everything that was taken."""
         if self.gateway is not None:
             # Streams that other nodes forward go on until their shards have been handed over.
             handed_over = [self.streams.close]
@@ -234,7 +234,7 @@ class Server:
             await self.membership.leave()
 
     async def _stop_grpc(self) -> None:
-        # Where nothing is committed any more, calls in flight would wait for their answers in vain.
+        # If nothing is committed any more, calls in flight would wait for their answers in vain.
         await self._grpc.stop(self._settings.shutdown_timeout_s if self.node.is_committing else None)
 
     async def _deregister(self) -> None:
@@ -360,7 +360,7 @@ class Server:
     def _register_listeners(self) -> None:
         """Register everything that follows the node. The node calls it in this order, which is stated here only."""
         listeners: list[NodeListener] = [
-            # Other nodes hear first: they read and count in parallel to what this node does next.
+            # Other nodes are notified first: they read and count in parallel to what this node does next.
             self.hints,
             # Leases that are over end before a sample is taken and before queues run in the same tick.
             self._timers,
@@ -451,7 +451,7 @@ class Server:
     # -- while it runs
 
     async def _poll_for_missed_hints(self) -> None:
-        """Look at regular intervals for what other nodes' hints say, because a hint may be lost."""
+        """Read at regular intervals what other nodes' hints report, because a hint may be lost."""
         while True:
             await self._clock.sleep(POLL_INTERVAL_MS)
             self.matching.forget_remote_offers_except(self.peers.addresses())

@@ -65,8 +65,8 @@ class BackgroundTasks:
         if not task.cancelled():
             error = task.exception()
         else:
-            # A library may end a task with CancelledError although nobody cancelled it. The work did not get done.
-            error = None if task.cancelling() else asyncio.CancelledError("cancelled by nobody")
+            # A library may end a task with CancelledError although no code cancelled it. The work did not get done.
+            error = None if task.cancelling() else asyncio.CancelledError("cancelled without a request")
         if error is not None:
             logger.error("background task failed", component=self._component, exc_info=error)
             self._on_failure(error)

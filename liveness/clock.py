@@ -1,4 +1,4 @@
-"""The only reader of time. Everything else is handed a `Clock`, so that tests and simulations own time."""
+"""The only reader of time. Everything else is handed a `Clock`, so that tests and simulations control time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 class Clock(Protocol):
     def monotonic_ms(self) -> int:
-        """Never goes back; its zero means nothing."""
+        """Milliseconds that never go back. Only differences have a meaning."""
 
     def wall_ms(self) -> int:
-        """Since 1970, for people."""
+        """Milliseconds since 1970. May jump when the machine's clock is set."""
 
     async def sleep(self, ms: float) -> None: ...
 
@@ -30,7 +30,7 @@ class SystemClock:
 
 
 def stopwatch() -> Callable[[], float]:
-    """Seconds since now, for reporting how long something took; nothing may be decided by it."""
+    """Return a function that returns the seconds since this call. For reports only: nothing may be decided by it."""
     started_s = time.perf_counter()
     return lambda: time.perf_counter() - started_s
 
@@ -83,5 +83,5 @@ class ManualClock:
                 waker.set_result(None)
 
     def jump_wall(self, ms: int) -> None:
-        """What an operator or NTP does to a machine's clock."""
+        """Set the wall clock forward or back, as an operator or NTP may do."""
         self._wall_ms += ms

@@ -34,8 +34,8 @@ def bodies(count, size):
                     start_time=beat.start_time,
                 )
             )
-        told = RecordWorkerHeartbeatRequest(namespace=NAMESPACE, identity="bench", worker_heartbeat=made)
-        return base64.b64encode(told.SerializeToString()).decode()
+        request = RecordWorkerHeartbeatRequest(namespace=NAMESPACE, identity="bench", worker_heartbeat=made)
+        return base64.b64encode(request.SerializeToString()).decode()
 
     return [request(range(at * size, (at + 1) * size)) for at in range(count)]
 

@@ -30,8 +30,8 @@ def command(*words):
 
 def beat(number):
     """Return the content of our heartbeat as a key and a value."""
-    told = heartbeat(number)
-    return command("SET", f"bench:{told.worker_instance_key}", unary_request_of(told), "EX", TTL_S)
+    message = heartbeat(number)
+    return command("SET", f"bench:{message.worker_instance_key}", unary_request_of(message), "EX", TTL_S)
 
 
 class Valkey:

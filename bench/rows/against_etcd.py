@@ -47,7 +47,7 @@ def measure(plan):
             f"etcd, {BATCHES}": (BATCHES, lambda: keep(BATCH, plan.sized(200, 10), 4)),
         }
         notes = [
-            "etcd keeps a keep-alive in the leader's memory; it starts every lease anew after a change of leader"
+            "etcd keeps a keep-alive in the leader's memory; it restarts every lease after a change of leader"
         ]
         yield from compare_with_peer(plan, "etcd", ways, notes)
         yield from _grants(plan, peer)

@@ -45,11 +45,11 @@ class Updates:
         options = ["-n", "-M", "prepared", "-c", str(CLIENTS[kind]), "-j", "1", "-t", str(transactions)]
         command = [self._postgres.programs / "pgbench", *options, "-f", script, self._postgres.url()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        told = re.search(r"tps = ([\d.]+)", done.stdout)
+        rate = re.search(r"tps = ([\d.]+)", done.stdout)
         counted = re.search(r"actually processed: (\d+)/(\d+)", done.stdout)
-        if done.returncode or told is None or counted is None or counted[1] != counted[2]:
+        if done.returncode or rate is None or counted is None or counted[1] != counted[2]:
             raise SystemExit(f"pgbench failed: {(done.stderr.splitlines() or ['it said nothing'])[-1]}")
-        return float(told[1]) * (1 if kind == UNARY else BATCH)
+        return float(rate[1]) * (1 if kind == UNARY else BATCH)
 
 
 def measure(plan):
@@ -68,7 +68,7 @@ def measure(plan):
         notes = [
             (
                 "PostgreSQL: synchronous_commit=on, 16 (4) connections with prepared statements from pgbench, straight to the "
-                "database without a service in front; somebody still has to look for rows whose time is over"
+                "database without a service in front; a program still has to look for overdue rows"
             ),
         ]
         yield from compare_with_peer(plan, "PostgreSQL", ways, notes)

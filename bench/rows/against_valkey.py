@@ -41,7 +41,7 @@ def measure(plan):
                 else "nothing on disk"
             )
             notes = [
-                f"Valkey: {kept}; a key that expires vanishes: nobody is told, and nothing moves on",
+                f"Valkey: {kept}; a key that expires vanishes: no client is told, and no work is rescheduled",
                 "a C server with a protocol of its own, not gRPC: what a heartbeat could cost without either",
             ]
             yield from compare_with_peer(plan, peer, ways, notes)

@@ -292,8 +292,8 @@ def cancel(
     if as_json:
         print_json(to_json(response))
         return
-    told = "the worker that held it is told to stop" if response.was_held else "no worker held it"
-    print_note(f"Activity {activity_name(id)} is cancelled; {told}.")
+    holder_text = "the worker that held it is told to stop" if response.was_held else "no worker held it"
+    print_note(f"Activity {activity_name(id)} is cancelled; {holder_text}.")
 
 
 @activities.command()

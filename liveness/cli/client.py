@@ -120,7 +120,7 @@ class Client:
 
 
 def _reason(error: grpc.Call) -> str:
-    """The machine-readable reason, empty if it is not the liveness server that speaks."""
+    """The machine-readable reason, empty if the error does not come from a liveness server."""
     return details_from_trailer(error.code(), error.trailing_metadata()).reason
 
 

@@ -58,24 +58,24 @@ def doctor(*, db: str | None, config: str | None, address: str | None, as_json: 
         client = load_client_settings({"address": address}, os.environ)
     except SettingsError as error:
         raise UsageError(str(error)) from error
-    findings = [
+    results = [
         ok("Python", platform.python_version()),
         *_check_versions(PACKAGES),
         *(_check_server_parts(settings) if with_database else [_server_parts_missing()]),
         *map(_check_server, client.addresses),
     ]
     if as_json:
-        print_json([_to_json(finding) for finding in findings])
+        print_json([_to_json(result) for result in results])
     else:
         print_table(
             ("check", "", "found", "what to do"),
-            [(each.check, each.verdict.value, each.saw, each.advice) for each in findings],
+            [(result.check, result.verdict.value, result.saw, result.advice) for result in results],
         )
-    sys.exit(1 if any(finding.verdict is CheckStatus.FAILED for finding in findings) else 0)
+    sys.exit(1 if any(result.verdict is CheckStatus.FAILED for result in results) else 0)
 
 
-def _to_json(finding: CheckResult) -> dict[str, Any]:
-    return {**finding._asdict(), "verdict": finding.verdict.value.lower()}
+def _to_json(result: CheckResult) -> dict[str, Any]:
+    return {**result._asdict(), "verdict": result.verdict.value.lower()}
 
 
 def _check_versions(packages: Iterable[str]) -> Iterator[CheckResult]:
@@ -84,7 +84,7 @@ def _check_versions(packages: Iterable[str]) -> Iterator[CheckResult]:
             yield ok(package, version(package))
         except PackageNotFoundError:
             yield failed(
-                package, "not installed", "Install liveness anew: pip install --force-reinstall liveness"
+                package, "not installed", "Reinstall liveness: pip install --force-reinstall liveness"
             )
 
 

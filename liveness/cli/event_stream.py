@@ -30,7 +30,7 @@ def follow_events(
             with connection as current:
                 for answer in _read_stream(current, request):
                     if is_broken:
-                        notify(f"Going on where it broke off, at {current.address}.")
+                        notify(f"Continuing where the stream broke, at {current.address}.")
                     has_received, is_broken, retry_s = True, False, RETRY_S_MIN
                     # Set before the yield: a caller that asks for the next answer has seen this one.
                     request.resume_token = answer.resume_token
@@ -39,7 +39,7 @@ def follow_events(
             if not has_received:
                 raise
             if not is_broken:
-                notify(f"Broken off: {error.message.rstrip('.')}. Trying again.")
+                notify(f"The stream broke: {error.message.rstrip('.')}. Trying again.")
             is_broken = True
         Event().wait(retry_s)
         retry_s = min(2 * retry_s, RETRY_S_MAX)

@@ -83,8 +83,8 @@ def _split_camel_case(name: str) -> str:
 # -- parts of sentences
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
 
 
 def _activity_count(number: int) -> str:
@@ -152,7 +152,7 @@ def _registered(event: Event, data: Data) -> EventText:
 
 
 def _session_replaced(event: Event, data: Data) -> EventText:
-    text = f"started anew: session {data['session_id']} under epoch {data['epoch']}, {_lease_details(data)}"
+    text = f"started again: session {data['session_id']} under epoch {data['epoch']}, {_lease_details(data)}"
     return EventText(EventTone.ARRIVAL, event.worker_instance_key, text)
 
 
@@ -176,8 +176,12 @@ def _bindings_changed(event: Event, data: Data) -> EventText:
         if data.get(field)
     ]
     if data["resync"]:
-        parts.append("is asked for all it holds")
-    return EventText(EventTone.PROGRESS, event.worker_instance_key, "; ".join(parts) or "holds what it held")
+        parts.append("is asked for the full list of its activities")
+    return EventText(
+        EventTone.PROGRESS,
+        event.worker_instance_key,
+        "; ".join(parts) or "holds the same activities as before",
+    )
 
 
 def _handed(event: Event, data: Data) -> EventText:
@@ -187,7 +191,7 @@ def _handed(event: Event, data: Data) -> EventText:
 
 
 def _bindings_ended(event: Event, data: Data) -> EventText:
-    verb = "is told to stop" if data["taken"] else "is through with"
+    verb = "is told to stop" if data["taken"] else "is done with"
     return EventText(EventTone.PROGRESS, event.worker_instance_key, f"{verb} {_activity_names(data['ids'])}")
 
 
@@ -227,7 +231,7 @@ def _described(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.PROBLEM if data["last_error"] else EventTone.MINOR,
         event.worker_instance_key,
-        f"says of itself: {', '.join(parts) or 'nothing any more'}",
+        f"reports: {', '.join(parts) or 'nothing'}",
     )
 
 

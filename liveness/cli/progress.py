@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that reports progress: the current step, how much is done, and the total."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield lambda step, done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -20,7 +20,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task("")
 
-        def report_progress(what: str, done: int, total: int) -> None:
-            bars.update(bar, description=what, completed=done, total=total)
+        def report_progress(step: str, done: int, total: int) -> None:
+            bars.update(bar, description=step, completed=done, total=total)
 
         yield report_progress

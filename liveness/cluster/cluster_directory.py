@@ -1,4 +1,4 @@
-"""What a node of a cluster asks about its shards: kept up to date by the node's membership."""
+"""The shard directory of a node in a cluster. The node's membership keeps it up to date."""
 
 from __future__ import annotations
 

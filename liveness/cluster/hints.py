@@ -41,7 +41,7 @@ class HintSender(NodeListener):
 
     def deaths_counted(self, namespace: str, death_count: DeathCount) -> None:
         # Together, nodes detect a storm sooner than each of them alone. The receiver uses the last count of a message.
-        message = cluster_pb2.Struck(namespace=namespace, workers=death_count.dead, of=death_count.of)
+        message = cluster_pb2.Struck(namespace=namespace, workers=death_count.dead, of=death_count.total)
         self._peers.broadcast_hint(lambda hint: hint.struck.append(message))
 
     def committed(self, commits: Sequence[PreparedCommit]) -> None:

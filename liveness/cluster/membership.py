@@ -39,7 +39,7 @@ REFRESHES_PER_LEASE = 8
 REFRESH_INTERVAL_MS_MAX = STEP_MS_MAX // 2
 """Silence counts for at most one step between two refreshes, so with rarer ones a long lease would hardly ever end."""
 REFRESH_GAP_MS_MIN = 50
-"""Calls to a node that is gone request refreshes all the time."""
+"""The minimum time between two refreshes: calls to a node that is gone request refreshes all the time."""
 ACQUIRE_BATCH_SIZE = 8
 """Shards per transaction: the process does little else while it reads them, and must not miss its own renewal."""
 LEASE_SAFETY_FACTOR = 0.9
@@ -54,7 +54,7 @@ def refresh_interval_ms(lease_ms: int) -> float:
 
 
 class RebalancePlan(NamedTuple):
-    """What this node does after a refresh. Shards come with the epochs that the refresh showed."""
+    """The actions of this node after a refresh. Shards come with the epochs that the refresh showed."""
 
     to_acquire: dict[int, int]
     lost_owners: set[str]

@@ -1,5 +1,5 @@
 """Assigns shards to nodes by rendezvous hashing. Nodes that know the same members compute the same assignment, and when a
-node joins or leaves, only the shards move that it gains or had.
+node joins or leaves, only the shards that it gains or had move.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     if patterns_overlap(queue, other):
                         raise SettingsError(
                             f"relay_queues has {queue} and webhook_queues has {other}, but a reschedule goes to one "
-                            "place; name task queues that have nothing in common."
+                            "receiver; name task queues that have nothing in common."
                         )
 
     def _check_namespaces_served(self, name: str, queues: tuple[str, ...]) -> None:

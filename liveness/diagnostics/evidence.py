@@ -70,14 +70,14 @@ class WallTimeConverter:
 class EvidenceCollector:
     __slots__ = ("heartbeat_history", "sources", "wall_times")
 
-    def __init__(self, sources: EvidenceSources, image: ShardSnapshot) -> None:
+    def __init__(self, sources: EvidenceSources, snapshot: ShardSnapshot) -> None:
         self.sources = sources
         self.heartbeat_history = HeartbeatHistory(sources.histories_max)
         self.wall_times = WallTimeConverter()
-        if image.tail:
+        if snapshot.tail:
             # The last log entry before the take-over tells how far the clock was behind then.
-            self.wall_times.add_anchor(image.tail[-1].observed_ms, image.tail[-1].wall_ms)
-        self.wall_times.add_anchor(image.observed_ms, sources.clock.wall_ms())
+            self.wall_times.add_anchor(snapshot.tail[-1].observed_ms, snapshot.tail[-1].wall_ms)
+        self.wall_times.add_anchor(snapshot.observed_ms, sources.clock.wall_ms())
 
     def observe(self, before: Worker | None, event: WorkerEvent, after: Worker | None) -> None:
         """Start the worker's heartbeat history when a lease begins, and drop it when the lease ends."""
@@ -92,7 +92,7 @@ class EvidenceCollector:
     def collect(self, key: WorkerKey, worker: Worker, now_ms: int, takeovers: Sequence[int]) -> DeathEvidence:
         """Return the evidence for a death that `record_death` recorded. `takeovers`: observed times, oldest first."""
         sources, last_ms = self.sources, worker.renewed_ms
-        heartbeats = self.wall_times.convert_all(self.heartbeat_history.of(worker.number, last_ms))
+        heartbeats = self.wall_times.convert_all(self.heartbeat_history.times_of(worker.number, last_ms))
         stalls: tuple[Stall, ...] = ()
         if sources.stalls.kept or (takeovers and takeovers[-1] > last_ms):
             stalls = self._stalls(

@@ -46,7 +46,7 @@ class HeartbeatHistory:
     def forget(self, number: int) -> None:
         self._times.pop(number, None)
 
-    def of(self, number: int, last_ms: int) -> tuple[int, ...]:
+    def times_of(self, number: int, last_ms: int) -> tuple[int, ...]:
         """Return the heartbeat times of the current lease, oldest first. `last_ms`: the exact time of the last one."""
         packed, times = self._times.get(number, 0), []
         while packed:

@@ -196,7 +196,7 @@ def _check_held(activity: Activity, holder: AttemptHolder) -> None:
     elif activity.worker != holder.worker:
         why = f"attempt {activity.attempt} is held by worker {activity.worker}"
     elif activity.attempt != holder.attempt:
-        why = f"attempt {activity.attempt} is what it holds"
+        why = f"it holds attempt {activity.attempt}"
     else:
         return
     raise fenced_off_error(activity.id, holder, why)

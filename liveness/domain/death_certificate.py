@@ -41,14 +41,14 @@ class ConcurrentDeaths(NamedTuple):
         return ConcurrentDeaths(*map(max, self, other))
 
     def plus(self, other: ConcurrentDeaths) -> ConcurrentDeaths:
-        return ConcurrentDeaths(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return ConcurrentDeaths(*(sum(counts) for counts in zip(self, other, strict=True)))
 
 
 NO_OTHER_DEATHS = ConcurrentDeaths()
 
 
 class DeathEvidence(NamedTuple):
-    """What the server knows about a death besides the worker's state. Lists are oldest first."""
+    """The facts about a death that are not in the worker's state. Lists are oldest first."""
 
     heartbeats: tuple[int, ...] = ()
     """Wall-clock times of the heartbeats of this lease, the last one included."""

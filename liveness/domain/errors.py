@@ -219,7 +219,7 @@ class EventsNotRelayed(Refused):
 
 class Exists(LivenessError):
     reason = "EXISTS"
-    template = "There is one already."
+    template = "It exists already."
 
 
 class ActivityDiffers(Exists):
@@ -272,7 +272,7 @@ class RateLimited(Exhausted):
 
 class NotFound(LivenessError):
     reason = "NOT_FOUND"
-    template = "There is no such thing."
+    template = "It does not exist."
 
 
 class WorkerNotFound(NotFound):
@@ -317,7 +317,7 @@ class TaskNotFound(NotFound):
 
 class Unavailable(LivenessError):
     reason = "UNAVAILABLE"
-    template = "Not now; try again."
+    template = "Temporarily unavailable; try again."
 
 
 class ShardUnavailable(Unavailable):
@@ -347,14 +347,12 @@ class WrongNode(Unavailable):
 
 class NoNodeReachable(Unavailable):
     reason = "NO_NODE_REACHABLE"
-    template = (
-        "No liveness node can be reached from here; try again, and if that goes on, look whether they run."
-    )
+    template = "No liveness node can be reached from here; try again, and check that the nodes run if this error persists."
 
 
 class NodeLost(Unavailable):
     reason = "NODE_LOST"
-    template = "Node {node_id} at {address} went away before it answered, and what became of the call is not known; try again."
+    template = "Node {node_id} at {address} failed before it answered, so the outcome of the call is unknown; try again."
 
     node_id: str
     address: str
@@ -370,7 +368,7 @@ class BrokerUnavailable(Unavailable):
 
 class ShuttingDown(Unavailable):
     reason = "SHUTTING_DOWN"
-    template = "The server is shutting down; try again elsewhere or later."
+    template = "The server is shutting down; try again later, or on another node."
 
 
 def error_from_reason(reason: str, fields: Mapping[str, str]) -> LivenessError | None:

@@ -36,7 +36,7 @@ class Storm(NamedTuple):
     began_ms: int
     lease_ms: int = 0
     """The longest lease among the workers held in phase HOLDING."""
-    caught: int = 0
+    held_count: int = 0
     """Workers held in phase HOLDING."""
     returned: int = 0
     """Held workers that returned, shut down, or were forced out."""
@@ -50,7 +50,7 @@ class Storm(NamedTuple):
     def phase(self, now_ms: int, policy: Policy) -> StormPhase:
         if self.released_ms is not None or not policy.storm_hold_ms:
             return StormPhase.RELEASED
-        has_recovered = self.caught > 0 and self.returned >= RECOVERED_SHARE * self.caught
+        has_recovered = self.held_count > 0 and self.returned >= RECOVERED_SHARE * self.held_count
         return (
             StormPhase.DRAINING
             if has_recovered or now_ms >= self.hold_ends_ms(policy)

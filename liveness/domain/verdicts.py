@@ -1,4 +1,4 @@
-"""Whether workers that were declared dead really were, as far as the log can tell.
+"""Verdicts: whether workers that were declared dead really were, as far as the log shows.
 
 A worker that returns with the session that it had when its lease ended was alive: the verdict was false. This needs no event
 of its own, because it follows from the others.
@@ -40,7 +40,7 @@ def refutes_death(event: object, session_id: str) -> bool:
 
 
 def count_verdict(before: Worker | None, event: Event) -> VerdictCounts:
-    """What an event adds to the counts. `before`: the worker before the event."""
+    """Return what an event adds to the counts. `before`: the worker before the event."""
     if is_death(event):
         return _DEATH
     if (

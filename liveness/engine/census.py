@@ -1,4 +1,4 @@
-"""The number of workers per namespace and state, updated with every change: counting a million workers anew would take
+"""The number of workers per namespace and state, updated with every change: counting a million workers again would take
 too long."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node tells the other components about its shards, commits and ticks."""
+"""The interface by which a node tells other components about its shards, commits and ticks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeListener:
         """Workers of a namespace fell due; `death_count` is this node's share of a possible storm."""
 
     def tick(self) -> None:
-        """The node looked at the clock. Left out while heartbeats may lie unread after a stall."""
+        """The node looked at the clock. Not called while heartbeats may lie unread after a stall."""
 
     def lagged(self, ms: int) -> None:
         """A tick came this much later than planned: the event loop kept everything else waiting as long."""

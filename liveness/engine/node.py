@@ -335,24 +335,24 @@ class Node:
         self, shard_ids: Collection[int], expected_epochs: Mapping[int, int] | None
     ) -> list[Shard]:
         taken = []
-        images = await self.store.take_over(shard_ids, self.owner, self.clock.wall_ms(), expected_epochs)
+        snapshots = await self.store.take_over(shard_ids, self.owner, self.clock.wall_ms(), expected_epochs)
         self.apply_stored_config(await self.store.load_config(), shard_ids)
         self.policy_changed()
-        for image in images:
+        for snapshot in snapshots:
             shard = Shard(
-                image,
+                snapshot,
                 clock=self.clock,
                 listening=self.listening,
                 shard_count=self.shard_count,
                 grace_ms=self._grace_ms,
-                timers=self._timers(image.shard_id),
+                timers=self._timers(snapshot.shard_id),
                 on_dirty=self._mark_dirty,
                 evidence_sources=self._evidence_sources,
                 throttle=self.throttle,
             )
-            self._shards[image.shard_id] = shard
+            self._shards[snapshot.shard_id] = shard
             shard.census.attach(self.census)
-            self._dropped_population.pop(image.shard_id, None)
+            self._dropped_population.pop(snapshot.shard_id, None)
             taken.append(shard)
             for listener in self._listeners:
                 listener.shard_opened(shard)
@@ -361,9 +361,9 @@ class Node:
     def apply_stored_config(
         self, stored: Mapping[str, Mapping[str, float]], taken: Container[int] = frozenset()
     ) -> bool:
-        """Take over the namespaces' settings from the store, where the store knows better: for shards that were just
-        taken (a change may have been committed without an answer) and for shards of other nodes (they change there).
-        Memory knows better about the rest, which may be changing right now. Returns whether anything changed."""
+        """Apply the namespaces' settings from the store if their shard was just taken (a change may have been committed
+        without an answer) or belongs to another node (which changes them). All other settings stay as they are in
+        memory, where a change may be in progress. Returns whether anything changed."""
         changed = False
         for namespace, overrides in stored.items():
             config_shard_id = shard_of(namespace, "", self.shard_count)

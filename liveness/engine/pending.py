@@ -54,8 +54,8 @@ class Pending:
 
     def add_renewal(self, number: int, event: LeaseRenewed, clock: Clock) -> None:
         earlier = self.renewals.get(number)
-        # A later renewal under the same sequence number says all that the earlier one said. Under another, both are
-        # kept: a gap between the numbers is itself a fact.
+        # A later renewal with the same sequence number replaces the earlier one. With another number both are kept,
+        # because a gap between the numbers is itself a fact.
         if earlier is not None and earlier.sequence != event.sequence:
             self.close_renewals(clock.wall_ms())
         self.renewals[number] = event

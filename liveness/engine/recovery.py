@@ -31,27 +31,27 @@ def renewal_state_of(worker: Worker) -> RenewalState:
 class RecoveredWorkers:
     """The workers as of the end of the log, and the set of those whose rows are older."""
 
-    def __init__(self, image: ShardSnapshot) -> None:
+    def __init__(self, snapshot: ShardSnapshot) -> None:
         self.workers: dict[WorkerKey, Worker] = {}
         self.stale_rows: set[WorkerKey] = set()
         """Workers whose rows lack more than renewals."""
         self._row_seqs: dict[WorkerKey, int] = {}
         self._keys: dict[int, WorkerKey] = {}
         workers, row_seqs, keys = self.workers, self._row_seqs, self._keys
-        for key, (worker, as_of_seq) in image.workers.items():
+        for key, (worker, as_of_seq) in snapshot.workers.items():
             workers[key] = worker
             row_seqs[key] = as_of_seq
             keys[worker.number] = key
         assert len(keys) == len(workers), "a worker's number is its own"
-        self._apply_checkpoint(image)
-        for entry in image.tail:
+        self._apply_checkpoint(snapshot)
+        for entry in snapshot.tail:
             self._apply(entry)
 
-    def _apply_checkpoint(self, image: ShardSnapshot) -> None:
-        for renewal_state in image.renewal_states:
+    def _apply_checkpoint(self, snapshot: ShardSnapshot) -> None:
+        for renewal_state in snapshot.renewal_states:
             key = self._keys.get(renewal_state.number)
             # A row written after the checkpoint knows more than the checkpoint.
-            if key is not None and self._row_seqs[key] <= image.checkpoint_seq:
+            if key is not None and self._row_seqs[key] <= snapshot.checkpoint_seq:
                 self.workers[key] = with_renewal_state(self.workers[key], renewal_state)
 
     def _apply(self, entry: LogEntry) -> None:

@@ -169,9 +169,9 @@ async def _await_unless_broken(node: Node, work: Coroutine[Any, Any, None]) -> N
 def _highest_token(shard: Shard) -> int:
     held = [binding.attempt for worker in shard.workers.values() for binding in worker.bindings.values()]
     attempts = [*held, *(activity.attempt for activity in shard.activities.values())]
-    # A client that numbers attempts so high has a rule of its own, and needs no floor.
-    ours = [attempt for attempt in attempts if attempt <= TOKEN_FLOOR_MAX]
-    return max([0, *ours, *(worker.epoch for worker in shard.workers.values())])
+    # A client that numbers attempts higher than this uses its own rule, and needs no floor.
+    floored = [attempt for attempt in attempts if attempt <= TOKEN_FLOOR_MAX]
+    return max([0, *floored, *(worker.epoch for worker in shard.workers.values())])
 
 
 def _end_leases(node: Node, shard: Shard) -> list[int]:

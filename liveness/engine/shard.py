@@ -91,7 +91,7 @@ class Shard:
     # Keep it at 30 attributes or fewer: heartbeats read a dozen, and Python stores more than 30 in a slower way.
     def __init__(
         self,
-        image: ShardSnapshot,
+        snapshot: ShardSnapshot,
         *,
         clock: Clock,
         listening: ListeningTime,
@@ -102,13 +102,13 @@ class Shard:
         evidence_sources: EvidenceSources,
         throttle: ExpiryThrottle,
     ) -> None:
-        self.id = image.shard_id
-        self.epoch = image.epoch
-        self.durable_seq = image.last_seq
+        self.id = snapshot.shard_id
+        self.epoch = snapshot.epoch
+        self.durable_seq = snapshot.last_seq
         """Sequence of the newest entry that is known to be committed."""
-        self.durable_feed_seq = image.last_seq
+        self.durable_feed_seq = snapshot.last_seq
         """The same without plain renewals; event feeds read up to here."""
-        self.checkpoint_seq = image.checkpoint_seq
+        self.checkpoint_seq = snapshot.checkpoint_seq
         self.transitions: list[Transition] = []
         """Since the last commit was prepared, like `changed_orders`."""
         self.changed_orders: set[WorkerKey] = set()
@@ -118,13 +118,13 @@ class Shard:
         self.needs_attention: set[tuple[str, str]] = set()
         """Workers whose next heartbeat changes more than their lease: disconnected workers, and those that a storm holds.
         One set for both, because every heartbeat checks whether it is empty."""
-        recovered = RecoveredWorkers(image)
+        recovered = RecoveredWorkers(snapshot)
         self.workers = recovered.workers
-        self.activities = ActivityBook(dict(image.activities), timers)
+        self.activities = ActivityBook(dict(snapshot.activities), timers)
         self.census = Census((key.namespace, worker.state) for key, worker in self.workers.items())
         self.population = self.census.population
         """ACTIVE and INACTIVE workers per namespace."""
-        self.slots = Counter(image.slots)
+        self.slots = Counter(snapshot.slots)
         """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
         self.is_handed_over = False
         """Whether the shard was handed over to another node. Its last commit contains every decision; none may follow."""
@@ -133,16 +133,16 @@ class Shard:
         self._shard_count = shard_count
         self._timers = timers
         self._on_dirty = on_dirty
-        self._observed = ObservedClock(image.observed_ms, listening.now_ms())
+        self._observed = ObservedClock(snapshot.observed_ms, listening.now_ms())
         self.lease_deadlines = LeaseDeadlines(
-            self.disconnected, image.takeovers, image.observed_ms + grace_ms
+            self.disconnected, snapshot.takeovers, snapshot.observed_ms + grace_ms
         )
         self._throttle = throttle
         self._fingerprints: dict[int, int] = {}
         self._stale_rows = recovered.stale_rows
-        self._evidence_collector = EvidenceCollector(evidence_sources, image)
-        self._pending = Pending(image.last_seq, self._evidence_collector.heartbeat_history)
-        self._prepared_seq = image.last_seq
+        self._evidence_collector = EvidenceCollector(evidence_sources, snapshot)
+        self._pending = Pending(snapshot.last_seq, self._evidence_collector.heartbeat_history)
+        self._prepared_seq = snapshot.last_seq
         self._dirty = False
         for key, worker in self.workers.items():
             self._arm(key, worker)

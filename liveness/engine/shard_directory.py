@@ -1,4 +1,4 @@
-"""What a node asks about the cluster that it belongs to."""
+"""The interface by which a node asks about its cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ShardDirectory(Protocol):
         """Whether the node takes back a shard that another owner took, instead of reporting it as lost."""
 
     def unavailable_reason(self, shard_id: int) -> Unavailable:
-        """Why this node does not serve a shard."""
+        """Return the error that says why this node does not serve a shard."""
 
     def remote_observed_ms(self, shard_id: int) -> int:
         """The last known observed time of a shard that another node serves; 0 if it is not known."""

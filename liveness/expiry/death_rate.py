@@ -22,11 +22,11 @@ NAMESPACES_MAX = 1_000
 class DeathCount(NamedTuple):
     dead: int
     """Workers that died within the window, and those that a storm holds."""
-    of: int
+    total: int
     """The dead and all ACTIVE workers."""
 
     def plus(self, other: DeathCount) -> DeathCount:
-        return DeathCount(self.dead + other.dead, self.of + other.of)
+        return DeathCount(self.dead + other.dead, self.total + other.total)
 
 
 NO_DEATHS = DeathCount(0, 0)

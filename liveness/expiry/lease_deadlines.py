@@ -1,4 +1,4 @@
-"""Whether a worker's lease is over, why, and when it will be. `LeaseDeadlines.ended_by` is the only place that says so.
+"""Decides whether a worker's lease is over, why, and when it will be. `LeaseDeadlines.ended_by` alone decides that.
 
 A lease ends by the first of its terms. All times are on the shard's observed clock.
 

@@ -156,7 +156,7 @@ class ExpiryThrottle:
             newly_held = [lease for lease in group if lease.key not in storm_state.held]
             longest_ms = max((lease.worker.granted_ms for lease in newly_held), default=0)
             storm_state.storm = storm_state.storm._replace(
-                caught=storm_state.storm.caught + len(newly_held),
+                held_count=storm_state.storm.held_count + len(newly_held),
                 lease_ms=max(storm_state.storm.lease_ms, longest_ms),
             )
         phase = storm_state.storm.phase(now_ms, policy)
@@ -230,7 +230,7 @@ class ExpiryThrottle:
         return storm_state.held.get(key) if storm_state is not None else None
 
     def drop_shard(self, shard: ThrottledShard) -> None:
-        """Forget the holds of a shard that this node no longer serves. Its next owner decides anew."""
+        """Forget the holds of a shard that this node no longer serves. Its next owner decides again."""
         for storm_state in self.active_storms.values():
             for key in [key for key, hold in storm_state.held.items() if hold.shard is shard]:
                 del storm_state.held[key]
@@ -256,7 +256,7 @@ class ExpiryThrottle:
                 del self.active_storms[namespace]
                 logger.info(
                     "storm is over",
-                    namespace=namespace, caught=storm.caught, returned=storm.returned, ms=now_ms - storm.began_ms,
+                    namespace=namespace, held=storm.held_count, returned=storm.returned, ms=now_ms - storm.began_ms,
                 )  # fmt: skip
 
     def policy_changed(self) -> None:

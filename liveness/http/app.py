@@ -80,7 +80,7 @@ class HttpApp:
         except LivenessError as error:
             await error_response(from_error(error))(scope, receive, with_headers)
         except ClientDisconnect:
-            pass  # while it was sending its request
+            pass  # no reader is left for a response
 
     async def _handle(self, request: Request, send: Send) -> None:
         raw_path: bytes = request.scope["raw_path"]

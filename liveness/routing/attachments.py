@@ -85,7 +85,7 @@ class Attachment:
         return not self.steps and self.granted_request is None
 
     def reset_connection(self) -> None:
-        """Forget the connection: unanswered steps are sent again, and the last grant is requested anew."""
+        """Forget the connection: unanswered steps are sent again, and the last grant is requested again."""
         self.pending_connection = self.attached_connection = None
         self.is_backing_off = False
         first = self.steps[0] if self.steps else None

@@ -112,8 +112,8 @@ class Batch:
         """Return the positions to try again, or the failure of the whole call."""
         targets = [self._target(self._shard_ids[position]) for position in remaining]
         parts = {
-            target: [remaining[at] for at in ats]
-            for target, ats in group_by_target(targets).items()
+            target: [remaining[index] for index in indexes]
+            for target, indexes in group_by_target(targets).items()
             if target is not None
         }
         without_owner = [

@@ -1,4 +1,4 @@
-"""How a frontend learns which nodes there are: it refreshes its routing table at intervals, and at once after a failure."""
+"""The discovery of nodes by a frontend: it refreshes its routing table at intervals, and at once after a failure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The entrance to routing: each call is served by this process or forwarded to the owner of its shard.
 
-A node asks `MethodRouter.is_local` for every call; for a shard of its own this is one look at a table. Other calls are
+A node asks `MethodRouter.is_local` for every call; for a shard of its own this is one table lookup. Other calls are
 forwarded, retried while the shard moves, and answered as the owner answered. A frontend has no shards and forwards every call.
 """
 

@@ -1,4 +1,4 @@
-"""How long a call is retried, and how long it waits before the next try."""
+"""The retry budget of a call: how long it is retried, and how long it waits before the next try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node serves which shard, as far as this process knows. The table is a cache: only the owner decides what it serves.
+"""The routing table: which node serves which shard, as far as this process knows. It is a cache: only the owner decides what it serves.
 
 The table is refreshed at intervals from the database or from a node. Changes arrive sooner from nodes that took or released a
 shard, and from refusals of former owners. Where two sources disagree, the higher epoch is right.

@@ -169,7 +169,7 @@ class StreamProxy:
         """Tell the owners that the client's stream broke.
 
         The notice follows all requests on the same connection, so that an owner attaches a worker before it learns of the
-        break. No owner is told about a worker that is attached nowhere at this moment; its lease just ends at its deadline.
+        break. No owner is told about a worker that is not attached at this moment; its lease just ends at its deadline.
         """
         del self._clients[client.number]
         attached_connections: set[OwnerConnection] = set()

@@ -203,11 +203,11 @@ class AttachStream:
             rpc_failure = RpcFailure(grpc.StatusCode.DEADLINE_EXCEEDED, message="a ping was not answered")
         closed_by_server = rpc_failure.reason == SHUTTING_DOWN
         log.debug("the stream ended: %s", rpc_failure)
-        at_once = False
+        retry_now = False
         if not self._closed:
             assert current.endpoint is not None
             self._failures += 1
-            at_once = self._endpoints.report_failure(current.endpoint, rpc_failure, self._failures)
+            retry_now = self._endpoints.report_failure(current.endpoint, rpc_failure, self._failures)
         for worker_id in (*current.attached, *current.attaching):
             # A closed stream does not threaten the lease; the worker attaches again after a heartbeat was answered.
             session = (
@@ -220,8 +220,8 @@ class AttachStream:
                 session.on_attach_failed(rpc_failure)
         if self._closed or self._reconnect_timer is not None or not self._sessions:
             return
-        wait_ms = 0 if at_once else self._reconnect_delay_ms
-        if not at_once:
+        wait_ms = 0 if retry_now else self._reconnect_delay_ms
+        if not retry_now:
             self._reconnect_delay_ms = min(max(wait_ms * 2, RECONNECT_BACKOFF_MS[0]), RECONNECT_BACKOFF_MS[1])
         at_ms = self._scheduler.now_ms() + int(wait_ms * self._random.uniform(0.5, 1))
         self._reconnect_timer = self._scheduler.call_at(at_ms, self._open)

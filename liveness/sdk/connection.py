@@ -132,11 +132,11 @@ class Connection:
                 return
             rpc_failure = rpc_failures.failure_of_call(call)
             failures += 1
-            at_once = self.endpoints.report_failure(endpoint, rpc_failure, failures)
+            retry_now = self.endpoints.report_failure(endpoint, rpc_failure, failures)
             if not should_retry(rpc_failure):
                 outcome.set_exception(RpcFailed(rpc_failure))
                 return
-            if at_once:
+            if retry_now:
                 attempt()
                 return
             pause_ms = max(rpc_failure.retry_after_ms, int(wait_ms * self.random.uniform(0.5, 1)))

@@ -46,7 +46,7 @@ class CannotStart(LivenessSdkError):
 
 
 class ServerAway(CannotStart):
-    template = "No liveness server answers at {address}. Is it running? `liveness serve` starts one. (What was seen: {detail})"
+    template = "No liveness server answers at {address}. Is it running? `liveness serve` starts one. (The last error: {detail})"
 
     address: str
     detail: str
@@ -116,7 +116,7 @@ class LeaseLost(ActivityLost):
 
 
 class ActivityRefused(LivenessSdkError):
-    template = "{activity} cannot be had: {detail}"
+    template = "{activity} was not given to this worker: {detail}"
 
     activity: ActivityRef
     detail: str
@@ -135,11 +135,11 @@ class ActivityUnknown(ActivityRefused):
 
 
 class ActivityDiffers(ActivityRefused):
-    template = "{activity} was scheduled before, and not like this: {detail}"
+    template = "{activity} was scheduled before with different contents: {detail}"
 
 
 class AlreadyBound(ActivityRefused):
-    template = "{activity} is held by this very worker already."
+    template = "{activity} is already held by this worker."
 
     detail: str = ""
 
@@ -149,11 +149,11 @@ class BindingRefused(ActivityRefused):
 
 
 class NoNewWork(ActivityRefused):
-    template = "{activity} cannot be had while this worker is paused or drained: {detail}"
+    template = "{activity} was not given to this worker, which is paused or drained: {detail}"
 
 
 class InvalidArgument(LivenessSdkError):
-    template = "The server refused what it was sent: {detail}"
+    template = "The server refused the request: {detail}"
 
     detail: str
 

@@ -147,14 +147,14 @@ class HeartbeatSender:
         batch = self._batches[namespace]
         batch.call = None
         replies = _parse_replies(call, len(included))
-        at_once = self._should_retry_at_once(batch, replies)
+        retry_now = self._should_retry_now(batch, replies)
         for session, heartbeat_state, reply in zip(included, heartbeat_states, replies, strict=True):
             now_ms = self._scheduler.now_ms()
             if isinstance(reply, RpcFailure):
                 if not reply.is_retryable:
                     log.debug("heartbeat of %s refused: %s", heartbeat_state.key, reply)
                 outcome = heartbeat_state.handle_failure(
-                    reply, now_ms, self._random.random(), at_once=at_once
+                    reply, now_ms, self._random.random(), retry_now=retry_now
                 )
             else:
                 outcome = heartbeat_state.handle_reply(reply.result, now_ms)
@@ -162,7 +162,7 @@ class HeartbeatSender:
                 session.apply_outcome(outcome)
         self.schedule(namespace)
 
-    def _should_retry_at_once(self, batch: _NamespaceBatch, replies: list[Reply]) -> bool:
+    def _should_retry_now(self, batch: _NamespaceBatch, replies: list[Reply]) -> bool:
         """Whether to send the same heartbeats again at once, to another node."""
         refused = [reply for reply in replies if isinstance(reply, RpcFailure) and reply.is_retryable]
         assert batch.endpoint is not None

@@ -302,12 +302,12 @@ class HeartbeatState:
         self._retry_delay_ms = min(self._retry_delay_ms * 2, BACKOFF_MS[1])
 
     def handle_failure(
-        self, rpc_failure: RpcFailure, now_ms: int, jitter: float, *, at_once: bool = False
+        self, rpc_failure: RpcFailure, now_ms: int, jitter: float, *, retry_now: bool = False
     ) -> HeartbeatOutcome:
-        """The server refused the heartbeat, or the call failed. `at_once`: retry at once, on another node."""
+        """The server refused the heartbeat, or the call failed. `retry_now`: retry at once, on another node."""
         if rpc_failure.is_retryable:
             self.handle_no_reply(now_ms, jitter, rpc_failure.retry_after_ms)
-            self._retry_at_ms = now_ms if at_once else self._retry_at_ms
+            self._retry_at_ms = now_ms if retry_now else self._retry_at_ms
             return HeartbeatOutcome()
         heartbeat = self._take_heartbeat()
         pending_binds = self._binds_acknowledged_by(heartbeat)

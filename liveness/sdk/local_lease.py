@@ -1,4 +1,4 @@
-"""How long a worker may trust its lease without hearing from the server.
+"""The local lease: how long a worker may trust its lease without an answer from the server.
 
 All times are on the worker's own monotonic clock. Two rules, and the earlier deadline counts:
 

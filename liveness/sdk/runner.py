@@ -153,8 +153,8 @@ class Runner:
         if poll.code() is not grpc.StatusCode.OK:
             rpc_failure = rpc_failures.failure_of_call(poll)
             self._poll_failures += 1
-            at_once = self._connection.endpoints.report_failure(endpoint, rpc_failure, self._poll_failures)
-            call_on_loop(self._loop, partial(self._on_poll_failed, rpc_failure, at_once=at_once))
+            retry_now = self._connection.endpoints.report_failure(endpoint, rpc_failure, self._poll_failures)
+            call_on_loop(self._loop, partial(self._on_poll_failed, rpc_failure, retry_now=retry_now))
             return
         self._poll_failures = 0
         self._connection.endpoints.mark_success(endpoint)
@@ -168,10 +168,10 @@ class Runner:
                 tasks.append((held_attempt, message))
         call_on_loop(self._loop, partial(self._start_tasks, tasks))
 
-    def _on_poll_failed(self, rpc_failure: RpcFailure, *, at_once: bool) -> None:
+    def _on_poll_failed(self, rpc_failure: RpcFailure, *, retry_now: bool) -> None:
         self._poll = None
         self._changed.set()
-        if self._stopping or at_once:
+        if self._stopping or retry_now:
             return
         if (
             rpc_failure.is_retryable

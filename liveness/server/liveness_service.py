@@ -257,7 +257,9 @@ class LivenessService:
         shard = self._node.shard(*key)
         worker = shard.describe(key)
         await self._node.wait_durable(shard)
-        message = wire.worker_message(key, worker, self._worker_context(key, worker, shard), whole=True)
+        message = wire.worker_message(
+            key, worker, self._worker_context(key, worker, shard), include_activities=True
+        )
         return service_pb2.DescribeWorkerResponse(worker=message)
 
     def _worker_context(self, key: WorkerKey, worker: Worker, shard: Shard) -> wire.WorkerContext:
@@ -308,11 +310,13 @@ class LivenessService:
             paused = bool(self._node.policies.of(row.key.namespace).paused)
             now_ms, wall_ms = self._node.observed_ms(row.shard_id), self._node.clock.wall_ms()
             context = wire.WorkerContext(row.shard_id, now_ms, wall_ms, paused=paused)
-            return wire.worker_message(row.key, row.worker, context, whole=False)
+            return wire.worker_message(row.key, row.worker, context, include_activities=False)
         shard = self._node.shard_by_id(row.shard_id)
         live = shard.workers.get(row.key)
         worker = live if live is not None and live.state is row.worker.state else row.worker
-        return wire.worker_message(row.key, worker, self._worker_context(row.key, worker, shard), whole=False)
+        return wire.worker_message(
+            row.key, worker, self._worker_context(row.key, worker, shard), include_activities=False
+        )
 
     async def look_up_workers(self, namespace: str, instance_keys: Iterable[str]) -> list[worker_pb2.Worker]:
         """Returns the present state of workers of this node, for a list that another node builds."""
@@ -323,7 +327,9 @@ class LivenessService:
             worker = shard.workers.get(key)
             if worker is not None:
                 found.append(
-                    wire.worker_message(key, worker, self._worker_context(key, worker, shard), whole=False)
+                    wire.worker_message(
+                        key, worker, self._worker_context(key, worker, shard), include_activities=False
+                    )
                 )
         await self._node.wait_all_durable()
         return found

@@ -1,4 +1,4 @@
-"""What a server gets from its machine: host name, network, database. A simulation supplies its own."""
+"""The platform of a server: the host name, network and database of its machine. A simulation supplies its own."""
 
 from __future__ import annotations
 

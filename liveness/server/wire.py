@@ -302,9 +302,9 @@ class WorkerContext(NamedTuple):
 
 
 def worker_message(
-    key: WorkerKey, worker: Worker, context: WorkerContext, *, whole: bool
+    key: WorkerKey, worker: Worker, context: WorkerContext, *, include_activities: bool
 ) -> worker_pb2.Worker:
-    """`whole` adds the activities themselves, not only their number."""
+    """`include_activities` adds the activities themselves, not only their number."""
     shard_id, now_ms, wall_ms, *_ = context
     standing = worker.standing
     profile = whole_profile(worker.profile)
@@ -356,7 +356,7 @@ def worker_message(
         message.lease_deadline.CopyFrom(deadline)
     elif worker.state is WorkerState.INACTIVE:
         message.cleanup_time.CopyFrom(deadline)
-    if whole:
+    if include_activities:
         message.bound_activities.extend(activity_ref(activity) for activity in worker.bindings.values())
         message.cancel_activities.extend(activity_ref(activity) for activity in worker.lost.values())
     return message

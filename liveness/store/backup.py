@@ -46,7 +46,7 @@ def create_backup(
     if target.is_dir():
         raise BackupFailed(detail=f"{target} is a folder; name a file")
     if target.exists() and not replace:
-        raise BackupFailed(detail=f"{target} exists; choose another name or say --force")
+        raise BackupFailed(detail=f"{target} exists; choose another name or use --force")
     with partial_file(target) as copy:
         try:
             _copy_unless_changed(source, copy, progress)

@@ -57,7 +57,7 @@ class ReadFailed(StoreError):
 
 
 class StoreBroken(StoreError):
-    template = "The disk no longer keeps what it is given: {detail}."
+    template = "The disk does not keep what is written to it: {detail}."
 
     detail: str
 
@@ -101,9 +101,7 @@ class RestoreInterrupted(StoreUnusable):
 
 
 class NotABackup(StoreUnusable):
-    template = (
-        "{path} is not a whole backup: {detail}; use another one, or make a new one with `liveness backup`."
-    )
+    template = "{path} is not a complete backup: {detail}; use another one, or make a new one with `liveness backup`."
 
     path: Path
     detail: str
@@ -119,7 +117,7 @@ class CorruptRow(StoreUnusable):
 
 
 class LogIncomplete(StoreUnusable):
-    template = "Of the log of shard {shard_id}, entries between {after} and {head} are missing or out of order; restore the database from a backup."
+    template = "Entries between {after} and {head} are missing or out of order in the log of shard {shard_id}; restore the database from a backup."
 
     shard_id: int
     after: int

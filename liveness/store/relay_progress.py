@@ -1,4 +1,4 @@
-"""How far each shard's log was published to a broker, and the backlog."""
+"""The progress of a relay: how far each shard's log was published to a broker, and the backlog."""
 
 from __future__ import annotations
 

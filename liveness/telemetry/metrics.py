@@ -213,7 +213,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     HistogramMetric(
         "liveness_expiry_lateness_seconds",
-        "Leases that ended by their terms: from when they were due, or a storm let go of them, to when that was durable, "
+        "Leases that ended by their terms: from when they were due, or a storm released them, to when that was durable, "
         "on the clock that leases are counted on.",
         lambda telemetry: telemetry.lateness_s,
     ),
@@ -226,7 +226,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     CounterMetric(
         "liveness_reschedule_attempts_total",
-        "Tries of those tasks: DONE, RETRYING after a failure, POSTPONED while a sink is away, or DEAD_LETTERED; via "
+        "Attempts of those tasks: DONE, RETRYING after a failure, POSTPONED while a sink is down, or DEAD_LETTERED; via "
         "our own matching or a sink (webhook, relay).",
         ("namespace", "outcome", "via"),
         _outcomes,

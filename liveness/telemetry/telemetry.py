@@ -152,7 +152,7 @@ class Telemetry(NodeListener):
         elif change.before is WorkerState.ACTIVE and change.after is WorkerState.INACTIVE:
             counters.deactivations[reason] += 1
         if change.due_ms is not None:
-            # Measured up to now, because nobody sees the change before it is durable.
+            # Measured up to now, because no client sees the change before it is durable.
             self.lateness_s.observe(max(0, shard.now_ms() - change.due_ms) / 1_000)
 
     def shard_opened(self, shard: Shard) -> None:

@@ -50,8 +50,8 @@ async def test_a_stopped_owner_that_lost_its_shard_cannot_commit(
     seen = await successor.read_cluster()
     # What another node does about a silent one: it ends the database sessions and takes the shards.
     await successor.end_sessions_of([node.node_id for node in seen.nodes])
-    images = await successor.take_over(range(SHARDS), "successor", time.time_ns() // 1_000_000)
-    taken = {image.shard_id: image.last_seq for image in images}
+    snapshots = await successor.take_over(range(SHARDS), "successor", time.time_ns() // 1_000_000)
+    taken = {snapshot.shard_id: snapshot.last_seq for snapshot in snapshots}
     before = {
         shard_id: await successor.read_log(shard_id, 0, last_seq, ROWS_MAX)
         for shard_id, last_seq in taken.items()

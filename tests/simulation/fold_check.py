@@ -24,13 +24,13 @@ def check_fold(world: World, shard_id: int) -> None:
         return take_over(connection, [shard_id], "auditor", 0)
 
     try:
-        [image] = world.database.try_out(read_back)
+        [snapshot] = world.database.try_out(read_back)
     except sqlite3.Error as error:
         world.report(
             "fold", f"shard {shard_id} cannot be taken over any more: {error}", (labels.shard(shard_id),)
         )
         return
-    recovered = RecoveredWorkers(image).workers
+    recovered = RecoveredWorkers(snapshot).workers
     seen = {key: worker for key, worker in world.audit.workers.items() if worker.shard_id == shard_id}
     if recovered.keys() != seen.keys():
         different = sorted(set(recovered).symmetric_difference(seen))

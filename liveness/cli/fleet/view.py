@@ -128,14 +128,14 @@ class FleetView:
         return _justify(left, right, width)
 
     def _counts(self, width: int, viewport: Viewport) -> Text:
-        counted = self.frame.snapshot.fleet.namespaces
-        deaths = sum(one.deaths for one in counted)
-        false = sum(one.false_deaths for one in counted)
+        namespaces = self.frame.snapshot.fleet.namespaces
+        deaths = sum(namespace.deaths for namespace in namespaces)
+        false = sum(namespace.false_deaths for namespace in namespaces)
         parts = [
-            (sum(one.active for one in counted), "active", "bold green"),
-            (sum(one.suspects for one in counted), "suspect", "bold yellow"),
-            (sum(one.inactive for one in counted), "inactive", "red"),
-            (sum(one.cleaned_up for one in counted), "cleaned up", "dim"),
+            (sum(namespace.active for namespace in namespaces), "active", "bold green"),
+            (sum(namespace.suspects for namespace in namespaces), "suspect", "bold yellow"),
+            (sum(namespace.inactive for namespace in namespaces), "inactive", "red"),
+            (sum(namespace.cleaned_up for namespace in namespaces), "cleaned up", "dim"),
         ]
         left = Text("  ").join(
             Text.assemble((f"{count:,}", style if count else "dim"), f" {word}")
@@ -143,7 +143,7 @@ class FleetView:
         )
         if false:
             left.append(f"  {false:,} of {deaths:,} deaths were false", "yellow")
-        if self.frame.namespace and any(one.paused for one in counted):
+        if self.frame.namespace and any(namespace.paused for namespace in namespaces):
             left.append("  namespace paused", "magenta")
         return _justify(left, Text(self._position_text(viewport), "dim"), width)
 

@@ -73,7 +73,7 @@ export function refusal(status, text) {
   } catch {
     // the answer does not come from the server itself
   }
-  const told = body.error ?? body;
-  const info = (told.details ?? []).find((detail) => detail.reason) ?? {};
-  return new Refusal(status, info.reason ?? '', told.message ?? `The server answered ${status}.`, info.metadata ?? {});
+  const error = body.error ?? body;
+  const info = (error.details ?? []).find((detail) => detail.reason) ?? {};
+  return new Refusal(status, info.reason ?? '', error.message ?? `The server answered ${status}.`, info.metadata ?? {});
 }

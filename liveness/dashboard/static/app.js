@@ -2,7 +2,7 @@
 import { Unreachable } from './api.js';
 import { useCell } from './cell.js';
 import { Dialogs } from './dialog.js';
-import { wholeFleet } from './fleet.js';
+import { allNamespaces } from './fleet.js';
 import { Frame } from './frame.js';
 import { html, render, useEffect } from './html.js';
 import { connection, tryAgain, watch } from './live.js';
@@ -34,7 +34,7 @@ const ASK_EVERY_MS = 2 * SECOND;
 function App() {
   const { view: name, params } = useCell(route);
   const { state } = useCell(connection);
-  const fleet = useCell(wholeFleet.told);
+  const fleet = useCell(allNamespaces.summary);
   usePolling(askFleet, ASK_EVERY_MS, [state]);
 
   const known = VIEWS[name];
@@ -73,7 +73,7 @@ function busiest(namespaces) {
 
 async function askFleet(signal) {
   try {
-    await wholeFleet.ask(signal);
+    await allNamespaces.ask(signal);
   } catch (error) {
     if (error instanceof Unreachable && connection.value.state === 'live') tryAgain();
   }

@@ -9,17 +9,17 @@ import uPlot from './vendor/uplot.js';
 const HEIGHT = 176;
 const FONT = '11px system-ui, sans-serif';
 /** Distances between grid lines for counts, which have no fractions. */
-const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
-const TENTHS = [0.1, 0.2, 0.5, ...WHOLE];
+const INTEGER_STEPS = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((a, b) => a - b);
+const TENTH_STEPS = [0.1, 0.2, 0.5, ...INTEGER_STEPS];
 const together = uPlot.sync('fleet');
 
 /**
  * series: [{label, tone, of(sample), area, bars, quiet}]; tone names a colour of the style sheet, and a quiet series is
  * hidden until the user selects it in the legend.
- * whole: values are counts. The line is interrupted where samples are missing because the server did not run.
+ * integers: values are counts. The line is interrupted where samples are missing because the server did not run.
  */
-export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, whole = true }) {
-  const place = useRef();
+export function Chart({ title, note, samples, intervalMs, rangeMs, series, show = brief, integers = true }) {
+  const container = useRef();
   const values = useRef([]);
   const plot = useRef(null);
   const [off, setOff] = useState(() => new Set(series.filter((one) => one.quiet).map((one) => one.label)));
@@ -28,11 +28,11 @@ export function Chart({ title, note, samples, intervalMs, rangeMs, series, show 
 
   useLayoutEffect(() => {
     const colours = getComputedStyle(document.documentElement);
-    const width = place.current.clientWidth;
-    const told = (u) => write(values.current, u, series, show);
-    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs, whole), hooks: { setCursor: [told], setData: [told] } }, null, place.current);
-    const sized = new ResizeObserver(() => plot.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
-    sized.observe(place.current);
+    const width = container.current.clientWidth;
+    const writeLegend = (u) => write(values.current, u, series, show);
+    plot.current = new uPlot({ ...options(series, colours, show, width, intervalMs, integers), hooks: { setCursor: [writeLegend], setData: [writeLegend] } }, null, container.current);
+    const sized = new ResizeObserver(() => plot.current.setSize({ width: container.current.clientWidth, height: HEIGHT }));
+    sized.observe(container.current);
     return () => {
       sized.disconnect();
       plot.current.destroy();
@@ -61,7 +61,7 @@ export function Chart({ title, note, samples, intervalMs, rangeMs, series, show 
         </button>`,
       )}
     </div>
-    <div class="chart-place" ref=${place} role="img" aria-label=${`${title} over time`}></div>
+    <div class="chart-place" ref=${container} role="img" aria-label=${`${title} over time`}></div>
   </figure>`;
 }
 
@@ -89,7 +89,7 @@ function write(nodes, u, series, show) {
   });
 }
 
-function options(series, colours, show, width, intervalMs, whole) {
+function options(series, colours, show, width, intervalMs, integers) {
   const colour = (tone) => colours.getPropertyValue(`--${tone}`).trim();
   const axis = { font: FONT, stroke: colour('mute'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
   return {
@@ -101,7 +101,7 @@ function options(series, colours, show, width, intervalMs, whole) {
     scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(1, (max ?? 0) * 1.1)] } },
     axes: [
       { ...axis, size: 24, gap: 4, space: 74, values: (u, splits, at, space, step) => splits.map((time) => showClock(time * 1_000, step < 60)) },
-      { ...axis, size: 46, gap: 4, space: 34, incrs: whole ? WHOLE : TENTHS, values: (u, splits) => splits.map(show) },
+      { ...axis, size: 46, gap: 4, space: 34, incrs: integers ? INTEGER_STEPS : TENTH_STEPS, values: (u, splits) => splits.map(show) },
     ],
     series: [
       {},

@@ -83,12 +83,12 @@ function Question({ question }) {
 }
 
 function Toast() {
-  const told = useCell(toast);
+  const notification = useCell(toast);
   useEffect(() => {
-    const timer = told && setTimeout(() => toast.set(null), TOAST_MS);
+    const timer = notification && setTimeout(() => toast.set(null), TOAST_MS);
     return () => clearTimeout(timer);
-  }, [told]);
+  }, [notification]);
   return html`<div class="toast-place" role="status" aria-live="polite">
-    ${told && html`<div class="toast"><${Icon} name="check" />${told.message}</div>`}
+    ${notification && html`<div class="toast"><${Icon} name="check" />${notification.message}</div>`}
   </div>`;
 }

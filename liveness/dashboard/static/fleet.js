@@ -1,7 +1,7 @@
 // Polls the summary of the fleet. After the first poll, only new samples are requested.
 import { get } from './api.js';
 import { cell } from './cell.js';
-import { heardServerTime, parseDuration, parseTime, serverNow, SECOND, MINUTE } from './time.js';
+import { setServerTime, parseDuration, parseTime, serverNow, SECOND, MINUTE } from './time.js';
 
 export const RANGE_MS = 30 * MINUTE;
 const SAMPLES_MAX = 3_600;
@@ -10,19 +10,19 @@ const SAMPLES_MAX = 3_600;
 export class Fleet {
   constructor(namespace) {
     this.namespace = namespace;
-    this.told = cell(null);
+    this.summary = cell(null);
   }
 
   /** Rethrows the error of the call. */
   async ask(signal) {
-    const before = this.told.value;
+    const before = this.summary.value;
     const last = before?.samples.at(-1)?.time;
     const range = last === undefined ? RANGE_MS : Math.min(RANGE_MS, serverNow() - last + 3 * before.intervalMs);
     const sent = performance.now();
     const answer = await get('/v1/fleet', { namespace: this.namespace, range: `${Math.max(1, Math.ceil(range / SECOND))}s` }, { signal });
     const time = parseTime(answer.time);
-    heardServerTime(time, sent, performance.now());
-    this.told.set({
+    setServerTime(time, sent, performance.now());
+    this.summary.set({
       time,
       intervalMs: parseDuration(answer.interval) || SECOND,
       samples: joined(before?.samples ?? [], (answer.samples ?? []).map(sampleOf), time - RANGE_MS),
@@ -62,4 +62,4 @@ function joined(known, fresh, since) {
 }
 
 /** The summary of all namespaces; the frame of the page refreshes it. */
-export const wholeFleet = new Fleet('');
+export const allNamespaces = new Fleet('');

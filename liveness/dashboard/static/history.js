@@ -2,13 +2,13 @@
 import { get, inNamespace } from './api.js';
 import { useCell } from './cell.js';
 import { useEffect, useRef, useState } from './html.js';
-import { anew, onEvents } from './live.js';
+import { reloadCount, onEvents } from './live.js';
 
 const PAGE_SIZE = 1_000;
 
 /** → {events, older: a function that loads older events, if there are any, error} */
 export function useHistory(ns, key) {
-  const generation = useCell(anew);
+  const generation = useCell(reloadCount);
   const [state, setState] = useState({ events: [], token: null, error: null });
   const ended = useRef(null);
 
@@ -26,13 +26,13 @@ export function useHistory(ns, key) {
     ended.current = new AbortController();
     setState({ events: [], token: null, error: null });
     page('', ended.current.signal);
-    const deaf = onEvents((events) => {
+    const unsubscribe = onEvents((events) => {
       const own = events.filter((event) => event.namespace === ns && event.worker_instance_key === key);
       if (own.length) setState((was) => ({ ...was, events: merged(was.events, own) }));
     });
     return () => {
       ended.current.abort();
-      deaf();
+      unsubscribe();
     };
   }, [ns, key, generation]);
 

@@ -1,14 +1,14 @@
 // A list that is loaded again when an event may have changed it.
 import { useCell } from './cell.js';
 import { useEffect, useRef, useState } from './html.js';
-import { anew, onEvents } from './live.js';
+import { reloadCount, onEvents } from './live.js';
 import { SECOND } from './time.js';
 
 const REST_MS = SECOND;
 
 /** `call(signal)` loads the list; `concerns(event)` says whether an event may change it. → {answer, error, ask} */
 export function useListing(call, concerns, inputs) {
-  const generation = useCell(anew);
+  const generation = useCell(reloadCount);
   const [state, setState] = useState({ answer: null, error: null });
   const asking = useRef(() => {});
   useEffect(() => {
@@ -26,11 +26,11 @@ export function useListing(call, concerns, inputs) {
     const later = () => (timer ??= setTimeout(() => ((timer = null), ask()), REST_MS));
     asking.current = ask;
     ask();
-    const deaf = onEvents((events) => events.some(concerns) && later());
+    const unsubscribe = onEvents((events) => events.some(concerns) && later());
     return () => {
       ended.abort();
       clearTimeout(timer);
-      deaf();
+      unsubscribe();
     };
   }, [...inputs, generation]);
   return { ...state, ask: () => asking.current() };

@@ -20,7 +20,7 @@ export const connection = cell({ state: 'connecting', since: Date.now() });
 /** The newest events, newest last. */
 export const recent = cell([]);
 /** Increases when events may have been missed: views then load their data again. */
-export const anew = cell(0);
+export const reloadCount = cell(0);
 
 const listeners = new Set();
 let current = null;
@@ -113,10 +113,9 @@ class Watching {
       if (!answer.ok) throw refusal(answer.status, await answer.text());
       onOpen();
       say('live');
-      if (fresh) anew.set(anew.value + 1);
+      if (fresh) reloadCount.set(reloadCount.value + 1);
       for await (const message of readEvents(answer.body, onSign)) {
         if (message.id) this.token = message.id;
-        this.heardAt = Date.now();
         deliver(eventsOf(message));
       }
     } finally {

@@ -13,7 +13,7 @@ export const WORKERS_MAX = 100_000;
 const ROUND_PAUSE_MS = 1.5 * SECOND;
 /** The pause after a page, as a multiple of the time that it took: a large fleet may cost the server a tenth of its time. */
 const PAUSE_PER_PAGE = 9;
-const TELL_EVERY_MS = 250;
+const NOTIFY_EVERY_MS = 250;
 const LOOK_EVERY_MS = SECOND;
 const LOOKS_AT_ONCE = 4;
 /** Workers usually renew a lease after a third of its time; a lease that ran down further was probably renewed. */
@@ -30,7 +30,7 @@ export class Roster {
     this.progress = cell({ loading: true, complete: false, error: null });
     this.visible = [];
     this.ended = new AbortController();
-    this.telling = null;
+    this.notifyTimer = null;
     /** How long the request of the last page took. */
     this.pageMs = 0;
     this.looking = new Set();
@@ -44,7 +44,7 @@ export class Roster {
   stop() {
     this.ended.abort();
     clearInterval(this.lookTimer);
-    clearTimeout(this.telling);
+    clearTimeout(this.notifyTimer);
   }
 
   /** The rows that are visible now. */
@@ -53,10 +53,10 @@ export class Roster {
   }
 
   changed() {
-    this.telling ??= setTimeout(() => {
-      this.telling = null;
+    this.notifyTimer ??= setTimeout(() => {
+      this.notifyTimer = null;
       this.version.set(this.version.value + 1);
-    }, TELL_EVERY_MS);
+    }, NOTIFY_EVERY_MS);
   }
 
   // -- pages
@@ -95,7 +95,7 @@ export class Roster {
     } while (token && seen.size < WORKERS_MAX && !signal.aborted);
     if (token || signal.aborted) return;
     // A worker that was on no page is gone, unless an event has reported it since.
-    for (const [key, row] of this.rows) if (!seen.has(key) && row.toldAt < began) this.rows.delete(key);
+    for (const [key, row] of this.rows) if (!seen.has(key) && row.eventAt < began) this.rows.delete(key);
   }
 
   pause(ms) {
@@ -108,20 +108,20 @@ export class Roster {
   /** `asked`: the time of the request. Events that arrived after it are newer. */
   take(worker, asked) {
     const before = this.rows.get(worker.worker_instance_key);
-    if (before && before.toldAt > asked) return;
+    if (before && before.eventAt > asked) return;
     this.rows.set(worker.worker_instance_key, rowOf(worker, asked));
   }
 
   // -- events
 
-  hear(events) {
+  applyEvents(events) {
     for (const event of events) {
-      if (event.namespace === this.namespace && event.worker_instance_key) this.hearOne(event);
+      if (event.namespace === this.namespace && event.worker_instance_key) this.applyEvent(event);
     }
     this.changed();
   }
 
-  hearOne(event) {
+  applyEvent(event) {
     const key = event.worker_instance_key;
     const data = dataOf(event);
     if (event.type === 'WorkerForgotten') {
@@ -132,8 +132,8 @@ export class Roster {
     const change = changeOf(event, data, before);
     // Unknown workers come with their page; only an activation contains enough for a new row.
     if (!change || (!before && !ACTIVATIONS.has(event.type))) return;
-    const row = { ...(before ?? blank(key)), ...change, toldAt: performance.now() };
-    row.hay = hayOf(row);
+    const row = { ...(before ?? blank(key)), ...change, eventAt: performance.now() };
+    row.searchText = searchTextOf(row);
     this.rows.set(key, row);
   }
 
@@ -144,9 +144,9 @@ export class Roster {
     const now = performance.now();
     const wanted = this.visible
       .map((key) => this.rows.get(key))
-      .filter((row) => row?.state === 'active' && !this.looking.has(row.key) && now - row.knownAt > LOOK_AGAIN_MS)
+      .filter((row) => row?.state === 'active' && !this.looking.has(row.key) && now - row.requestedAt > LOOK_AGAIN_MS)
       .filter((row) => row.deadline - serverNow() < LOOK_BELOW * row.leaseMs)
-      .sort((a, b) => a.knownAt - b.knownAt);
+      .sort((a, b) => a.requestedAt - b.requestedAt);
     for (const row of wanted.slice(0, LOOKS_AT_ONCE - this.looking.size)) this.lookAt(row.key);
   }
 
@@ -170,7 +170,7 @@ export class Roster {
 function blank(key) {
   return {
     key, state: 'active', epoch: 1, leaseMs: 0, deadline: null, beat: null, reason: '', held: 0, queue: '', build: '',
-    host: '', paused: false, draining: false, suspect: false, attached: false, knownAt: 0, toldAt: 0, hay: '',
+    host: '', paused: false, draining: false, suspect: false, attached: false, requestedAt: 0, eventAt: 0, searchText: '',
   }; // prettier-ignore
 }
 
@@ -192,15 +192,15 @@ function rowOf(worker, asked) {
     suspect: worker.suspect,
     attached: worker.attached,
     /** On performance.now(): when the row was last requested, and when an event last changed it. */
-    knownAt: asked,
-    toldAt: 0,
+    requestedAt: asked,
+    eventAt: 0,
   };
-  row.hay = hayOf(row);
+  row.searchText = searchTextOf(row);
   return row;
 }
 
 /** The text that the filter searches; the parts are separated by a character that no name contains. */
-function hayOf(row) {
+function searchTextOf(row) {
   return [row.key, row.host, row.build, row.queue, row.state, ...marksOf(row)].join('\n').toLowerCase();
 }
 

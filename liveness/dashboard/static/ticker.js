@@ -1,19 +1,19 @@
 // One timer for everything that moves by itself, such as lease bars. It pauses while the page is hidden.
 import { useEffect } from './html.js';
 
-const BEAT_MS = 250;
+const TICK_MS = 250;
 
 const movers = new Set();
 let timer = null;
 
-function beat() {
+function tick() {
   // No copy of the set: a callback may remove others, which must not be called any more.
   if (!document.hidden) for (const move of movers) move();
 }
 
-export function everyBeat(move) {
+export function everyTick(move) {
   movers.add(move);
-  timer ??= setInterval(beat, BEAT_MS);
+  timer ??= setInterval(tick, TICK_MS);
   return () => {
     movers.delete(move);
     if (movers.size === 0) {
@@ -24,10 +24,10 @@ export function everyBeat(move) {
 }
 
 /** Calls `move` now and with every tick while the component is mounted. */
-export function useBeat(move, inputs) {
+export function useTick(move, inputs) {
   useEffect(() => {
     move();
-    return everyBeat(move);
+    return everyTick(move);
   }, inputs);
 }
 

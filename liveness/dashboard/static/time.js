@@ -21,7 +21,7 @@ export function parseDuration(text) {
 let epoch = Date.now() - performance.now();
 
 /** `sent` and `received` are on performance.now(); the server read its clock between them. */
-export function heardServerTime(ms, sent, received) {
+export function setServerTime(ms, sent, received) {
   if (ms !== null) epoch = ms - (sent + received) / 2;
 }
 
@@ -40,9 +40,9 @@ export function showDuration(ms) {
   const at = units.findIndex(([size]) => ms >= size);
   const [size, name] = units[at];
   const [restSize, restName] = units[at + 1] ?? units[at];
-  const whole = Math.floor(ms / size);
-  const rest = Math.floor((ms - whole * size) / restSize);
-  return rest && size !== restSize ? `${whole} ${name} ${rest} ${restName}` : `${whole} ${name}`;
+  const count = Math.floor(ms / size);
+  const rest = Math.floor((ms - count * size) / restSize);
+  return rest && size !== restSize ? `${count} ${name} ${rest} ${restName}` : `${count} ${name}`;
 }
 
 export function showAgo(ms) {
@@ -53,7 +53,7 @@ export function showAgo(ms) {
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit', hourCycle: 'h23' });
 const clockShort = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
 const day = new Intl.DateTimeFormat(undefined, { month: 'short', day: 'numeric' });
-const whole = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'long' });
+const exact = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'long' });
 
 export const showClock = (ms, withSeconds) => (withSeconds ? clock : clockShort).format(ms);
 
@@ -65,5 +65,5 @@ export function showTime(ms) {
 }
 
 export function showTimeExactly(ms) {
-  return ms === null ? '' : `${whole.format(ms)} (${new Date(ms).toISOString()})`;
+  return ms === null ? '' : `${exact.format(ms)} (${new Date(ms).toISOString()})`;
 }

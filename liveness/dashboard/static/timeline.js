@@ -1,6 +1,6 @@
 // The timeline of a worker: lanes for leases, sessions, commands and more, with time from left to right. Drag to zoom.
 import { html, useLayoutEffect, useMemo, useRef, useState } from './html.js';
-import { useBeat } from './ticker.js';
+import { useTick } from './ticker.js';
 import { DAY, HOUR, MINUTE, SECOND, serverNow, showDuration, showTime } from './time.js';
 import { counted } from './words.js';
 
@@ -10,35 +10,35 @@ const BAR = 20;
 const AXIS = 26;
 const LANES = ['lease', 'session', 'orders', 'holds', 'heartbeats'];
 /** Lanes that are hidden while they are empty. */
-const OPTIONAL = { orders: (life) => life.orders.length > 0, holds: (life) => life.held.some(({ count }) => count > 0) };
+const OPTIONAL = { orders: (spans) => spans.orders.length > 0, holds: (spans) => spans.held.some(({ count }) => count > 0) };
 const MARK = { birth: '●', session: '◆', return: '▲', end: '✕', closed: '■' };
 const LEAST_MS = SECOND;
 const TICKS_MS = [
   SECOND, 5 * SECOND, 15 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, 365 * DAY,
 ]; // prettier-ignore
 
-/** life: the result of `lifeOf`. beats: the known times of heartbeats. silences: [{from, to}]. */
-export function Timeline({ life, beats, silences }) {
+/** spans: the result of `spansOf`. beats: the known times of heartbeats. silences: [{from, to}]. */
+export function Timeline({ spans, beats, silences }) {
   const box = useRef();
   const width = useWidth(box);
   const [zoom, setZoom] = useState(null);
   const [now, setNow] = useState(serverNow);
-  useBeat(() => setNow((was) => (serverNow() - was > SECOND ? serverNow() : was)), []);
+  useTick(() => setNow((was) => (serverNow() - was > SECOND ? serverNow() : was)), []);
   const [tip, setTip] = useState(null);
-  const lanes = LANES.filter((lane) => OPTIONAL[lane]?.(life) ?? true);
+  const lanes = LANES.filter((lane) => OPTIONAL[lane]?.(spans) ?? true);
   const height = lanes.length * LANE + AXIS;
   const y = (lane) => lanes.indexOf(lane) * LANE;
-  const whole = wholeRange(life, now);
-  const range = zoom === null ? whole : zoom.last ? { from: Math.max(whole.from, now - zoom.last), to: whole.to } : zoom;
+  const full = fullRange(spans, now);
+  const range = zoom === null ? full : zoom.last ? { from: Math.max(full.from, now - zoom.last), to: full.to } : zoom;
   const x = (time) => LABELS + ((Math.min(Math.max(time, range.from), range.to) - range.from) / (range.to - range.from)) * (width - LABELS - 8);
   const drag = useDrag(box, width, range, setZoom);
-  const shapes = useMemo(() => shapesOf(life, beats, silences, now), [life, beats, silences, now]);
+  const shapes = useMemo(() => shapesOf(spans, beats, silences, now), [spans, beats, silences, now]);
   const inside = (from, to) => to >= range.from && from <= range.to;
 
   return html`<div class="timeline">
-    <div class="timeline-head"><h2>Its life</h2><${Zoom} zoom=${zoom} onZoom=${setZoom} range=${range} whole=${whole} /></div>
+    <div class="timeline-head"><h2>Timeline</h2><${Zoom} zoom=${zoom} onZoom=${setZoom} range=${range} full=${full} /></div>
     <div class="timeline-box" ref=${box} ...${drag.handlers}>
-      <svg class="timeline-picture" width=${width} height=${height} role="img" aria-label=${summary(life, now)} onPointerLeave=${() => setTip(null)}>
+      <svg class="timeline-picture" width=${width} height=${height} role="img" aria-label=${summary(spans, now)} onPointerLeave=${() => setTip(null)}>
         <defs>
           <pattern id="absent" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="t-hatch" width="2.5" height="7" /></pattern>
         </defs>
@@ -66,40 +66,40 @@ const LASTS = [
   [MINUTE, 'last minute'],
 ];
 
-function Zoom({ zoom, onZoom, range, whole }) {
-  const lasts = LASTS.filter(([ms]) => ms < whole.to - whole.from);
+function Zoom({ zoom, onZoom, range, full }) {
+  const lasts = LASTS.filter(([ms]) => ms < full.to - full.from);
   if (!lasts.length && !zoom) return null;
-  return html`<div class="segments" role="group" aria-label="Part of its life">
-    <button type="button" aria-pressed=${zoom === null} onClick=${() => onZoom(null)}>whole life</button>
+  return html`<div class="segments" role="group" aria-label="Part of the timeline">
+    <button type="button" aria-pressed=${zoom === null} onClick=${() => onZoom(null)}>all</button>
     ${lasts.map(([last, label]) => html`<button key=${label} type="button" aria-pressed=${zoom?.last === last} onClick=${() => onZoom({ last })}>${label}</button>`)}
     ${zoom && !zoom.last && html`<button type="button" aria-pressed="true">${showDuration(range.to - range.from)}</button>`}
   </div>`;
 }
 
-function wholeRange(life, now) {
-  const to = life.closed ?? now;
-  const from = Math.min(life.from ?? now, to - LEAST_MS);
-  const air = (to - from) * 0.02;
-  return { from: from - air, to: to + air };
+function fullRange(spans, now) {
+  const to = spans.closed ?? now;
+  const from = Math.min(spans.from ?? now, to - LEAST_MS);
+  const margin = (to - from) * 0.02;
+  return { from: from - margin, to: to + margin };
 }
 
 /** All bars, ticks and marks of the lanes, visible or not. */
-function shapesOf(life, beats, silences, now) {
+function shapesOf(spans, beats, silences, now) {
   const bars = [];
   const add = (lane, tone, span, label, text) =>
     bars.push({ key: `${lane} ${tone} ${span.from}`, lane, tone, from: span.from, to: span.to ?? now, label, text });
-  for (const lease of life.leases) {
+  for (const lease of spans.leases) {
     const ending = lease.to === null ? 'goes on' : `ended: ${lease.reason}`;
     add('lease', 'lease', lease, `lease ${lease.epoch}`, `lease ${lease.epoch}, ${showDuration((lease.to ?? now) - lease.from)}, ${ending}`);
   }
-  for (const gap of life.absences) {
-    add('lease', 'absent', gap, gap.reason, `inactive for ${showDuration((gap.to ?? life.closed ?? now) - gap.from)}: ${gap.reason}`);
+  for (const gap of spans.absences) {
+    add('lease', 'absent', gap, gap.reason, `inactive for ${showDuration((gap.to ?? spans.closed ?? now) - gap.from)}: ${gap.reason}`);
   }
-  life.sessions.forEach((one, at) => add('session', at % 2 ? 'session odd' : 'session', one, one.id, `session ${one.id || 'without a name'}`));
-  for (const order of life.orders) add('orders', order.kind, order, order.kind, `${order.kind}${order.reason ? `: ${order.reason}` : ''}`);
+  spans.sessions.forEach((one, at) => add('session', at % 2 ? 'session odd' : 'session', one, one.id, `session ${one.id || 'without a name'}`));
+  for (const order of spans.orders) add('orders', order.kind, order, order.kind, `${order.kind}${order.reason ? `: ${order.reason}` : ''}`);
   for (const one of silences) add('heartbeats', 'silence', one, 'silence', `no heartbeat for ${showDuration(one.to - one.from)}`);
-  const marks = life.marks.map((mark, at) => ({ ...mark, key: `${mark.time} ${at}` }));
-  const steps = life.held.some(({ count }) => count > 0) ? [...life.held, { time: life.closed ?? now, count: life.held.at(-1).count }] : null;
+  const marks = spans.marks.map((mark, at) => ({ ...mark, key: `${mark.time} ${at}` }));
+  const steps = spans.held.some(({ count }) => count > 0) ? [...spans.held, { time: spans.closed ?? now, count: spans.held.at(-1).count }] : null;
   return { bars, marks, steps, ticks: beats };
 }
 
@@ -169,11 +169,11 @@ function useWidth(box) {
 
 function useDrag(box, width, range, onRange) {
   const [drag, setDrag] = useState(null);
-  const place = (event) => Math.max(LABELS, Math.min(width - 8, event.clientX - box.current.getBoundingClientRect().left));
+  const leftOf = (event) => Math.max(LABELS, Math.min(width - 8, event.clientX - box.current.getBoundingClientRect().left));
   const time = (left) => range.from + ((left - LABELS) / (width - LABELS - 8)) * (range.to - range.from);
   const handlers = {
-    onPointerDown: (event) => event.button === 0 && event.pointerType === 'mouse' && setDrag({ from: place(event), to: place(event) }),
-    onPointerMove: (event) => drag && setDrag({ ...drag, to: place(event) }),
+    onPointerDown: (event) => event.button === 0 && event.pointerType === 'mouse' && setDrag({ from: leftOf(event), to: leftOf(event) }),
+    onPointerMove: (event) => drag && setDrag({ ...drag, to: leftOf(event) }),
     onPointerUp: () => {
       if (!drag) return;
       const [from, to] = [time(Math.min(drag.from, drag.to)), time(Math.max(drag.from, drag.to))];
@@ -186,13 +186,13 @@ function useDrag(box, width, range, onRange) {
   return { handlers, band };
 }
 
-function summary(life, now) {
+function summary(spans, now) {
   const parts = [
-    counted(life.leases.length, 'lease'),
-    counted(life.sessions.length, 'session'),
-    counted(life.absences.length, 'absence'),
-    counted(life.deaths.length, 'death'),
+    counted(spans.leases.length, 'lease'),
+    counted(spans.sessions.length, 'session'),
+    counted(spans.absences.length, 'absence'),
+    counted(spans.deaths.length, 'death'),
   ];
-  const over = life.closed === null ? `known for ${showDuration(now - (life.from ?? now))}` : 'cleaned up';
+  const over = spans.closed === null ? `known for ${showDuration(now - (spans.from ?? now))}` : 'cleaned up';
   return `Timeline: ${parts.join(', ')}; ${over}`;
 }

@@ -6,7 +6,7 @@ export function matcher(text, states) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean).map(wordOf);
   return (row) =>
     (states.length === 0 || states.some((state) => row.state === state || row[state] === true)) &&
-    words.every(({ field, word }) => (field ? row[field].toLowerCase() : row.hay).includes(word));
+    words.every(({ field, word }) => (field ? row[field].toLowerCase() : row.searchText).includes(word));
 }
 
 function wordOf(word) {

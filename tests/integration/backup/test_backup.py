@@ -229,7 +229,7 @@ DAMAGE = {
 async def test_a_damaged_or_altered_backup_is_refused(copy: Path, damage: str) -> None:
     check_database(copy, no_progress)
     DAMAGE[damage](copy)
-    with pytest.raises(NotABackup, match="is not a whole backup"):
+    with pytest.raises(NotABackup, match="is not a complete backup"):
         check_database(copy, no_progress)
 
 

@@ -83,8 +83,8 @@ async def test_a_graceful_stop_leaves_nothing_to_replay(store: FaultyStore) -> N
     await run_workload(engine, 3)
     before = all_workers(engine)
     await engine.stop()
-    images = await store.take_over(range(4), "reader", 0)
-    assert all(image.tail == [] for image in images)
+    snapshots = await store.take_over(range(4), "reader", 0)
+    assert all(snapshot.tail == [] for snapshot in snapshots)
     engine = await Engine(store, ManualClock()).start()
     assert all_workers(engine) == before
     await engine.stop()

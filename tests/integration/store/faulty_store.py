@@ -27,7 +27,7 @@ class Fault(Enum):
 class CommitObserver:
     """Receives everything that became durable, in order. Tests derive their expectations from it."""
 
-    def on_take_over(self, image: ShardSnapshot, entry: LogEntry) -> None: ...
+    def on_take_over(self, snapshot: ShardSnapshot, entry: LogEntry) -> None: ...
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None: ...
 
@@ -68,15 +68,15 @@ class FaultyStore(SqlStore):
         if self.take_over_faults:
             self.take_over_faults -= 1
             raise ReadFailed(detail="injected")
-        images = await super().take_over(shard_ids, owner, wall_ms, expected_epochs)
-        for image in images:
-            fact = ShardTaken(epoch=image.epoch, owner=owner)
-            entry = LogEntry(image.last_seq, None, None, None, wall_ms, image.observed_ms, fact)
-            self.observer.on_take_over(image, entry)
+        snapshots = await super().take_over(shard_ids, owner, wall_ms, expected_epochs)
+        for snapshot in snapshots:
+            fact = ShardTaken(epoch=snapshot.epoch, owner=owner)
+            entry = LogEntry(snapshot.last_seq, None, None, None, wall_ms, snapshot.observed_ms, fact)
+            self.observer.on_take_over(snapshot, entry)
         if self.lost_take_overs:
             self.lost_take_overs -= 1
             raise CommitUnknown(detail="injected")
-        return images
+        return snapshots
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         self.commits += 1

@@ -17,7 +17,7 @@ from liveness.store.api import ActivityFilter, ActivityRow
 from liveness.store.retention import DELETE_BATCH
 from liveness.store.sql import KEYS_PER_QUERY, SqlStore
 from tests.databases import StoreDatabase
-from tests.unit.store.samples import INT64_MAX, activity, image_of, take, take_one
+from tests.unit.store.samples import INT64_MAX, activity, snapshot_of, take, take_one
 
 STARTED, AVAILABLE, COMPLETED = ActivityState.STARTED, ActivityState.AVAILABLE, ActivityState.COMPLETED
 
@@ -275,11 +275,11 @@ async def test_a_take_over_reads_only_unfinished_activities(
 ) -> None:
     all_states = dict(activity(state.name, state) for state in ActivityState)
     await write(store, [*all_states.items(), FULL_ACTIVITY])
-    image = await image_of(await store_database.open())
+    snapshot = await snapshot_of(await store_database.open())
     unfinished = {
         key: known for key, known in all_states.items() if known.state not in FINISHED_ACTIVITY_STATES
     }
-    assert image.activities == {**unfinished, FULL_ACTIVITY[0]: FULL_ACTIVITY[1]}
+    assert snapshot.activities == {**unfinished, FULL_ACTIVITY[0]: FULL_ACTIVITY[1]}
 
 
 async def test_finished_activities_can_be_looked_up_after_a_take_over(
@@ -287,5 +287,5 @@ async def test_finished_activities_can_be_looked_up_after_a_take_over(
 ) -> None:
     done = activity("x", COMPLETED, result=b"done")
     await write(store, [done])
-    assert (await image_of(await store_database.open())).activities == {}
+    assert (await snapshot_of(await store_database.open())).activities == {}
     assert await store.find_activities([done[0]]) == dict([done])

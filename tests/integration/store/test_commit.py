@@ -17,11 +17,11 @@ from tests.unit.store.samples import (
     available,
     described,
     finished,
-    image_of,
     key,
     profile,
     renewals,
     reschedule,
+    snapshot_of,
     take,
     take_one,
 )
@@ -105,7 +105,7 @@ async def test_the_commit_after_a_rejected_one_succeeds(store: SqlStore) -> None
     with pytest.raises(CommitRejected):
         await store.commit([owner.draft(checkpoint=[], observed_ms=-1)])
     await owner.commit([About(described("after"), key())])
-    assert (await image_of(store)).tail[-1].event == described("after")
+    assert (await snapshot_of(store)).tail[-1].event == described("after")
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ async def test_a_thousand_rows_go_in_one_commit(store: SqlStore) -> None:
         workers={key(name): WORKER._replace(profile=profile(host_name=name)) for name in names},
         new_tasks=[reschedule(name) for name in names],
     )
-    image = await image_of(store)
+    snapshot = await snapshot_of(store)
     logged = await store.read_log(0, 1, owner.head, 2_000)
     assert [entry.event for entry in logged] == [described(name) for name in names]
-    assert {key.instance_key: worker.profile.host_name for key, (worker, _) in image.workers.items()} == dict(
-        zip(names, names, strict=True)
-    )
+    assert {
+        key.instance_key: worker.profile.host_name for key, (worker, _) in snapshot.workers.items()
+    } == dict(zip(names, names, strict=True))
     assert [task.task.activity.activity_id for task in await store.due_tasks(0, 0, 2_000)] == names
 
 
@@ -191,7 +191,7 @@ async def test_a_commit_replaces_the_whole_row_of_a_worker(store: SqlStore) -> N
     await owner.commit([About(described(), key())], workers={key(): first})
     second = WORKER._replace(epoch=2)
     await owner.commit([About(described(), key())], workers={key(): second})
-    assert (await image_of(store)).workers == {key(): (second, owner.head)}
+    assert (await snapshot_of(store)).workers == {key(): (second, owner.head)}
 
 
 async def test_config_is_replaced_per_namespace(store: SqlStore) -> None:
@@ -223,9 +223,9 @@ async def test_any_text_is_stored_unchanged(store: SqlStore, odd: str) -> None:
         profile=profile(labels=((odd, odd),), current_job=odd, capabilities=(odd,)),
     )
     await owner.commit([About(described(odd), key())], workers={key(): worker})
-    image = await image_of(store)
-    assert image.workers[key()][0] == worker
-    assert image.tail[-1].event == described(odd)
+    snapshot = await snapshot_of(store)
+    assert snapshot.workers[key()][0] == worker
+    assert snapshot.tail[-1].event == described(odd)
 
 
 async def test_the_largest_numbers_are_stored_unchanged(store: SqlStore) -> None:
@@ -245,7 +245,7 @@ async def test_the_largest_numbers_are_stored_unchanged(store: SqlStore) -> None
     row = renewals(INT64_MAX)._replace(renewals=largest_renewals)
     owner.observed_ms = owner.wall_ms = INT64_MAX
     await owner.commit([About(described(), key()), About(row)], workers={key(): worker})
-    image = await image_of(store)
-    assert image.workers[key()][0] == worker
-    assert image.observed_ms == INT64_MAX
-    assert (image.tail[-1].event, image.tail[-1].wall_ms) == (row, INT64_MAX)
+    snapshot = await snapshot_of(store)
+    assert snapshot.workers[key()][0] == worker
+    assert snapshot.observed_ms == INT64_MAX
+    assert (snapshot.tail[-1].event, snapshot.tail[-1].wall_ms) == (row, INT64_MAX)

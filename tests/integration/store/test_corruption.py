@@ -19,7 +19,16 @@ from liveness.store.errors import (
 )
 from liveness.store.sql import SqlStore
 from tests.databases import StoreDatabase, sqlite_store_database
-from tests.unit.store.samples import WORKER, About, activity, described, image_of, key, reschedule, take_one
+from tests.unit.store.samples import (
+    WORKER,
+    About,
+    activity,
+    described,
+    key,
+    reschedule,
+    snapshot_of,
+    take_one,
+)
 
 
 async def with_one_event(store: SqlStore) -> int:
@@ -49,7 +58,7 @@ async def test_a_take_over_detects_a_changed_column_of_the_log(
     seq = await with_one_event(store)
     assert await store_database.execute(f"UPDATE log SET {column} = {DAMAGE[column]} WHERE seq = {seq}") == 1
     with pytest.raises(CorruptRow) as found:
-        await image_of(await store_database.open())
+        await snapshot_of(await store_database.open())
     assert str(found.value) == (
         f"The row at shard 0, sequence {seq} of table log does not match its checksum; "
         "restore the database from a backup."
@@ -81,7 +90,7 @@ async def test_a_failed_take_over_changes_nothing(store_database: StoreDatabase,
     await store_database.execute(f"UPDATE log SET checksum = 0 WHERE seq = {seq}")
     before = await store_database.dump()
     with pytest.raises(CorruptRow):
-        await image_of(await store_database.open())
+        await snapshot_of(await store_database.open())
     assert await store_database.dump() == before
 
 
@@ -101,7 +110,7 @@ async def test_a_flipped_bit_that_makes_invalid_text_is_detected(
 
     await store_database.run(flip_top_bit)
     with pytest.raises(StoreError):
-        await image_of(await store_database.open())
+        await snapshot_of(await store_database.open())
     with pytest.raises(StoreError):
         await store.read_log(0, 0, seq, 10)
 
@@ -145,7 +154,7 @@ async def test_a_changed_row_of_a_projection_is_detected(
     await with_one_of_each(store)
     assert await store_database.execute(f"UPDATE {table} SET {change}") == 1
     with pytest.raises(CorruptRow, match=f"of table {table} does not match"):
-        await (store.due_tasks(0, 0, 10) if table == "tasks" else image_of(await store_database.open()))
+        await (store.due_tasks(0, 0, 10) if table == "tasks" else snapshot_of(await store_database.open()))
 
 
 async def test_a_changed_worker_is_not_listed(store_database: StoreDatabase, store: SqlStore) -> None:
@@ -162,9 +171,9 @@ async def test_rows_without_checksums_of_an_older_version_are_read(
     for table, column in (("workers", "payload"), ("activities", "payload"), ("checkpoints", "payload")):
         blanks = "' ' || char(9, 10, 13)" if store_database.dialect == "sqlite" else "E' \\t\\n\\r'"
         assert await store_database.execute(f"UPDATE {table} SET {column} = rtrim({column}, {blanks})") == 1
-    image = await image_of(await store_database.open())
-    assert image.workers[key()][0] == WORKER
-    assert image.renewal_states == [RenewalState(1, 7, 0, 0, 0, False)]
+    snapshot = await snapshot_of(await store_database.open())
+    assert snapshot.workers[key()][0] == WORKER
+    assert snapshot.renewal_states == [RenewalState(1, 7, 0, 0, 0, False)]
 
 
 async def test_a_take_over_detects_missing_log_entries_after_the_checkpoint(
@@ -174,8 +183,8 @@ async def test_a_take_over_detects_missing_log_entries_after_the_checkpoint(
     for word in ("one", "two", "three"):
         await owner.commit([About(described(word), key())])
     await store_database.execute(f"DELETE FROM log WHERE shard_id = 0 AND seq = {owner.head - 1}")
-    with pytest.raises(LogIncomplete, match="entries between 0 and"):
-        await image_of(await store_database.open())
+    with pytest.raises(LogIncomplete, match="Entries between 0 and"):
+        await snapshot_of(await store_database.open())
 
 
 # -- the write-ahead log
@@ -231,7 +240,7 @@ async def test_an_event_of_an_unknown_kind_is_refused(store_database: StoreDatab
     owner = await take_one(store)
     await owner.commit([About(WorkerPromoted(rank=3), key())])  # type: ignore[arg-type]
     with pytest.raises(WrittenByNewerVersion) as refused:
-        await image_of(await store_database.open())
+        await snapshot_of(await store_database.open())
     assert str(refused.value) == (
         "The database holds an event WorkerPromoted of version 1, which this version does not know; "
         "start the version that wrote it, or a newer one."

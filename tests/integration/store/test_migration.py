@@ -19,7 +19,7 @@ from liveness.store.codec import RenewalBatch
 from tests.databases import StoreDatabase
 from tests.unit.store import golden_v1
 from tests.unit.store.golden_files import SHARD, VERSIONS
-from tests.unit.store.samples import activity, finished, image_of, reschedule, take_one
+from tests.unit.store.samples import activity, finished, reschedule, snapshot_of, take_one
 
 FROZEN = Path(migrate.__file__).parent / "migrations" / "versions"
 SHARDS = 8
@@ -133,18 +133,18 @@ async def test_a_migration_keeps_every_row_unchanged(old: StoreDatabase) -> None
 
 async def test_a_migrated_shard_is_taken_over_completely(old: StoreDatabase) -> None:
     store = await old.open(SHARDS)
-    image = await image_of(store, SHARD)
+    snapshot = await snapshot_of(store, SHARD)
     # Raised once by the migration, which excludes older writers, and once by the take-over.
-    assert (image.epoch, image.observed_ms, image.takeovers) == (3, 14_000, (0, 14_000))
-    assert (image.checkpoint_seq, image.renewal_states) == (21, golden_v1.PULSES)
-    assert [entry.event for entry in image.tail] == [RenewalBatch([3], [LeaseRenewed(10, 14_000, 8, 3)])]
-    assert {key: worker for key, (worker, _) in image.workers.items()} == {
+    assert (snapshot.epoch, snapshot.observed_ms, snapshot.takeovers) == (3, 14_000, (0, 14_000))
+    assert (snapshot.checkpoint_seq, snapshot.renewal_states) == (21, golden_v1.PULSES)
+    assert [entry.event for entry in snapshot.tail] == [RenewalBatch([3], [LeaseRenewed(10, 14_000, 8, 3)])]
+    assert {key: worker for key, (worker, _) in snapshot.workers.items()} == {
         WorkerKey("orders", "worker-1"): V1.stored_workers["worker"],
         WorkerKey("orders", "worker-2"): V1.stored_workers["tombstone"],
     }
-    assert all(worker.standing is NO_STANDING for worker, _ in image.workers.values())
-    assert image.activities[MAIL_KEY] == golden_v1.MOVED_MAIL
-    assert len(image.activities) == 3
+    assert all(worker.standing is NO_STANDING for worker, _ in snapshot.workers.values())
+    assert snapshot.activities[MAIL_KEY] == golden_v1.MOVED_MAIL
+    assert len(snapshot.activities) == 3
 
 
 async def test_migrated_rows_can_be_looked_up_and_listed(old: StoreDatabase) -> None:
@@ -214,9 +214,9 @@ async def test_migrated_tables_accept_new_kinds_of_rows(old: StoreDatabase) -> N
         new_tasks=[reschedule("let go of", died=False)],
         task_updates=[finished(1)],
     )
-    image = await image_of(await old.open(SHARDS), SHARD)
-    assert MAIL_KEY not in image.activities
-    assert image.activities[held[0]] == held[1]
+    snapshot = await snapshot_of(await old.open(SHARDS), SHARD)
+    assert MAIL_KEY not in snapshot.activities
+    assert snapshot.activities[held[0]] == held[1]
     assert await store.find_activities([MAIL_KEY]) == {MAIL_KEY: moved}
     assert [task.task.died for task in await store.due_tasks(SHARD, 100, 10)] == [False, True]
 

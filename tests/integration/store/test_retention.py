@@ -18,10 +18,10 @@ from tests.unit.store.samples import (
     activity,
     described,
     finished,
-    image_of,
     key,
     renewals,
     reschedule,
+    snapshot_of,
     take,
     take_one,
 )
@@ -78,8 +78,8 @@ async def test_compaction_keeps_renewals_of_a_shard_with_an_older_checkpoint(
     await ahead.commit([About(renewals(1))])
     await store.compact_renewals(owned(ahead, behind))
     assert (1, behind.head) in await renewals_left(store_database)
-    image = await image_of(await store_database.open(), 1)
-    assert [entry.event for entry in image.tail if isinstance(entry.event, RenewalBatch)] == [renewals(1)]
+    snapshot = await snapshot_of(await store_database.open(), 1)
+    assert [entry.event for entry in snapshot.tail if isinstance(entry.event, RenewalBatch)] == [renewals(1)]
 
 
 async def test_compaction_does_not_touch_shards_of_other_owners(
@@ -139,8 +139,8 @@ async def test_recovery_reads_all_rows_written_after_compaction(
         await store.prune_events(owner.owned, {}, default_cutoff=2**62)
         assert await logged(store_database) == []
         await owner.commit([About(described(str(index)), key())])
-        image = await image_of(await store_database.open())
-        assert [entry.event for entry in image.tail] == [described(str(index))]
+        snapshot = await snapshot_of(await store_database.open())
+        assert [entry.event for entry in snapshot.tail] == [described(str(index))]
         owner = await take_one(store)
 
 
@@ -201,7 +201,7 @@ async def test_events_after_the_checkpoint_are_never_deleted(store: SqlStore) ->
     await owner.commit([About(described("before"), key(), wall_ms=1)], checkpoint=[])
     await owner.commit([About(described("after"), key(), wall_ms=1)])
     await store.prune_events(owner.owned, {}, default_cutoff=2**62)
-    assert [entry.event for entry in (await image_of(store)).tail] == [described("after")]
+    assert [entry.event for entry in (await snapshot_of(store)).tail] == [described("after")]
 
 
 async def test_without_a_checkpoint_no_event_is_pruned(store: SqlStore) -> None:

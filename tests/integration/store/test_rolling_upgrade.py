@@ -16,7 +16,7 @@ from liveness.store.sql import SqlStore
 from tests.databases import SHARD_COUNT, StoreDatabase
 from tests.integration.store.next_version import NEXT, TODAY, write_migrations
 from tests.system.cli.test_doctor import examine
-from tests.unit.store.samples import About, Owner, available, described, image_of, key, reschedule, take
+from tests.unit.store.samples import About, Owner, available, described, key, reschedule, snapshot_of, take
 
 MakeNext = Callable[[str], Path]
 
@@ -52,7 +52,7 @@ async def test_both_versions_commit_concurrently_after_the_newer_one_migrated(
     [theirs] = await take(next_, 2)
     await commit_everything(ours, "running-on")
     await commit_everything(theirs, "newer")
-    assert (await image_of(next_, 1)).epoch == later.epoch + 1, "handed over to the newer version"
+    assert (await snapshot_of(next_, 1)).epoch == later.epoch + 1, "handed over to the newer version"
     with pytest.raises(ShardsLost):
         await commit_everything(later, "too late")
     again = await store_database.open()

@@ -16,38 +16,40 @@ from tests.unit.store.samples import (
     available,
     bound_activity,
     described,
-    image_of,
     key,
     renewals,
+    snapshot_of,
     take,
     take_one,
 )
 
 
 async def test_each_take_over_raises_the_epoch(store: SqlStore) -> None:
-    epochs = [(await image_of(store)).epoch for _ in range(3)]
+    epochs = [(await snapshot_of(store)).epoch for _ in range(3)]
     assert epochs == [1, 2, 3]
 
 
 async def test_a_take_over_is_recorded_as_an_event(store: SqlStore) -> None:
-    [image] = await store.take_over([2], "node-7", wall_ms=123)
-    [entry] = await store.read_log(2, after_seq=0, through_seq=image.last_seq, limit=10)
+    [snapshot] = await store.take_over([2], "node-7", wall_ms=123)
+    [entry] = await store.read_log(2, after_seq=0, through_seq=snapshot.last_seq, limit=10)
     assert entry.event == ShardTaken(epoch=1, owner="node-7")
-    assert (entry.seq, entry.wall_ms, entry.namespace, entry.worker) == (image.last_seq, 123, None, None)
+    assert (entry.seq, entry.wall_ms, entry.namespace, entry.worker) == (snapshot.last_seq, 123, None, None)
 
 
 async def test_a_take_over_takes_only_the_named_shards(store: SqlStore) -> None:
-    images = await store.take_over([3, 1], "node-1", wall_ms=0)
-    assert [image.shard_id for image in images] == [1, 3]
-    assert [(await image_of(store, shard_id)).epoch for shard_id in range(SHARD_COUNT)] == [1, 2, 1, 2]
+    snapshots = await store.take_over([3, 1], "node-1", wall_ms=0)
+    assert [snapshot.shard_id for snapshot in snapshots] == [1, 3]
+    assert [(await snapshot_of(store, shard_id)).epoch for shard_id in range(SHARD_COUNT)] == [1, 2, 1, 2]
 
 
 async def test_a_shard_taken_by_another_node_in_the_meantime_is_not_taken(store: SqlStore) -> None:
     view = await store.read_cluster()
     expected_epochs = {head.shard_id: head.epoch for head in view.shards}
     [other_owner] = await store.take_over([2], "node-1", wall_ms=0)
-    images = await store.take_over(range(SHARD_COUNT), "node-2", wall_ms=0, expected_epochs=expected_epochs)
-    assert [image.shard_id for image in images] == [0, 1, 3]
+    snapshots = await store.take_over(
+        range(SHARD_COUNT), "node-2", wall_ms=0, expected_epochs=expected_epochs
+    )
+    assert [snapshot.shard_id for snapshot in snapshots] == [0, 1, 3]
     view = await store.read_cluster()
     assert (view.shards[2].owner, view.shards[2].epoch) == ("node-1", other_owner.epoch)
 
@@ -61,7 +63,7 @@ async def test_exactly_one_of_racing_nodes_gets_the_shard(store_database: StoreD
         )
     )
     assert sorted(map(len, taken)) == [0, 0, 0, 1]
-    [owner] = [f"node-{n}" for n, images in enumerate(taken) if images]
+    [owner] = [f"node-{n}" for n, snapshots in enumerate(taken) if snapshots]
     assert (await stores[0].read_cluster()).shards[0].owner == owner
 
 
@@ -72,9 +74,9 @@ async def test_only_the_last_take_over_times_are_kept(store: SqlStore) -> None:
         times.append(owner.observed_ms)
         owner.observed_ms = at_ms + 100
         await owner.commit()
-    image = await image_of(store)
-    assert image.takeovers == (*times, 700)[-TAKEOVERS_KEPT:]
-    assert len(image.takeovers) == 4
+    snapshot = await snapshot_of(store)
+    assert snapshot.takeovers == (*times, 700)[-TAKEOVERS_KEPT:]
+    assert len(snapshot.takeovers) == 4
 
 
 async def test_the_observed_clock_continues_from_the_last_commit(
@@ -83,7 +85,7 @@ async def test_the_observed_clock_continues_from_the_last_commit(
     owner = await take_one(store)
     owner.observed_ms = 12_345
     await owner.commit()
-    assert (await image_of(await store_database.open())).observed_ms == 12_345
+    assert (await snapshot_of(await store_database.open())).observed_ms == 12_345
 
 
 async def test_a_take_over_after_a_crash_reads_everything_committed(
@@ -96,10 +98,10 @@ async def test_a_take_over_after_a_crash_reads_everything_committed(
         [About(renewals(2, at_ms=40))], workers={key(): worker}, activities={activity_key: activity}
     )
     await owner.commit([About(described("after its row"), key()), About(renewals(2, at_ms=50))])
-    image = await image_of(await store_database.open())
-    assert image.workers == {key(): (worker, 2)}
-    assert image.activities == {activity_key: activity}
-    assert [(entry.seq, entry.event) for entry in image.tail] == [
+    snapshot = await snapshot_of(await store_database.open())
+    assert snapshot.workers == {key(): (worker, 2)}
+    assert snapshot.activities == {activity_key: activity}
+    assert [(entry.seq, entry.event) for entry in snapshot.tail] == [
         (1, ShardTaken(epoch=1, owner="node-1")),
         (2, renewals(2, at_ms=40)),
         (3, described("after its row")),
@@ -112,7 +114,7 @@ async def test_events_contained_in_a_worker_row_are_not_read_again(store: SqlSto
     about_two = [About(described("in its row"), key("a")), About(described("without a row"), key("b"))]
     await owner.commit(about_two, workers={key("a"): WORKER})
     await owner.commit([About(described("after its row"), key("a"))])
-    events = [entry.event for entry in (await image_of(store)).tail]
+    events = [entry.event for entry in (await snapshot_of(store)).tail]
     assert events[1:] == [described("without a row"), described("after its row")]
 
 
@@ -121,10 +123,10 @@ async def test_a_take_over_reads_only_rows_of_its_shards(store: SqlStore) -> Non
     activity_key, activity = available()
     await first.commit([About(described("0"), key("a"))], workers={key("a"): WORKER})
     await second.commit([About(described("1"), key("b"))], activities={activity_key: activity})
-    images = await store.take_over([0, 1], "node-2", wall_ms=0)
-    assert [set(image.workers) for image in images] == [{key("a")}, set()]
-    assert [set(image.activities) for image in images] == [set(), {activity_key}]
-    assert [image.tail[-1].event for image in images] == [described("0"), described("1")]
+    snapshots = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [set(snapshot.workers) for snapshot in snapshots] == [{key("a")}, set()]
+    assert [set(snapshot.activities) for snapshot in snapshots] == [set(), {activity_key}]
+    assert [snapshot.tail[-1].event for snapshot in snapshots] == [described("0"), described("1")]
 
 
 async def test_events_contained_in_a_checkpoint_are_not_read_again(store: SqlStore) -> None:
@@ -133,10 +135,10 @@ async def test_events_contained_in_a_checkpoint_are_not_read_again(store: SqlSto
     await owner.commit([About(renewals(1))])
     await owner.commit([About(described("in the checkpoint"), key())], checkpoint=[renewal_state])
     await owner.commit([About(described("after it"), key())])
-    image = await image_of(store)
-    assert image.checkpoint_seq == owner.head - 1
-    assert image.renewal_states == [renewal_state]
-    assert [entry.event for entry in image.tail] == [described("after it")]
+    snapshot = await snapshot_of(store)
+    assert snapshot.checkpoint_seq == owner.head - 1
+    assert snapshot.renewal_states == [renewal_state]
+    assert [entry.event for entry in snapshot.tail] == [described("after it")]
 
 
 async def test_a_shard_without_a_checkpoint_is_read_from_its_start_beside_one_with_a_checkpoint(
@@ -145,9 +147,9 @@ async def test_a_shard_without_a_checkpoint_is_read_from_its_start_beside_one_wi
     first, second = await take(store, 0, 1)
     await second.commit([About(described("before the other's checkpoint"), key())])
     await first.commit([About(described(), key())], checkpoint=[])
-    images = await store.take_over([0, 1], "node-2", wall_ms=0)
-    assert [entry.event for entry in images[0].tail] == []
-    assert images[1].tail[-1].event == described("before the other's checkpoint")
+    snapshots = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [entry.event for entry in snapshots[0].tail] == []
+    assert snapshots[1].tail[-1].event == described("before the other's checkpoint")
 
 
 async def test_shards_with_different_checkpoints_are_each_read_from_their_own(
@@ -160,8 +162,8 @@ async def test_shards_with_different_checkpoints_are_each_read_from_their_own(
     await first.commit([About(described("in the checkpoint"), key())], checkpoint=[])
     await first.commit([About(described("after it"), key())])
     await second.commit([About(described("the other's second"), key())])
-    images = await store.take_over([0, 1], "node-2", wall_ms=0)
-    assert [[entry.event for entry in image.tail] for image in images] == [
+    snapshots = await store.take_over([0, 1], "node-2", wall_ms=0)
+    assert [[entry.event for entry in snapshot.tail] for snapshot in snapshots] == [
         [described("after it")],
         [described("the other's first"), described("the other's second")],
     ]
@@ -172,8 +174,8 @@ async def test_sequences_have_no_gaps_across_owners_and_commits(store: SqlStore)
         owner = await take_one(store)
         await owner.commit([About(described(str(turn)), key()), About(renewals(1))])
         await owner.commit([About(described(), key())])
-    image = await image_of(store)
-    assert [entry.seq for entry in image.tail] == list(range(1, image.last_seq))
+    snapshot = await snapshot_of(store)
+    assert [entry.seq for entry in snapshot.tail] == list(range(1, snapshot.last_seq))
 
 
 async def test_racing_nodes_get_different_epochs_and_only_the_last_may_write(
@@ -198,11 +200,11 @@ async def test_a_take_over_either_reads_a_concurrent_commit_or_fences_it(
     new = await store_database.open()
     for turn in range(20):
         committing = asyncio.ensure_future(old.commit([About(described(str(turn)), key())]))
-        [image] = await new.take_over([0], "node-2", wall_ms=0)
+        [snapshot] = await new.take_over([0], "node-2", wall_ms=0)
         try:
             await committing
             acknowledged = True
         except ShardsLost:
             acknowledged = False
-        assert (image.tail[-1].event == described(str(turn))) is acknowledged
+        assert (snapshot.tail[-1].event == described(str(turn))) is acknowledged
         old = await take_one(old.store)

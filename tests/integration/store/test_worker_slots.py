@@ -10,7 +10,9 @@ from tests.databases import SHARD_COUNT, StoreDatabase
 
 
 async def take_all(store: SqlStore) -> dict[int, int]:
-    return {image.shard_id: image.epoch for image in await store.take_over(range(SHARD_COUNT), "node", 0)}
+    return {
+        snapshot.shard_id: snapshot.epoch for snapshot in await store.take_over(range(SHARD_COUNT), "node", 0)
+    }
 
 
 async def test_racing_shards_are_granted_exactly_the_quota(store_database: StoreDatabase) -> None:
@@ -37,8 +39,8 @@ async def test_returned_slots_can_be_granted_to_other_shards(store: SqlStore) ->
     await store.return_slots({0: epochs[0]}, "orders", {0: 3})
     assert await store.grant_slots(1, epochs[1], "orders", 9, 5) == 2
     await store.return_slots({0: epochs[0]}, "orders", {0: 0})
-    images = {image.shard_id: image.slots for image in await store.take_over(range(2), "next", 0)}
-    assert images == {0: {}, 1: {"orders": 2}}, "the next owner of a shard keeps its granted slots"
+    snapshots = {snapshot.shard_id: snapshot.slots for snapshot in await store.take_over(range(2), "next", 0)}
+    assert snapshots == {0: {}, 1: {"orders": 2}}, "the next owner of a shard keeps its granted slots"
 
 
 async def test_a_former_owner_is_granted_no_slots(store: SqlStore) -> None:

@@ -130,11 +130,11 @@ class ActivityChecker(CommitObserver):
 
     # -- commits
 
-    def on_take_over(self, image: ShardSnapshot, entry: LogEntry) -> None:
-        shard = self.shards[image.shard_id]
+    def on_take_over(self, snapshot: ShardSnapshot, entry: LogEntry) -> None:
+        shard = self.shards[snapshot.shard_id]
         shard.add(entry)
-        assert RecoveredWorkers(image).workers == shard.workers, "recovered workers equal the folded log"
-        assert dict(image.activities) == shard.unfinished(), "recovered activities equal the folded log"
+        assert RecoveredWorkers(snapshot).workers == shard.workers, "recovered workers equal the folded log"
+        assert dict(snapshot.activities) == shard.unfinished(), "recovered activities equal the folded log"
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None:
         commit_sides = CommitSides()

@@ -59,13 +59,13 @@ class SlowStore(FaultyStore):
         expected_epochs: Mapping[int, int] | None = None,
     ) -> list[ShardSnapshot]:
         try:
-            images: list[ShardSnapshot] = await self._shielded(
+            snapshots: list[ShardSnapshot] = await self._shielded(
                 super().take_over(shard_ids, owner, wall_ms, expected_epochs)
             )
         except AssertionError as violation:
             self.checker.violation = violation
             raise
-        return images
+        return snapshots
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self.commits_allowed.wait()

@@ -426,7 +426,14 @@ class ClientSteps:
         self.seen[f"{name}: {error.reason}"] += 1
         if isinstance(error, FencedOff):
             self.seen["a token fenced off"] += 1
-            for why in ("INACTIVE", "lease epoch is", "not bound", "held by", "what it holds", "COMPLETED"):
+            for why in (
+                "INACTIVE",
+                "lease epoch is",
+                "not bound",
+                "held by",
+                "it holds attempt",
+                "COMPLETED",
+            ):
                 self.seen[f"refused: {why}"] += why in str(error)
 
     # -- orders

@@ -21,7 +21,7 @@ WALKS = {"sqlite": 70, "postgresql": 6}
 
 SITUATIONS = {
     *("a token fenced off", "refused: INACTIVE", "refused: lease epoch is", "refused: not bound"),
-    *("refused: held by", "refused: what it holds", "refused: COMPLETED", "a repeated end"),
+    *("refused: held by", "refused: it holds attempt", "refused: COMPLETED", "a repeated end"),
     *("given back: its worker never confirmed that it came", "given back: its worker is not bound to it"),
     *("given back: the poll that it was handed to had ended", "given back: released by its worker"),
     *("a hand-out on one side only", "an answer lost", "a poll cancelled", "several handed out at once"),

@@ -71,7 +71,7 @@ class ShardLog:
     def recovered(self) -> dict[WorkerKey, Worker]:
         """Return the workers that recovery would give after a crash at this commit."""
         checkpoint_seq, renewal_states = self.checkpoint
-        image = ShardSnapshot(
+        snapshot = ShardSnapshot(
             shard_id=0,
             epoch=1,
             last_seq=len(self.entries),
@@ -83,7 +83,7 @@ class ShardLog:
             tail=self.entries[checkpoint_seq:],
             activities={},
         )
-        return RecoveredWorkers(image).workers
+        return RecoveredWorkers(snapshot).workers
 
 
 class CommitChecker(CommitObserver):
@@ -102,11 +102,13 @@ class CommitChecker(CommitObserver):
         self._sessions: dict[WorkerKey, str] = {}
         self._died_with: dict[WorkerKey, str] = {}
 
-    def on_take_over(self, image: ShardSnapshot, entry: LogEntry) -> None:
-        shard = self.shards[image.shard_id]
+    def on_take_over(self, snapshot: ShardSnapshot, entry: LogEntry) -> None:
+        shard = self.shards[snapshot.shard_id]
         shard.add(entry)
-        self.clocks[image.shard_id].taken_over(image.observed_ms, self._clock.monotonic_ms(), self._grace_ms)
-        assert RecoveredWorkers(image).workers == shard.workers, "recovered workers equal the folded log"
+        self.clocks[snapshot.shard_id].taken_over(
+            snapshot.observed_ms, self._clock.monotonic_ms(), self._grace_ms
+        )
+        assert RecoveredWorkers(snapshot).workers == shard.workers, "recovered workers equal the folded log"
 
     def on_committed(self, commits: Sequence[ShardCommit]) -> None:
         for commit in commits:

@@ -67,6 +67,6 @@ def test_errors_are_reported_in_one_sentence(tmp_path: Path) -> None:
     )
     done = liveness(tmp_path, "restore", "no.db")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: no.db is not a whole backup: ")
+    assert done.stderr.startswith("error: no.db is not a complete backup: ")
     assert len(done.stderr.splitlines()) == 1
     assert [found.name for found in tmp_path.iterdir()] == []

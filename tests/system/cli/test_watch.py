@@ -133,12 +133,12 @@ def test_a_watch_continues_across_a_restart_without_gap_or_repetition(tmp_path: 
                 shell.heartbeat(f"before-{number}")
             seen = watch.records(5)
             first.close()
-            assert watch.next_error_line().startswith("Broken off: ")
+            assert watch.next_error_line().startswith("The stream broke: ")
             with running_server(tmp_path, "--listen", address):
                 for number in range(5):
                     shell.heartbeat(f"after-{number}")
                 seen += watch.records(5)
-                assert watch.next_error_line() == f"Going on where it broke off, at {address}."
+                assert watch.next_error_line() == f"Continuing where the stream broke, at {address}."
                 shell.heartbeat("last")
                 seen.append(watch.record())
                 with watch_process(address, "orders", "--json", "--from-beginning") as anew:
@@ -156,7 +156,7 @@ def test_a_watch_detects_a_hanging_server_and_waits_for_it(tmp_path: Path) -> No
             try:
                 assert (
                     watch.next_error_line()
-                    == f"Broken off: {address} did not answer within 500ms. Trying again."
+                    == f"The stream broke: {address} did not answer within 500ms. Trying again."
                 )
             finally:
                 server.send_signal(signal.SIGCONT)

@@ -68,6 +68,6 @@ async def test_watch_resumes_at_another_node(
         watch.send_signal(signal.SIGINT)
         _, said = await watch.communicate()
     broken, going_on = said.decode().splitlines()
-    assert broken.startswith("Broken off: ")
-    assert going_on in {f"Going on where it broke off, at {node.fixed_address}." for node in others}
+    assert broken.startswith("The stream broke: ")
+    assert going_on in {f"Continuing where the stream broke, at {node.fixed_address}." for node in others}
     await cluster.stop()

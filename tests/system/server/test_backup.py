@@ -86,7 +86,7 @@ async def test_a_restored_backup_contains_all_data_acknowledged_before_it(
 
     ended = await run_to_end("restore", str(target), "--db", server.db, "--force")
     assert ended.code == 0, ended.stderr
-    assert "All leases are over." in ended.stderr
+    assert "All leases have ended." in ended.stderr
     await server.start()
     epochs = []
     for key, view in before.items():
@@ -136,7 +136,7 @@ async def test_a_killed_backup_leaves_no_file_that_looks_complete(
     assert not target.exists()
     ended = await run_to_end("restore", f"{target}.unfinished", "--db", f"sqlite:///{tmp_path}/other.db")
     assert ended.code == 2
-    assert "is not a whole backup" in ended.stderr
+    assert "is not a complete backup" in ended.stderr
     assert (await run_to_end("backup", "--db", server.db, str(target))).code == 0
     assert not target.with_name("backup.db.unfinished").exists()
     await stop(server)

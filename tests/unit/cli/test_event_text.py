@@ -85,7 +85,7 @@ def test_few_activities_are_named_and_many_are_counted() -> None:
     few = describe("BindingsEnded", {"ids": ids[:2], "taken": True}, worker_instance_key="w")
     assert few == "w is told to stop p0/resize, p1/resize"
     many = describe("BindingsEnded", {"ids": ids, "taken": False}, worker_instance_key="w")
-    assert many == "w is through with 4 activities"
+    assert many == "w is done with 4 activities"
 
 
 def test_the_deadline_of_a_drain_is_relative_to_the_observed_clock() -> None:

@@ -518,7 +518,7 @@ def test_overlapping_webhook_and_relay_queues_are_refused() -> None:
     for relay, webhook in (("*/*", "a/x"), ("a/*", "*/x"), ("a/x", "b/y,a/x")):
         assert refusal(both(relay, webhook), environ) == (
             f"relay_queues has {relay} and webhook_queues has {webhook.split(',')[-1]}, but a reschedule goes to one "
-            "place; name task queues that have nothing in common."
+            "receiver; name task queues that have nothing in common."
         )
     assert load_settings(both("a/*", "b/*"), environ).relay_queues == ("a/*",)
     assert load_settings(both("*/x", "*/y"), environ).webhook_queues == ("*/y",)

@@ -21,40 +21,40 @@ def test_the_history_keeps_the_last_heartbeats_of_each_worker() -> None:
     for at_ms in range(1_000, 11_000, 1_000):
         heartbeat_history.record([7, 8], at_ms)
         heartbeat_history.record([9], at_ms + 1)
-    assert heartbeat_history.of(7, 10_000) == (5_000, 6_000, 7_000, 8_000, 9_000, 10_000)
-    assert len(heartbeat_history.of(7, 10_000)) == HEARTBEATS_KEPT
-    assert heartbeat_history.of(9, 10_001)[-2:] == (9_001, 10_001)
+    assert heartbeat_history.times_of(7, 10_000) == (5_000, 6_000, 7_000, 8_000, 9_000, 10_000)
+    assert len(heartbeat_history.times_of(7, 10_000)) == HEARTBEATS_KEPT
+    assert heartbeat_history.times_of(9, 10_001)[-2:] == (9_001, 10_001)
 
 
 def test_the_history_records_a_heartbeat_at_time_zero() -> None:
     heartbeat_history = HeartbeatHistory(10)
     heartbeat_history.start_lease(7, 0)
     heartbeat_history.record([7], 5)
-    assert heartbeat_history.of(7, 5) == (0, 5)
+    assert heartbeat_history.times_of(7, 5) == (0, 5)
 
 
 def test_heartbeat_times_stay_exact_for_decades() -> None:
     heartbeat_history, year_ms = HeartbeatHistory(10), 366 * 86_400_000
     heartbeat_history.record([7], 33 * year_ms)
     heartbeat_history.record([7], 34 * year_ms)
-    assert heartbeat_history.of(7, 34 * year_ms) == (33 * year_ms, 34 * year_ms)
+    assert heartbeat_history.times_of(7, 34 * year_ms) == (33 * year_ms, 34 * year_ms)
 
 
 def test_the_last_heartbeat_of_an_uncommitted_row_is_taken_from_the_worker() -> None:
     heartbeat_history = HeartbeatHistory(10)
     heartbeat_history.record([7], 1_000)
-    assert heartbeat_history.of(7, 1_500) == (1_000, 1_500)
+    assert heartbeat_history.times_of(7, 1_500) == (1_000, 1_500)
 
 
 def test_the_workers_own_time_replaces_the_time_of_its_row() -> None:
     heartbeat_history = HeartbeatHistory(10)
     heartbeat_history.record([7], 1_000)
     heartbeat_history.record([7, 8], 2_003)
-    assert heartbeat_history.of(7, 2_001) == (1_000, 2_001)
+    assert heartbeat_history.times_of(7, 2_001) == (1_000, 2_001)
 
 
 def test_an_unknown_worker_has_only_its_last_heartbeat() -> None:
-    assert HeartbeatHistory(10).of(7, 500) == (500,)
+    assert HeartbeatHistory(10).times_of(7, 500) == (500,)
 
 
 def test_a_new_lease_starts_a_new_history() -> None:
@@ -62,7 +62,7 @@ def test_a_new_lease_starts_a_new_history() -> None:
     heartbeat_history.record([7], 1_000)
     heartbeat_history.start_lease(7, 5_000)
     heartbeat_history.record([7], 6_000)
-    assert heartbeat_history.of(7, 6_000) == (5_000, 6_000)
+    assert heartbeat_history.times_of(7, 6_000) == (5_000, 6_000)
 
 
 def test_a_full_history_ignores_new_workers_until_others_are_forgotten() -> None:
@@ -70,12 +70,12 @@ def test_a_full_history_ignores_new_workers_until_others_are_forgotten() -> None
     heartbeat_history.record([1, 2, 3], 1_000)
     heartbeat_history.record([1, 2, 3], 2_000)
     assert len(heartbeat_history) == 2
-    assert heartbeat_history.of(2, 2_000) == (1_000, 2_000)
-    assert heartbeat_history.of(3, 2_000) == (2_000,)
+    assert heartbeat_history.times_of(2, 2_000) == (1_000, 2_000)
+    assert heartbeat_history.times_of(3, 2_000) == (2_000,)
     heartbeat_history.forget(1)
     heartbeat_history.record([3], 3_000)
     heartbeat_history.record([3], 4_000)
-    assert heartbeat_history.of(3, 4_000) == (3_000, 4_000)
+    assert heartbeat_history.times_of(3, 4_000) == (3_000, 4_000)
 
 
 # -- stalls

@@ -283,8 +283,8 @@ def end(scenario: ActivityScenario, call: str, holder: AttemptHolder) -> tuple[o
     ("holder", "why"),
     [
         (AttemptHolder("worker-2", 1, 1), "attempt 1 is held by worker worker-1"),
-        (AttemptHolder("worker-1", 1, 2), "attempt 1 is what it holds"),
-        (AttemptHolder("worker-1", 1, 0), "attempt 1 is what it holds"),
+        (AttemptHolder("worker-1", 1, 2), "it holds attempt 1"),
+        (AttemptHolder("worker-1", 1, 0), "it holds attempt 1"),
     ],
 )
 def test_a_token_other_than_the_holders_is_fenced_off_with_the_cause(
@@ -318,7 +318,7 @@ def test_an_old_token_is_fenced_off_even_if_its_worker_holds_the_next_attempt() 
     lost_holder = scenario.start("worker-1", epoch=1)
     scenario.lose(lost_holder)
     scenario.start("worker-1", epoch=2)
-    with pytest.raises(FencedOff, match="attempt 2 is what it holds"):
+    with pytest.raises(FencedOff, match="it holds attempt 2"):
         scenario.complete(lost_holder)
 
 

@@ -54,7 +54,7 @@ def test_invalid_storm_settings_are_refused(name: str, value: float) -> None:
 
 # -- phases of a storm
 
-STORM = Storm(began_ms=1_000, lease_ms=30_000, caught=100)
+STORM = Storm(began_ms=1_000, lease_ms=30_000, held_count=100)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_storm_holds_no_longer_than_the_longest_lease_however_many_leases_fall
     policy, storm, now_ms = Policy(storm_hold_ms=hold_ms), Storm(began_ms), began_ms
     longest_ms = max(lease_ms for lease_ms, _ in caught)
     for lease_ms, later_ms in caught:
-        storm = storm._replace(caught=storm.caught + 1, lease_ms=max(storm.lease_ms, lease_ms))
+        storm = storm._replace(held_count=storm.held_count + 1, lease_ms=max(storm.lease_ms, lease_ms))
         now_ms += later_ms
         if storm.phase(now_ms, policy) is StormPhase.HOLDING:
             assert now_ms < began_ms + min(hold_ms, longest_ms)

@@ -184,7 +184,7 @@ async def take_one(store: SqlStore, shard_id: int = 0) -> Owner:
     return owner
 
 
-async def image_of(store: SqlStore, shard_id: int = 0) -> ShardSnapshot:
+async def snapshot_of(store: SqlStore, shard_id: int = 0) -> ShardSnapshot:
     [image] = await store.take_over([shard_id], "reader", 1_000)
     return image
 

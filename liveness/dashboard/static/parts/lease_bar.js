@@ -1,7 +1,7 @@
 // A bar that shows the remaining time of a lease and counts down. Without a connection it stops and says so.
 import { html, useMemo, useRef } from '../html.js';
 import { connection } from '../live.js';
-import { useBeat } from '../ticker.js';
+import { useTick } from '../ticker.js';
 import { serverNow, showDuration } from '../time.js';
 
 export function LeaseBar({ deadline, leaseMs, suspect }) {
@@ -10,7 +10,7 @@ export function LeaseBar({ deadline, leaseMs, suspect }) {
   const box = useRef();
   // A new bar starts at its value without a transition; later changes are animated.
   const first = useMemo(() => ({ transform: scale(shareOf(deadline, leaseMs)) }), []);
-  useBeat(() => {
+  useTick(() => {
     if (connection.value.state !== 'live' || !box.current) return;
     // Written to the elements directly: dozens of bars move several times a second.
     const ms = deadline - serverNow();

@@ -2,7 +2,7 @@
 import { html, useRef } from '../html.js';
 import { connection } from '../live.js';
 import { activityHref, workerHref } from '../route.js';
-import { useBeat } from '../ticker.js';
+import { useTick } from '../ticker.js';
 import { showAgo, showTime, showTimeExactly } from '../time.js';
 import { activityName } from '../words.js';
 
@@ -28,10 +28,10 @@ export function Time({ ms, ago = false }) {
 
 /** Counts on by itself while the page is connected to the event stream. */
 function Ago({ ms }) {
-  const place = useRef();
-  useBeat(() => {
-    const node = place.current;
+  const element = useRef();
+  useTick(() => {
+    const node = element.current;
     if (node && (connection.value.state === 'live' || !node.textContent)) node.textContent = showAgo(ms);
   }, [ms]);
-  return html`<time ref=${place} datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}></time>`;
+  return html`<time ref=${element} datetime=${new Date(ms).toISOString()} title=${showTimeExactly(ms)}></time>`;
 }

@@ -25,7 +25,7 @@ const HEAD_HEIGHT = 36;
 const SPARE_ROWS = 8;
 
 /** The scroll position of each table by its address, restored when the user comes back. */
-const places = new Map();
+const scrollPositions = new Map();
 
 export function WorkerGrid({ ns, rows, sort, onSort, onVisible, nothing }) {
   const box = useRef();
@@ -37,7 +37,7 @@ export function WorkerGrid({ ns, rows, sort, onSort, onVisible, nothing }) {
   const seen = rows.slice(from, to);
 
   useEffect(() => onVisible(seen.map((row) => row.key)));
-  usePlace(box, view, rows.length);
+  useScrollPosition(box, view, rows.length);
 
   const move = (next) => {
     const target = Math.max(0, Math.min(rows.length - 1, next));
@@ -99,8 +99,8 @@ function Row({ ns, row, index, top, active, onPick }) {
 }
 
 /** Restores the scroll position as soon as there are enough rows. */
-function usePlace(box, view, length) {
-  const left = useRef({ address: location.hash, wanted: places.get(location.hash) ?? 0 });
+function useScrollPosition(box, view, length) {
+  const left = useRef({ address: location.hash, wanted: scrollPositions.get(location.hash) ?? 0 });
   useLayoutEffect(() => {
     const { wanted } = left.current;
     if (wanted && length * view.rowHeight >= wanted + view.height) {
@@ -112,7 +112,7 @@ function usePlace(box, view, length) {
     left.current.address = location.hash;
     left.current.top = view.top;
   });
-  useEffect(() => () => places.set(left.current.address, left.current.top), []);
+  useEffect(() => () => scrollPositions.set(left.current.address, left.current.top), []);
 }
 
 function reveal(box, index, view) {

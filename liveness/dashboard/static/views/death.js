@@ -28,7 +28,7 @@ export function useCertificates(ns, key, deaths) {
 const CERTIFICATES_MAX = 10;
 
 /** The last heartbeats and the silence after them, for the timeline. */
-export function lastSigns(certificates) {
+export function lastHeartbeats(certificates) {
   const beats = [];
   const silences = [];
   for (const certificate of certificates.values()) {
@@ -75,7 +75,7 @@ function Certificate({ ns, death }) {
               (stall) => html`<li key=${stall.time}><b><${Time} ms=${parseTime(stall.time)} /></b> ${stall.take_over ? 'another server took over' : 'it stood still'}${parseDuration(stall.duration) !== null ? ` for ${showDuration(parseDuration(stall.duration))}` : ''}; none of that counted.</li>`,
             )}</ul>`}
       </div>
-      <${Company} death=${death} /></div>
+      <${ConcurrentDeaths} death=${death} /></div>
     </div>
     <${Moved} ns=${ns} death=${death} />
   </div>`;
@@ -103,7 +103,7 @@ function Heartbeats({ beats, silence, granted }) {
   </div>`;
 }
 
-function Company({ death }) {
+function ConcurrentDeaths({ death }) {
   const company = death.company ?? {};
   const rows = [
     ['on the same host', death.host_name, company.same_host],

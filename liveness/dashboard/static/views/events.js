@@ -16,7 +16,7 @@ export function Events({ ns }) {
   const [text, setText] = useState('');
   const events = held ?? live;
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = events.filter((event) => words.every((word) => hayOf(event).includes(word)));
+  const found = events.filter((event) => words.every((word) => searchTextOf(event).includes(word)));
   const missed = held ? live.length - live.indexOf(held.at(-1)) - 1 : 0;
   return html`<div class="stack">
     <header class="view-head">
@@ -35,4 +35,4 @@ export function Events({ ns }) {
   </div>`;
 }
 
-const hayOf = (event) => `${event.type} ${event.namespace} ${event.worker_instance_key} ${sentenceOf(event)}`.toLowerCase();
+const searchTextOf = (event) => `${event.type} ${event.namespace} ${event.worker_instance_key} ${sentenceOf(event)}`.toLowerCase();

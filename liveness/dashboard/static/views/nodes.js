@@ -1,7 +1,7 @@
 // The nodes and their shards.
 import { get } from '../api.js';
 import { useCell } from '../cell.js';
-import { wholeFleet } from '../fleet.js';
+import { allNamespaces } from '../fleet.js';
 import { html, useMemo, useRef, useState } from '../html.js';
 import { Badge } from '../parts/badge.js';
 import { Failure, Loading } from '../parts/notice.js';
@@ -60,7 +60,7 @@ export function Nodes() {
 
 /** One square per shard: its workers, whether a node serves it, and the length of its queue. */
 function Shards({ shards, nodes }) {
-  const fleet = useCell(wholeFleet.told);
+  const fleet = useCell(allNamespaces.summary);
   const queues = useMemo(() => new Map((fleet?.queues ?? []).map((queue) => [queue.shard_id, queue])), [fleet]);
   const fullest = Math.max(1, ...shards.map((shard) => Number(shard.active_workers)));
   const unserved = shards.filter((shard) => !shard.serving).length;

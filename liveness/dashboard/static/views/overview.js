@@ -2,7 +2,7 @@
 import { pauseNamespace, releaseStorm, resumeNamespace } from '../actions.js';
 import { useCell } from '../cell.js';
 import { Chart } from '../charts.js';
-import { Fleet, wholeFleet } from '../fleet.js';
+import { Fleet, allNamespaces } from '../fleet.js';
 import { html, useMemo } from '../html.js';
 import { Icon } from '../icons.js';
 import { tryAgain } from '../live.js';
@@ -19,13 +19,13 @@ const RANGES = [5, 15, 30];
 const ASK_EVERY_MS = 2 * SECOND;
 
 export function Overview({ ns, params }) {
-  const fleet = useMemo(() => (ns ? new Fleet(ns) : wholeFleet), [ns]);
-  const told = useCell(fleet.told);
-  usePolling((signal) => (ns ? asked(fleet, signal) : undefined), ASK_EVERY_MS, [fleet]);
+  const fleet = useMemo(() => (ns ? new Fleet(ns) : allNamespaces), [ns]);
+  const summary = useCell(fleet.summary);
+  usePolling((signal) => (ns ? refresh(fleet, signal) : undefined), ASK_EVERY_MS, [fleet]);
   const minutes = RANGES.includes(Number(params.range)) ? Number(params.range) : 15;
-  if (!told) return html`<${Loading} what="Loading the fleet" />`;
-  const since = told.time - minutes * MINUTE;
-  const samples = told.samples.filter((sample) => sample.time >= since);
+  if (!summary) return html`<${Loading} what="Loading the fleet" />`;
+  const since = summary.time - minutes * MINUTE;
+  const samples = summary.samples.filter((sample) => sample.time >= since);
   return html`<div class="stack">
     <header class="view-head">
       <h1 tabindex="-1">${ns ? html`Namespace <${Name} plain>${ns}<//>` : 'Fleet'}</h1>
@@ -33,17 +33,17 @@ export function Overview({ ns, params }) {
         ${RANGES.map((range) => html`<button key=${range} type="button" aria-pressed=${range === minutes} onClick=${() => adjust({ range })}>${range} min</button>`)}
       </div>
     </header>
-    <${Alerts} alerts=${told.alerts} />
-    <${Tiles} told=${told} samples=${samples} minutes=${minutes} ns=${ns} />
+    <${Alerts} alerts=${summary.alerts} />
+    <${Tiles} summary=${summary} samples=${samples} minutes=${minutes} ns=${ns} />
     <div class="charts">
-      <${Charts} told=${told} samples=${samples} rangeMs=${minutes * MINUTE} />
-      <${Queues} queues=${told.queues} />
+      <${Charts} summary=${summary} samples=${samples} rangeMs=${minutes * MINUTE} />
+      <${Queues} queues=${summary.queues} />
     </div>
-    <${Namespaces} namespaces=${told.namespaces} refresh=${() => fleet.ask().catch(() => {})} />
+    <${Namespaces} namespaces=${summary.namespaces} refresh=${() => fleet.ask().catch(() => {})} />
   </div>`;
 }
 
-async function asked(fleet, signal) {
+async function refresh(fleet, signal) {
   try {
     await fleet.ask(signal);
   } catch (error) {
@@ -72,13 +72,13 @@ function Alerts({ alerts }) {
   </div>`;
 }
 
-function Tiles({ told, samples, minutes, ns }) {
-  const last = samples.at(-1) ?? told.samples.at(-1);
+function Tiles({ summary, samples, minutes, ns }) {
+  const last = samples.at(-1) ?? summary.samples.at(-1);
   const sum = (of) => samples.reduce((total, sample) => total + of(sample), 0);
-  const recent = samples.slice(-Math.max(1, Math.round((10 * SECOND) / told.intervalMs)));
-  const rate = recent.reduce((total, sample) => total + sample.heartbeats, 0) / ((recent.length * told.intervalMs) / SECOND || 1);
+  const recent = samples.slice(-Math.max(1, Math.round((10 * SECOND) / summary.intervalMs)));
+  const rate = recent.reduce((total, sample) => total + sample.heartbeats, 0) / ((recent.length * summary.intervalMs) / SECOND || 1);
   const slowest = Math.max(0, ...recent.map((sample) => sample.p99));
-  const now = told.namespaces.reduce((all, one) => ({
+  const now = summary.namespaces.reduce((all, one) => ({
     active: all.active + Number(one.active), inactive: all.inactive + Number(one.inactive), suspects: all.suspects + Number(one.suspects),
     deaths: all.deaths + Number(one.deaths), falseDeaths: all.falseDeaths + Number(one.false_deaths),
   }), { active: 0, inactive: 0, suspects: 0, deaths: 0, falseDeaths: 0 }); // prettier-ignore
@@ -92,7 +92,7 @@ function Tiles({ told, samples, minutes, ns }) {
     <${Tile} label="Reschedules" value=${brief(sum((sample) => sample.reschedules))} note=${`in ${minutes} min`} />
     <${Tile} label="Queue" value=${brief(depth)} tone=${depth ? 'warn' : 'mute'} note="unfinished tasks" href=${href('tasks', { ns })} />
     <${Tile} label="False deaths" value=${percent(now.falseDeaths, now.deaths)} note=${`of ${counted(now.deaths, 'death')}`} />
-    <${Tile} label="Shards" value=${`${told.servingShards}/${told.shards}`} tone=${told.servingShards < told.shards ? 'bad' : 'mute'} note=${`on ${counted(told.nodes, 'node')}`} href=${href('nodes', { ns })} />
+    <${Tile} label="Shards" value=${`${summary.servingShards}/${summary.shards}`} tone=${summary.servingShards < summary.shards ? 'bad' : 'mute'} note=${`on ${counted(summary.nodes, 'node')}`} href=${href('nodes', { ns })} />
   </div>`;
 }
 
@@ -125,17 +125,17 @@ const WORK = [
   { label: 'queue', tone: 'warn', of: (sample) => sample.queueDepth },
 ];
 
-function Charts({ told, samples, rangeMs }) {
-  const seconds = told.intervalMs / SECOND;
+function Charts({ summary, samples, rangeMs }) {
+  const seconds = summary.intervalMs / SECOND;
   const beats = useMemo(() => [
     { label: 'accepted', tone: 'accent', of: (sample) => sample.heartbeats / seconds, area: true },
     { label: 'refused', tone: 'bad', of: (sample) => sample.refused / seconds },
   ], [seconds]); // prettier-ignore
-  const given = { samples, rangeMs, intervalMs: told.intervalMs };
-  const each = `every ${showDuration(told.intervalMs)}`;
+  const given = { samples, rangeMs, intervalMs: summary.intervalMs };
+  const each = `every ${showDuration(summary.intervalMs)}`;
   return html`<${Chart} ...${given} title="Workers by state" series=${STATES} />
-    <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} whole=${false} show=${tenths} />
-    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms; all namespaces" series=${LATENCY} whole=${false} show=${tenths} />
+    <${Chart} ...${given} title="Heartbeats" note="per second" series=${beats} integers=${false} show=${tenths} />
+    <${Chart} ...${given} title="Heartbeat latency" note="to the durable answer, ms; all namespaces" series=${LATENCY} integers=${false} show=${tenths} />
     <${Chart} ...${given} title="Leases" note=${each} series=${CHANGES} />
     <${Chart} ...${given} title="Reschedules and queue" note=${each} series=${WORK} />`;
 }

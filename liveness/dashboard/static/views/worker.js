@@ -5,7 +5,7 @@ import { useCell } from '../cell.js';
 import { useHistory } from '../history.js';
 import { html, useEffect, useMemo, useState } from '../html.js';
 import { Icon } from '../icons.js';
-import { lifeOf } from '../life.js';
+import { spansOf } from '../worker_spans.js';
 import { connection } from '../live.js';
 import { Badge } from '../parts/badge.js';
 import { EventList } from '../parts/event_list.js';
@@ -17,24 +17,24 @@ import { usePolling } from '../ticker.js';
 import { Timeline } from '../timeline.js';
 import { SECOND, parseDuration, parseTime, showDuration } from '../time.js';
 import { count, counted, inactiveReason, workerState, workerStatus } from '../words.js';
-import { Deaths, lastSigns, useCertificates } from './death.js';
+import { Deaths, lastHeartbeats, useCertificates } from './death.js';
 
 const ASK_EVERY_MS = SECOND;
 const EVENTS_SHOWN = 50;
 const BEATS_KEPT = 300;
-const NO_SIGNS = [];
+const NO_BEATS = [];
 
 export function Worker({ ns, params }) {
   const { key } = params;
   const { worker, error, ask, beats } = useWorker(ns, key);
   const history = useHistory(ns, key);
-  const life = useMemo(() => lifeOf([...history.events].reverse()), [history.events]);
-  const certificates = useCertificates(ns, key, life.deaths);
-  const signs = useMemo(() => lastSigns(certificates), [certificates]);
+  const spans = useMemo(() => spansOf([...history.events].reverse()), [history.events]);
+  const certificates = useCertificates(ns, key, spans.deaths);
+  const known = useMemo(() => lastHeartbeats(certificates), [certificates]);
   useEffect(() => {
     if (history.events.length) ask();
   }, [history.events]);
-  const allBeats = useMemo(() => [...new Set([...signs.beats, ...beats])], [signs, beats]);
+  const allBeats = useMemo(() => [...new Set([...known.beats, ...beats])], [known, beats]);
 
   if (error && !worker) return html`<div class="stack"><${Back} ns=${ns} /><${Failure} error=${error} /></div>`;
   if (!worker) return html`<${Loading} what="Loading the worker" />`;
@@ -42,7 +42,7 @@ export function Worker({ ns, params }) {
     <${Back} ns=${ns} />
     <${Head} ns=${ns} worker=${worker} refresh=${ask} />
     <section class="card" aria-label="Timeline">
-      ${history.events.length ? html`<${Timeline} life=${life} beats=${allBeats} silences=${signs.silences} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
+      ${history.events.length ? html`<${Timeline} spans=${spans} beats=${allBeats} silences=${known.silences} />` : history.error ? html`<${Failure} error=${history.error} />` : html`<${Loading} />`}
     </section>
     <div class="worker-columns">
       <div class="stack">
@@ -59,8 +59,8 @@ const Back = ({ ns }) => html`<a class="back" href=${href('workers', { ns })}><$
 
 /** The worker, polled every second, and the heartbeats that the polls have seen. */
 function useWorker(ns, key) {
-  const [state, setState] = useState({ worker: null, error: null, beats: NO_SIGNS });
-  useEffect(() => setState({ worker: null, error: null, beats: NO_SIGNS }), [ns, key]);
+  const [state, setState] = useState({ worker: null, error: null, beats: NO_BEATS });
+  useEffect(() => setState({ worker: null, error: null, beats: NO_BEATS }), [ns, key]);
   const ask = async (signal) => {
     try {
       const { worker } = await get(inNamespace(ns, 'worker'), { worker_instance_key: key }, { signal });

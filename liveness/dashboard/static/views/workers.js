@@ -2,7 +2,7 @@
 import { useCell } from '../cell.js';
 import { html, useEffect, useMemo, useRef, useState } from '../html.js';
 import { Icon } from '../icons.js';
-import { anew, onEvents } from '../live.js';
+import { reloadCount, onEvents } from '../live.js';
 import { Chips, listOf } from '../parts/chips.js';
 import { Failure } from '../parts/notice.js';
 import { WorkerGrid } from '../parts/worker_grid.js';
@@ -15,13 +15,13 @@ const STATES = ['active', 'suspect', 'inactive', 'cleaned up'];
 const ADDRESS_AFTER_MS = 300;
 
 export function Workers({ ns, params }) {
-  const generation = useCell(anew);
+  const generation = useCell(reloadCount);
   const roster = useMemo(() => new Roster(ns), [ns, generation]);
   useEffect(() => {
     roster.start();
-    const deaf = onEvents((events) => roster.hear(events));
+    const unsubscribe = onEvents((events) => roster.applyEvents(events));
     return () => {
-      deaf();
+      unsubscribe();
       roster.stop();
     };
   }, [roster]);
