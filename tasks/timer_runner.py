@@ -12,6 +12,7 @@ from liveness.dispatch.reconciler import BindingReconciler
 from liveness.domain.activity import activity_timer as activity_timer_of
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.reactions import VerifyDispatchTask, WorkerCleanupTask, worker_timer
+from liveness.domain.worker import InactiveReason
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
@@ -90,8 +91,12 @@ class TimerRunner(NodeListener):
         the next owner of a shard that left has timers of its own."""
         due: dict[WorkerKey, DueLease[Shard]] = {}
         deferred, self._deferred = self._deferred, {}
-        for shard, key, _, _ in deferred.values():
+        for key, lease in deferred.items():
+            shard = lease.shard
             if shard not in serving:
+                continue
+            if _is_still_silent(lease):
+                due[key] = lease
                 continue
             end = shard.lease_ended_by(key)
             if end is not None and end.is_death:
@@ -140,3 +145,14 @@ class TimerRunner(NodeListener):
         if isinstance(task, VerifyDispatchTask):
             return self._verify_dispatch.execute(task, shard)
         return make_activity_available(task, shard)
+
+
+def _is_still_silent(lease: DueLease[Shard]) -> bool:
+    """Whether silence still ends the lease. Only a renewal ends silence, and it replaces the worker. This is far cheaper
+    than asking for all terms of the lease, and a mass expiry asks for every deferred lease with every commit."""
+    shard, key, worker, end = lease
+    return (
+        end.reason is InactiveReason.LEASE_EXPIRED
+        and shard.workers.get(key) is worker
+        and not worker.standing.drain_deadline_ms
+    )

@@ -35,8 +35,6 @@ class LeaseEnd(NamedTuple):
     holdable_from_ms: int | None
     """When the lease was over by its own terms, without take-over graces. The length of a storm's hold counts from
     here, so that a restart does not lengthen it. None if no storm may hold the lease: an operator's limit is over."""
-    seen_ms: int
-    """When the lease was found to be over."""
 
     @property
     def is_death(self) -> bool:
@@ -64,7 +62,7 @@ class LeaseDeadlines:
         holdable_from_ms = None
         if InactiveReason.DRAINED not in reasons:
             holdable_from_ms = _earliest_ms(self._terms(key, worker, grace_until_ms=0))
-        return LeaseEnd(reasons[0], end_ms, holdable_from_ms, now_ms)
+        return LeaseEnd(reasons[0], end_ms, holdable_from_ms)
 
     def lease_end_ms(self, key: WorkerKey, worker: Worker) -> int:
         """Return when an ACTIVE worker's lease ends if nothing is heard of the worker."""

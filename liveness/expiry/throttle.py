@@ -31,6 +31,8 @@ class ThrottledShard(Protocol):
 
     needs_attention: set[tuple[str, str]]
 
+    def now_ms(self) -> int: ...
+
     def recheck(self, key: WorkerKey, at_ms: int | None = None) -> None: ...
 
 
@@ -181,7 +183,7 @@ class ExpiryThrottle:
         shard, key, worker, end = lease
         if phase is StormPhase.RELEASED or end.holdable_from_ms is None:
             return None
-        before, observed_ms = storm_state.held.get(key), end.seen_ms
+        before, observed_ms = storm_state.held.get(key), shard.now_ms()
         slot_ms = None
         until_ms = observed_ms
         if phase is StormPhase.HOLDING:

@@ -52,7 +52,7 @@ def _three_seconds_late(self: Any, worker: Any, *_: object) -> int:
 
 
 def _hold_for_ever(self: Any, storm_state: Any, one: Any, *_: object) -> ExpiryHold:
-    now_ms = one.end.seen_ms
+    now_ms = one.shard.now_ms()
     return ExpiryHold(one.shard, now_ms, now_ms + one.worker.granted_ms)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from liveness.clock import ManualClock
 from liveness.domain import worker_control
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import InactiveReason, WorkerState
+from liveness.engine.shard import Shard
+from liveness.expiry.lease_deadlines import LeaseEnd
 from liveness.store.sql import SqlStore
+from liveness.tasks import timer_runner
 from liveness.tasks.queue_runner import YIELD_MS_MAX
 from liveness.tasks.timer_runner import EXPIRIES_PER_COMMIT_MAX
 from tests.databases import SHARD_COUNT, StoreDatabase
@@ -106,6 +111,29 @@ async def test_a_worker_rechecked_while_it_waits_for_expiry_dies_once(store: Sql
     assert active(engine) == set()
     death_rate = engine.node.throttle.death_rate
     assert sum(death_rate.recent(namespace) for namespace in death_rate.namespaces()) == len(WORKERS)
+
+
+async def test_deferred_leases_are_not_examined_again_with_every_commit(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a mass expiry takes a time that grows with the square of its size."""
+    monkeypatch.setattr(timer_runner, "EXPIRIES_PER_COMMIT_MAX", 1)
+    engine = await Engine(store, ManualClock(), grace_ms=0).start()
+    for namespace, worker in WORKERS:
+        await engine.beat(worker, namespace=namespace, lease_ms=LEASE_MS)
+    await engine.advance(LEASE_MS - 250)
+    examined: list[WorkerKey] = []
+    lease_ended_by = Shard.lease_ended_by
+
+    def count_and_examine(shard: Shard, key: WorkerKey) -> LeaseEnd | None:
+        examined.append(key)
+        return lease_ended_by(shard, key)
+
+    monkeypatch.setattr(Shard, "lease_ended_by", count_and_examine)
+    await engine.step(250)
+    while active(engine):
+        await engine.step(50)
+    assert len(examined) == len(WORKERS)
 
 
 async def test_queues_pause_until_all_expired_leases_are_ended(store: SqlStore) -> None:

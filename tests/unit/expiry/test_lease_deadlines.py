@@ -108,19 +108,19 @@ def test_a_lease_ends_by_the_first_of_its_terms(
 ) -> None:
     assert lease.end_ms() == end_ms
     assert lease.ended_by(end_ms - 1) is None
-    assert lease.ended_by(end_ms) == LeaseEnd(reason, end_ms, holdable_from_ms, seen_ms=end_ms)
+    assert lease.ended_by(end_ms) == LeaseEnd(reason, end_ms, holdable_from_ms)
 
 
 @pytest.mark.parametrize(
     ("lease", "now_ms", "end"),
     [
-        (DRAINING_AND_BROKEN, 6_999, LeaseEnd(DISCONNECT, 5_000, 5_000, 6_999)),
-        (DRAINING_AND_BROKEN, 7_000, LeaseEnd(DISCONNECT, 5_000, None, 7_000)),
-        (DRAINING_AND_BROKEN, 11_000, LeaseEnd(SILENCE, 5_000, None, 11_000)),
-        (BROKEN, 11_000, LeaseEnd(SILENCE, 5_000, 5_000, 11_000)),
-        (DRAINING, 11_000, LeaseEnd(SILENCE, 6_000, None, 11_000)),
-        (EVERYTHING, 15_000, LeaseEnd(SILENCE, 12_000, None, 15_000)),
-        (BROKEN_AND_NO_GRACE_LEFT, 14_000, LeaseEnd(SILENCE, 11_000, 6_500, 14_000)),
+        (DRAINING_AND_BROKEN, 6_999, LeaseEnd(DISCONNECT, 5_000, 5_000)),
+        (DRAINING_AND_BROKEN, 7_000, LeaseEnd(DISCONNECT, 5_000, None)),
+        (DRAINING_AND_BROKEN, 11_000, LeaseEnd(SILENCE, 5_000, None)),
+        (BROKEN, 11_000, LeaseEnd(SILENCE, 5_000, 5_000)),
+        (DRAINING, 11_000, LeaseEnd(SILENCE, 6_000, None)),
+        (EVERYTHING, 15_000, LeaseEnd(SILENCE, 12_000, None)),
+        (BROKEN_AND_NO_GRACE_LEFT, 14_000, LeaseEnd(SILENCE, 11_000, 6_500)),
     ],
 )
 def test_when_several_terms_are_over_the_strongest_is_the_reason_and_the_first_is_the_time(
@@ -135,7 +135,7 @@ def test_a_worker_that_is_not_active_has_no_lease_that_could_end(state: WorkerSt
 
 
 def test_silence_and_disconnects_are_deaths_and_drains_are_not() -> None:
-    is_death = {reason: LeaseEnd(reason, 0, None, 0).is_death for reason in (SILENCE, DISCONNECT, DRAIN)}
+    is_death = {reason: LeaseEnd(reason, 0, None).is_death for reason in (SILENCE, DISCONNECT, DRAIN)}
     assert is_death == {SILENCE: True, DISCONNECT: True, DRAIN: False}
 
 
@@ -148,17 +148,17 @@ def test_the_decider_ends_every_lease_that_is_over_and_for_the_same_reason() -> 
         lease = Lease(*terms)
         for now_ms in (lease.end_ms(), 11_000, 12_500, 14_000):
             if (end := lease.ended_by(now_ms)) is not None:
-                [event] = decide(lease, end)
+                [event] = decide(lease, end, now_ms)
                 assert event.reason is end.reason
                 found.add(end.reason)
     assert found == {SILENCE, DISCONNECT, DRAIN}
 
 
-def decide(lease: Lease, end: LeaseEnd) -> tuple[WorkerDeactivated, ...]:
+def decide(lease: Lease, end: LeaseEnd, now_ms: int) -> tuple[WorkerDeactivated, ...]:
     worker, policy = lease.worker, Policy()
     if end.reason is SILENCE:
-        return decider.expire_lease(worker, policy, end.seen_ms)
+        return decider.expire_lease(worker, policy, now_ms)
     if end.reason is DISCONNECT:
         assert lease.broken_ms is not None
-        return decider.disconnect(worker, policy, end.seen_ms, lease.broken_ms)
-    return decider.end_drain(worker, policy, end.seen_ms)
+        return decider.disconnect(worker, policy, now_ms, lease.broken_ms)
+    return decider.end_drain(worker, policy, now_ms)
