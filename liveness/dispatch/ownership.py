@@ -173,8 +173,10 @@ class ActivityOwnership:
     ) -> Activity:
         """Start an attempt for a worker that found the activity by itself. A repeated claim returns the attempt that
         the worker holds."""
-        await self.load([key])
         for _ in range(CLAIM_TRIES_MAX):
+            await self.load(
+                [key]
+            )  # for each try: the activity may have finished and left memory, the worker come here
             worker = self._bindings_of(worker_key)
             holder = self._holder(key)
             view = await worker.look_up_live(session_id, key.id)

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from liveness.dispatch.ownership import ActivityOwnership
+from liveness.dispatch.worker_bindings import Binding, HolderView, holder_view
 from liveness.domain.activity import Activity, ActivityState
-from liveness.domain.activity_decider import ActivitySpec, current_holder
+from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, current_holder
+from liveness.domain.errors import ActivityFinished
 from liveness.domain.events import Retry
-from liveness.domain.keys import ActivityKey
+from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
+from liveness.domain.worker import BoundActivity
 from liveness.store.api import ShardCommit
 from tests.integration.dispatch.test_matching import WORKER, engine, held, key, store
-from tests.integration.engine.engine import Engine
+from tests.integration.engine.engine import NAMESPACE, Engine
 from tests.integration.store.faulty_store import CommitObserver, FaultyStore
 
 __all__ = ["engine", "store"]
@@ -103,3 +107,50 @@ async def test_a_cancellation_does_not_wait_for_a_worker_whose_shard_is_read_aga
         await engine.advance(10_000)
         await engine.beat("w", lease_ms=20_000)
     assert not engine.worker("w").bindings, "the reconciler ends the binding"
+
+
+class WorkerThatMovesHere:
+    """The node of the worker's shard. While it binds the worker, the activity changes hands. While it ends the binding, the
+    activity is completed and leaves memory, and the worker's shard comes to this node."""
+
+    def __init__(self, engine: Engine, name: str, other_worker: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._other = WorkerKey(NAMESPACE, other_worker)
+        self._worker_shard = engine.shard_of("w")
+        engine.node._shards[self._worker_shard.id] = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not expected")
+
+    async def look_up(self, worker_key: WorkerKey, id: ActivityId) -> HolderView | None:
+        return holder_view(self._worker_shard, worker_key, id)
+
+    async def bind(
+        self, worker_key: WorkerKey, session_id: str, activities: Sequence[BoundActivity]
+    ) -> Binding:
+        if activities:
+            await self._engine.ownership.give_back(key(self._name), await self._claim())
+        return Binding(self._worker_shard.workers[worker_key].epoch, len(activities))
+
+    async def unbind(self, worker_key: WorkerKey, id: ActivityId, attempt: int, *, taken: bool) -> bool:
+        await self._engine.ownership.complete(key(self._name), await self._claim(), b"")
+        shard = self._engine.ownership.shard(key(self._name))
+        assert shard.activities.evict(shard.durable_seq) == 1
+        self._engine.node._shards[self._worker_shard.id] = self._worker_shard
+        return True
+
+    async def _claim(self) -> AttemptHolder:
+        return current_holder(await self._engine.ownership.claim(key(self._name), SPEC, self._other, ""))
+
+
+async def test_a_claim_that_is_tried_again_does_not_revive_a_finished_activity(engine: Engine) -> None:
+    name, activity_key = await start(engine)
+    other = next(
+        f"other-{n}" for n in range(100) if engine.shard_of(f"other-{n}") is not engine.shard_of("w")
+    )
+    await engine.beat(other, lease_ms=60_000)
+    remote = WorkerThatMovesHere(engine, name, other)
+    ownership = ActivityOwnership(engine.node, remote)
+    with pytest.raises(ActivityFinished):
+        await ownership.claim(activity_key, SPEC, WORKER, "")
