@@ -110,7 +110,11 @@ class ReplyChecks:
         worker, about = self._audit.workers.get(key), (worker_label(key),)
         match refusal.reason:
             case "STALE_HEARTBEAT":
-                if worker is None or worker.session != beat.session_id or worker.sequence <= beat.sequence:
+                # The commit that the answer waited for may have replaced the session, too.
+                if not any(
+                    session_id == beat.session_id and sequence > beat.sequence
+                    for session_id, sequence in self._audit.applied[key]
+                ):
                     self._report(
                         "honest failure",
                         f"{worker_label(key)}: {beat.sequence} was refused as stale and is not",
