@@ -37,11 +37,15 @@ if TYPE_CHECKING:
     from liveness.sdk.values import ActivityRef
 
 
-class LivenessSdkError(TemplatedError):
+class LivenessSdkError(Exception):
+    """The base of all errors of the SDK."""
+
+
+class _TemplatedSdkError(TemplatedError, LivenessSdkError):
     template = "Something went wrong between this program and the liveness server."
 
 
-class CannotStart(LivenessSdkError):
+class CannotStart(_TemplatedSdkError):
     template = "The worker could not be started."
 
 
@@ -76,7 +80,7 @@ class QuotaReached(CannotStart):
     detail: str
 
 
-class WorkerEnded(LivenessSdkError):
+class WorkerEnded(_TemplatedSdkError):
     template = "The worker cannot go on."
 
 
@@ -104,7 +108,7 @@ class WorkerStopped(WorkerEnded):
     worker: str
 
 
-class ActivityLost(LivenessSdkError):
+class ActivityLost(_TemplatedSdkError):
     template = "{activity} is no longer held by this worker: {reason}"
 
     activity: ActivityRef
@@ -115,7 +119,7 @@ class LeaseLost(ActivityLost):
     template = "{activity} is no longer held by this worker, because its lease is over: {reason}"
 
 
-class ActivityRefused(LivenessSdkError):
+class ActivityRefused(_TemplatedSdkError):
     template = "{activity} was not given to this worker: {detail}"
 
     activity: ActivityRef
@@ -152,13 +156,13 @@ class NoNewWork(ActivityRefused):
     template = "{activity} was not given to this worker, which is paused or drained: {detail}"
 
 
-class InvalidArgument(LivenessSdkError):
+class InvalidArgument(_TemplatedSdkError):
     template = "The server refused the request: {detail}"
 
     detail: str
 
 
-class CallFailed(LivenessSdkError):
+class CallFailed(_TemplatedSdkError):
     template = "{call} failed: {detail} ({code})"
 
     call: str
@@ -166,19 +170,24 @@ class CallFailed(LivenessSdkError):
     code: str
 
 
-class Outcome(LivenessSdkError, kw_only=False):
-    """How an attempt ends."""
+class Outcome(LivenessSdkError):
+    """How an attempt ends. A plain exception, so that programs can subclass the two below as they like."""
 
-    template = "{why}"
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
-    why: str
+    # A subclass may have other parameters than `args` holds.
+    __reduce__ = TemplatedError.__reduce__
 
 
 class GiveUp(Outcome):
     """The activity is not to be tried again."""
 
 
-class RetryLater(Outcome, kw_only=False):
+class RetryLater(Outcome):
     """The activity is to be tried again after `after` seconds, whatever its retry policy says."""
 
-    after: float
+    def __init__(self, why: str, after: float) -> None:
+        super().__init__(why)
+        self.after = after

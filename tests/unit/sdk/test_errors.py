@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from liveness import sdk
@@ -15,7 +17,8 @@ def all_errors() -> list[type[LivenessSdkError]]:
         kind = waiting.pop()
         found.append(kind)
         waiting += kind.__subclasses__()
-    return [kind for kind in found if kind.__module__ == errors.__name__]
+    public = [kind for kind in found if not kind.__name__.startswith("_")]
+    return [kind for kind in public if kind.__module__ == errors.__name__]
 
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
@@ -37,3 +40,24 @@ def test_an_outcome_carries_the_text_of_the_handler() -> None:
     assert str(GiveUp("no such photo")) == "no such photo"
     later = RetryLater("the disk is full", after=30)
     assert (str(later), later.after) == ("the disk is full", 30)
+
+
+class NoRoom(GiveUp):
+    """A program's own reason to give up."""
+
+    disk: str
+
+    def __init__(self, disk: str) -> None:
+        super().__init__(f"no room on {disk}")
+        self.disk = disk
+
+
+class NoRoomForPhotos(NoRoom):
+    pass
+
+
+def test_a_program_can_subclass_the_outcomes_like_any_exception() -> None:
+    error = NoRoomForPhotos("sda1")
+    assert (str(error), error.disk, error.why) == ("no room on sda1", "sda1", "no room on sda1")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), copied.disk) == (NoRoomForPhotos, "no room on sda1", "sda1")
