@@ -47,7 +47,8 @@ BELOW: dict[str, set[str]] = {
         "liveness.testing": "app clock config domain",
         "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1",
         "liveness.__main__": "cli",
-        # Public names of modules in `integrations`.
+        # Public names of modules that lie in other folders.
+        "liveness.settings": "config",
         "liveness.fencing": "config integrations",
         "liveness.relays": "integrations",
         "liveness.webhooks": "integrations",
