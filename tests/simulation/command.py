@@ -17,7 +17,7 @@ from tests.simulation.plan import NO_OVERRIDES, PlanOverrides
 from tests.simulation.results import RunTotals, as_json, printed, store_result
 from tests.simulation.world import Outcome, live
 
-DEFAULT_SEEDS = 300
+DEFAULT_SEEDS = 400
 OFTEN = 10
 """DEFAULT_SEEDS worlds must reach each situation this often; other numbers of worlds in proportion."""
 MANY = 100
