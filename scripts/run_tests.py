@@ -15,7 +15,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED = Path(".pytest_cache", "v", "cache", "lastfailed")
-TIMING_SENSITIVE = ("tests/system/", "tests/crash/")
+TIMING_SENSITIVE = (
+    "tests/system/",
+    "tests/crash/",
+    "tests/integration/cluster/",
+    "tests/integration/routing/",
+)
 RERUNS_MAX = 3
 TESTS_FAILED = 1
 """pytest's exit code after a complete run in which tests failed."""

@@ -53,7 +53,7 @@ class Sample(NamedTuple):
     latencies: Sequence[int]
     """Heartbeat calls of all namespaces, in the buckets of `LATENCY_BUCKETS_S`."""
     queue_depth: int
-    """Of all namespaces."""
+    """Queued tasks of all namespaces."""
 
 
 class Telemetry(NodeListener):
