@@ -11,6 +11,7 @@ interrupted batch is simply started again. If a worker stops or dies, another on
 import argparse
 import asyncio
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,18 +22,23 @@ QUEUE = "invoices"
 CUSTOMERS = ("ada", "barbara", "donald", "edsger", "grace", "john", "leslie", "tony")
 
 
+@dataclass
+class Order:
+    date: str
+    customer: str
+
+
 async def work(address: str, folder: Path) -> None:
     async with Worker(address, task_queue=QUEUE) as worker:
 
         @worker.activity("invoice")
-        async def invoice(task: Task) -> object:
-            order = task.json()
-            amount = 10 * len(order["customer"])
+        async def invoice(task: Task, order: Order) -> object:
+            amount = 10 * len(order.customer)
             await asyncio.sleep(0.1)
-            text = f"{order['date']}: {order['customer']} owes {amount}\n"
+            text = f"{order.date}: {order.customer} owes {amount}\n"
             try:
                 # An earlier attempt may have written the file already: write the whole file, do not append.
-                (folder / f"{order['date']}-{order['customer']}.txt").write_text(text)
+                (folder / f"{order.date}-{order.customer}.txt").write_text(text)
             except OSError as error:
                 raise RetryLater(f"no room for invoices: {error}", after=30) from error
             print(text, end="", flush=True)
@@ -47,7 +53,7 @@ async def run(address: str, date: str) -> int:
             await client.schedule(
                 "invoice",
                 id=f"invoice/{date}/{customer}",
-                input={"date": date, "customer": customer},
+                input=Order(date, customer),
                 task_queue=QUEUE,
             )
             for customer in CUSTOMERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from importlib.metadata import version
 from random import Random
 from types import TracebackType
 
@@ -29,7 +28,7 @@ from liveness.dispatch.reconciler import BindingReconciler
 from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
-from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing
+from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing, no_publishes
 from liveness.integrations.relay.relay import Relay
 from liveness.integrations.webhook.sink import sink_selector as webhook_sink_selector
 from liveness.routing.channels import ChannelPool
@@ -47,7 +46,9 @@ from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.liveness_service import LivenessService
 from liveness.server.platform import THIS_PLATFORM, Platform
+from liveness.server.receive_probe import ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
+from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json
 from liveness.store.errors import (
     CannotOpenStore,
@@ -61,15 +62,18 @@ from liveness.store.errors import (
 from liveness.store.node_registry import SERVER_KIND, NodeRow, NodeState
 from liveness.store.sql import SqlStore
 from liveness.tasks.activity_reschedule import ActivityReschedule
+from liveness.tasks.declared_bindings import DeclaredBindings
 from liveness.tasks.maintenance import Maintenance
 from liveness.tasks.queue_runner import QueueRunner
 from liveness.tasks.sinks import SinkSelector, first_match, no_sink
 from liveness.tasks.timer_heap import TimerHeaps
 from liveness.tasks.timer_runner import TimerRunner
 from liveness.telemetry.logs import TransitionLog
+from liveness.telemetry.metrics import METRICS
 from liveness.telemetry.prometheus import PrometheusExporter
-from liveness.telemetry.telemetry import Telemetry
+from liveness.telemetry.telemetry import ClusterStatus, Telemetry
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
+from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
 
@@ -175,7 +179,10 @@ class Server:
 
     def _start_background_work(self) -> None:
         settings = self._settings
+        self._tasks.start(ReceiveProbe(self._platform.connect, self.address, self.node).run())
         self._tasks.start(self.membership.run())
+        if not self._is_single_node:
+            self._tasks.start(self.membership.watch_lease())
         self._tasks.start(self.queue.run())
         self._tasks.start(self.telemetry.run())
         if not self._is_single_node:
@@ -221,6 +228,7 @@ class Server:
             self.membership.close,
             self.matching.close,
             self.reconciler.close,
+            self.declared_bindings.close,
             self.ownership.close,
             self.node.close,
             # Only now: the registry must show this node for as long as it owns shards.
@@ -234,8 +242,11 @@ class Server:
             await self.membership.leave()
 
     async def _stop_grpc(self) -> None:
-        # If nothing is committed any more, calls in flight would wait for their answers in vain.
-        await self._grpc.stop(self._settings.shutdown_timeout_s if self.node.is_committing else None)
+        if self.node.is_committing:
+            clock = self._clock if self._self_driven else None
+            await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), clock)
+        else:
+            await self._grpc.stop(None)  # calls in flight would wait for their commits in vain
 
     async def _deregister(self) -> None:
         if not self.node.committer.broken:
@@ -303,10 +314,13 @@ class Server:
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
-        self._timers = timers = TimerRunner(node, timer_heaps, self.reconciler)
+        self.declared_bindings = DeclaredBindings(node)
+        self._timers = timers = TimerRunner(node, timer_heaps, self.reconciler, self.declared_bindings)
         self.matching = Matching(node, self.ownership, remote_nodes, self.hints.notify_activities_available)
+        self.peers.on_attended = self.matching.note_attended
         self.feed = EventFeed(node, self.hints.notify_watching)
-        self.streams = AttachStreams(node)
+        own_addresses = self._platform.own_addresses(self.address) if is_single_node else None
+        self.streams = AttachStreams(node, own_addresses)
         self._relay = (
             None
             if self._broker is None
@@ -314,15 +328,21 @@ class Server:
                 node, self._broker, settings.relay_queues, event_json if settings.relay_events else None
             )
         )
-        broker = self._broker
+        broker, relay = self._broker, self._relay
         self.telemetry = Telemetry(
             node,
             streams=self.streams.open_count,
             attached=self.streams.attached_count,
             waiting_polls=self.matching.waiting_poll_count,
+            unattended_ms=self.matching.unattended_ms,
             relay_trouble=(lambda: "") if broker is None else broker.down_reason,
+            relay_missed=lambda: (
+                relay.events.deleted_unpublished if relay is not None and relay.events is not None else 0
+            ),
+            relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
+            cluster=self._cluster_status,
         )
-        self._prometheus = PrometheusExporter(self.telemetry)
+        self._prometheus = PrometheusExporter(self.telemetry, METRICS)
         self.queue = QueueRunner(
             node,
             self.ownership,
@@ -340,6 +360,7 @@ class Server:
             node,
             task_retention_ms=int(settings.task_retention_s * 1_000),
             relay_name=self._relay.relay_name if self._relay is not None else None,
+            database_bytes_max=settings.database_bytes_max,
         )
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: self.membership.is_ready}
@@ -353,9 +374,16 @@ class Server:
             is_single_node=is_single_node,
             renews_lease=self._self_driven,
             on_serving_changed=self._health.recheck,
+            on_cut_off=self._on_cut_off,
         )
         self.gateway = None if is_single_node else self._make_gateway()
-        self.fleet = Fleet(node, self.telemetry, self.all_nodes, lambda: len(self.routes.members()))
+        self.fleet = Fleet(
+            node,
+            self.telemetry,
+            self.all_nodes,
+            lambda: len(self.routes.members()),
+            relays=self._relay is not None,
+        )
 
     def _register_listeners(self) -> None:
         """Register everything that follows the node. The node calls it in this order, which is stated here only."""
@@ -371,6 +399,7 @@ class Server:
             self.matching,
             self.feed,
             self.streams,
+            self.declared_bindings,
             # Deliveries of reschedules, and then of events, come after the answers to clients.
             self.queue,
             *([self._relay.events] if self._relay is not None and self._relay.events is not None else []),
@@ -395,10 +424,15 @@ class Server:
             ),
         )  # fmt: skip
         admit = node.policies.admit if self._settings.namespaces else None
+        self._gate = gate = ShutdownGate()
         for descriptor, service in zip(SERVICES, services, strict=True):
             gateway = None if isinstance(service, ClusterService) else self.gateway
-            register_service(server, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer)
+            register_service(
+                server, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
+                self.telemetry.calls, gate,
+            )  # fmt: skip
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        register_receive_probe(server)
         if self._settings.reflection:
             names = [descriptor.full_name for descriptor in SERVICES]
             reflection.enable_server_reflection(
@@ -427,9 +461,21 @@ class Server:
             own_node_id=node.owner,
             owns_shard=node.serves,
             owns_all_shards=lambda: len(node.shards()) == node.shard_count,
+            is_cut_off=lambda: self.membership.is_cut_off,
             open_local_stream=self.streams.relay,
             on_node_unreachable=self.membership.refresh_soon,
             tracer=self._tracer,
+            record_try=self.telemetry.forwarded.record,
+        )
+
+    def _cluster_status(self) -> ClusterStatus:
+        membership = self.membership
+        return ClusterStatus(
+            nodes=membership.node_counts,
+            lease_s=membership.lease_ms / 1_000,
+            renewal_age_s=(self._clock.monotonic_ms() - membership.renewed_ms) / 1_000,
+            renewal_failures=membership.renewal_failures,
+            renewal_error=membership.renewal_error,
         )
 
     def _own_row(self) -> NodeRow:
@@ -440,15 +486,20 @@ class Server:
             address=settings.advertise or _advertised_address(self.address, platform.host),
             host=platform.host,
             process_id=platform.process_id,
-            version=version("liveness"),
+            version=VERSION,
             state=NodeState.SERVING,
             lease_ms=settings.node_lease_ms,
             beat=0,
             started_wall_ms=self._clock.wall_ms(),
             renewed_wall_ms=self._clock.wall_ms(),
+            machine=platform.machine,
         )
 
     # -- while it runs
+
+    def _on_cut_off(self) -> None:
+        assert self.gateway is not None, "a single node has no lease that could end"
+        self.gateway.send_streams_away()
 
     async def _poll_for_missed_hints(self) -> None:
         """Read at regular intervals what other nodes' hints report, because a hint may be lost."""
@@ -474,6 +525,7 @@ class Server:
             clock.move(step_ms)
             self.node.tick()
             await self.node.barrier().wait()
+        await self.declared_bindings.wait()
         await self.queue.run_until_idle()
 
     def metrics(self, accept: str = "") -> tuple[bytes, str]:
@@ -532,10 +584,15 @@ def make_broker(settings: Settings, clock: Clock, random: Random) -> Broker | No
         raise RelayUnusable(detail=str(error)) from error
 
 
+def make_store(settings: Settings, owner: str = "", platform: Platform = THIS_PLATFORM) -> SqlStore:
+    """A store that is not open yet."""
+    return SqlStore(platform.database(settings, owner))
+
+
 async def open_store(settings: Settings, owner: str = "", platform: Platform = THIS_PLATFORM) -> SqlStore:
-    store = SqlStore(platform.database(settings, owner))
+    store = make_store(settings, owner, platform)
     try:
-        await store.open(settings.shards, f"liveness {version('liveness')}")
+        await store.open(settings.shards, f"liveness {VERSION}")
     except BaseException:
         await store.close()
         raise

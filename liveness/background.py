@@ -1,7 +1,7 @@
 """Background work: the asyncio tasks that a component starts and that outlive the function that started them.
 
 Each component owns one `BackgroundTasks`. It observes every failure, so that no exception is lost with its task, and its
-owner ends all of its tasks with `close`.
+owner ends all of its tasks with `close`. `RepeatedWarning` logs what such work cannot do and tries again and again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import Any
 
 import structlog
 
+from liveness.clock import Clock
+
 logger = structlog.get_logger("liveness.background")
+
+REPEAT_INTERVAL_MS = 30_000
 
 
 class BackgroundTasks:
@@ -70,3 +74,38 @@ class BackgroundTasks:
         if error is not None:
             logger.error("background task failed", component=self._component, exc_info=error)
             self._on_failure(error)
+
+
+class RepeatedWarning:
+    """A warning that would be logged several times a second: it is logged at once, then at most every 30 s with the number of
+    times since, and again when the work succeeds."""
+
+    def __init__(self, logger: Any, event: str, clock: Clock) -> None:
+        self._logger = logger
+        self._event = event
+        self._clock = clock
+        self._since_ms: int | None = None
+        """When it was first logged; None while the work succeeds."""
+        self._logged_ms = 0
+        self._times = 0
+        """How often it occurred since it was last logged."""
+
+    def warn(self, **fields: object) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._times += 1
+        if self._since_ms is None:
+            self._since_ms = now_ms
+            self._logger.warning(self._event, **fields)
+        elif now_ms - self._logged_ms >= REPEAT_INTERVAL_MS:
+            seconds = (now_ms - self._since_ms) // 1_000
+            self._logger.warning(self._event, **fields, times=self._times, for_s=seconds)
+        else:
+            return
+        self._logged_ms, self._times = now_ms, 0
+
+    def resolve(self) -> None:
+        """Note that the work succeeded."""
+        if self._since_ms is not None:
+            seconds = (self._clock.monotonic_ms() - self._since_ms) // 1_000
+            self._logger.info("works again", was=self._event, for_s=seconds)
+            self._since_ms, self._times = None, 0

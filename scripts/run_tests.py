@@ -15,12 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED = Path(".pytest_cache", "v", "cache", "lastfailed")
-TIMING_SENSITIVE = (
-    "tests/system/",
-    "tests/crash/",
-    "tests/integration/cluster/",
-    "tests/integration/routing/",
-)
+TIMING_SENSITIVE = ("tests/system/", "tests/crash/")
 RERUNS_MAX = 3
 TESTS_FAILED = 1
 """pytest's exit code after a complete run in which tests failed."""

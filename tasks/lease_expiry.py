@@ -12,6 +12,7 @@ from liveness.tasks.contract import Done, NotYet, TimerOutcome
 def expire_lease(task: LeaseExpiryTask, end: LeaseEnd | None, shard: Shard, policy: Policy) -> TimerOutcome:
     """`end`: what `Shard.lease_ended_by` returned in this tick."""
     if end is None:
-        return NotYet(shard.lease_deadlines.lease_end_ms(task.worker, shard.workers[task.worker]))
+        worker = shard.workers[task.worker]
+        return NotYet(shard.lease_deadlines.next_check_ms(task.worker, worker, shard.now_ms()))
     shard.end_lease(task.worker, end, policy)
     return Done()

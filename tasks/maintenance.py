@@ -8,23 +8,35 @@ from collections.abc import Awaitable, Callable
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from liveness.domain.death_certificate import CONCURRENT_DEATHS_WINDOW_MS
 from liveness.domain.errors import LivenessError
 from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
 from liveness.store.api import UnpublishedRetention
+from liveness.store.codec import BINDING_KINDS
 from liveness.store.errors import StoreError
 
 logger = structlog.get_logger("liveness.maintenance")
 
 TOMBSTONES_PER_RUN_MAX = 1_000
+SIZE_INTERVAL_S = 600
 UNPUBLISHED_RETENTION_MS = 30 * 86_400_000
 """How long an event is kept for a broker that is down, if its own retention is shorter."""
 
 
 class Maintenance:
-    def __init__(self, node: Node, *, task_retention_ms: int, relay_name: str | None = None) -> None:
-        """`relay_name`: the relay that must have published an event before the event is deleted."""
+    def __init__(
+        self,
+        node: Node,
+        *,
+        task_retention_ms: int,
+        relay_name: str | None = None,
+        database_bytes_max: int = 0,
+    ) -> None:
+        """`relay_name`: the relay that must have published an event before the event is deleted. `database_bytes_max`: if
+        the database holds more, the oldest events are deleted before their time; 0 for no limit."""
         self._node = node
+        self._database_bytes_max = database_bytes_max
         self._relay_name = relay_name
         self._task_retention_ms = task_retention_ms
         self._scheduler: AsyncIOScheduler | None = None
@@ -61,18 +73,74 @@ class Maintenance:
         events = await node.store.prune_events(
             self._owned_epochs(), *cutoffs("event_retention_ms"), unpublished=unpublished
         )
+        await self._prune_deaths(*cutoffs("event_retention_ms"), unpublished)
+        bindings = await node.store.prune_events(
+            self._owned_epochs(),
+            *cutoffs("binding_retention_ms"),
+            unpublished=unpublished,
+            kinds=BINDING_KINDS,
+        )
+        if self._database_bytes_max:
+            await self._enforce_size(unpublished)
         activities = await node.store.prune_activities(
             self._owned_epochs(), *cutoffs("activity_retention_ms")
         )
         tasks = await node.store.prune_tasks(self._owned_epochs(), wall_ms - self._task_retention_ms)
         logger.debug(
-            "retention applied", tombstones=forgotten_count, events=events, activities=activities, tasks=tasks
+            "retention applied",
+            tombstones=forgotten_count,
+            events=events + bindings,
+            activities=activities,
+            tasks=tasks,
         )
+
+    async def _prune_deaths(
+        self, cutoffs: dict[str, int], default_cutoff: int, unpublished: UnpublishedRetention | None
+    ) -> None:
+        """Delete the deaths that no certificate which is still kept can count."""
+
+        def keep_since(cutoff: int) -> int:
+            oldest = cutoff if unpublished is None else min(cutoff, unpublished.keep_since_wall_ms)
+            return oldest - CONCURRENT_DEATHS_WINDOW_MS
+
+        await self._node.store.prune_deaths(
+            self._owned_epochs(),
+            {namespace: keep_since(cutoff) for namespace, cutoff in cutoffs.items()},
+            keep_since(default_cutoff),
+        )
+
+    async def _enforce_size(self, unpublished: UnpublishedRetention | None) -> None:
+        """Delete the oldest events, changes of bindings first, if the database holds more than it may. Each node deletes the
+        share of its shards."""
+        node = self._node
+        size = (await node.store.read_storage(node.clock.wall_ms())).size
+        owned = self._owned_epochs()
+        excess = (size.used_bytes - self._database_bytes_max) * len(owned) // node.shard_count
+        freed = 0
+        for kinds in (BINDING_KINDS, ()):
+            if freed < excess:
+                freed += await node.store.delete_oldest_events(
+                    owned, excess - freed, unpublished, kinds=kinds
+                )
+        if freed:
+            logger.warning(
+                "events deleted before their time, because the database exceeds database_bytes_max",
+                bytes=size.used_bytes,
+                bytes_max=self._database_bytes_max,
+                bytes_freed=freed,
+            )
+
+    async def record_size(self) -> None:
+        """Record the size of the database. The node that owns the first shard does that for all nodes."""
+        if self._node.serves(0):
+            shard = self._node.shard_by_id(0)
+            await self._node.store.record_size({0: shard.epoch}, self._node.clock.wall_ms())
 
     def schedule(self, *, checkpoint_interval_s: float, retention_interval_s: float) -> None:
         scheduler = AsyncIOScheduler(timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1})
         scheduler.add_job(self._run_job, "interval", [self.checkpoint], seconds=checkpoint_interval_s)
         scheduler.add_job(self._run_job, "interval", [self.apply_retention], seconds=retention_interval_s)
+        scheduler.add_job(self._run_job, "interval", [self.record_size], seconds=SIZE_INTERVAL_S)
         scheduler.start()
         self._scheduler = scheduler
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import click
 
 from liveness.cli.shared_options import SharedOptionsGroup
+from liveness.version import VERSION
 
 
 class CommandEntry(NamedTuple):
@@ -23,7 +24,7 @@ COMMANDS = {
     "demo": CommandEntry("demo", "Watch workers die and their work move to others."),
     "top": CommandEntry("top", "Show the fleet in a live view: workers, rates and alerts."),
     "watch": CommandEntry("watch", "Show events as they happen."),
-    "workers": CommandEntry("workers", "List, pause, drain and expire workers."),
+    "workers": CommandEntry("workers", "List, pause, drain, expire and forget workers."),
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),
@@ -65,7 +66,7 @@ class LazyGroup(SharedOptionsGroup):
 @click.group(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(package_name="liveness", message="%(prog)s %(version)s", prog_name="liveness")
+@click.version_option(VERSION, message="%(prog)s %(version)s", prog_name="liveness")
 def main() -> None:
     """Know within seconds that a worker has died, and get its work moving again.
 

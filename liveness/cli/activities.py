@@ -13,6 +13,7 @@ from liveness.cli.client import Client, Milliseconds, client_command, confirm, c
 from liveness.cli.durations import from_ms
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_fields, print_json, print_json_array, print_note, print_table, to_json
+from liveness.cli.payloads import activity_to_json, guess_encoding
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.v1.activity_pb2 import (
     ActivityFilter,
@@ -162,7 +163,7 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
     request = DescribeActivityRequest(namespace=client.namespace, id=id)
     activity = _call_with_hint(client, client.activities.DescribeActivity, request, id).activity
     if as_json:
-        print_json(to_json(activity))
+        print_json(activity_to_json(activity))
     else:
         print_fields(activity_fields(activity))
 
@@ -173,9 +174,14 @@ def describe(client: Client, *, names: tuple[str, ...], kind: str, as_json: bool
     "--type", "kind", required=True, metavar="NAME", help="The type, which selects the handler in the worker."
 )
 @click.option("--task-queue", required=True, metavar="NAME", help="The task queue that workers poll.")
-@click.option("--input", "text", metavar="TEXT", help="The input for the handler.")
+@click.option("--input", "text", metavar="TEXT", help="The input for the handler: JSON, or else a text.")
 @click.option(
     "--input-file", type=click.File("rb"), help="Read the input from a file; - is the standard input."
+)
+@click.option(
+    "--input-encoding",
+    metavar="NAME",
+    help="The input's encoding: json/plain, text/plain, binary/plain, or one of the worker's own.  [default: by its content]",
 )
 @click.option("--delay", "delay_ms", type=Milliseconds(), help="Make it available only after this time.")
 @click.option(
@@ -208,6 +214,7 @@ def schedule(
     task_queue: str,
     text: str | None,
     input_file: BinaryIO | None,
+    input_encoding: str | None,
     delay_ms: int | None,
     max_attempts: int,
     max_worker_deaths: int | None,
@@ -225,12 +232,14 @@ def schedule(
       liveness activities schedule report --type report --task-queue night --delay 8h --input-file query.sql
     """
     id = parse_activity_id(names, kind)
+    content = _read_input(text, input_file)
     request = ScheduleActivityRequest(
         namespace=client.namespace,
         id=id,
         activity_type=kind,
         task_queue=task_queue,
-        input=_read_input(text, input_file),
+        input=content or b"",
+        input_encoding=guess_encoding(content) if input_encoding is None else input_encoding,
         retry_policy=RetryPolicy(
             initial_interval=None if initial_interval is None else from_ms(initial_interval),
             backoff_coefficient=backoff or 0,
@@ -250,9 +259,9 @@ def schedule(
              "nothing was changed.")  # fmt: skip
 
 
-def _read_input(text: str | None, file: BinaryIO | None) -> bytes:
+def _read_input(text: str | None, file: BinaryIO | None) -> bytes | None:
     if file is None:
-        return (text or "").encode()
+        return None if text is None else text.encode()
     if text is not None:
         raise UsageError("the input is given by --input or by --input-file, not by both")
     # Read no more than the limit: the file may be huge.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from liveness.cli.durations import format_ms, to_ms
 from liveness.cli.output import enum_name, format_age, format_time, format_time_left, payload_text
+from liveness.cli.payloads import described_payload
 from liveness.v1.activity_pb2 import (
     ACTIVITY_STATE_STARTED,
     ACTIVITY_STATE_WAITING,
@@ -61,8 +62,8 @@ def activity_fields(activity: Activity) -> list[tuple[str, object]]:
         ("last failure", activity.last_failure),
         ("retries", _retry_policy_text(activity.retry_policy) if activity.HasField("retry_policy") else ""),
         ("shard", activity.shard_id),
-        ("input", payload_text(activity.input)),
-        ("result", payload_text(activity.result)),
+        ("input", described_payload(activity.input, activity.input_encoding)),
+        ("result", described_payload(activity.result, activity.result_encoding)),
         ("token", payload_text(activity.token)),
     ]
 

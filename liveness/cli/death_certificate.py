@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC
-
 import click
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.cli.activity_output import state_name
 from liveness.cli.client import Client, client_command
 from liveness.cli.durations import format_ms, to_ms
 from liveness.cli.errors import escape_control
-from liveness.cli.output import enum_name, print_fields, print_json, print_table, to_json
+from liveness.cli.output import enum_name, format_timestamp, print_fields, print_json, print_table, to_json
 from liveness.v1.death_pb2 import VERDICT_FALSE, DeathCertificate, Verdict
 from liveness.v1.service_pb2 import GetDeathCertificateRequest
 from liveness.v1.worker_pb2 import INACTIVE_REASON_LEASE_EXPIRED, InactiveReason
+
+TIME_OF_DAY = "%H:%M:%S"
 
 
 @click.command()
@@ -65,10 +64,12 @@ def _cause_text(death: DeathCertificate) -> str:
     if death.cause == INACTIVE_REASON_LEASE_EXPIRED and death.HasField("silence"):
         lease = format_ms(to_ms(death.granted_lease_duration))
         return (
-            f"fell silent at {_format_time_of_day(death.last_heartbeat_time)}: "
+            f"fell silent at {format_timestamp(death.last_heartbeat_time, TIME_OF_DAY)}: "
             f"no heartbeat for {_format_seconds(to_ms(death.silence))} of a {lease} lease"
         ) + _held_text(death)
-    return f"was declared dead at {_format_time_of_day(death.time)}: {death.detail}" + _held_text(death)
+    return f"was declared dead at {format_timestamp(death.time, TIME_OF_DAY)}: {death.detail}" + _held_text(
+        death
+    )
 
 
 def _held_text(death: DeathCertificate) -> str:
@@ -100,9 +101,9 @@ def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
     return [
         ("worker", death.worker_instance_key),
         ("namespace", death.namespace),
-        ("died", _format_timestamp(death.time)),
+        ("died", format_timestamp(death.time)),
         ("because", f"{enum_name(InactiveReason, death.cause)}: {death.detail}"),
-        ("last heartbeat", _format_timestamp(death.last_heartbeat_time) if has_silence else ""),
+        ("last heartbeat", format_timestamp(death.last_heartbeat_time) if has_silence else ""),
         ("silence", _format_seconds(to_ms(death.silence)) if has_silence else ""),
         ("lease", f"{format_ms(to_ms(death.granted_lease_duration))}, epoch {death.lease_epoch}"),
         ("held by a storm", _format_seconds(to_ms(death.held)) if death.HasField("held") else ""),
@@ -115,7 +116,7 @@ def _fields(death: DeathCertificate) -> list[tuple[str, object]]:
         ("  of the same build", company.same_build if death.build_id else ""),
         ("activities", death.activity_count),
         ("verdict", _verdict_text(death)),
-        ("came back", _format_timestamp(death.refuted_time) if death.HasField("refuted_time") else ""),
+        ("came back", format_timestamp(death.refuted_time) if death.HasField("refuted_time") else ""),
     ]
 
 
@@ -126,7 +127,7 @@ def _print_heartbeats(death: DeathCertificate) -> None:
             ("time", "gap"),
             (
                 (
-                    _format_timestamp(heartbeat.time),
+                    format_timestamp(heartbeat.time),
                     _format_seconds(to_ms(heartbeat.gap)) if heartbeat.HasField("gap") else "",
                 )
                 for heartbeat in death.heartbeats
@@ -143,11 +144,11 @@ def _print_stalls(death: DeathCertificate) -> None:
             ("since", "for", "why"),
             (
                 (
-                    _format_timestamp(stall.time),
+                    format_timestamp(stall.time),
                     _format_seconds(to_ms(stall.duration)) if stall.HasField("duration") else "",
                     "the shard was taken over"
                     if stall.take_over
-                    else "the server stood still, or a commit hung",
+                    else "the server stood still, heard calls late, or a commit hung",
                 )
                 for stall in death.stalls
             ),
@@ -181,18 +182,3 @@ def _format_seconds(ms: int) -> str:
     if ms < 1_000:
         return f"{ms} ms"
     return f"{ms / 1_000:.1f} s" if ms < 600_000 else format_ms(ms - ms % 1_000)
-
-
-def _format_timestamp(time: Timestamp) -> str:
-    return _format(time, "%Y-%m-%d %H:%M:%S")
-
-
-def _format_time_of_day(time: Timestamp) -> str:
-    return _format(time, "%H:%M:%S")
-
-
-def _format(time: Timestamp, pattern: str) -> str:
-    try:
-        return f"{time.ToDatetime(tzinfo=UTC):{pattern}}.{time.nanos // 1_000_000:03}Z"
-    except (ValueError, OverflowError):
-        return f"{time.seconds}s since 1970"

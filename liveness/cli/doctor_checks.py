@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from liveness.store.size import Storage
 
 
 class CheckStatus(Enum):
@@ -82,3 +85,32 @@ def shard_count(stored: str | None, configured: int) -> list[CheckResult]:
             )
         ]
     return [ok("shards", stored)]
+
+
+DAYS_LEFT_MIN = 4
+DAYS_LEFT_LOW = 14
+
+
+def growth(storage: Storage) -> CheckResult:
+    """The growth of the database, and when its disk is full at that growth."""
+    size, per_day, days = storage.size, storage.growth_bytes_per_day, storage.days_until_full
+    saw = f"{format_bytes(size.used_bytes)} of content"
+    if per_day is None:
+        return ok("growth", f"{saw}; not known yet", "A server that runs records the size every ten minutes.")
+    change = "shrinks" if per_day < 0 else "grows"
+    saw += f"; it {change} by {format_bytes(abs(per_day))} a day"
+    if days is None:
+        return ok("growth", saw)
+    saw += f", so the disk is full in {days:,.0f} days"
+    if days > DAYS_LEFT_LOW:
+        return ok("growth", saw)
+    advice = "Make room, keep events for a shorter time (event_retention, binding_retention), or set database_bytes_max."
+    return warning("growth", saw, advice) if days > DAYS_LEFT_MIN else failed("growth", saw, advice)
+
+
+def format_bytes(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1_024:
+            return f"{count:.4g} {unit}"
+        count /= 1_024
+    return f"{count:.1f} GiB"

@@ -16,14 +16,18 @@ from liveness.cli.doctor_checks import (
     CheckResult,
     commit_latency,
     failed,
+    growth,
     ok,
     schema_revision,
     shard_count,
     warning,
 )
+from liveness.clock import SystemClock
 from liveness.config.settings import without_password
+from liveness.store.database_identity import find_difference
 from liveness.store.errors import StoreError
 from liveness.store.postgres import PostgresDatabase
+from liveness.store.size import Storage, read_storage
 
 
 class DatabaseFacts(NamedTuple):
@@ -36,8 +40,12 @@ class DatabaseFacts(NamedTuple):
     oldest_writer: str | None
     shards: str | None
     tables: int
+    replaced: str | None
+    """In what the database differs from the one that was served; None if none was."""
     commit_s: float | None
     """Median; None on a standby, which cannot commit."""
+    storage: Storage | None = None
+    """None if the tables do not record their size yet."""
 
 
 def run_checks(url: str, shards: int) -> Iterator[CheckResult]:
@@ -61,8 +69,22 @@ def run_checks(url: str, shards: int) -> Iterator[CheckResult]:
     else:
         yield schema_revision(facts.revision, facts.oldest_writer)
     yield from shard_count(facts.shards, shards)
+    if facts.replaced is not None:
+        yield _identity(facts.replaced)
+    if facts.storage is not None:
+        yield growth(facts.storage)
     if facts.commit_s is not None:
         yield commit_latency(facts.commit_s, "a temporary table")
+
+
+def _identity(replaced: str) -> CheckResult:
+    if not replaced:
+        return ok("identity", "the database that was served last")
+    return failed(
+        "identity",
+        f"restored or copied: {replaced}",
+        "Run `liveness restore --already-restored`, or `--moved` if no commit is missing.",
+    )
 
 
 def _durability(facts: DatabaseFacts) -> Iterator[CheckResult]:
@@ -123,7 +145,9 @@ def _read_facts(connection: Connection) -> DatabaseFacts:
         else None,
         shards=query_text("SELECT value FROM meta WHERE name = 'shard_count'") if exists("meta") else None,
         tables=int(query_text("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()") or 0),
+        replaced=find_difference(connection) if exists("meta") and not is_standby else None,
         commit_s=None,
+        storage=read_storage(connection, SystemClock().wall_ms()) if exists("sizes") else None,
     )
     connection.rollback()
     return facts if is_standby else facts._replace(commit_s=_median_commit_s(connection))

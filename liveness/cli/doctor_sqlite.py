@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -19,13 +20,16 @@ from liveness.cli.doctor_checks import (
     CheckResult,
     commit_latency,
     failed,
+    format_bytes,
+    growth,
     ok,
     schema_revision,
     shard_count,
     warning,
 )
-from liveness.clock import stopwatch
+from liveness.clock import SystemClock, stopwatch
 from liveness.store.errors import StoreError
+from liveness.store.size import SizeSample, sqlite_size, storage_of
 from liveness.store.sqlite import SqliteDatabase, connect_read_only
 
 MAGIC = b"SQLite format 3\0"
@@ -79,7 +83,7 @@ def _check_file(path: Path, shards: int) -> Iterator[CheckResult]:
     if not os.access(path, os.W_OK):
         yield failed("database", f"{path} is not writable", "Correct its permissions.")
         return
-    yield ok("database", f"{path}, {_format_bytes(path.stat().st_size)}")
+    yield ok("database", f"{path}, {format_bytes(path.stat().st_size)}")
     if header_bytes:
         yield _journal_mode(header_bytes)
     try:
@@ -116,11 +120,21 @@ def _check_contents(connection: sqlite3.Connection, shards: int) -> Iterator[Che
         meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
     yield schema_revision(row and row[0], meta.get("oldest_writer"))
     yield from shard_count(meta.get("shard_count"), shards)
+    if "sizes" in tables:
+        yield _check_growth(connection)
+
+
+def _check_growth(connection: sqlite3.Connection) -> CheckResult:
+    def query(statement: str) -> list[tuple[Any, ...]]:
+        return connection.execute(statement).fetchall()
+
+    samples = [SizeSample(*row) for row in query("SELECT wall_ms, bytes FROM sizes ORDER BY wall_ms")]
+    return growth(storage_of(sqlite_size(query), samples, SystemClock().wall_ms()))
 
 
 def _check_disk_space(folder: Path) -> CheckResult:
     free = shutil.disk_usage(folder).free
-    saw = f"{_format_bytes(free)} free where the database lies"
+    saw = f"{format_bytes(free)} free where the database lies"
     if free < NO_SPACE_BYTES:
         return failed("disk space", saw, "Make room before starting the server.")
     if free < LOW_SPACE_BYTES:
@@ -165,11 +179,3 @@ async def _measure_commits(path: Path) -> tuple[str, str, float]:
     finally:
         await database.close()
     return mode, SYNCHRONOUS.get(synchronous, str(synchronous)), median(durations_s)
-
-
-def _format_bytes(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1_024:
-            return f"{count:.4g} {unit}"
-        count /= 1_024
-    return f"{count:.1f} GiB"

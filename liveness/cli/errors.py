@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -39,3 +40,13 @@ class UsageError(CommandError):
     """The arguments or settings of the command are wrong."""
 
     exit_code = 2
+
+
+def fail_server(error: CommandError, log_format: str, cause: BaseException) -> NoReturn:
+    """End a server process with this error: as a line of its log if a program reads that, else as a sentence."""
+    if log_format != "json":
+        raise error from cause
+    import structlog  # a part of the server, which not every installation has
+
+    structlog.get_logger("liveness.cli").critical("the server cannot run", why=error.message)
+    sys.exit(error.exit_code)

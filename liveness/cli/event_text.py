@@ -272,12 +272,17 @@ def _cleaned_up(event: Event, data: Data) -> EventText:
     retention_ms = data["tombstone_retention_ms"]
     refused = f"for {humanize_ms(retention_ms)}" if retention_ms else "for ever"
     return EventText(
-        EventTone.DEPARTURE, event.worker_instance_key, f"is cleaned up; its key stays refused {refused}"
+        EventTone.DEPARTURE,
+        event.worker_instance_key,
+        f"is cleaned up; heartbeats are refused {refused}, unless a new incarnation begins",
     )
 
 
 def _forgotten(event: Event, data: Data) -> EventText:
-    return EventText(EventTone.MINOR, event.worker_instance_key, "is forgotten; its key may register again")
+    reason = _reason_suffix(data.get("reason", ""))
+    return EventText(
+        EventTone.MINOR, event.worker_instance_key, f"is forgotten; its key may register again{reason}"
+    )
 
 
 def _renewed(event: Event, data: Data) -> EventText:

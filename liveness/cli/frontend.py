@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
-from liveness.cli.errors import UsageError
+from liveness.cli.errors import UsageError, fail_server
 from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
+from liveness.version import VERSION
 
 
 @click.command()
 @click.option("--nodes", metavar="HOST:PORT,…", help="Some of the nodes; they know the others.")
 @click.option("--db", metavar="URL", help="Find the nodes in their database instead: postgresql://…")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Where to serve HTTP: health, metrics, the API, the dashboard.  [default: off]",
+)
+@click.option(
+    "--http-hosts", metavar="A,B", help="More host names under which clients reach HTTP.  [default: none]"
+)
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
@@ -38,26 +46,27 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     Examples:
       liveness frontend --nodes a.example:7400,b.example:7400
       liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
+      liveness frontend --nodes a.example:7400 --http 0.0.0.0:7480
     """
     settings = settings_from_flags(flags, config)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.
-    from liveness.frontend.app import serve as run_frontend
+    from liveness.cli.frontend_process import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled
     from liveness.store.errors import StoreUnusable
 
-    def on_ready(address: str) -> None:
+    def on_ready(address: str, url: str) -> None:
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
-            click.echo(banner(settings, address, program_name()))
+            click.echo(banner(settings, address, url, program_name()))
 
     try:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
     except (StoreUnusable, TracingNotInstalled) as error:
-        raise UsageError(str(error)) from error
+        fail_server(UsageError(str(error)), settings.log_format, error)
     sys.exit(code)
 
 
@@ -68,7 +77,7 @@ def settings_from_flags(flags: dict[str, Any], config: str | None) -> FrontendSe
         raise UsageError(str(error)) from error
 
 
-def banner(settings: FrontendSettings, address: str, program: str = "liveness") -> str:
+def banner(settings: FrontendSettings, address: str, url: str = "", program: str = "liveness") -> str:
     listen_address = host_port(address)
     assert listen_address is not None, address
     client_address = address
@@ -76,8 +85,9 @@ def banner(settings: FrontendSettings, address: str, program: str = "liveness") 
         client_address = f"{WILDCARD_HOSTS[listen_address.host]}:{listen_address.port}"
     return "\n".join(
         [
-            f"liveness {version('liveness')} frontend is ready",
+            f"liveness {VERSION} frontend is ready",
             f"  listening on  {address}",
+            *([f"  dashboard     {url}"] if url else []),
             f"  nodes         {settings.nodes_without_password}",
             "",
             "Try next, in another terminal:",

@@ -122,11 +122,13 @@ def enum_name(kind: Any, number: int) -> str:
 
 def format_time(message: Message, field: str) -> str:
     """A timestamp field as UTC; empty if it is not set."""
-    if not message.HasField(field):
-        return ""
-    timestamp: Timestamp = getattr(message, field)
+    return format_timestamp(getattr(message, field)) if message.HasField(field) else ""
+
+
+def format_timestamp(timestamp: Timestamp, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """UTC to the millisecond, so that the same moment reads the same in every command."""
     try:
-        return timestamp.ToDatetime(tzinfo=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        return f"{timestamp.ToDatetime(tzinfo=UTC):{pattern}}.{timestamp.nanos // 1_000_000:03}Z"
     except (ValueError, OverflowError):
         return f"{timestamp.seconds}s since 1970"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 from typing import Any
 
 import click
 
-from liveness.cli.errors import CommandError, UsageError
+from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
+from liveness.version import VERSION
 
 INTERRUPTED = 130
 WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -103,9 +103,10 @@ def serve(*, config: str | None, **flags: Any) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except (StoreUnusable, TracingNotInstalled) as error:
-        raise UsageError(str(error)) from error
+        fail_server(UsageError(str(error)), settings.log_format, error)
     except StoreError as error:
-        raise CommandError(f"the server cannot start on {settings.db_without_password}: {error}") from error
+        message = f"the server cannot start on {settings.db_without_password}: {error}"
+        fail_server(CommandError(message), settings.log_format, error)
     sys.exit(code)
 
 
@@ -132,7 +133,7 @@ def banner(settings: Settings, address: str, url: str = "", program: str = "live
         client_address = f"{WILDCARD_HOSTS[listen_address.host]}:{listen_address.port}"
     option = "" if client_address == "127.0.0.1:7400" else f" --address {client_address}"
     lines = [
-        f"liveness {version('liveness')} is ready",
+        f"liveness {VERSION} is ready",
         f"  listening on  {address}",
         *([f"  dashboard     {url}"] if url else []),
         f"  database      {settings.db_without_password}",

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from liveness.app import Server
+from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
-from liveness.config.settings import HTTP_OFF, Settings, host_port
-from liveness.http.listen_address import ListenAddress, bind_address, loopback_address
-from liveness.store.errors import StoreUnusable
+from liveness.config.settings import Settings
 from liveness.telemetry.logs import configure_logging
-
-if TYPE_CHECKING:
-    from liveness.http.server import HttpServer
 
 logger = structlog.get_logger("liveness.app")
 
@@ -33,48 +28,6 @@ SWITCH_INTERVAL_S = 0.01
 # survive, such as renewed workers, soon count as old, and every full collection visits all workers and finds nothing: with
 # 200,000 workers, heartbeats cost half as much again. So full collections are rare.
 GC_THRESHOLDS = (700, 10, 1_000)
-
-
-class HttpListenFailed(StoreUnusable):
-    template = "Cannot listen for HTTP on {http}: {why}; choose another address with --http, or --http off."
-
-    http: str
-    why: str
-
-
-def _bind_http(settings: Settings) -> ListenAddress | None:
-    if settings.http == HTTP_OFF:
-        return None
-    address = host_port(settings.http)
-    assert address is not None, settings.http
-    try:
-        return bind_address(*address)
-    except OSError as error:
-        raise HttpListenFailed(http=settings.http, why=_describe(error)) from error
-
-
-async def _start_http(
-    server: Server, listen_address: ListenAddress, settings: Settings, clock: Clock
-) -> HttpServer:
-    from liveness.http.server import HttpServer
-
-    http_server = HttpServer(
-        loopback_address(server.address),
-        listen_address,
-        clock,
-        hosts=settings.http_hosts,
-        metrics=server.metrics,
-    )
-    try:
-        await http_server.start()
-    except OSError as error:
-        await server.stop()
-        raise HttpListenFailed(http=settings.http, why=_describe(error)) from error
-    return http_server
-
-
-def _describe(error: OSError) -> str:
-    return "it is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
 
 
 async def serve(
@@ -89,7 +42,7 @@ async def serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     # Bind before the database is opened: a server must not take shards and then find its port in use.
-    listen_address = _bind_http(settings)
+    listen_address = bind_http(settings.http)
     if listen_address is not None:
         # Imported here: a server without HTTP does not need it, and the slow import must not delay a server that holds shards.
         import liveness.http.server  # noqa: F401
@@ -103,17 +56,27 @@ async def serve(
         raise
     finally:
         gc.enable()
-    http_server = (
-        None
-        if listen_address is None
-        else await _start_http(server, listen_address, settings, clock or SystemClock())
-    )
+    http_server = None
+    if listen_address is not None:
+        try:
+            http_server = await start_http(
+                server.address,
+                listen_address,
+                clock or SystemClock(),
+                http=settings.http,
+                hosts=settings.http_hosts,
+                metrics=server.metrics,
+            )
+        except HttpListenFailed:
+            await server.stop()
+            raise
     url = "" if http_server is None else http_server.url
     logger.info("serving", address=server.address, http=url, shards=settings.shards)
     if on_ready is not None:
         on_ready(server.address, url)
     stopping = asyncio.create_task(stop.wait())
-    ends: set[asyncio.Future[Any]] = {stopping, server.node.broken}
+    address_taken = server.membership.address_taken
+    ends: set[asyncio.Future[Any]] = {stopping, server.node.broken, address_taken}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if server.node.broken.done():
         # The server cannot commit or answer any more, so an orderly stop is impossible.
@@ -122,11 +85,16 @@ async def serve(
         )
         sys.stderr.flush()
         os._exit(EXIT_DISK_BROKEN)
-    logger.info("stopping")
+    if address_taken.done():
+        logger.error("stopping", why=str(address_taken.result()))
+    else:
+        logger.info("stopping")
     if http_server is not None:
         http_server.stop_accepting()
     await server.stop()
     if http_server is not None:
         await http_server.stop()
     logger.info("stopped")
+    if address_taken.done():
+        raise address_taken.result()
     return 0

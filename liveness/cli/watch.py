@@ -58,7 +58,8 @@ def watch(
     """Show events as they happen.
 
     The command runs until Ctrl-C. It continues after restarts of the server and on other nodes, without gaps and without
-    repetitions. Plain renewals of leases are no events.
+    repetitions. Plain renewals of leases are no events. If retention deletes events before they can be shown, the command ends
+    with an error that says so.
 
     With --json, each line is an event. A line's resume_token continues the watch after that line; a line without one
     belongs to the next line that has one. The first line only shows where the watch begins.

@@ -1,4 +1,4 @@
-"""`liveness workers`: list, describe, pause, drain and expire workers."""
+"""`liveness workers`: list, describe, pause, drain, expire and forget workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from liveness.cli.release_storm import release_storm
 from liveness.cli.shared_options import SharedOptionsGroup
 from liveness.cli.worker_commands import drain, pause, resume
 from liveness.cli.worker_filter import STATES, filter_options
-from liveness.v1.admin_pb2 import ExpireWorkerRequest
+from liveness.v1.admin_pb2 import ExpireWorkerRequest, ForgetWorkerRequest
 from liveness.v1.event_pb2 import Event
 from liveness.v1.service_pb2 import (
     CountWorkersRequest,
@@ -44,7 +44,7 @@ from liveness.v1.worker_pb2 import (
 
 @click.group(cls=SharedOptionsGroup)
 def workers() -> None:
-    """List, pause, drain and expire workers.
+    """List, pause, drain, expire and forget workers.
 
     \b
     Examples:
@@ -53,6 +53,7 @@ def workers() -> None:
       liveness workers history worker-7 --newest-first --limit 5
       liveness workers why worker-7
       liveness workers drain worker-7 --limit 5m
+      liveness workers forget worker-7
     """
 
 
@@ -187,6 +188,38 @@ def expire(client: Client, *, key: str, reason: str, yes: bool, as_json: bool) -
     else:
         print_note(
             f"Worker {key} is {_state_name(response.state)}; {_activity_count(response.rescheduled_activities)} rescheduled."
+        )
+
+
+@workers.command()
+@click.argument("key")
+@click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with the event.")
+@confirm_option
+@client_command()
+def forget(client: Client, *, key: str, reason: str, yes: bool, as_json: bool) -> None:
+    """Free the key of a worker that is INACTIVE or CLEANED_UP.
+
+    The worker no longer counts against max_workers, and any process may register under its key, with a higher lease epoch
+    than the forgotten worker had. Its activities were rescheduled when its lease ended. Events stay in its history.
+
+    \b
+    Example:
+      liveness workers forget worker-7 --reason "host db-3 is gone for good"
+    """
+    if not yes:
+        request = DescribeWorkerRequest(namespace=client.namespace, worker_instance_key=key)
+        worker = client.call(client.liveness.DescribeWorker, request).worker
+        confirm(f"Forget worker {key} of namespace {client.namespace}, which is {_state_name(worker.state)}?")
+    response = client.call(
+        client.admin.ForgetWorker,
+        ForgetWorkerRequest(namespace=client.namespace, worker_instance_key=key, reason=reason),
+    )
+    if as_json:
+        print_json(to_json(response))
+    else:
+        print_note(
+            f"Worker {key} was {_state_name(response.previous_state)} and is forgotten; the next worker of this key begins "
+            f"above lease epoch {response.lease_epoch}."
         )
 
 

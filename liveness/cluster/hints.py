@@ -27,10 +27,16 @@ class HintSender(NodeListener):
         for address, ids in by_address.items():
             self._peers.send_hint(address, lambda message, ids=ids: message.wake_shards.extend(ids))  # type: ignore[misc]
 
-    def notify_activities_available(self, queues: Collection[tuple[str, str]]) -> None:
-        """Tell all nodes that activities wait here, in these task queues: pairs of a namespace and a queue's name."""
-        offers = [cluster_pb2.QueueOffer(namespace=ns, task_queue=name) for ns, name in queues]
-        self._peers.broadcast_hint(lambda message: message.offers.extend(offers))
+    def notify_activities_available(self, offers: Collection[tuple[str, str, str]]) -> None:
+        """Tell all nodes that activities wait here: namespaces, task queues and activity types."""
+        types: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for namespace, task_queue, activity_type in offers:
+            types[namespace, task_queue].append(activity_type)
+        messages = [
+            cluster_pb2.QueueOffer(namespace=namespace, task_queue=task_queue, activity_types=names)
+            for (namespace, task_queue), names in types.items()
+        ]
+        self._peers.broadcast_hint(lambda message: message.offers.extend(messages))
 
     def notify_watching(self, watching: bool) -> None:
         """Tell all nodes whether any client watches events here."""

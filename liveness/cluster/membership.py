@@ -6,6 +6,9 @@ The live nodes determine where each shard belongs (`placement`). Two rules decid
 - No node takes a shard from a live owner. The owner sees that the shard is assigned to another node, and hands it over.
 - A shard without a live owner is taken by the node that it is assigned to.
 
+A node that cannot renew its lease before it ends is cut off: it gives up its shards, reports that it is not ready, and
+forwards calls to the owners that other nodes name, until a renewal succeeds.
+
 Nodes that see the cluster differently for a while cannot harm each other: taking a shard raises its epoch, and succeeds
 only if the epoch is still the one that was seen; the former owner can commit nothing more to it.
 """
@@ -14,22 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 import structlog
 
-from liveness.background import BackgroundTasks
-from liveness.clock import wait_for_event
+from liveness.background import BackgroundTasks, RepeatedWarning
+from liveness.clock import wait_for_event, wait_or_timeout
 from liveness.cluster.cluster_directory import ClusterDirectory
 from liveness.cluster.failure_detector import STEP_MS_MAX, FailureDetector
+from liveness.cluster.own_address import AddressTaken, OwnAddress
+from liveness.cluster.own_lease import OwnLease
 from liveness.cluster.peers import Peers
 from liveness.cluster.placement import choose_node
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
+from liveness.routing.discovery import REFRESH_INTERVAL_MS, NodeRouteSource
 from liveness.routing.routing_table import Member, Owner, RoutingTable
-from liveness.store.errors import CommitUnknown, StoreBroken, StoreError
+from liveness.store.errors import CommitUnknown, StoreBroken, StoreError, StoreUnusable
 from liveness.store.node_registry import ClusterView, NodeRow, NodeState
 from liveness.v1 import cluster_pb2
 
@@ -42,8 +49,6 @@ REFRESH_GAP_MS_MIN = 50
 """The minimum time between two refreshes: calls to a node that is gone request refreshes all the time."""
 ACQUIRE_BATCH_SIZE = 8
 """Shards per transaction: the process does little else while it reads them, and must not miss its own renewal."""
-LEASE_SAFETY_FACTOR = 0.9
-"""The part of its own lease that a node relies on: clocks do not run at quite the same speed."""
 HAND_OVER_TIMEOUT_MS = 5_000
 LOST_NODE_RETENTION_MS = 600_000
 """How long the registry shows a lost node."""
@@ -77,10 +82,12 @@ class Membership(NodeListener):
         is_single_node: bool,
         renews_lease: bool = True,
         on_serving_changed: Callable[[], None] = lambda: None,
+        on_cut_off: Callable[[], None] = lambda: None,
     ) -> None:
         """`directory`: kept up to date for the node. `is_single_node`: no other process can open the database.
         `renews_lease`: `run` renews the lease, so that the node cannot be sure of its shards when a renewal fails.
-        `on_serving_changed`: called when `is_ready` may have changed."""
+        `on_serving_changed`: called when `is_ready` may have changed. `on_cut_off`: called when this node has given up its
+        shards because it could not renew its lease."""
         self._node = node
         self._clock = node.clock
         self._routes = routes
@@ -90,25 +97,64 @@ class Membership(NodeListener):
         self._renews_lease = renews_lease
         self._directory = directory
         self._on_serving_changed = on_serving_changed
+        self._on_cut_off = on_cut_off
         self._failure_detector = FailureDetector()
+        self._own_address = OwnAddress(own_row.node_id, own_row.address, peers, self._clock)
+        self._beats_at_own_address: dict[str, int] = {}
+        """The first beat that was seen of each other node at this node's address."""
+        self._rivals: set[str] = set()
+        """The other nodes at this node's address that are alive."""
+        self.address_taken: asyncio.Future[AddressTaken] = asyncio.get_running_loop().create_future()
+        """Done when another node is alive at this node's address, and this node is the one that must stop."""
+        self._own_lease = OwnLease(self._clock, own_row.lease_ms, refresh_interval_ms(own_row.lease_ms))
         self.lost: frozenset[str] = frozenset()
         """Ids of nodes in the registry whose lease is over."""
         self.is_fully_serving = False
         """Whether this node serves all shards that are assigned to it."""
-        self.is_ready = False
-        """Whether this node has ever served all its shards and is not leaving. It stays ready while it takes the shards of
-        a dead node: it serves its own meanwhile, and must not be taken out of service."""
+        self._has_been_serving = False
+        """Whether this node has ever served all its shards."""
         self._refreshed_ms = 0
+        self.renewed_ms = 0
+        """When this node last renewed its lease, by the monotonic clock."""
+        self.renewal_failures = 0
+        self.renewal_error = ""
+        """Why the last renewal failed; empty if it did not."""
+        self.node_counts: dict[str, int] = {}
+        """Registered nodes by state, of the last refresh."""
         self._assignments: dict[int, str | None] = {}
         """The address that each shard is assigned to, among `_candidates`."""
         self._candidates: frozenset[str] = frozenset()
         self._refresh_requested = asyncio.Event()
         self._refresh_lock = asyncio.Lock()
         self._tasks = BackgroundTasks("membership", on_failure=node.fail)
+        self._renewal_warning = RepeatedWarning(logger, "cannot renew this node's lease", node.clock)
+        self._take_warning = RepeatedWarning(logger, "shards not taken", node.clock)
 
     @property
     def node_id(self) -> str:
         return self._own_row.node_id
+
+    @property
+    def lease_ms(self) -> int:
+        return self._own_row.lease_ms
+
+    def shard_owners(self) -> Mapping[int, Owner]:
+        return self._routes.owners()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this node has ever served all its shards, is not leaving and holds its lease. It stays ready while it
+        takes the shards of a dead node: it serves its own meanwhile, and must not be taken out of service."""
+        return (
+            self._has_been_serving
+            and self._own_row.state is NodeState.SERVING
+            and not self._own_lease.is_over
+        )
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this node could not renew its lease in time, so that other nodes may own all its shards."""
+        return self._own_lease.is_over
 
     # -- start and end
 
@@ -116,9 +162,15 @@ class Membership(NodeListener):
         """Register this node, and take the shards that are assigned to it and have no live owner."""
         view = await self._node.store.read_cluster()
         others = [row for row in view.nodes if row.node_id != self.node_id]
-        exited = [row for row in others if self._is_single_node or self._has_exited(row)]
+        exited = {row.node_id for row in others if self._is_single_node or self._has_exited(row)}
+        here = self._own_address.others_here([row for row in others if row.node_id not in exited])
+        if here:
+            # Calls that arrive meanwhile are forwarded.
+            self._update_routes(view, [row for row in others if row.node_id not in here.keys() | exited])
+            await self._require_free_address(here)
+            exited |= here.keys()
         if exited:
-            await self._node.store.remove_nodes([row.node_id for row in exited])
+            await self._node.store.remove_nodes(sorted(exited))
         plan = await self._renew_and_plan()
         # Not in the background: a node that cannot read its shards must not report that it has started.
         await self._acquire(plan.to_acquire, plan.lost_owners)
@@ -126,10 +178,8 @@ class Membership(NodeListener):
 
     def _has_exited(self, row: NodeRow) -> bool:
         """Whether a registered node is a process of this machine that has ended: its lease need not be waited for."""
-        if row.host != self._own_row.host:
+        if not row.machine or row.machine != self._own_row.machine:
             return False
-        if row.address == self._own_row.address:
-            return True
         try:
             os.kill(row.process_id, 0)
         except ProcessLookupError:
@@ -137,6 +187,39 @@ class Membership(NodeListener):
         except OSError:
             return False
         return False
+
+    async def _require_free_address(self, here: Mapping[str, NodeRow]) -> None:
+        """Wait until the other nodes at this node's address have proved to be gone, or raise `AddressTaken`."""
+        if self._renews_lease:
+            interval_ms = max(refresh_interval_ms(row.lease_ms) for row in here.values())
+            await self._own_address.require_free(here.values(), interval_ms, self._node.store.read_cluster)
+        for id in here:
+            logger.info("a node at this node's address is gone", node=id)
+
+    def _watch_own_address(self, rows: Collection[NodeRow]) -> None:
+        """Look for other nodes that joined at this node's address and are alive."""
+        here = self._own_address.others_here(rows)
+        self._beats_at_own_address = {
+            id: self._beats_at_own_address.get(id, row.beat) for id, row in here.items()
+        }
+        self._rivals.intersection_update(here)
+        for id, row in here.items():
+            if row.beat != self._beats_at_own_address[id] and id not in self._rivals:
+                self._rivals.add(id)
+                self._start_task(self._settle_own_address(row))
+
+    async def _settle_own_address(self, rival: NodeRow) -> None:
+        """Let one of two living nodes with the same address stop: the one that the address does not lead to, or the one that
+        started last, if it leads each of them to itself."""
+        found = await self._own_address.node_that_answers() or self.node_id
+        started_last = (self._own_row.started_wall_ms, self.node_id) > (rival.started_wall_ms, rival.node_id)
+        if found == self.node_id and not started_last:
+            logger.error(
+                "another node gives out this node's address; set its --advertise", node=rival.node_id
+            )
+        elif not self.address_taken.done():
+            taker = rival.node_id if found == self.node_id else found
+            self.address_taken.set_result(AddressTaken(node_id=taker, address=rival.address))
 
     async def run(self) -> None:
         """Renew the lease and observe the cluster, at regular intervals and on request."""
@@ -151,7 +234,9 @@ class Membership(NodeListener):
                 self._node.abort(error)
                 return
             except StoreError as error:
-                logger.warning("cannot renew this node's lease", why=str(error))
+                self._renewal_warning.warn(why=str(error))
+            else:
+                self._renewal_warning.resolve()
 
     def refresh_soon(self) -> None:
         """Request a refresh: something in the cluster has changed, or a node does not answer."""
@@ -160,7 +245,9 @@ class Membership(NodeListener):
     async def leave(self) -> None:
         """Hand all shards over to other nodes, if there are any, and wait until those serve them."""
         self._own_row = self._own_row._replace(state=NodeState.LEAVING)
-        self.is_fully_serving = self.is_ready = False
+        self.is_fully_serving = False
+        if self.is_cut_off:
+            return  # it owns nothing, and cannot tell anyone through the database
         try:
             await self.refresh()
             self._peers.broadcast_hint(_members_changed)
@@ -189,8 +276,8 @@ class Membership(NodeListener):
 
     async def deregister(self) -> None:
         """Remove this node from the registry, once it owns nothing any more."""
-        if self._own_row.beat == 0:
-            return  # the start failed before the node registered itself
+        if self._own_row.beat == 0 or self.is_cut_off:
+            return  # the start failed before the node registered itself, or its row counts no longer
         try:
             await self._node.store.remove_nodes([self.node_id])
         except StoreError as error:
@@ -219,15 +306,44 @@ class Membership(NodeListener):
             self._own_row = self._own_row._replace(
                 beat=self._own_row.beat + 1, renewed_wall_ms=self._clock.wall_ms()
             )
-            view = await self._node.store.renew_node(self._own_row)
-            self._refreshed_ms = self._clock.monotonic_ms()
+            try:
+                view = await self._node.store.renew_node(self._own_row)
+            except StoreError as error:
+                self.renewal_failures += 1
+                self.renewal_error = str(error)
+                raise
+            self._refreshed_ms = self.renewed_ms = self._clock.monotonic_ms()
+            self.renewal_error = ""
+            was_cut_off = self.is_cut_off
+            self._own_lease.renew(began_ms)
+            if view.unusable is not None:
+                self._retire(view.unusable)
             if self._renews_lease and not self._is_single_node and not self._has_lost_shards(view):
-                self._directory.lease_renewed(began_ms + int(self._own_row.lease_ms * LEASE_SAFETY_FACTOR))
+                self._directory.lease_renewed(self._own_lease.until_ms(began_ms))
             others = [row for row in view.nodes if row.node_id != self.node_id]
             self._record_lost_nodes(
                 self._failure_detector.refresh(others, began_ms, self._clock.monotonic_ms())
             )
+            if self.is_cut_off:  # the renewal took longer than the lease
+                self.refresh_soon()
+                return RebalancePlan({}, set(), [], {})
+            if not self._is_single_node:
+                self._watch_own_address([row for row in others if row.node_id not in self.lost])
+            if was_cut_off:
+                logger.info("lease renewed: the database can be reached again")
+                self._on_serving_changed()
             return self._make_plan(view, [row for row in others if row.node_id not in self.lost])
+
+    def _retire(self, why: StoreUnusable) -> None:
+        """Leave the shards to other nodes: this one must not write to the database any more, and cannot serve again. It
+        still forwards calls, and the registry shows it, until it is replaced."""
+        if self._own_row.state is NodeState.LEAVING:
+            return
+        logger.error("this node can no longer serve", why=str(why))
+        self._own_row = self._own_row._replace(state=NodeState.LEAVING)
+        self.is_fully_serving = False
+        self._on_serving_changed()
+        self.refresh_soon()  # it tells the others
 
     def _has_lost_shards(self, view: ClusterView) -> bool:
         """Whether other nodes have taken shards that this node still serves, for instance while its process stalled. A
@@ -245,12 +361,11 @@ class Membership(NodeListener):
 
     def _make_plan(self, view: ClusterView, others: Collection[NodeRow]) -> RebalancePlan:
         live_nodes = {row.node_id: row for row in (*others, self._own_row)}
+        states = Counter(row.state for row in live_nodes.values())
+        self.node_counts = {state.name: states[state] for state in NodeState} | {"LOST": len(self.lost)}
         self._peers.set_addresses([row.address for row in others])
         self._directory.set_observed_times({head.shard_id: head.observed_ms for head in view.shards})
-        self._routes.replace(
-            [Member(row.node_id, row.address, row.state is NodeState.LEAVING) for row in live_nodes.values()],
-            {head.shard_id: (head.owner, head.epoch) for head in view.shards},
-        )
+        self._update_routes(view, live_nodes.values())
         self._assign_shards(
             frozenset(row.address for row in live_nodes.values() if row.state is NodeState.SERVING)
         )
@@ -274,6 +389,12 @@ class Membership(NodeListener):
         self._update_serving()
         return plan
 
+    def _update_routes(self, view: ClusterView, live_nodes: Collection[NodeRow]) -> None:
+        self._routes.replace(
+            [Member(row.node_id, row.address, row.state is NodeState.LEAVING) for row in live_nodes],
+            {head.shard_id: (head.owner, head.epoch) for head in view.shards},
+        )
+
     def _update_serving(self) -> None:
         assigned = [
             shard_id
@@ -285,7 +406,7 @@ class Membership(NodeListener):
             self._own_row.state is NodeState.SERVING and all(map(self._node.serves, assigned)),
         )
         if self.is_fully_serving != before:
-            self.is_ready = self.is_ready or self.is_fully_serving
+            self._has_been_serving = self._has_been_serving or self.is_fully_serving
             self._on_serving_changed()
 
     def _assign_shards(self, candidates: frozenset[str]) -> None:
@@ -295,13 +416,64 @@ class Membership(NodeListener):
                 shard_id: choose_node(shard_id, candidates) for shard_id in range(self._node.shard_count)
             }
 
+    # -- cut off from the database
+
+    async def watch_lease(self) -> None:
+        """Give up all shards when this node's lease is over, and follow the other nodes until it is renewed."""
+        while True:
+            await self._own_lease.wait_until_over(self.refresh_soon)
+            self._give_up_shards()
+            await self._follow_other_nodes()
+
+    def _give_up_shards(self) -> None:
+        # First the routes, for the calls that go on when the shards close.
+        others = [member for member in self._routes.members() if member.node_id != self.node_id]
+        self._routes.replace(
+            others,
+            {
+                shard_id: (owner.node_id, owner.epoch)
+                for shard_id, owner in self._routes.owners().items()
+                if owner.node_id != self.node_id
+            },
+        )
+        self.is_fully_serving = False
+        count = self._node.give_up_shards()
+        logger.warning(
+            "this node cannot renew its lease: it gives up its shards, and forwards calls to other nodes",
+            shards=count,
+            others=len(others),
+        )
+        self._on_serving_changed()
+        self._on_cut_off()
+
+    async def _follow_other_nodes(self) -> None:
+        """Learn from other nodes which of them serves which shard, until this node's lease is renewed."""
+        source = NodeRouteSource(
+            self._peers.addresses(), self._routes, self._clock, self._peers.connect, own_node_id=self.node_id
+        )
+        renewed = asyncio.ensure_future(self._own_lease.wait_until_renewed())
+        try:
+            while not renewed.done():
+                learning = asyncio.ensure_future(source.refresh())
+                try:
+                    await asyncio.wait((learning, renewed), return_when=asyncio.FIRST_COMPLETED)
+                    if learning.done():
+                        learning.result()
+                finally:
+                    learning.cancel()
+                await wait_or_timeout(renewed, self._clock, REFRESH_INTERVAL_MS)
+        finally:
+            renewed.cancel()
+            await source.close()
+        self.refresh_soon()  # an answer that arrived last may have replaced what the registry says
+
     # -- take-over and hand-over
 
     async def _acquire(self, wanted: Mapping[int, int], lost_owners: Collection[str]) -> None:
         if lost_owners:
             await self._end_database_sessions(lost_owners)
         ids = sorted(wanted)
-        batch_size = len(ids) if self._is_single_node else ACQUIRE_BATCH_SIZE
+        batch_size = max(len(ids), 1) if self._is_single_node else ACQUIRE_BATCH_SIZE
         for start in range(0, len(ids), batch_size):
             batch = {id: wanted[id] for id in ids[start : start + batch_size]}
             taken = await self._node.open(batch)
@@ -348,10 +520,11 @@ class Membership(NodeListener):
         """Run `work` and log its failure. The next refresh shows what was not done, and starts it again."""
         try:
             await work
+            self._take_warning.resolve()
         except StoreBroken as error:
             self._node.abort(error)
         except StoreError as error:
-            logger.warning("shards not taken", why=str(error))
+            self._take_warning.warn(why=str(error))
             if isinstance(error, CommitUnknown):
                 self.refresh_soon()  # it shows whether the shards were taken
 

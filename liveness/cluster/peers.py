@@ -7,7 +7,7 @@ not arrive is dropped, and hints that gather while one is under way travel toget
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -45,11 +45,14 @@ class Peers:
         """`node_id` and `address`: those of this node."""
         self._node_id = node_id
         self._address = address
-        self._connect = connect
+        self.connect = connect
         self.watching = False
         """Whether any client watches events at this node."""
         self.watching_addresses: set[str] = set()
         """Addresses of the nodes at which clients watch events."""
+        self.on_attended: Callable[[Iterable[tuple[str, str, Collection[str]]]], None] = lambda queues: None
+        """Called with the task queues that this node offered and that workers attend at another node: namespace, task queue,
+        and the activity types that they attend, none for all."""
         self._addresses: tuple[str, ...] = ()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._pending_hints: dict[str, cluster_pb2.HintRequest] = {}
@@ -75,7 +78,7 @@ class Peers:
     def channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = self._connect(address, options=CHANNEL_OPTIONS)
+            channel = self._channels[address] = self.connect(address, options=CHANNEL_OPTIONS)
         return channel
 
     # -- hints
@@ -107,7 +110,10 @@ class Peers:
             while (message := self._pending_hints.pop(address, None)) is not None:
                 message.watching = self.watching
                 try:
-                    await self.stub(address).Hint(message, timeout=HINT_TIMEOUT_S)
+                    answer = await self.stub(address).Hint(message, timeout=HINT_TIMEOUT_S)
+                    self.on_attended(
+                        (offer.namespace, offer.task_queue, offer.activity_types) for offer in answer.attended
+                    )
                 except grpc.aio.AioRpcError as error:
                     logger.debug("hint not delivered", to=address, why=error.details())
                 except asyncio.CancelledError:

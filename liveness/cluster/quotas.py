@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import grpc
 import structlog
@@ -18,8 +19,10 @@ from liveness.cluster.peers import Peers, was_cancelled_by_channel
 from liveness.domain import decider
 from liveness.domain.errors import Unavailable, WorkerQuotaExceeded
 from liveness.domain.policy import Policy
+from liveness.domain.worker import WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
+from liveness.store.api import WorkerFilter
 from liveness.v1 import cluster_pb2
 
 logger = structlog.get_logger("liveness.quotas")
@@ -37,6 +40,20 @@ class RoomNeeded(Unavailable):
     namespace: str
 
 
+class _FullNamespace(NamedTuple):
+    until_ms: int
+    """Until when to believe that the namespace has no free slots."""
+    limit: int
+    """The quota of the namespace when it was found to be full."""
+    population: int
+    """How many of its workers this node had then."""
+    inactive: int
+    """How many of its workers on all nodes were INACTIVE."""
+
+
+_INACTIVE_WORKERS = WorkerFilter(states=(WorkerState.INACTIVE,))
+
+
 class Quotas:
     def __init__(self, node: Node, peers: Peers | None = None) -> None:
         """`peers`: the nodes that share the database; None if there cannot be any."""
@@ -44,17 +61,24 @@ class Quotas:
         self._peers = peers
         self._slots_lock = asyncio.Lock()
         """Grants and returns must reach memory in the order in which the store made them."""
-        self._full_namespaces: dict[str, tuple[int, int]] = {}
-        """Namespaces without free slots: until when to believe it, and how many workers this node had then."""
+        self._full_namespaces: dict[str, _FullNamespace] = {}
+        """Namespaces without free slots."""
 
     def admit(self, shard: Shard, namespace: str, policy: Policy) -> None:
         """Return if the shard may have one more worker. Raises `RoomNeeded` if slots must be acquired first."""
         if self._peers is None:
-            decider.check_worker_quota(namespace, policy, self._node.count_workers(namespace))
+            inactive = self._node.census[namespace, WorkerState.INACTIVE]
+            decider.check_worker_quota(namespace, policy, self._node.count_workers(namespace), inactive)
         elif shard.population[namespace] >= shard.slots[namespace]:
-            until_ms, population = self._full_namespaces.get(namespace, (0, 0))
-            if self._node.clock.monotonic_ms() < until_ms and population == self._population(namespace):
-                raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
+            full = self._full_namespaces.get(namespace)
+            if (
+                full is not None
+                and self._node.clock.monotonic_ms() < full.until_ms
+                and (full.limit, full.population) == (policy.max_workers, self._population(namespace))
+            ):
+                raise WorkerQuotaExceeded(
+                    namespace=namespace, limit=policy.max_workers, inactive=full.inactive
+                )
             raise RoomNeeded(shard_id=shard.id, namespace=namespace)
 
     async def acquire_slots(self, shard_ids: Iterable[int], namespace: str, policy: Policy) -> None:
@@ -78,14 +102,18 @@ class Quotas:
         async with self._slots_lock:
             if await self._grant(shard_id, namespace, policy, count):
                 return
-        until_ms = self._node.clock.monotonic_ms() + FULL_NAMESPACE_TTL_MS
+        population = self._population(namespace)
+        # The other nodes' workers count too.
+        counts = await self._node.store.count_workers(namespace, _INACTIVE_WORKERS)
+        inactive = counts.get(WorkerState.INACTIVE, 0)
+        now_ms = self._node.clock.monotonic_ms()
         self._full_namespaces = {
-            name: full
-            for name, full in self._full_namespaces.items()
-            if full[0] > until_ms - FULL_NAMESPACE_TTL_MS
+            name: full for name, full in self._full_namespaces.items() if full.until_ms > now_ms
         }
-        self._full_namespaces[namespace] = until_ms, self._population(namespace)
-        raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
+        self._full_namespaces[namespace] = _FullNamespace(
+            now_ms + FULL_NAMESPACE_TTL_MS, policy.max_workers, population, inactive
+        )
+        raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers, inactive=inactive)
 
     async def return_unused(self, namespace: str) -> int:
         """Return the unused slots of this node's shards, for other nodes. Returns their number."""

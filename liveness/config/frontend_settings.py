@@ -9,7 +9,7 @@ import msgspec
 
 from liveness.config.formats import SQLITE, is_address, without_password
 from liveness.config.setting_types import SettingType, list_setting
-from liveness.config.settings import SETTING_TYPES, SettingsError, load_values
+from liveness.config.settings import HTTP_OFF, SETTING_TYPES, SettingsError, load_values
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +18,11 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     nodes: tuple[str, ...] = ()
     """Addresses of some nodes, HOST:PORT each; they know the others."""
     listen: str = "127.0.0.1:7401"
+    http: str = HTTP_OFF
+    """Where to serve HTTP: health, metrics, the API, the dashboard. Off, because a node on the same machine may use the
+    usual port."""
+    http_hosts: tuple[str, ...] = ()
+    """Further host names under which clients reach HTTP."""
     reflection: bool = True
     log_level: str = "info"
     log_format: str = "auto"

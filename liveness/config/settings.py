@@ -85,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Observed time after a start in which no lease ends, so that clients can reconnect."""
     checkpoint_interval_s: float = 60.0
     retention_interval_s: float = 3_600.0
+    database_bytes_max: int = 0
+    """If the database holds more, the oldest events are deleted before their time; 0 for no limit."""
     task_retention_s: float = 7.0 * DAY_S
     """How long finished tasks are kept."""
     task_attempts_max: int = 20
@@ -222,6 +224,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "takeover_grace_ms": int_setting(0, 600_000),
     "checkpoint_interval_s": float_setting(0, DAY_S, above_low=True),
     "retention_interval_s": float_setting(0, 30 * DAY_S, above_low=True),
+    "database_bytes_max": int_setting(0, 2**53),
     "task_retention_s": float_setting(0, 3_650 * DAY_S),
     "task_attempts_max": int_setting(1, 1_000),
     "shutdown_timeout_s": float_setting(0, 3_600),

@@ -1,4 +1,5 @@
-"""Remembers when this process may have missed heartbeats because it stood still or its commits hung."""
+"""Remembers when this process may have missed heartbeats because it stood still, heard calls late, or its commits
+hung."""
 
 from __future__ import annotations
 

@@ -4,14 +4,18 @@ All state here is derived. The activities table and the shards' memory hold the 
 filled when a shard opens and updated by each commit. Matches are made in turns, one task queue after the other, so that
 a queue with a hundred thousand activities does not delay a queue with one.
 
-A poll waits at the node that serves its worker. A node with available activities announces their task queues to the
-other nodes, and a poll that finds nothing on its own node fetches activities from those nodes.
+A poll waits at the node that serves its worker. A node with available activities announces their task queues and types
+to the other nodes, and a poll that finds nothing on its own node fetches activities from those nodes.
+
+A poll may name the activity types that its worker can run, and gets no others. An activity of a type that nobody polls for
+waits, and holds up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from math import ceil
 
 import structlog
@@ -19,6 +23,13 @@ import structlog
 from liveness.background import BackgroundTasks
 from liveness.clock import wait_or_timeout
 from liveness.dispatch.ownership import ActivityOwnership
+from liveness.dispatch.queue_index import (
+    ActivityTypes,
+    AvailableActivities,
+    GroupedEntries,
+    Offer,
+    RemoteOffers,
+)
 from liveness.dispatch.remote import RemoteOwnership
 from liveness.domain import worker_control
 from liveness.domain.activity import Activity, ActivityState
@@ -27,6 +38,7 @@ from liveness.domain.errors import InvalidField, LivenessError, ShuttingDown, To
 from liveness.domain.events import BindingsChanged, BindingsEnded
 from liveness.domain.keys import ActivityKey, WorkerKey, shard_of
 from liveness.domain.worker import Worker
+from liveness.engine.backlog import QueueName
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
@@ -34,22 +46,23 @@ from liveness.engine.shard import PreparedCommit, Shard
 logger = structlog.get_logger("liveness.matching")
 
 POLLS_PER_WORKER_MAX = 1_000
-ANNOUNCED_QUEUES_MAX = 1_000
+ANNOUNCED_OFFERS_MAX = 1_000
 FETCHES_MAX = 8
 """How many polls of one queue may ask other nodes at the same time."""
 MATCHES_PER_TURN = 100
 """After this many, the event loop serves other calls first."""
 
-QueueName = tuple[str, str]
-
 
 class Poll:
     """A worker that waits for activities."""
 
-    __slots__ = ("assigned", "completion", "is_fetching", "limit", "queue", "session_id", "worker")
+    __slots__ = ("assigned", "completion", "is_fetching", "limit", "queue", "session_id", "types", "worker")
 
-    def __init__(self, queue: QueueName, worker: WorkerKey, session_id: str, limit: int) -> None:
+    def __init__(
+        self, queue: QueueName, worker: WorkerKey, session_id: str, limit: int, types: ActivityTypes
+    ) -> None:
         self.queue = queue
+        self.types = types
         self.worker = worker
         self.session_id = session_id
         self.limit = limit
@@ -66,19 +79,34 @@ class Poll:
 class TaskQueue:
     """The available activities and the waiting polls of one task queue, each in order of arrival."""
 
-    __slots__ = ("active_fetches", "available", "polls", "remote_addresses")
+    __slots__ = ("active_fetches", "attended_ms", "attended_types", "available", "polls", "remote_offers")
 
-    def __init__(self) -> None:
-        self.available: dict[ActivityKey, None] = {}
-        self.polls: dict[Poll, None] = {}
-        self.remote_addresses: dict[str, None] = {}
-        """Addresses of nodes that announced activities."""
+    def __init__(self, now_ms: int) -> None:
+        self.available = AvailableActivities()
+        self.polls: GroupedEntries[ActivityTypes, Poll] = GroupedEntries()
+        """By the types that they are for: the workers of one program poll for the same."""
+        self.remote_offers = RemoteOffers()
         self.active_fetches = 0
         """How many polls are asking one of those nodes."""
+        self.attended_ms = now_ms
+        """When a worker was last known to attend the queue for all types, on any node; at first, since when this node knows
+        the queue."""
+        self.attended_types: dict[str, int] = {}
+        """The same for single types."""
 
     @property
     def is_idle(self) -> bool:
-        return not self.available and not self.polls and not self.remote_addresses
+        return not self.available and not self.polls and not self.remote_offers
+
+    def note_attended(self, types: ActivityTypes, now_ms: int) -> None:
+        if types is None:
+            self.attended_ms = now_ms
+        else:
+            self.attended_types.update(dict.fromkeys(types, now_ms))
+
+    def polls_for(self, is_wanted: Callable[[ActivityTypes], bool]) -> list[ActivityTypes]:
+        """The groups of waiting polls whose types meet a condition."""
+        return [types for types in self.polls.group_names() if is_wanted(types)]
 
 
 class Matching(NodeListener):
@@ -87,37 +115,38 @@ class Matching(NodeListener):
         node: Node,
         ownership: ActivityOwnership,
         remote: RemoteOwnership | None = None,
-        announce: Callable[[Collection[QueueName]], None] = lambda queues: None,
+        announce: Callable[[Collection[Offer]], None] = lambda offers: None,
     ) -> None:
-        """`announce` tells the other nodes which task queues have activities on this node."""
+        """`announce` tells the other nodes which activities wait on this node."""
         self._node = node
         self._ownership = ownership
         self._remote = remote
         self._announce = announce
         self._tasks = BackgroundTasks("matching")
         self._queues: dict[QueueName, TaskQueue] = {}
-        self._polls: dict[WorkerKey, set[Poll]] = {}
+        self._polls: dict[WorkerKey, dict[Poll, None]] = {}
         self._ready_queues: dict[QueueName, None] = {}
         """Queues that may have a match, next one first."""
         self._scheduled_turn: asyncio.Handle | None = None
+        self._offers_repeated = 0
         self._is_closed = False
 
     # -- available activities
 
     def shard_opened(self, shard: Shard) -> None:
         waiting = [
-            (activity.since_ms, key, activity.task_queue)
+            (activity.since_ms, key, activity.task_queue, activity.type)
             for key, activity in shard.activities.items()
             if activity.state is ActivityState.AVAILABLE
         ]
-        for _, key, task_queue in sorted(waiting):
-            self._offer(key, task_queue)
+        for _, key, task_queue, activity_type in sorted(waiting):
+            self._offer(key, task_queue, activity_type)
 
     def shard_closed(self, shard: Shard) -> None:
         """Forget the shard's activities, and end the polls of its workers: another node serves both from now on."""
         for name, queue in tuple(self._queues.items()):
             for key in [key for key in queue.available if self._shard_id(key) == shard.id]:
-                del queue.available[key]
+                queue.available.discard(key)
             if queue.is_idle:
                 del self._queues[name]
         for worker_key in tuple(self._polls):
@@ -131,7 +160,9 @@ class Matching(NodeListener):
         for part in commits:
             for key, activity in part.commit.activities.items():
                 if activity.state is ActivityState.AVAILABLE:
-                    self._offer(key, activity.task_queue)
+                    self._offer(key, activity.task_queue, activity.type)
+                else:
+                    self._withdraw_offer(key, activity.task_queue)
             for worker in part.changed_orders:
                 self._recheck_worker(worker)
             for entry in part.commit.entries:
@@ -139,42 +170,66 @@ class Matching(NodeListener):
                     # The worker may be below its quota again.
                     self._recheck_worker(WorkerKey(entry.namespace or "", entry.worker))
 
-    def _offer(self, key: ActivityKey, task_queue: str) -> None:
+    def _offer(self, key: ActivityKey, task_queue: str, activity_type: str) -> None:
         name = key.namespace, task_queue
         queue = self._queue(name)
-        queue.available[key] = None
-        if len(queue.available) == 1 and not queue.polls:
-            self._announce([name])
+        is_first_of_type = queue.available.add(key, activity_type)
+        if is_first_of_type and not queue.polls_for(lambda types: types is None or activity_type in types):
+            self._announce([Offer(*name, activity_type)])
         self._mark_ready(name)
 
-    def announce_all(self) -> None:
-        """Repeat all announcements: other nodes may have missed or forgotten the first."""
-        if waiting := [name for name, queue in self._queues.items() if queue.available]:
-            self._announce(waiting[:ANNOUNCED_QUEUES_MAX])
+    def _withdraw_offer(self, key: ActivityKey, task_queue: str) -> None:
+        """Forget an activity that was claimed or cancelled. Polls for its type might never come and find it outdated."""
+        queue = self._queues.get((key.namespace, task_queue))
+        if queue is not None and key in queue.available and self._find_available(key) is None:
+            queue.available.discard(key)
+            if queue.is_idle:
+                del self._queues[key.namespace, task_queue]
 
-    def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None:
-        """Remember that another node has available activities."""
-        self._queue((namespace, task_queue)).remote_addresses[address] = None
+    def announce_all(self) -> None:
+        """Repeat all announcements: other nodes may have missed or forgotten the first. If there are too many for one
+        message, the next call goes on after the last one."""
+        offers = [
+            Offer(*name, activity_type)
+            for name, queue in self._queues.items()
+            for activity_type in queue.available.types
+        ]
+        if not offers:
+            return
+        first = self._offers_repeated % len(offers)
+        self._offers_repeated = first + ANNOUNCED_OFFERS_MAX
+        self._announce(list(islice(offers[first:] + offers[:first], ANNOUNCED_OFFERS_MAX)))
+
+    def note_remote_offer(
+        self, address: str, namespace: str, task_queue: str, activity_types: Collection[str] = ()
+    ) -> None:
+        """Remember that another node has available activities. `activity_types`: none if the node did not say."""
+        self._queue((namespace, task_queue)).remote_offers.add(address, activity_types)
         self._mark_ready((namespace, task_queue))
 
     def forget_remote_offers_except(self, addresses: Collection[str]) -> None:
         """Forget the announcements of nodes that are gone."""
         for name, queue in tuple(self._queues.items()):
-            for address in queue.remote_addresses.keys() - set(addresses):
-                del queue.remote_addresses[address]
+            queue.remote_offers.retain(addresses)
             if queue.is_idle:
                 del self._queues[name]
 
     async def hand_out_to_remote(
-        self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
+        self,
+        worker_key: WorkerKey,
+        session_id: str,
+        task_queue: str,
+        limit: int,
+        types: ActivityTypes = None,
     ) -> list[Activity]:
         """Give up to `limit` activities of this node to a worker whose shard another node serves."""
         queue = self._queues.get((worker_key.namespace, task_queue))
         if queue is None:
             return []
-        wanted = self._first_available(queue, task_queue, limit)
+        queue.note_attended(types, self._node.clock.monotonic_ms())
+        wanted = self._first_available(queue, task_queue, limit, types)
         for key in wanted:
-            del queue.available[key]
+            queue.available.discard(key)
         handed: list[tuple[ActivityKey, Activity]] = []
         try:
             if wanted:
@@ -182,8 +237,8 @@ class Matching(NodeListener):
         finally:
             handed_keys = {key for key, _ in handed}
             for key in wanted:
-                if key not in handed_keys and self._find_available(key) is not None:
-                    self._offer(key, task_queue)
+                if key not in handed_keys and (activity := self._find_available(key)) is not None:
+                    self._offer(key, task_queue, activity.type)
         return [activity for _, activity in handed]
 
     def available_activities(self, namespace: str, task_queue: str) -> list[Activity]:
@@ -192,13 +247,61 @@ class Matching(NodeListener):
         found = [self._find_available(key) for key in queue.available] if queue else []
         return [activity for activity in found if activity is not None]
 
+    # -- workers that attend a queue
+
+    def unattended_ms(self, namespace: str, task_queue: str, activity_type: str) -> int:
+        """How long no worker has attended a queue for activities of this type, as far as this node knows: polled it, here
+        or on another node, or held an activity of it, as workers do that are too busy to poll."""
+        queue = self._queues.get((namespace, task_queue))
+        if queue is None:
+            return 0  # about to be offered
+        now_ms = self._node.clock.monotonic_ms()
+        if self._is_held((namespace, task_queue)):
+            queue.note_attended(None, now_ms)
+        for types in queue.polls.group_names():
+            queue.note_attended(types, now_ms)
+        return now_ms - max(queue.attended_ms, queue.attended_types.get(activity_type, 0))
+
+    def attended_types(
+        self, namespace: str, task_queue: str, activity_types: Collection[str]
+    ) -> Collection[str] | None:
+        """Which of these types workers attend in a queue of this node: the answer to another node, whose activities of these
+        types wait in it. None if no worker attends any; empty if some do and the other node named no types."""
+        queue = self._queues.get((namespace, task_queue))
+        if self._is_held((namespace, task_queue)):
+            return activity_types
+        if queue is None or not queue.polls:
+            return None
+        groups = list(queue.polls.group_names())
+        attended = [
+            name for name in activity_types if any(types is None or name in types for types in groups)
+        ]
+        return attended if attended or not activity_types else None
+
+    def note_attended(self, queues: Iterable[tuple[str, str, Collection[str]]]) -> None:
+        """Remember that workers attend these queues on another node: namespace, task queue and activity types; no types for
+        all."""
+        now_ms = self._node.clock.monotonic_ms()
+        for namespace, task_queue, types in queues:
+            if (queue := self._queues.get((namespace, task_queue))) is not None:
+                queue.note_attended(frozenset(types) or None, now_ms)
+
+    def _is_held(self, name: QueueName) -> bool:
+        return any(name in shard.activities.backlog.held for shard in self._node.shards())
+
     # -- waiting polls
 
     def waiting_poll_count(self) -> int:
         return sum(map(len, self._polls.values()))
 
     async def poll(
-        self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
+        self,
+        worker_key: WorkerKey,
+        session_id: str,
+        task_queue: str,
+        limit: int,
+        wait_ms: int,
+        types: ActivityTypes = None,
     ) -> list[Activity]:
         """Returns activities that the worker now holds durably; an empty list if none came in time."""
         if self._is_closed:
@@ -210,7 +313,7 @@ class Matching(NodeListener):
             raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
         if len(self._polls.get(worker_key, ())) >= POLLS_PER_WORKER_MAX:
             raise TooManyPolls(worker=worker_key.instance_key, limit=POLLS_PER_WORKER_MAX)
-        poll = Poll((worker_key.namespace, name), worker_key, session_id, limit)
+        poll = Poll((worker_key.namespace, name), worker_key, session_id, limit, types)
         try:
             await self._wait_for_match(poll, wait_ms)
             await self._wait_durable(poll)
@@ -222,8 +325,8 @@ class Matching(NodeListener):
         return [activity for _, activity in poll.assigned]
 
     async def _wait_for_match(self, poll: Poll, wait_ms: int) -> None:
-        self._queue(poll.queue).polls[poll] = None
-        self._polls.setdefault(poll.worker, set()).add(poll)
+        self._queue(poll.queue).polls.add(poll.types, poll)
+        self._polls.setdefault(poll.worker, {})[poll] = None
         if not wait_ms:
             await self._match_without_waiting(poll)
             return
@@ -247,7 +350,8 @@ class Matching(NodeListener):
         try:
             while not poll.completion.done() and queue.available and self._match_one(queue):
                 pass
-            if not poll.completion.done() and queue.remote_addresses and self._can_take_work(poll):
+            is_offered = queue.remote_offers.first_address(poll.types) is not None
+            if not poll.completion.done() and is_offered and self._can_take_work(poll):
                 await self._fetch(poll, queue)
         finally:
             self._remove_poll(poll)
@@ -256,12 +360,13 @@ class Matching(NodeListener):
     def _remove_poll(self, poll: Poll) -> None:
         queue = self._queues.get(poll.queue)  # None if it became idle meanwhile
         if queue is not None:
-            queue.polls.pop(poll, None)
+            queue.polls.discard(poll.types, poll)
+            queue.note_attended(poll.types, self._node.clock.monotonic_ms())
             if queue.is_idle:
                 del self._queues[poll.queue]
         polls = self._polls.get(poll.worker)
         if polls is not None:
-            polls.discard(poll)
+            polls.pop(poll, None)
             if not polls:
                 del self._polls[poll.worker]
 
@@ -323,12 +428,12 @@ class Matching(NodeListener):
     def _queue(self, key: QueueName) -> TaskQueue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = TaskQueue()
+            queue = self._queues[key] = TaskQueue(self._node.clock.monotonic_ms())
         return queue
 
     def _mark_ready(self, key: QueueName) -> None:
         queue = self._queues.get(key)
-        if queue is None or not queue.polls or not (queue.available or queue.remote_addresses):
+        if queue is None or not queue.polls or not (queue.available or queue.remote_offers):
             return
         self._ready_queues[key] = None
         if self._scheduled_turn is None:
@@ -344,35 +449,37 @@ class Matching(NodeListener):
             queue = self._queues.get(key)
             if self._match_one(queue):
                 self._mark_ready(key)
-            elif queue is not None and queue.remote_addresses and self._start_fetch(queue):
+            elif queue is not None and queue.remote_offers and self._start_fetch(queue):
                 self._mark_ready(key)
         if self._ready_queues:
             self._scheduled_turn = asyncio.get_running_loop().call_soon(self._run_turn)
 
     def _match_one(self, queue: TaskQueue | None) -> bool:
         """Give one poll its share of the available activities. Returns False if there is no match."""
-        if queue is None or not queue.available:
-            return False
-        poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
-        if poll is None:
-            return False
-        share = min(poll.limit, ceil(len(queue.available) / len(queue.polls)))
-        keys = self._first_available(queue, poll.queue[1], share)
-        if not keys:
-            return False
-        poll.assigned = self._ownership.hand_out(keys, poll.worker, poll.session_id)
-        for key, _ in poll.assigned:
-            del queue.available[key]
-        if poll.assigned:
-            del queue.polls[poll]
-            poll.completion.set_result(None)
-        return bool(poll.assigned)
+        while queue is not None and (competing := queue.polls_for(queue.available.has_any)):
+            poll = next(filter(self._can_take_work, queue.polls.in_order(competing)), None)
+            if poll is None:
+                return False
+            poll_count = sum(map(queue.polls.group_size, competing))
+            share = min(poll.limit, ceil(queue.available.count(poll.types) / poll_count))
+            keys = self._first_available(queue, poll.queue[1], share, poll.types)
+            if not keys:
+                continue  # all of these types were outdated and have left the queue; another poll may have a match
+            poll.assigned = self._ownership.hand_out(keys, poll.worker, poll.session_id)
+            for key, _ in poll.assigned:
+                queue.available.discard(key)
+            if poll.assigned:
+                queue.polls.discard(poll.types, poll)
+                poll.completion.set_result(None)
+            return bool(poll.assigned)
+        return False
 
     def _start_fetch(self, queue: TaskQueue) -> bool:
         """Let the first waiting poll ask another node. Returns False if no poll may, or if enough polls are asking."""
         if queue.active_fetches >= FETCHES_MAX:
             return False
-        poll = next(filter(self._can_take_work, tuple(queue.polls)), None)
+        offered = queue.polls_for(lambda types: queue.remote_offers.first_address(types) is not None)
+        poll = next(filter(self._can_take_work, queue.polls.in_order(offered)), None)
         if poll is None:
             return False
         poll.is_fetching = True  # at once, so that no second fetch starts for the same poll
@@ -389,17 +496,19 @@ class Matching(NodeListener):
         poll.is_fetching = True
         queue.active_fetches += 1
         try:
-            while queue.remote_addresses and not poll.completion.done():
-                address = next(iter(queue.remote_addresses))
+            while not poll.completion.done():
+                address = queue.remote_offers.first_address(poll.types)
+                if address is None:
+                    break
                 try:
                     found = await self._remote.hand_out(
-                        address, poll.worker, poll.session_id, poll.queue[1], poll.limit
+                        address, poll.worker, poll.session_id, poll.queue[1], poll.limit, poll.types
                     )
                 except LivenessError as error:
                     logger.debug("nothing fetched", at=address, why=str(error))
                     found = []
                 if len(found) < poll.limit:
-                    queue.remote_addresses.pop(address, None)
+                    queue.remote_offers.forget(address, poll.types)
                 if found:
                     poll.assigned += [
                         (ActivityKey(poll.queue[0], *activity.id), activity) for activity in found
@@ -407,26 +516,31 @@ class Matching(NodeListener):
                     if poll.completion.done():
                         self._return_assigned(poll)  # the caller is gone
                     else:
-                        queue.polls.pop(poll, None)
+                        queue.polls.discard(poll.types, poll)
                         poll.completion.set_result(None)
         finally:
             poll.is_fetching = False
             queue.active_fetches -= 1
 
-    def _first_available(self, queue: TaskQueue, task_queue: str, limit: int) -> list[ActivityKey]:
+    def _first_available(
+        self, queue: TaskQueue, task_queue: str, limit: int, types: ActivityTypes
+    ) -> list[ActivityKey]:
         """Up to `limit` activities, in order of arrival. Entries that are out of date leave the queue."""
         found: list[ActivityKey] = []
         outdated: list[ActivityKey] = []
-        for key in queue.available:
+        for key in queue.available.in_order(types):
             activity = self._find_available(key)
-            if activity is None or activity.task_queue != task_queue:
+            if activity is None or (activity.task_queue, activity.type) != (
+                task_queue,
+                queue.available.type_of(key),
+            ):
                 outdated.append(key)
                 continue
             found.append(key)
             if len(found) >= limit:
                 break
         for key in outdated:
-            del queue.available[key]
+            queue.available.discard(key)
         return found
 
     def _find_available(self, key: ActivityKey) -> Activity | None:
@@ -451,8 +565,8 @@ class Matching(NodeListener):
         if poll.completion.done() or poll.is_fetching:
             return False
         worker = self._live_worker(poll)
-        if worker is None:
-            return False
+        if worker is None or poll.worker in self._node.shard(*poll.worker).disconnected:
+            return False  # a disconnected worker would soon lose the work; its poll goes on waiting
         try:
             worker_control.check_accepts_work(
                 poll.worker, worker, self._node.policies.of(poll.worker.namespace)

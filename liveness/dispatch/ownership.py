@@ -22,6 +22,7 @@ from liveness.dispatch.worker_bindings import (
     LocalWorkerBindings,
     WorkerBindings,
     bind_attempts,
+    holder_view,
     unbind_attempt,
 )
 from liveness.domain import activity_decider as decide
@@ -83,7 +84,40 @@ class ActivityOwnership:
         shard = self.shard(key)
         activity = shard.activities[key]
         await self._node.wait_durable(shard)
+        [activity] = await self.with_current_epochs([(key, activity)])
         return shard, activity
+
+    async def with_current_epochs(self, found: Sequence[tuple[ActivityKey, Activity]]) -> list[Activity]:
+        """Give each held activity the lease epoch that may end its attempt now. A worker keeps an attempt when its session
+        changes, and only the worker's shard knows the new epoch. An activity whose worker's shard does not answer keeps
+        the epoch under which it was started."""
+        epochs: dict[ActivityKey, int] = {}
+        remote_keys: list[ActivityKey] = []
+        questions: list[tuple[WorkerKey, ActivityId]] = []
+        held = [(key, activity) for key, activity in found if activity.state is ActivityState.STARTED]
+        for key, activity in held:
+            worker_key = WorkerKey(key.namespace, activity.worker)
+            try:
+                worker_shard = self.local_worker_shard(worker_key)
+            except Unavailable:
+                continue
+            if worker_shard is None:
+                remote_keys.append(key)
+                questions.append((worker_key, key.id))
+            elif view := holder_view(worker_shard, worker_key, key.id):
+                epochs[key] = _current_epoch(activity, view)
+        if epochs:
+            await self._node.wait_all_durable()
+        if questions:
+            assert self._remote is not None
+            activities = dict(held)
+            answers = await self._remote.look_up_many(questions)
+            for key, (_, remote_view) in zip(remote_keys, answers, strict=True):
+                if remote_view is not None:
+                    epochs[key] = _current_epoch(activities[key], remote_view)
+        return [
+            activity._replace(epoch=epochs[key]) if key in epochs else activity for key, activity in found
+        ]
 
     async def task_queue_of(self, worker_key: WorkerKey, id: ActivityId) -> str:
         """The task queue that the worker itself named in its heartbeats."""
@@ -184,6 +218,9 @@ class ActivityOwnership:
             if self._holder(key) != holder:
                 continue  # the view may be older than the binding of the present holder
             self._withdraw_if_unbound(key, worker_key, view)
+            if (kept := self._kept_by(key, worker_key, view)) is not None:
+                await self._node.wait_durable(self.shard(key), *worker.shards_to_commit)
+                return kept
             events, wanted = self._decide_claim(key, spec, worker_key, view.epoch)
             if not events:
                 return await self._commit_claim(key, (), worker)
@@ -217,6 +254,14 @@ class ActivityOwnership:
             return
         if view.bound_attempt != known.attempt:
             self.withdraw(key, current_holder(known), "its worker is not bound to it")
+
+    def _kept_by(self, key: ActivityKey, worker_key: WorkerKey, view: HolderView) -> Activity | None:
+        """The attempt that the worker kept when its session changed, with the epoch that may end it; None if it was started
+        in the present lease, or if the worker does not hold the activity."""
+        known = self.shard(key).activities.get(key)
+        if known is None or known.worker != worker_key.instance_key or known.epoch == view.epoch:
+            return None
+        return known._replace(epoch=view.epoch) if view.bound_attempt == known.attempt else None
 
     def _decide_claim(
         self, key: ActivityKey, spec: ActivitySpec, worker_key: WorkerKey, epoch: int
@@ -258,9 +303,15 @@ class ActivityOwnership:
 
     # -- ending attempts
 
-    async def complete(self, key: ActivityKey, holder: AttemptHolder, result: bytes) -> Activity:
+    async def complete(
+        self, key: ActivityKey, holder: AttemptHolder, result: bytes, result_encoding: str = ""
+    ) -> Activity:
         return await self._end_attempt(
-            key, holder, lambda shard, activity: decide.complete(activity, holder, result, shard.now_ms())
+            key,
+            holder,
+            lambda shard, activity: decide.complete(
+                activity, holder, result, shard.now_ms(), result_encoding=result_encoding
+            ),
         )
 
     async def fail(
@@ -372,6 +423,10 @@ class ActivityOwnership:
             return LocalWorkerBindings(self._node, worker_key, worker_shard)
         assert self._remote is not None
         return RemoteWorkerBindings(self._node, self._remote, worker_key)
+
+
+def _current_epoch(activity: Activity, view: HolderView) -> int:
+    return view.epoch if view.bound_attempt == activity.attempt else activity.epoch
 
 
 def _fencing_reason(holder: AttemptHolder, view: HolderView | None) -> str:

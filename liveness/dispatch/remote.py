@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from liveness.dispatch.queue_index import ActivityTypes
 from liveness.dispatch.worker_bindings import Binding, HolderView, LocalWorkerBindings, holder_view
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import AttemptHolder
@@ -55,7 +56,13 @@ class RemoteOwnership(Protocol):
         """Returns the attempts that their activities' shards deny. An owner that does not answer denies none."""
 
     async def hand_out(
-        self, address: str, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
+        self,
+        address: str,
+        worker_key: WorkerKey,
+        session_id: str,
+        task_queue: str,
+        limit: int,
+        types: ActivityTypes,
     ) -> list[Activity]:
         """Fetch activities that wait at the node with this address; the worker holds them durably on return."""
 

@@ -100,6 +100,8 @@ class Activity(NamedTuple):
     epoch: int = 0
     since_ms: int = 0
     """When the activity entered its state."""
+    since_wall_ms: int | None = None
+    """The same for people; None for a row of a version that did not store it."""
     due_ms: int = 0
     """WAITING: when it becomes available. STARTED: when to verify that the worker received it."""
     failures: int = 0
@@ -109,6 +111,9 @@ class Activity(NamedTuple):
     last_failure: str = ""
     result: bytes = b""
     end: EndedAttempt | None = None
+    input_encoding: str = ""
+    """How the client encoded the input; empty if it did not say. The result has its own."""
+    result_encoding: str = ""
 
     @property
     def is_managed(self) -> bool:
@@ -132,7 +137,13 @@ class ImpossibleActivityEvent(Exception):
     """The log holds an event that cannot follow the activity's previous one: the log or this program is broken."""
 
 
-def evolve(activity: Activity | None, event: ActivityEvent, workflow_id: str) -> Activity:
+def evolve(activity: Activity | None, event: ActivityEvent, workflow_id: str, wall_ms: int) -> Activity:
+    """Return the next state. `wall_ms`: the wall time that the log has for the event."""
+    # Every event brings the activity into a state.
+    return _next_state(activity, event, workflow_id)._replace(since_wall_ms=wall_ms)
+
+
+def _next_state(activity: Activity | None, event: ActivityEvent, workflow_id: str) -> Activity:
     if isinstance(event, ActivityScheduled):
         if activity is not None:
             raise ImpossibleActivityEvent("ActivityScheduled about an activity that exists")
@@ -155,6 +166,7 @@ def _scheduled(event: ActivityScheduled, workflow_id: str) -> Activity:
         releases=(),
         type=event.activity_type,
         input=event.input,
+        input_encoding=event.input_encoding,
         retry=event.retry,
         since_ms=event.at_ms,
         due_ms=event.due_ms if later else 0,
@@ -227,7 +239,9 @@ def _ended(event: AttemptEnded, activity: Activity, state: ActivityState) -> Act
 
 @_evolve.register
 def _(event: ActivityCompleted, activity: Activity) -> Activity:
-    return _ended(event, activity, ActivityState.COMPLETED)._replace(result=event.result)
+    return _ended(event, activity, ActivityState.COMPLETED)._replace(
+        result=event.result, result_encoding=event.result_encoding
+    )
 
 
 @_evolve.register

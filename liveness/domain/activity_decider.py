@@ -46,6 +46,7 @@ class ActivitySpec(NamedTuple):
     task_queue: str
     input: bytes
     retry: Retry
+    input_encoding: str = ""
 
 
 class AttemptHolder(NamedTuple):
@@ -75,16 +76,21 @@ def schedule(
     if activity is None:
         return (_scheduled(id, spec, at_ms, at_ms + delay_ms),)
     known = (activity.type, activity.task_queue, activity.input, activity.retry)
-    for name, given, kept in zip(("type", "task queue", "input", "retry policy"), spec, known, strict=True):
+    for name, given, kept in zip(
+        ("type", "task queue", "input", "retry policy"), spec[:4], known, strict=True
+    ):
         if given != kept:
             raise ActivityDiffers(activity=format_activity_id(id), what=name)
+    # A client that names no encoding, as older ones do, may repeat what another client scheduled.
+    if spec.input_encoding and activity.input_encoding not in ("", spec.input_encoding):
+        raise ActivityDiffers(activity=format_activity_id(id), what="input encoding")
     return ()
 
 
 def _scheduled(id: ActivityId, spec: ActivitySpec, at_ms: int, due_ms: int) -> ActivityScheduled:
     return ActivityScheduled(
         **_id_fields(id), activity_type=spec.type, task_queue=spec.task_queue, input=spec.input, retry=spec.retry,
-        at_ms=at_ms, due_ms=due_ms,
+        at_ms=at_ms, due_ms=due_ms, input_encoding=spec.input_encoding,
     )  # fmt: skip
 
 
@@ -137,11 +143,14 @@ def claim(
     raise ActivityNotAvailable(activity=format_activity_id(id), state=activity.state.name)
 
 
-def complete(activity: Activity, holder: AttemptHolder, result: bytes, at_ms: int) -> ActivityEvents:
+def complete(
+    activity: Activity, holder: AttemptHolder, result: bytes, at_ms: int, *, result_encoding: str = ""
+) -> ActivityEvents:
     if _is_repeated_end(activity, holder, ActivityCompleted):
         return ()
     _check_held(activity, holder)
-    return (ActivityCompleted(**_end_fields(activity, holder, at_ms), result=result),)
+    end_fields = _end_fields(activity, holder, at_ms)
+    return (ActivityCompleted(**end_fields, result=result, result_encoding=result_encoding),)
 
 
 def fail(
@@ -260,6 +269,14 @@ def hand_on(activity: Activity, at_ms: int) -> ActivityEvents:
 def cancel_hand_on(activity: Activity, at_ms: int) -> ActivityEvents:
     """Make a RELEASED activity available here, because no engine receives its task queue any more."""
     return (ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt, at_ms=at_ms),)
+
+
+def contradicts_binding(activity: Activity, worker: str, attempt: int) -> bool:
+    """Whether a worker must not hold an attempt that it declared by heartbeat alone: the activity is finished, or held by
+    another worker or in another attempt. Another engine that took the activity gives it to any worker."""
+    if activity.state is STARTED:
+        return (activity.worker, activity.attempt) != (worker, attempt)
+    return activity.state in FINISHED_ACTIVITY_STATES and activity.state is not ActivityState.HANDED_ON
 
 
 def is_stale_reschedule(activity: Activity | None, task: ActivityRescheduleTask) -> bool:

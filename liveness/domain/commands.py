@@ -24,6 +24,10 @@ class Heartbeat(NamedTuple):
     errors: int
     policy: Policy
     loop_lag_ms: int = 0
+    new_incarnation: bool = False
+    """The process wants to begin a new life of the key if the worker was cleaned up; in other states it means nothing."""
+    lease_epoch: int = 0
+    """The epoch of the last lease that the session knows to have been granted to it; 0 for none."""
 
     @property
     def is_plain_renewal(self) -> bool:

@@ -7,6 +7,7 @@ was alive after all, where its activities went) are derived from the log on requ
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,11 +41,26 @@ class ConcurrentDeaths(NamedTuple):
         """Each count is a lower bound, so the larger one is closer to the truth."""
         return ConcurrentDeaths(*map(max, self, other))
 
-    def plus(self, other: ConcurrentDeaths) -> ConcurrentDeaths:
-        return ConcurrentDeaths(*(sum(counts) for counts in zip(self, other, strict=True)))
-
 
 NO_OTHER_DEATHS = ConcurrentDeaths()
+
+
+class Death(NamedTuple):
+    """A death in a namespace, as other certificates count it."""
+
+    worker: str
+    host_name: str
+    build_id: str
+
+
+def count_others(worker: str, host_name: str, build_id: str, deaths: Iterable[Death]) -> ConcurrentDeaths:
+    """Count the workers among `deaths` other than `worker`. One that died several times counts once."""
+    others = {death for death in deaths if death.worker != worker}
+    return ConcurrentDeaths(
+        len({death.worker for death in others if death.host_name == host_name}) if host_name else 0,
+        len({death.worker for death in others if death.build_id == build_id}) if build_id else 0,
+        len({death.worker for death in others}),
+    )
 
 
 class DeathEvidence(NamedTuple):

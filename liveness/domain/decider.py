@@ -16,6 +16,7 @@ from liveness.domain.errors import (
     SessionNotCurrent,
     SessionSuperseded,
     StaleHeartbeat,
+    WorkerActive,
     WorkerNotActive,
     WorkerQuotaExceeded,
 )
@@ -52,21 +53,23 @@ ACTIVE = WorkerState.ACTIVE
 COUNTER_MAX = 2**63 - 1
 
 
-def check_worker_quota(namespace: str, policy: Policy, occupancy: int) -> None:
-    """Refuse one more worker in a full namespace."""
+def check_worker_quota(namespace: str, policy: Policy, occupancy: int, inactive: int) -> None:
+    """Refuse one more worker in a full namespace. `inactive`: how many of the workers that it has are INACTIVE."""
     if occupancy >= policy.max_workers:
-        raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers)
+        raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers, inactive=inactive)
 
 
-def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
+def heartbeat(
+    key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int, epoch_floor: int = 1
+) -> tuple[WorkerEvent, ...]:
+    """`epoch_floor`: the lowest epoch of a key that is not known. It may have been known before and be forgotten since."""
     if worker is None:
-        return (_activate(WorkerRegistered, key, None, beat, at_ms),)
+        return (_activate(WorkerRegistered, key, None, beat, at_ms, epoch_floor),)
     if worker.state is WorkerState.CLEANED_UP:
-        raise WorkerCleanedUpError(worker=key.instance_key)
+        return (_reincarnate(key, worker, beat, at_ms),)
     session_id = beat.session_id
     if session_id and session_id != worker.session_id:
-        if session_id in worker.superseded:
-            raise SessionSuperseded(session_id=session_id, worker=key.instance_key)
+        _check_not_superseded(key, worker, beat)
         if worker.state is ACTIVE:
             return (_activate(SessionReplaced, key, worker, beat, at_ms),)
         return (_activate(WorkerResurrected, key, worker, beat, at_ms),)
@@ -79,6 +82,22 @@ def heartbeat(key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
     if worker.state is not ACTIVE:
         return (_activate(WorkerResurrected, key, worker, beat, at_ms),)
     return _renew(key, worker, beat, at_ms)
+
+
+def _reincarnate(key: WorkerKey, tombstone: Worker, beat: Heartbeat, at_ms: int) -> WorkerRegistered:
+    """Register a cleaned-up key anew, for a session that it has never had. Without a session id, a new process cannot be
+    told from the one that was cleaned up."""
+    if not beat.new_incarnation or beat.session_id in ("", tombstone.session_id):
+        raise WorkerCleanedUpError(worker=key.instance_key)
+    _check_not_superseded(key, tombstone, beat)
+    return _activate(WorkerRegistered, key, None, beat, at_ms, tombstone.epoch + 1)
+
+
+def _check_not_superseded(key: WorkerKey, worker: Worker, beat: Heartbeat) -> None:
+    """Refuse a session that was replaced. The worker may not remember it, because it was replaced long ago or the worker
+    that it belonged to was forgotten; but epochs only rise, so a lower one tells."""
+    if beat.session_id in worker.superseded or 0 < beat.lease_epoch < worker.epoch:
+        raise SessionSuperseded(session_id=beat.session_id, worker=key.instance_key)
 
 
 def renewal_event(worker: Worker, sequence: int, successes: int, errors: int, at_ms: int) -> LeaseRenewed:
@@ -181,9 +200,14 @@ def _binding_changes(key: WorkerKey, worker: Worker, beat: Heartbeat) -> Binding
 
 
 def _activate(
-    kind: type[ActivationT], key: WorkerKey, worker: Worker | None, beat: Heartbeat, at_ms: int
+    kind: type[ActivationT],
+    key: WorkerKey,
+    worker: Worker | None,
+    beat: Heartbeat,
+    at_ms: int,
+    epoch_floor: int = 1,
 ) -> ActivationT:
-    """Start a new lease whose bindings are exactly those in the heartbeat."""
+    """Start a new lease whose bindings are exactly those in the heartbeat. `worker`: None if a new life of the key begins."""
     known_profile = full_profile(worker.profile) if worker else NO_PROFILE
     profile = known_profile if beat.profile == NO_PROFILE else beat.profile
     bindings = _declared_bindings(beat.bound, profile.task_queue)
@@ -197,7 +221,7 @@ def _activate(
     return kind(
         session_id=beat.session_id or (worker.session_id if worker else ""),
         sequence=sequence or last_sequence,
-        epoch=max(worker.epoch + 1 if worker else 1, beat.policy.token_floor),
+        epoch=max(worker.epoch + 1 if worker else epoch_floor, beat.policy.token_floor),
         at_ms=at_ms,
         granted_ms=beat.policy.granted_ms(beat.requested_ms),
         bindings=tuple(bindings.values()),
@@ -303,13 +327,36 @@ def _deactivated(
 def clean_up(worker: Worker, policy: Policy, at_ms: int) -> tuple[WorkerCleanedUp, ...]:
     if worker.state is not WorkerState.INACTIVE or at_ms < worker.deadline_ms:
         return ()
-    return (WorkerCleanedUp(at_ms=at_ms, tombstone_retention_ms=policy.tombstone_retention_ms),)
+    return (_cleaned_up(policy, at_ms),)
+
+
+def _cleaned_up(policy: Policy, at_ms: int) -> WorkerCleanedUp:
+    return WorkerCleanedUp(
+        at_ms=at_ms, tombstone_retention_ms=policy.tombstone_retention_ms, keeps_sessions=True
+    )
 
 
 def forget(worker: Worker, at_ms: int) -> tuple[WorkerForgotten, ...]:
+    """Remove a tombstone whose retention is over."""
     if worker.state is not WorkerState.CLEANED_UP or not worker.deadline_ms or at_ms < worker.deadline_ms:
         return ()
-    return (WorkerForgotten(),)
+    return (_forgotten(worker),)
+
+
+def forget_now(
+    key: WorkerKey, worker: Worker, policy: Policy, reason: str, at_ms: int
+) -> tuple[WorkerEvent, ...]:
+    """Free the key on an operator's order. An INACTIVE worker is cleaned up first; an ACTIVE one must not lose its lease
+    this way."""
+    if worker.state is ACTIVE:
+        raise WorkerActive(worker=key.instance_key)
+    if worker.state is WorkerState.INACTIVE:
+        return _cleaned_up(policy, at_ms), _forgotten(worker, reason)
+    return (_forgotten(worker, reason),)
+
+
+def _forgotten(worker: Worker, reason: str = "") -> WorkerForgotten:
+    return WorkerForgotten(epoch_floor=worker.epoch + 1, reason=reason)
 
 
 def lost_with(worker: Worker, event: WorkerEvent) -> Mapping[ActivityId, BoundActivity]:

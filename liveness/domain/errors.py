@@ -11,6 +11,7 @@ LivenessError
 │   ├── SessionSuperseded
 │   ├── SessionNotCurrent
 │   ├── WorkerCleanedUp
+│   ├── WorkerActive
 │   ├── WorkerNotActive
 │   ├── WorkerPaused
 │   ├── WorkerDraining
@@ -37,8 +38,10 @@ LivenessError
 │   └── TaskNotFound
 └── Unavailable             try again; nothing is known to have changed
     ├── ShardUnavailable
+    ├── StoreFull
     ├── ShardMoved
     ├── WrongNode
+    ├── CutOff
     ├── NoNodeReachable
     ├── NodeLost
     ├── BrokerUnavailable
@@ -95,7 +98,15 @@ class PageTokenInvalid(InvalidRequest):
 
 class ResumeTokenInvalid(InvalidRequest):
     reason = "RESUME_TOKEN_INVALID"
-    template = "resume_token does not belong to this request; use one from the same selection of events."
+    template = "resume_token cannot be used: {why}."
+
+    why: str = "it does not belong to this request; use one from the same selection of events"
+    shards: str = ""
+    """Ids of the shards of which events were deleted that the watcher has not seen; empty if none were."""
+    missing_events: int = 0
+    """The watcher missed at most so many."""
+    complete_since: str = ""
+    """No newer event than this was deleted, in RFC 3339; empty if it is not known."""
 
 
 class Refused(LivenessError):
@@ -129,7 +140,17 @@ class SessionNotCurrent(Refused):
 
 class WorkerCleanedUp(Refused):
     reason = "WORKER_CLEANED_UP"
-    template = "Worker {worker} was cleaned up; register under a new instance key."
+    template = "Worker {worker} was cleaned up; a new session of its key must say new_incarnation in its first heartbeat."
+
+    worker: str
+
+
+class WorkerActive(Refused):
+    reason = "WORKER_ACTIVE"
+    template = (
+        "Worker {worker} is ACTIVE and is not forgotten; end its lease first, with `liveness workers drain` or "
+        "`liveness workers expire`."
+    )
 
     worker: str
 
@@ -237,10 +258,14 @@ class Exhausted(LivenessError):
 
 class WorkerQuotaExceeded(Exhausted):
     reason = "WORKER_QUOTA_EXCEEDED"
-    template = "Namespace {namespace} has its {limit} workers; remove some or raise max_workers."
+    template = (
+        "Namespace {namespace} has its {limit} workers, {inactive} of them INACTIVE, which count until their "
+        "cleanup_delay is over or `liveness workers forget` removes them; otherwise raise max_workers."
+    )
 
     namespace: str
     limit: int
+    inactive: int = 0
 
 
 class BindingQuotaExceeded(Exhausted):
@@ -327,6 +352,13 @@ class ShardUnavailable(Unavailable):
     shard_id: int
 
 
+class StoreFull(Unavailable):
+    reason = "STORE_FULL"
+    template = "The disk of the database is full, so nothing can be stored ({detail}); make room, and the server goes on by itself."
+
+    detail: str
+
+
 class ShardMoved(Unavailable):
     reason = "SHARD_MOVED"
     template = "Shard {shard_id} is served by node {node_id} at {address} now."
@@ -339,7 +371,7 @@ class ShardMoved(Unavailable):
 
 class WrongNode(Unavailable):
     reason = "WRONG_NODE"
-    template = "This is node {node_id}, not {wanted}: another node gives out this one's address; set its --advertise."
+    template = "This is node {node_id}, not {wanted}: that one is gone, or gives out this address by mistake; then set its --advertise."
 
     node_id: str
     wanted: str
@@ -348,6 +380,13 @@ class WrongNode(Unavailable):
 class NoNodeReachable(Unavailable):
     reason = "NO_NODE_REACHABLE"
     template = "No liveness node can be reached from here; try again, and check that the nodes run if this error persists."
+
+
+class CutOff(Unavailable):
+    reason = "CUT_OFF"
+    template = "Node {node_id} cannot reach its database, and no other node answers it; try again, or on another node."
+
+    node_id: str
 
 
 class NodeLost(Unavailable):
@@ -374,8 +413,8 @@ class ShuttingDown(Unavailable):
 def error_from_reason(reason: str, fields: Mapping[str, str]) -> LivenessError | None:
     """Rebuild an error that another node reported.
 
-    None if this version does not know the reason, or if the other version reports it without a field that is needed here.
-    Fields that only the other version knows are dropped.
+    None if this version does not know the reason, or if the other version reports it without a field that is needed here
+    and has no default. Fields that only the other version knows are dropped.
     """
     kind = _CLASSES_BY_REASON.get(reason)
     if kind is None:
@@ -383,6 +422,6 @@ def error_from_reason(reason: str, fields: Mapping[str, str]) -> LivenessError |
     types = get_type_hints(kind)
     build: Callable[..., LivenessError] = kind
     try:
-        return build(**{name: types[name](fields[name]) for name in kind.field_names})
-    except (KeyError, ValueError):
+        return build(**{name: types[name](fields[name]) for name in kind.field_names if name in fields})
+    except (TypeError, ValueError):
         return None

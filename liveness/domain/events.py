@@ -45,7 +45,8 @@ class Activation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRegistered(Activation):
-    pass
+    """A key has a worker: for the first time, again after it was forgotten, or after it was cleaned up, in a new
+    incarnation. The log row's sequence becomes the worker's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +139,20 @@ class WorkerDeactivated:
 class WorkerCleanedUp:
     at_ms: int
     tombstone_retention_ms: int
+    keeps_sessions: bool = False
+    """Whether the tombstone remembers the replaced sessions, so that they cannot begin a new incarnation. Events of early
+    versions drop them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerForgotten:
-    """The tombstone's retention is over: the key may register again."""
+    """The tombstone is gone, because its retention is over or an operator removed it: the key may register again."""
+
+    epoch_floor: int = 0
+    """Above every lease epoch of the forgotten worker: workers that register in this shard later begin at it or higher.
+    0 in events of early versions, which raise no floor."""
+    reason: str = ""
+    """The operator's reason; empty if retention forgot the worker."""
 
 
 WorkerEvent = (
@@ -194,6 +204,8 @@ class ActivityScheduled(ActivityFact):
     at_ms: int
     due_ms: int
     """When it becomes available; at once if not after `at_ms`."""
+    input_encoding: str = ""
+    """Chosen by the client and never read here; empty if it named none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +231,8 @@ class AttemptEnded(ActivityFact):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityCompleted(AttemptEnded):
     result: bytes
+    result_encoding: str = ""
+    """Like `ActivityScheduled.input_encoding`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,3 +342,7 @@ class ShardTaken:
 
 
 Event = WorkerEvent | ActivityEvent | ConfigChanged | ShardTaken
+
+BINDING_EVENTS = (BindingsChanged, ActivityHanded, BindingsEnded)
+"""Events that only change which activities a worker holds. They are kept for a shorter time than those that say what became of
+a worker or an activity."""

@@ -51,28 +51,37 @@ class ImpossibleEvent(Exception):
     """The log holds an event that cannot follow the one before it: the log or this program is broken."""
 
 
-def evolve(worker: Worker | None, event: WorkerEvent, sequence: int) -> Worker | None:
-    """Return the next state. `sequence`: the event's position in the shard's log, which becomes the number of a new worker."""
+def evolve(worker: Worker | None, event: WorkerEvent, sequence: int, wall_ms: int) -> Worker | None:
+    """Return the next state. `sequence`: the event's position in the shard's log, which becomes the number of a new worker.
+    `wall_ms`: the wall time that the log has for the event."""
     if worker is None:
         if not isinstance(event, WorkerRegistered):
             raise ImpossibleEvent(f"{type(event).__name__} about a worker that was never registered")
-        return _activated(None, event, sequence)
+        return _activated(None, event, sequence, wall_ms)
     if isinstance(event, LeaseRenewed):
-        return apply_renewal(worker, event)
+        return apply_renewal(worker, event, wall_ms - event.at_ms)
+    if isinstance(event, WorkerRegistered):
+        if worker.state is not WorkerState.CLEANED_UP:
+            raise ImpossibleEvent(f"WorkerRegistered about a worker that is {worker.state.name}")
+        return _activated(worker, event, sequence, wall_ms)
+    if isinstance(event, Activation):
+        return _reactivated(worker, event, wall_ms)
     return _evolve(event, worker)
 
 
-def apply_renewal(worker: Worker, event: LeaseRenewed) -> Worker:
-    """`evolve` for LeaseRenewed, by far the most frequent event: a plain tuple in field order avoids the slow constructor."""
+def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> Worker:
+    """`evolve` for LeaseRenewed, by far the most frequent event: a plain tuple in field order avoids the slow constructor.
+
+    `wall_offset_ms`: wall time minus observed time, which all renewals of a log row share."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, _, _, resync, reason, detail, standing) = worker  # fmt: skip
+     last_error, _, _, resync, reason, detail, standing, _) = worker  # fmt: skip
     if state is not ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
     new_sequence, at_ms, successes, errors = event
     return tuple.__new__(Worker, (
         number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
         superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
-        detail, standing,
+        detail, standing, wall_offset_ms,
     ))  # fmt: skip
 
 
@@ -81,17 +90,14 @@ def _evolve(event: object, worker: Worker) -> Worker | None:
     raise ImpossibleEvent(f"{type(event).__name__} is not about a worker")
 
 
-@_evolve.register
-def _(event: Activation, worker: Worker) -> Worker:
-    if isinstance(event, WorkerRegistered):
-        raise ImpossibleEvent("WorkerRegistered about a worker that exists")
+def _reactivated(worker: Worker, event: Activation, wall_ms: int) -> Worker:
     expected = WorkerState.ACTIVE if isinstance(event, SessionReplaced) else WorkerState.INACTIVE
     if worker.state is not expected:
         raise ImpossibleEvent(f"{type(event).__name__} about a worker that is {worker.state.name}")
-    return _activated(worker, event, worker.number)
+    return _activated(worker, event, worker.number, wall_ms)
 
 
-def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
+def _activated(worker: Worker | None, event: Activation, number: int, wall_ms: int) -> Worker:
     superseded = worker.superseded if worker else ()
     if worker and worker.session_id and worker.session_id != event.session_id:
         superseded = (*superseded, worker.session_id)[-SUPERSEDED_SESSIONS_MAX:]
@@ -117,6 +123,7 @@ def _activated(worker: Worker | None, event: Activation, number: int) -> Worker:
         inactive_reason=None,
         inactive_detail="",
         standing=_standing_after_activation(worker, event),
+        wall_offset_ms=intern_ms(wall_ms - event.at_ms),
     )
 
 
@@ -255,12 +262,12 @@ def _merge_lost(
 def _(event: WorkerCleanedUp, worker: Worker) -> Worker:
     if worker.state is not WorkerState.INACTIVE:
         raise ImpossibleEvent(f"WorkerCleanedUp about a worker that is {worker.state.name}")
-    # The tombstone keeps only what is needed to refuse the key and to answer queries.
+    # The tombstone keeps only what is needed to refuse the key and its replaced sessions, and to answer queries.
     return worker._replace(
         state=WorkerState.CLEANED_UP,
         deadline_ms=event.at_ms + event.tombstone_retention_ms if event.tombstone_retention_ms else 0,
         lost=NO_BINDINGS,
-        superseded=(),
+        superseded=worker.superseded if event.keeps_sessions else (),
         profile=NO_PROFILE,
         status=WorkerStatus.UNSPECIFIED,
         last_error="",

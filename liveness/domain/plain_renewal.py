@@ -16,11 +16,13 @@ _new = tuple.__new__
 
 
 def renew_if_plain(
-    worker: Worker, sequence: int, successes: int, errors: int, at_ms: int
+    worker: Worker, sequence: int, successes: int, errors: int, at_ms: int, wall_offset_ms: int
 ) -> tuple[LeaseRenewed, Worker] | None:
-    """Renew the lease for a plain heartbeat of the current session; None if the general path must decide."""
+    """Renew the lease for a plain heartbeat of the current session; None if the general path must decide.
+
+    `wall_offset_ms`: wall time minus observed time, now."""
     (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, all_successes, all_errors, resync, reason, detail, standing) = worker  # fmt: skip
+     last_error, all_successes, all_errors, resync, reason, detail, standing, _) = worker  # fmt: skip
     if state is not ACTIVE:
         return None
     if not sequence:
@@ -37,5 +39,6 @@ def renew_if_plain(
     after = _new(Worker, (
         number, state, session_id, sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost, superseded,
         profile, status, last_error, all_successes, all_errors, resync, reason, detail, standing,
+        wall_offset_ms,
     ))  # fmt: skip
     return event, after

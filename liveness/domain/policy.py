@@ -15,6 +15,8 @@ DAY_MS = 24 * HOUR_MS
 DURATION_MS_MAX = 100 * 365 * DAY_MS
 COUNT_MAX = 2**53
 """Up to this value, integers and floats are equally exact."""
+BINDINGS_PER_WORKER_MAX = 1_000
+"""The most that `max_bindings_per_worker` may allow, so that one heartbeat can name all bindings of a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +30,12 @@ class Policy:
     """How long the key of a cleaned-up worker is refused; 0 for ever."""
     event_retention_ms: int = 30 * DAY_MS
     """How long events are kept; 0 for ever."""
+    binding_retention_ms: int = DAY_MS
+    """How long changes of bindings are kept, if other events are kept for longer; 0 for as long as those. A busy fleet writes
+    hundreds a second, and the workers' rows contain their outcome."""
     max_workers: int = 1_000_000
     """Limit on ACTIVE and INACTIVE workers of the namespace."""
-    max_bindings_per_worker: int = 1_000
+    max_bindings_per_worker: int = BINDINGS_PER_WORKER_MAX
     namespace_heartbeat_rate: float = 0.0
     """Heartbeats per second of the whole namespace; 0 for no limit."""
     worker_heartbeat_rate: float = 0.0
@@ -51,6 +56,10 @@ class Policy:
     """How long a storm may delay the end of a lease, at most the length of that lease; 0 for not at all."""
     storm_pace: int = 1_000
     """Expiries per second and server after that; 0 for no limit."""
+    unpolled_alert_ms: int = MINUTE_MS
+    """An alert is raised for activities that have waited this long in a task queue that no worker polls; 0 for never."""
+    waiting_alert_ms: int = 10 * MINUTE_MS
+    """The same for task queues that workers poll."""
     token_floor: int = 1
     """The lowest lease epoch and attempt that may be given out. Not a setting: a restored database carries it."""
 
@@ -79,6 +88,15 @@ _MAY_BE_ZERO = POLICY_FIELDS - {
 DEFAULT_POLICY = Policy()
 
 
+def check_new_settings(values: Mapping[str, int | float]) -> None:
+    """Refuse settings that older versions accepted and stored. `override_policy` limits those that are stored."""
+    if values.get("max_bindings_per_worker", 0) > BINDINGS_PER_WORKER_MAX:
+        raise InvalidField(
+            field="max_bindings_per_worker",
+            rule=f"must be at most {BINDINGS_PER_WORKER_MAX}, which is what a heartbeat with full_bindings can name",
+        )
+
+
 def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Policy:
     """Return `base` with some fields replaced; raise `InvalidField` if the result is not consistent."""
     values: dict[str, Any] = {}
@@ -103,6 +121,8 @@ def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Polic
             raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
         # The store returns settings as floats; an event must contain integers, or it would not decode to an equal value.
         values[name] = int(value) if name in _WHOLE_NUMBERS else float(value)
+    if "max_bindings_per_worker" in values:
+        values["max_bindings_per_worker"] = min(values["max_bindings_per_worker"], BINDINGS_PER_WORKER_MAX)
     policy = replace(base, **values)
     if not policy.min_lease_ms <= policy.default_lease_ms <= policy.max_lease_ms:
         raise InvalidField(

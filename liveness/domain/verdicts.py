@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from liveness.domain.death_certificate import DEATH_REASONS
 from liveness.domain.events import Event, WorkerDeactivated, WorkerResurrected
-from liveness.domain.worker import Worker
+from liveness.domain.worker import Worker, WorkerState
 
 
 class VerdictCounts(NamedTuple):
@@ -29,6 +29,15 @@ _REFUTED = VerdictCounts(refuted=1)
 
 def is_death(event: object) -> bool:
     return isinstance(event, WorkerDeactivated) and event.reason in DEATH_REASONS
+
+
+def is_dead(worker: Worker | None) -> bool:
+    """Whether a worker is INACTIVE because it died; a goodbye or an operator's word is no death."""
+    return (
+        worker is not None
+        and worker.state is WorkerState.INACTIVE
+        and worker.inactive_reason in DEATH_REASONS
+    )
 
 
 def refutes_death(event: object, session_id: str) -> bool:

@@ -102,7 +102,7 @@ def _intern_fields(common: _SharedFields) -> _SharedFields:
 
 @lru_cache(maxsize=1_024)
 def intern_ms(value: int) -> int:
-    """Keep one copy of equal durations; a fleet uses only a few different ones."""
+    """Keep one copy of equal durations and offsets; a fleet has only a few different ones."""
     return value
 
 
@@ -228,3 +228,11 @@ class Worker(NamedTuple):
     inactive_reason: InactiveReason | None
     inactive_detail: str
     standing: Standing = NO_STANDING
+    wall_offset_ms: int | None = None
+    """Wall time minus observed time when the last heartbeat came. Many workers share one number, which a wall time of
+    each would not allow. None for a row of a version that did not store it."""
+
+    @property
+    def renewed_wall_ms(self) -> int | None:
+        """When the last heartbeat came, for people."""
+        return None if self.wall_offset_ms is None else self.renewed_ms + self.wall_offset_ms

@@ -13,6 +13,7 @@ from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity, Activit
 from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.errors import ActivityNotFound
 from liveness.domain.keys import ActivityKey
+from liveness.engine.backlog import Backlog
 from liveness.engine.pending import Pending
 from liveness.engine.timers import Timers
 
@@ -31,6 +32,7 @@ class ActivityBook:
             self._arm(key, activity)
             if activity.state is ActivityState.QUARANTINED:
                 self.quarantined[key.namespace] += 1
+        self.backlog = Backlog(activities.items())
 
     def get(self, key: ActivityKey) -> Activity | None:
         return self._activities.get(key)
@@ -62,11 +64,12 @@ class ActivityBook:
                 event, number=None, namespace=key.namespace, worker=None, workflow_id=key.workflow_id,
                 wall_ms=wall_ms, observed_ms=now_ms,
             )  # fmt: skip
-            activity = evolve(activity, event, key.workflow_id)
+            activity = evolve(activity, event, key.workflow_id, wall_ms)
         if events and activity is not None:
             self._activities[key] = pending.activities[key] = activity
             self._arm(key, activity)
             self._count_quarantined(key.namespace, before, activity)
+            self.backlog.record_change(key, before, activity)
             if activity.state in FINISHED_ACTIVITY_STATES:
                 self._finished[key] = pending.last_seq
             else:

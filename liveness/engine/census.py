@@ -4,10 +4,14 @@ too long."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import TypeVar
 
-from liveness.domain.worker import WorkerState
+from liveness.domain.keys import WorkerKey
+from liveness.domain.verdicts import is_dead
+from liveness.domain.worker import Worker, WorkerState
 
+Key = TypeVar("Key")
 NamespaceState = tuple[str, WorkerState]
 """A namespace, and a state of its workers."""
 
@@ -15,10 +19,12 @@ NamespaceState = tuple[str, WorkerState]
 class Census:
     """The counts of one shard. While the shard serves, they are part of the counts of the whole node."""
 
-    __slots__ = ("_node_counts", "counts", "population")
+    __slots__ = ("_node_counts", "counts", "dead", "population")
 
-    def __init__(self, workers: Iterable[NamespaceState]) -> None:
-        self.counts = Counter(workers)
+    def __init__(self, workers: Mapping[WorkerKey, Worker]) -> None:
+        self.counts = Counter((key.namespace, worker.state) for key, worker in workers.items())
+        self.dead = Counter(key.namespace for key, worker in workers.items() if is_dead(worker))
+        """INACTIVE workers per namespace that died."""
         self.population: Counter[str] = Counter()
         """ACTIVE and INACTIVE workers per namespace."""
         for (namespace, state), count in self.counts.items():
@@ -37,30 +43,33 @@ class Census:
         """Take the shard's counts out of the node's. Later changes to the shard change only its own counts."""
         if self._node_counts is not None:
             for namespace_state, count in self.counts.items():
-                _add(self._node_counts, namespace_state, -count)
+                add_count(self._node_counts, namespace_state, -count)
             self._node_counts = None
 
-    def record_transition(
-        self, namespace: str, before: WorkerState | None, after: WorkerState | None
-    ) -> None:
-        if before is not after:
-            if before is not None:
-                self._add((namespace, before), -1)
-            if after is not None:
-                self._add((namespace, after), 1)
+    def record_transition(self, namespace: str, before: Worker | None, after: Worker | None) -> None:
+        state_before, state_after = before and before.state, after and after.state
+        if state_before is state_after:
+            return
+        if state_before is not None:
+            self._add((namespace, state_before), -1)
+        if state_after is not None:
+            self._add((namespace, state_after), 1)
+        if newly_dead := is_dead(after) - is_dead(before):
+            add_count(self.dead, namespace, newly_dead)
 
     def _add(self, namespace_state: NamespaceState, count: int) -> None:
-        _add(self.counts, namespace_state, count)
+        add_count(self.counts, namespace_state, count)
         if namespace_state[1] < WorkerState.CLEANED_UP:
             self.population[namespace_state[0]] += count
         if self._node_counts is not None:
-            _add(self._node_counts, namespace_state, count)
+            add_count(self._node_counts, namespace_state, count)
 
 
-def _add(counts: Counter[NamespaceState], namespace_state: NamespaceState, count: int) -> None:
-    counts[namespace_state] += count
-    if not counts[namespace_state]:
-        del counts[namespace_state]  # namespaces come and go
+def add_count(counts: Counter[Key], key: Key, count: int) -> None:
+    """Add to a count, and keep no entry that is 0."""
+    counts[key] += count
+    if not counts[key]:
+        del counts[key]  # namespaces come and go
 
 
 def count_by_state(counts: Counter[NamespaceState]) -> Counter[WorkerState]:

@@ -7,6 +7,9 @@ failures of a commit have these meanings:
     CommitRejected   nothing was committed; the shards are read again
     CommitUnknown    maybe committed; reading the shards again under a higher epoch tells
     StoreBroken      nothing is acknowledged any more; the process ends
+
+A commit may also hang, while the database is out of reach. A node whose own lease is over does not wait for it (`abandon`):
+the shards' next owner finds out what was committed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from liveness.diagnostics.stalls import STALL_MS, Stalls
 from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.store.api import Store
-from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreBroken
+from liveness.store.errors import CommitRejected, CommitUnknown, ShardsLost, StoreBroken, StoreError
 
 logger = structlog.get_logger("liveness.commit")
 
@@ -104,6 +107,10 @@ class CommitGroup:
         self._waiters.clear()
 
 
+class _CommitAbandoned(Exception):
+    """The node has given up the shards of this commit while it was in flight."""
+
+
 _FINISHED_GROUP = CommitGroup()
 _FINISHED_GROUP.finish()
 
@@ -137,12 +144,19 @@ class Committer:
         self._observe_commit = observe_commit
         self._open = CommitGroup(observe_commit)
         self._in_flight: CommitGroup | None = None
+        self._in_flight_shards: list[Shard] = []
+        self._abandoned_count = 0
+        """Rises with each call of `abandon`: a commit that began before has no one to report to."""
         self.commit_count = 0
         """The number of commits that have begun."""
         self._last_start_ms = clock.monotonic_ms()
+        self.failures: dict[str, int] = {"lost": 0, "rejected": 0, "unknown": 0}
+        """Commits that failed, by kind. After one that found the store broken, the process ends."""
         self.last_commit_s = 0.0
         """How long the last commit that succeeded took."""
         self.broken = False
+        self.last_failure: StoreError | None = None
+        """Why the last commit failed; None if it succeeded."""
 
     def mark_dirty(self, shard: Shard) -> None:
         """Include the shard in the next commit."""
@@ -165,8 +179,34 @@ class Committer:
             return self._open
         return self._in_flight or _FINISHED_GROUP
 
+    def abandon(self, served: Iterable[Shard]) -> bool:
+        """Discard what is not committed, and wait no longer for the commit in flight: answer everyone who waits for it.
+        `served`: the shards that this node gives up. Returns whether a commit was in flight; then `run` ends with it, and
+        must be started again."""
+        if self.broken:
+            return False
+        abandoned = {
+            (shard.id, shard.epoch): shard
+            for shard in (*served, *self._dirty.values(), *self._in_flight_shards)
+        }
+        for shard in abandoned.values():
+            shard.is_handed_over = False  # the commit that would have handed it over does not count
+        self._dirty.clear()
+        self._checkpoints.clear()
+        self._hand_overs.clear()
+        gathering, self._open = self._open, CommitGroup(self._observe_commit)
+        gathering.mark_lost(abandoned)
+        in_flight = self._in_flight
+        if in_flight is not None:
+            in_flight.mark_lost(abandoned)
+            self._abandoned_count += 1
+            self._end_commit(in_flight)
+        gathering.finish()
+        return in_flight is not None
+
     async def run(self) -> None:
-        while not self.broken:
+        abandoned_count = self._abandoned_count
+        while not self.broken and abandoned_count == self._abandoned_count:
             await self._wake.wait()
             await self._gather()
             await self.commit_open()
@@ -199,36 +239,47 @@ class Committer:
         self._checkpoints.difference_update(self._dirty)
         self._hand_overs.difference_update(self._dirty)
         self._dirty = {}
-        self._in_flight = group
+        self._in_flight, self._in_flight_shards = group, [part.shard for part in prepared]
         self.commit_count += 1
         group.mark_started(self.commit_count, len(prepared))
         self._listening.commit_began()
+        abandoned_count = self._abandoned_count
         try:
-            await self._commit(prepared)
+            await self._commit(prepared, abandoned_count)
         except BaseException:
             # The outcome of the commit is not known, so no caller that waits for it may be told that it took place.
-            self.broken = True
+            self.broken = self.broken or abandoned_count == self._abandoned_count
             raise
         finally:
-            self._listening.commit_ended()
-            if (took_ms := self._clock.monotonic_ms() - self._last_start_ms) > STALL_MS:
-                self._stalls.add(self._clock.wall_ms(), took_ms)
-            self._in_flight = None
-            if not self.broken:
-                group.finish()
+            if abandoned_count == self._abandoned_count:
+                self._end_commit(group)
         if self._dirty:
             self._wake.set()
 
-    async def _commit(self, prepared: list[PreparedCommit]) -> None:
+    def _end_commit(self, group: CommitGroup) -> None:
+        """Let the callers go on that wait for this commit, unless no outcome may be told."""
+        self._listening.commit_ended()
+        if (took_ms := self._clock.monotonic_ms() - self._last_start_ms) > STALL_MS:
+            self._stalls.add(self._clock.wall_ms(), took_ms)
+        self._in_flight, self._in_flight_shards = None, []
+        if not self.broken:
+            group.finish()
+
+    async def _commit(self, prepared: list[PreparedCommit], abandoned_count: int) -> None:
         while prepared:
             seconds = stopwatch()
             try:
-                await self._store.commit([part.commit for part in prepared])
+                await self._commit_unless_abandoned(prepared, abandoned_count)
+            except _CommitAbandoned:
+                return
             except ShardsLost as error:
+                self.failures["lost"] += 1
                 lost = [part.shard for part in prepared if part.shard.id in error.shard_ids]
                 prepared = [part for part in prepared if part.shard.id not in error.shard_ids]
                 self._drop_shards(lost, str(error), has_new_owner=True)
             except (CommitRejected, CommitUnknown) as error:
+                self.failures["unknown" if isinstance(error, CommitUnknown) else "rejected"] += 1
+                self.last_failure = error
                 self._drop_shards([part.shard for part in prepared], str(error))
                 return
             except StoreBroken as error:
@@ -238,10 +289,23 @@ class Committer:
                 return
             else:
                 self.last_commit_s = seconds()
+                self.last_failure = None
                 for part in prepared:
                     part.shard.mark_durable(part)
                 self._on_committed(prepared)
                 return
+
+    async def _commit_unless_abandoned(
+        self, prepared: Sequence[PreparedCommit], abandoned_count: int
+    ) -> None:
+        try:
+            await self._store.commit([part.commit for part in prepared])
+        except (ShardsLost, CommitRejected, CommitUnknown):
+            if abandoned_count == self._abandoned_count:
+                raise
+        if abandoned_count != self._abandoned_count:
+            # The shards are no longer served here, and their callers have been told that the outcome is unknown.
+            raise _CommitAbandoned
 
     def _drop_shards(self, lost: Sequence[Shard], why: str, *, has_new_owner: bool = False) -> None:
         """Discard what these shards decided, and tell the callers that wait for it. `has_new_owner`: another owner has

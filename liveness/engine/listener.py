@@ -35,6 +35,9 @@ class NodeListener:
     def tick(self) -> None:
         """The node looked at the clock. Not called while heartbeats may lie unread after a stall."""
 
+    def heard(self, lag_ms: int) -> None:
+        """A probe of this node's own listener was answered after `lag_ms`: `ReceiveProgress.heard_until_ms` has moved."""
+
     def lagged(self, ms: int) -> None:
         """A tick came this much later than planned: the event loop kept everything else waiting as long."""
 

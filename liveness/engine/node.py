@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 
 import structlog
 
-from liveness.background import BackgroundTasks
-from liveness.clock import Clock
+from liveness.background import BackgroundTasks, RepeatedWarning
+from liveness.clock import Clock, wait_for_event
 from liveness.diagnostics.evidence import EvidenceSources
 from liveness.diagnostics.stalls import STALL_MS
-from liveness.domain.errors import ShardUnavailable, ShuttingDown, Unavailable
+from liveness.domain.errors import ShardUnavailable, ShuttingDown, StoreFull, Unavailable
 from liveness.domain.keys import shard_of
 from liveness.domain.policy import Policy
 from liveness.engine.census import NamespaceState
@@ -20,13 +20,14 @@ from liveness.engine.committer import CommitGroup, Committer, ObserveCommit
 from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import ListeningTime
 from liveness.engine.policies import Policies
+from liveness.engine.receive_progress import ReceiveProgress
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.engine.shard_directory import ShardDirectory, SingleNodeDirectory
 from liveness.engine.timers import Timers
 from liveness.expiry.death_rate import DeathCount
 from liveness.expiry.throttle import ExpiryThrottle
 from liveness.store.api import Store
-from liveness.store.errors import StoreBroken, StoreError
+from liveness.store.errors import NoSpaceLeft, StoreBroken, StoreError
 
 logger = structlog.get_logger("liveness.node")
 
@@ -71,14 +72,22 @@ class Node:
         self._shards: list[Shard | None] = [None] * shard_count
         self._dropped_population: dict[int, Counter[str]] = {}
         """Workers per namespace of each shard that is being read again."""
+        self._give_up_count = 0
+        """How often `give_up_shards` was called; shards that were to be read again before are not."""
         self._is_running = False
         self._closing = False
         self._tasks = BackgroundTasks("node", on_failure=self.fail)
+        self._reopened = asyncio.Event()
+        """Set when some shards were read again."""
+        self._reopen_warning = RepeatedWarning(logger, "cannot read shards again", clock)
         self._last_tick_ms = clock.monotonic_ms()
         self._expiries_held_until_ms = 0
         self.census: Counter[NamespaceState] = Counter()
         """Workers by namespace and state, over all shards that serve here."""
         self.listening = ListeningTime(clock)
+        self.receive_progress = ReceiveProgress(clock, self.listening)
+        self._is_behind = False
+        """Whether calls wait for long before this process hears them."""
         self.throttle = ExpiryThrottle(
             clock, self.policies.of, self.census, on_death_count=self._report_deaths
         )
@@ -141,6 +150,19 @@ class Node:
         finally:
             self.shards_in_transition.difference_update(ids)
 
+    def give_up_shards(self) -> int:
+        """Stop serving all shards at once, without a commit: this node can commit nothing, and others may own the shards by
+        now. Callers that wait for a commit get UNAVAILABLE; the next owner finds out whether it took place. Returns the
+        number of shards that were served."""
+        served = self.shards()
+        for shard in served:
+            self._close(shard)
+        self._give_up_count += 1
+        self._dropped_population.clear()
+        if self.committer.abandon(served):
+            self._tasks.start(self.committer.run())
+        return len(served)
+
     def start(self, *, tick: bool = True) -> None:
         """Begin to commit and, with `tick`, to look at the clock at regular intervals."""
         self._is_running = True
@@ -195,7 +217,16 @@ class Node:
 
     def unavailable_reason(self, shard_id: int) -> Unavailable:
         """The error for a caller that needs a shard which this node does not serve."""
-        return self._directory.unavailable_reason(shard_id)
+        reason = self._directory.unavailable_reason(shard_id)
+        return self.commit_failure(shard_id) if isinstance(reason, ShardUnavailable) else reason
+
+    def commit_failure(self, shard_id: int) -> Unavailable:
+        """The error for a caller whose commit failed. It does not name another owner of the shard, because the caller's
+        command may have been decided here."""
+        failure = self.committer.last_failure
+        if isinstance(failure, NoSpaceLeft):
+            return StoreFull(detail=failure.detail)
+        return ShardUnavailable(shard_id=shard_id)
 
     def serves(self, shard_id: int) -> bool:
         return self._shards[shard_id] is not None
@@ -250,7 +281,7 @@ class Node:
         lost_before = group.lost
         await group.wait()
         if lost := group.lost - lost_before:
-            raise ShardUnavailable(shard_id=min(lost)[0])
+            raise self.commit_failure(min(lost)[0])
 
     # -- time
 
@@ -262,6 +293,25 @@ class Node:
             for listener in self._listeners:
                 listener.lagged(lag_ms)
             self.tick()
+
+    def probe_answered(self) -> int:
+        """Take note that everything has been heard which arrived before the last probe but one. Returns how long the last
+        one waited."""
+        lag_ms = self.receive_progress.probe_answered()
+        if lag_ms > STALL_MS:
+            self.stalls.add(self.clock.wall_ms(), lag_ms)
+        if (lag_ms > STALL_MS) != self._is_behind:
+            self._is_behind = not self._is_behind
+            if self._is_behind:
+                logger.warning(
+                    "calls wait for long before this server hears them; it may lack processor time", ms=lag_ms
+                )
+            else:
+                logger.info("calls are heard at once again", ms=lag_ms)
+        if self.clock.monotonic_ms() >= self._expiries_held_until_ms:
+            for listener in self._listeners:
+                listener.heard(lag_ms)
+        return lag_ms
 
     def tick(self) -> None:
         now_ms = self.clock.monotonic_ms()
@@ -302,17 +352,27 @@ class Node:
 
     async def _reopen(self, shard_ids: Sequence[int], expected_epochs: Mapping[int, int] | None) -> None:
         taken: list[Shard] = []
+        give_up_count = self._give_up_count
         try:
             for attempt in range(1_000_000):
+                if give_up_count != self._give_up_count:
+                    return
                 try:
                     taken = await self._take_over(shard_ids, expected_epochs)
                 except StoreBroken as error:
                     self.abort(error)
                     return
                 except StoreError as error:
-                    logger.warning("cannot read shards again", shards=len(shard_ids), why=str(error))
-                    await self.clock.sleep(REOPEN_BACKOFF_MS[min(attempt, len(REOPEN_BACKOFF_MS) - 1)])
+                    self.committer.last_failure = error
+                    self._reopen_warning.warn(shards=len(shard_ids), why=str(error))
+                    backoff_ms = REOPEN_BACKOFF_MS[min(attempt, len(REOPEN_BACKOFF_MS) - 1)]
+                    await wait_for_event(self._reopened, self.clock, backoff_ms)
                 else:
+                    self.committer.last_failure = None
+                    self._reopen_warning.resolve()
+                    # Shards that were dropped by other commits need not wait any longer.
+                    reopened, self._reopened = self._reopened, asyncio.Event()
+                    reopened.set()
                     logger.info("shards serve again", shards=len(taken))
                     break
         finally:

@@ -2,7 +2,8 @@
 
 A node's listening time runs with its monotonic clock, but of a commit it counts `COMMIT_MS_MAX` at most: while one
 hangs, workers wait for their answers and cannot be expected to heartbeat again. A heartbeat waits for two commits at
-most, the one in flight and its own, so that their hanging takes half of the shortest lease and not more.
+most, the one in flight and its own, so that their hanging takes half of the shortest lease and not more. Of a probe
+(`receive_progress.py`) it counts `PROBE_MS_MAX` at most: while one is not answered, heartbeats wait unheard as well.
 
 A shard's observed clock runs with its owner's listening time, but never more than `STEP_MS_MAX` ahead of the last
 value known to be durable. So a process that was stopped, a commit that hangs or a database out of reach freezes it,
@@ -19,22 +20,34 @@ from liveness.clock import Clock
 
 STEP_MS_MAX = 1_000
 COMMIT_MS_MAX = 250
+PROBE_MS_MAX = 250
 _NEVER_MS = 2**63
 
 
 class ListeningTime:
     """The listening time of a whole node. All shards share it, because a commit in flight keeps all of them from
-    committing."""
+    committing, and all their heartbeats come through one listener."""
 
-    __slots__ = ("_clock", "_excluded_ms", "_frozen_at_ms", "_stopped")
+    __slots__ = (
+        "_clock",
+        "_commit_limit_ms",
+        "_excluded_ms",
+        "_frozen_at_ms",
+        "_probe_limit_ms",
+        "is_stopped",
+    )
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._excluded_ms = 0
         """How much of the monotonic clock's time does not count."""
-        self._frozen_at_ms = _NEVER_MS
+        self._commit_limit_ms = _NEVER_MS
         """On the monotonic clock: where the count stops for the commit in flight."""
-        self._stopped = False
+        self._probe_limit_ms = _NEVER_MS
+        """Where it stops for the oldest probe without an answer."""
+        self._frozen_at_ms = _NEVER_MS
+        """The earlier of the two."""
+        self.is_stopped = False
 
     def now_ms(self) -> int:
         return min(self._clock.monotonic_ms(), self._frozen_at_ms) - self._excluded_ms
@@ -42,17 +55,30 @@ class ListeningTime:
     def stop(self) -> None:
         """Stop for good: heartbeats are no longer accepted."""
         self._frozen_at_ms = min(self._frozen_at_ms, self._clock.monotonic_ms())
-        self._stopped = True
+        self.is_stopped = True
 
     def commit_began(self) -> None:
-        if not self._stopped:
-            self._frozen_at_ms = self._clock.monotonic_ms() + COMMIT_MS_MAX
+        self._set_limits(self._clock.monotonic_ms() + COMMIT_MS_MAX, self._probe_limit_ms)
 
     def commit_ended(self) -> None:
-        if self._stopped:
+        self._set_limits(_NEVER_MS, self._probe_limit_ms)
+
+    def probe_sent(self) -> None:
+        """A probe is under way. One that follows a failed probe does not move the limit."""
+        if self._probe_limit_ms == _NEVER_MS:
+            self._set_limits(self._commit_limit_ms, self._clock.monotonic_ms() + PROBE_MS_MAX)
+
+    def probe_ended(self) -> None:
+        self._set_limits(self._commit_limit_ms, _NEVER_MS)
+
+    def _set_limits(self, commit_limit_ms: int, probe_limit_ms: int) -> None:
+        """Change where the count stops. It goes on from where it is now, so time for which it stood still is excluded."""
+        if self.is_stopped:
             return
-        self._excluded_ms += max(0, self._clock.monotonic_ms() - self._frozen_at_ms)
-        self._frozen_at_ms = _NEVER_MS
+        listening_ms = self.now_ms()
+        self._commit_limit_ms, self._probe_limit_ms = commit_limit_ms, probe_limit_ms
+        self._frozen_at_ms = min(commit_limit_ms, probe_limit_ms)
+        self._excluded_ms = min(self._clock.monotonic_ms(), self._frozen_at_ms) - listening_ms
 
 
 class ObservedClock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from liveness.clock import Clock
 from liveness.diagnostics.heartbeat_history import HeartbeatHistory
 from liveness.domain.activity import Activity
 from liveness.domain.events import Event, LeaseRenewed
@@ -14,16 +13,26 @@ from liveness.domain.worker import Worker
 from liveness.store.api import NewTaskBatch, ShardCommit, TaskUpdate
 from liveness.store.codec import LogEntry, RenewalBatch
 
+SAME_OFFSET_MS = 1
+"""By how much the difference of two clocks in whole milliseconds varies if both run evenly."""
+OFFSET_DRIFT_MS_MAX = 100
+"""How far the wall time of a renewal may be off while the observed clock stands still, because a row has one offset. Without it,
+a commit that hangs would end in a row for every heartbeat that came meanwhile."""
+
 
 class Pending:
     """Plain renewals gather in one open row, which closes when order demands it: before another event about a worker
     that is in it. So renewals come after all earlier events of their worker and before all later ones, and a shard's
-    commit of nothing but renewals is one row."""
+    commit of nothing but renewals is one row.
+
+    The row also closes when the offset of wall time to observed time changes: the row's two times give that offset, and
+    with it the wall time of each of its renewals."""
 
     __slots__ = (
         "activities",
         "config",
         "entries",
+        "epoch_floor",
         "feed_seq",
         "heartbeat_history",
         "last_seq",
@@ -31,11 +40,14 @@ class Pending:
         "renewals",
         "task_updates",
         "verdicts",
+        "wall_offset_ms",
         "workers",
     )  # fmt: skip
 
-    def __init__(self, last_seq: int, heartbeat_history: HeartbeatHistory) -> None:
+    def __init__(self, last_seq: int, heartbeat_history: HeartbeatHistory, wall_offset_ms: int) -> None:
         self.last_seq = last_seq
+        self.wall_offset_ms = wall_offset_ms
+        """Wall time minus observed time of the renewals in the open row."""
         self.heartbeat_history = heartbeat_history
         self.feed_seq = 0
         """The sequence of the newest entry that is not plain renewals; 0 if there is none."""
@@ -47,17 +59,28 @@ class Pending:
         self.task_updates: dict[int, TaskUpdate] = {}
         self.config: dict[str, Mapping[str, float]] = {}
         self.verdicts: dict[str, VerdictCounts] = {}
+        self.epoch_floor: int | None = None
+        """The shard's new epoch floor; None if it was not raised."""
 
     def add_verdict(self, namespace: str, verdict: VerdictCounts) -> None:
         if verdict is not NO_VERDICTS:
             self.verdicts[namespace] = self.verdicts.get(namespace, NO_VERDICTS) + verdict
 
-    def add_renewal(self, number: int, event: LeaseRenewed, clock: Clock) -> None:
+    def wall_time(self, observed_ms: int, clock_ms: int) -> int:
+        """Return the wall time that everything which happens now is recorded with: the clock's, or a millisecond beside
+        it. `observed_ms` and `clock_ms` are the present observed time and the wall clock."""
+        drift_ms = abs(clock_ms - observed_ms - self.wall_offset_ms)
+        if drift_ms > SAME_OFFSET_MS and (drift_ms > OFFSET_DRIFT_MS_MAX or not self.renewals):
+            self.close_renewals()
+            self.wall_offset_ms = clock_ms - observed_ms
+        return observed_ms + self.wall_offset_ms
+
+    def add_renewal(self, number: int, event: LeaseRenewed) -> None:
         earlier = self.renewals.get(number)
         # A later renewal with the same sequence number replaces the earlier one. With another number both are kept,
         # because a gap between the numbers is itself a fact.
         if earlier is not None and earlier.sequence != event.sequence:
-            self.close_renewals(clock.wall_ms())
+            self.close_renewals()
         self.renewals[number] = event
 
     def add(
@@ -66,7 +89,7 @@ class Pending:
     ) -> int:  # fmt: skip
         """Append an event that has a row of its own; returns its sequence."""
         if number in self.renewals:
-            self.close_renewals(wall_ms)
+            self.close_renewals()
         self.last_seq += 1
         self.feed_seq = self.last_seq
         self.entries.append(
@@ -74,20 +97,21 @@ class Pending:
         )
         return self.last_seq
 
-    def close_renewals(self, wall_ms: int) -> None:
+    def close_renewals(self) -> None:
         if self.renewals:
             self.last_seq += 1
             renewals = RenewalBatch(list(self.renewals), list(self.renewals.values()))
             observed_ms = renewals.renewals[-1].at_ms
+            wall_ms = observed_ms + self.wall_offset_ms
             self.entries.append(LogEntry(self.last_seq, None, None, None, wall_ms, observed_ms, renewals))
-            self.heartbeat_history.record(renewals.worker_numbers, observed_ms)
+            self.heartbeat_history.record(renewals, self.wall_offset_ms)
             self.renewals = {}
 
     def commit(
         self, shard_id: int, epoch: int, after_seq: int, observed_ms: int, wall_ms: int
     ) -> ShardCommit:
         """Make the commit of everything that is pending. Call this once."""
-        self.close_renewals(wall_ms)
+        self.close_renewals()
         return ShardCommit(
             shard_id=shard_id,
             epoch=epoch,
@@ -102,4 +126,5 @@ class Pending:
             task_updates=self.task_updates,
             config=self.config,
             verdicts=self.verdicts,
+            epoch_floor=self.epoch_floor,
         )

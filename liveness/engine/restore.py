@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ from liveness.engine.shard import Shard
 from liveness.engine.timers import TimerKey
 from liveness.store.api import Store
 from liveness.store.backup import BackupFailed, partial_file, replace_durably, sync
-from liveness.store.errors import StoreError
+from liveness.store.errors import CommitRejected, NodeServes, StoreBroken, StoreError
 from liveness.store.integrity import DatabaseSummary, Progress, check_database, read_token_floor
+from liveness.store.node_registry import NodeRow
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import (
     RESTORING_SUFFIX,
@@ -38,11 +39,21 @@ from liveness.store.sqlite import (
 from liveness.store.timeline import TOKEN_FLOOR_MAX, next_timeline
 
 OWNER = "liveness restore"
+BEAT_POLL_MS = 250
 DEACTIVATION_DETAIL = "the database was restored from a backup"
 
 
 class RestoreFailed(StoreError):
     template = "Nothing was restored: {detail}."
+
+    detail: str
+
+
+class RestoreIncomplete(StoreError):
+    template = (
+        "The restore has begun and has not ended: {detail}; no server starts on this database until"
+        " `liveness restore --already-restored` has succeeded."
+    )
 
     detail: str
 
@@ -93,8 +104,10 @@ async def _prepare_copy(
 ) -> RestoreSummary:
     store = SqlStore(SqliteDatabase(copy))
     try:
-        await store.open(shards, OWNER)
+        await store.open(shards, OWNER, is_restore=True)
         restored = await begin_new_history(store, shards, clock, known_floor, progress)
+    except RestoreIncomplete as error:
+        raise RestoreFailed(detail=error.detail) from error
     finally:
         await store.close()
     if sibling_path(copy, WAL).exists():
@@ -120,10 +133,61 @@ class _NoDeadlines:
 
 
 async def begin_new_history(
+    store: Store,
+    shards: int,
+    clock: Clock,
+    known_floor: int,
+    progress: Progress,
+    silent: Mapping[str, int] | None = None,
+) -> RestoreSummary:
+    """End every lease in an open store.
+
+    `known_floor`: tokens up to this one were issued by the database that is replaced. `silent`: the result of
+    `wait_until_nodes_are_silent`; without it this process must be the only one that can open the database.
+
+    Either nothing is changed, or `RestoreIncomplete` is raised and no server opens the database until a later call has
+    succeeded, or everything is done.
+    """
+    if silent is None:
+        silent = _beats(await store.registered_nodes())
+    await store.begin_restore(silent)
+    try:
+        restored = await _end_all_leases(store, shards, clock, known_floor, progress)
+        await store.finish_restore()
+    except StoreError as error:
+        detail = getattr(error, "detail", None) or str(error).removesuffix(".")
+        raise RestoreIncomplete(detail=detail) from error
+    return restored
+
+
+async def wait_until_nodes_are_silent(store: Store, clock: Clock, progress: Progress) -> dict[str, int]:
+    """Wait until the leases of all registered nodes are over, and return their last beats; raise `NodeServes` as soon as
+    one of them shows that it is alive.
+
+    A node that stopped in order is not registered. The registry of a restored database shows the nodes that served when
+    the backup was made, so being registered proves nothing: a living node raises its beat within its lease. The store
+    need not be open: opening it may migrate the tables, which is no harmless act if a node serves.
+    """
+    rows = await store.registered_nodes()
+    since_ms = clock.monotonic_ms()
+    beats = _beats(rows)
+    lease_ms = max((row.lease_ms for row in rows), default=0)
+    while (waited_ms := clock.monotonic_ms() - since_ms) < lease_ms:
+        progress("waiting for nodes that may still serve", waited_ms, lease_ms)
+        await clock.sleep(min(BEAT_POLL_MS, lease_ms - waited_ms))
+        for node_id, beat in _beats(await store.registered_nodes()).items():
+            if beats.get(node_id) != beat:
+                raise NodeServes(node_id=node_id)
+    return beats
+
+
+def _beats(rows: Iterable[NodeRow]) -> dict[str, int]:
+    return {row.node_id: row.beat for row in rows}
+
+
+async def _end_all_leases(
     store: Store, shards: int, clock: Clock, known_floor: int, progress: Progress
 ) -> RestoreSummary:
-    """End every lease in an open store that no other process uses. `known_floor`: tokens up to this one were issued by
-    the database that is replaced."""
     node = Node(
         store,
         clock,
@@ -133,6 +197,16 @@ async def begin_new_history(
         commit_interval_ms=0,
         timers=lambda shard_id: _NoDeadlines(),
     )
+    try:
+        return await _end_leases_of(node, known_floor, progress)
+    except BaseException:
+        node.abort(StoreBroken(detail="the restore was given up"))
+        await node.close()
+        raise
+
+
+async def _end_leases_of(node: Node, known_floor: int, progress: Progress) -> RestoreSummary:
+    store, clock = node.store, node.clock
     await node.open()
     node.start(tick=False)
     highest = max(
@@ -143,7 +217,7 @@ async def begin_new_history(
     await store.begin_timeline(timeline)
     workers = activities = 0
     for shard in node.shards():
-        progress("ending leases", shard.id, shards)
+        progress("ending leases", shard.id, node.shard_count)
         ended = _end_leases(node, shard)
         workers += len(ended)
         activities += sum(ended)
@@ -163,7 +237,7 @@ async def _await_unless_broken(node: Node, work: Coroutine[Any, Any, None]) -> N
     try:
         await working
     except LivenessError as error:
-        raise RestoreFailed(detail=f"a commit failed, as on a full disk ({error})") from error
+        raise CommitRejected(detail=f"a commit failed, as on a full disk ({error})") from error
 
 
 def _highest_token(shard: Shard) -> int:
@@ -171,7 +245,7 @@ def _highest_token(shard: Shard) -> int:
     attempts = [*held, *(activity.attempt for activity in shard.activities.values())]
     # A client that numbers attempts higher than this uses its own rule, and needs no floor.
     floored = [attempt for attempt in attempts if attempt <= TOKEN_FLOOR_MAX]
-    return max([0, *floored, *(worker.epoch for worker in shard.workers.values())])
+    return max([shard.epoch_floor - 1, *floored, *(worker.epoch for worker in shard.workers.values())])
 
 
 def _end_leases(node: Node, shard: Shard) -> list[int]:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from liveness.clock import Clock
-from liveness.diagnostics.evidence import DRIFT_MS, EvidenceCollector, EvidenceSources
+from liveness.diagnostics.evidence import EvidenceCollector, EvidenceSources
 from liveness.domain import activity_decider, decider
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import ActivityEvents
@@ -23,6 +23,7 @@ from liveness.domain.events import (
     LeaseRenewed,
     SessionReplaced,
     WorkerEvent,
+    WorkerForgotten,
     WorkerRegistered,
     WorkerResurrected,
 )
@@ -44,7 +45,7 @@ from liveness.engine.changes import (
     transition_of,
 )
 from liveness.engine.observed_clock import ListeningTime, ObservedClock
-from liveness.engine.pending import Pending
+from liveness.engine.pending import SAME_OFFSET_MS, Pending
 from liveness.engine.recovery import RecoveredWorkers, renewal_state_of
 from liveness.engine.timers import Timers
 from liveness.expiry.disconnects import DisconnectedWorkers
@@ -121,11 +122,13 @@ class Shard:
         recovered = RecoveredWorkers(snapshot)
         self.workers = recovered.workers
         self.activities = ActivityBook(dict(snapshot.activities), timers)
-        self.census = Census((key.namespace, worker.state) for key, worker in self.workers.items())
+        self.census = Census(self.workers)
         self.population = self.census.population
         """ACTIVE and INACTIVE workers per namespace."""
         self.slots = Counter(snapshot.slots)
         """Workers per namespace that this shard may have, if several nodes share the namespace's quota."""
+        self.epoch_floor = snapshot.epoch_floor
+        """The lowest lease epoch of a worker that registers: above the epochs of every worker that was forgotten here."""
         self.is_handed_over = False
         """Whether the shard was handed over to another node. Its last commit contains every decision; none may follow."""
         self._clock = clock
@@ -141,7 +144,11 @@ class Shard:
         self._fingerprints: dict[int, int] = {}
         self._stale_rows = recovered.stale_rows
         self._evidence_collector = EvidenceCollector(evidence_sources, snapshot)
-        self._pending = Pending(snapshot.last_seq, self._evidence_collector.heartbeat_history)
+        self._pending = Pending(
+            snapshot.last_seq,
+            self._evidence_collector.heartbeat_history,
+            snapshot.taken_wall_ms - snapshot.observed_ms,
+        )
         self._prepared_seq = snapshot.last_seq
         self._dirty = False
         for key, worker in self.workers.items():
@@ -170,6 +177,7 @@ class Shard:
         successes: int,
         errors: int,
         listening_ms: int,
+        wall_ms: int,
     ) -> Worker | None:
         """Renew the lease by the fast path if the heartbeat equals the worker's last plain one except for these numbers;
         otherwise return None. The fingerprint is a keyed 64-bit hash of everything else in the heartbeat."""
@@ -180,7 +188,10 @@ class Shard:
             or successes + errors > PLAIN_COUNTS_MAX
         ):
             return None
-        renewal = renew_if_plain(worker, sequence, successes, errors, self._observed.now_ms(listening_ms))
+        at_ms, pending = self._observed.now_ms(listening_ms), self._pending
+        if not -SAME_OFFSET_MS <= wall_ms - at_ms - pending.wall_offset_ms <= SAME_OFFSET_MS:
+            pending.wall_time(at_ms, wall_ms)
+        renewal = renew_if_plain(worker, sequence, successes, errors, at_ms, pending.wall_offset_ms)
         if renewal is None:
             return None
         event, after = renewal
@@ -202,18 +213,19 @@ class Shard:
         self._fingerprints.clear()
 
     def heartbeat(
-        self, key: WorkerKey, beat: Heartbeat, now_ms: int, admit: AdmitWorker
+        self, key: WorkerKey, beat: Heartbeat, now_ms: int, wall_ms: int, admit: AdmitWorker
     ) -> tuple[HeartbeatOutcome, Worker]:
         worker = self.workers.get(key)
-        if worker is None:
+        events = decider.heartbeat(key, worker, beat, now_ms, self.epoch_floor)
+        if events and type(events[0]) is WorkerRegistered:
             admit(self, key.namespace, beat.policy)
-        events = decider.heartbeat(key, worker, beat, now_ms)
         if worker is not None and not events:
             return HeartbeatOutcome.REPEATED, worker
         was_held = key in self.needs_attention and self._mark_alive(key)
         if worker is not None and len(events) == 1 and type(event := events[0]) is LeaseRenewed:
+            self._pending.wall_time(now_ms, wall_ms)
             return HeartbeatOutcome.RENEWED, self._renew(key, worker, event)
-        after = self._apply(key, worker, events, now_ms)
+        after = self._apply(key, worker, events, now_ms, wall_ms)
         assert after is not None
         if was_held:
             self._arm(key, after)  # the hold had set its timer by the previous terms
@@ -249,7 +261,9 @@ class Shard:
         worker, now_ms, hold = self.workers[key], self.now_ms(), self._throttle.hold_of(key)
         events: tuple[WorkerEvent, ...]
         if end.is_death:
-            evidence = self._evidence_collector.collect(key, worker, now_ms, self.lease_deadlines.takeovers)
+            evidence = self._evidence_collector.collect(
+                key, worker, self._wall_time(now_ms), self.lease_deadlines.takeovers
+            )
             if hold is not None:
                 evidence = evidence._replace(held_ms=now_ms - hold.since_ms)
             if end.reason is InactiveReason.LEASE_EXPIRED:
@@ -272,6 +286,12 @@ class Shard:
             self.needs_attention.add(key)
             self._arm(key, worker)
 
+    def mark_connected(self, key: tuple[str, str]) -> None:
+        """Record that a heartbeat or a new stream ended the worker's disconnection. The next commit reports it as changed
+        orders, because matching gives a disconnected worker no work."""
+        if self.disconnected.pop(key, None) is not None:
+            self.changed_orders.add(WorkerKey(*key))
+
     def change_worker(self, key: WorkerKey, events: tuple[WorkerEvent, ...]) -> bool:
         """Apply decided events to a known worker."""
         return self._apply_if_any(key, self.workers[key], events, self.now_ms())
@@ -279,12 +299,20 @@ class Shard:
     def change_activity(self, key: ActivityKey, events: ActivityEvents) -> Activity | None:
         if events:
             self._mark_dirty()
-        return self.activities.apply(key, events, self._pending, self._clock.wall_ms(), self.now_ms())
+        now_ms = self.now_ms()
+        return self.activities.apply(key, events, self._pending, self._wall_time(now_ms), now_ms)
 
     def clean_up(self, key: WorkerKey, policy: Policy) -> bool:
         worker = self.workers[key]
         now_ms = self.now_ms()
         return self._apply_if_any(key, worker, decider.clean_up(worker, policy, now_ms), now_ms)
+
+    def forget(self, key: WorkerKey, policy: Policy, reason: str) -> Worker:
+        """Free the key of a worker that is not ACTIVE. Returns the worker as it was."""
+        worker = self.describe(key)
+        now_ms = self.now_ms()
+        self._apply(key, worker, decider.forget_now(key, worker, policy, reason, now_ms), now_ms)
+        return worker
 
     def forget_tombstones(self, limit: int) -> int:
         """Delete up to `limit` CLEANED_UP workers whose tombstone retention is over."""
@@ -315,9 +343,10 @@ class Shard:
         self._mark_dirty()
 
     def change_config(self, namespace: str, change: ConfigChanged, overrides: Mapping[str, float]) -> None:
+        now_ms = self.now_ms()
         self._pending.add(
             change, number=None, namespace=namespace, worker=None, workflow_id=None,
-            wall_ms=self._clock.wall_ms(), observed_ms=self.now_ms(),
+            wall_ms=self._wall_time(now_ms), observed_ms=now_ms,
         )  # fmt: skip
         self._pending.config[namespace] = overrides
         self._mark_dirty()
@@ -338,9 +367,6 @@ class Shard:
         """Return all pending decisions as one commit. A commit without any still carries the observed clock."""
         pending, transitions = self._pending, self.transitions
         now_ms = self._observed.now_ms(listening_ms)
-        wall_times = self._evidence_collector.wall_times
-        if abs(wall_ms - now_ms - wall_times.offset_ms) > DRIFT_MS:
-            wall_times.add_anchor(now_ms, wall_ms)
         commit = pending.commit(self.id, self.epoch, self._prepared_seq, now_ms, wall_ms)
         if checkpoint:
             active = (worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE)
@@ -350,7 +376,7 @@ class Shard:
             self._stale_rows = set()
         commit.is_hand_over = is_hand_over
         self._prepared_seq = commit.last_seq
-        self._pending = Pending(commit.last_seq, pending.heartbeat_history)
+        self._pending = Pending(commit.last_seq, pending.heartbeat_history, pending.wall_offset_ms)
         self._dirty = False
         self.transitions, changed_orders, self.changed_orders = [], self.changed_orders, set()
         return PreparedCommit(self, commit, pending.feed_seq, listening_ms, transitions, changed_orders)
@@ -369,11 +395,11 @@ class Shard:
     def _mark_alive(self, key: tuple[str, str]) -> bool:
         """Clear the worker's disconnect and hold because a heartbeat came. Returns whether a storm had held its lease."""
         self.needs_attention.discard(key)
-        self.disconnected.pop(key, None)
+        self.mark_connected(key)
         return self._throttle.on_heartbeat(key)
 
     def _renew(self, key: WorkerKey, worker: Worker, event: LeaseRenewed) -> Worker:
-        after = apply_renewal(worker, event)
+        after = apply_renewal(worker, event, self._pending.wall_offset_ms)
         self._store_renewal(key, event, after)
         return after
 
@@ -381,7 +407,7 @@ class Shard:
         self.workers[key] = after  # type: ignore[index]  # an equal key is present
         number, pending = after.number, self._pending
         if number in pending.renewals:
-            pending.add_renewal(number, event, self._clock)
+            pending.add_renewal(number, event)
         else:
             pending.renewals[number] = event
         if not self._dirty:
@@ -395,9 +421,15 @@ class Shard:
         return bool(events)
 
     def _apply(
-        self, key: WorkerKey, worker: Worker | None, events: tuple[WorkerEvent, ...], now_ms: int
+        self,
+        key: WorkerKey,
+        worker: Worker | None,
+        events: tuple[WorkerEvent, ...],
+        now_ms: int,
+        wall_ms: int | None = None,
     ) -> Worker | None:
-        wall_ms = self._clock.wall_ms()
+        """`wall_ms`: the wall clock at `now_ms`, if the caller has read it."""
+        wall_ms = self._wall_time(now_ms, wall_ms)
         for event in events:
             if isinstance(event, LeaseRenewed):
                 assert worker is not None
@@ -407,7 +439,7 @@ class Shard:
                 event, number=worker.number if worker else None, namespace=key.namespace, worker=key.instance_key,
                 workflow_id=None, wall_ms=wall_ms, observed_ms=now_ms,
             )  # fmt: skip
-            before, worker = worker, evolve(worker, event, seq)
+            before, worker = worker, evolve(worker, event, seq, wall_ms)
             self._update_derived(key, before, event, worker, seq)
         self._mark_dirty()
         return worker
@@ -416,15 +448,20 @@ class Shard:
         self, key: WorkerKey, before: Worker | None, event: WorkerEvent, after: Worker | None, seq: int
     ) -> None:
         """Update everything that is derived from workers after one event."""
+        if before is not None and (after is None or after.number != before.number):
+            self._fingerprints.pop(before.number, None)
         if after is None:
             del self.workers[key]
-            self._fingerprints.pop(before.number if before else 0, None)
             self._timers.disarm(key)
+            if isinstance(event, WorkerForgotten):
+                self.epoch_floor = max(self.epoch_floor, event.epoch_floor)
+                self._pending.epoch_floor = self.epoch_floor
         else:
             self.workers[key] = after
             if (
                 before is None
                 or after.state is not before.state
+                or after.epoch != before.epoch  # the take-over grace may have delayed the timer
                 or earliest_deadline_ms(after) < earliest_deadline_ms(before)
             ):
                 self._arm(key, after)
@@ -452,7 +489,7 @@ class Shard:
         self._throttle.on_lease_ended(key, died=is_death(event))
         self._pending.add_verdict(key.namespace, count_verdict(before, event))
         self._evidence_collector.observe(before, event, after)
-        self.census.record_transition(key.namespace, before and before.state, after and after.state)
+        self.census.record_transition(key.namespace, before, after)
         taken = len(batch.activities) if batch is not None else 0
         self.transitions.append(transition_of(key, before, event, after, taken))
 
@@ -460,11 +497,15 @@ class Shard:
         """Arm the timer of the task that `worker_timer` derives from the state."""
         state = worker.state
         if state is WorkerState.ACTIVE:
-            self._timers.arm(key, self.lease_deadlines.lease_end_ms(key, worker))
+            self._timers.arm(key, self.lease_deadlines.next_check_ms(key, worker, self.now_ms()))
         elif state is WorkerState.INACTIVE:
             self._timers.arm(key, worker.deadline_ms)
         else:
             self._timers.disarm(key)
+
+    def _wall_time(self, now_ms: int, clock_ms: int | None = None) -> int:
+        """Return the wall time to record for what happens now."""
+        return self._pending.wall_time(now_ms, self._clock.wall_ms() if clock_ms is None else clock_ms)
 
     def _mark_dirty(self) -> None:
         if not self._dirty:

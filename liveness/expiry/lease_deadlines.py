@@ -4,9 +4,12 @@ A lease ends by the first of its terms. All times are on the shard's observed cl
 
 | term | when | reason |
 |---|---|---|
-| silence | the lease's deadline, or the end of the grace that follows a take-over of the shard | LEASE_EXPIRED |
-| broken stream | the disconnect grace after the break, and not before the take-over grace ends | DISCONNECTED |
+| silence | the lease's deadline; of an inherited lease, not before the take-over grace ends | LEASE_EXPIRED |
+| broken stream | the disconnect grace after the break; of an inherited lease, not before the take-over grace ends | DISCONNECTED |
 | drain | the limit that an operator set | DRAINED |
+
+A lease is inherited until this owner of the shard applies a heartbeat of the worker. From then on the worker has found
+its way here, and the take-over grace no longer concerns it.
 
 `Shard.end_lease` turns a `LeaseEnd` into events. Between the two, `ExpiryThrottle` may hold deaths back during a storm.
 """
@@ -71,22 +74,37 @@ class LeaseDeadlines:
             return self._silence_ends_ms(worker, self._grace_until_ms)
         return _earliest_ms(self._terms(key, worker, self._grace_until_ms))
 
+    def next_check_ms(self, key: WorkerKey, worker: Worker, now_ms: int) -> int:
+        """Return when the timer of an ACTIVE worker fires: when its lease ends if nothing is heard, or before.
+
+        A renewal does not touch the timer, so the timer must never be later than the end of the lease after a renewal.
+        While the take-over grace delays the end, a renewal may bring it forward, to one lease from the renewal."""
+        end_ms = self.lease_end_ms(key, worker)
+        return end_ms if end_ms <= worker.deadline_ms else min(end_ms, now_ms + worker.granted_ms)
+
     def _terms(self, key: WorkerKey, worker: Worker, grace_until_ms: int) -> list[tuple[InactiveReason, int]]:
         """Return what may end the lease, and when, in the order in which reasons take precedence."""
         terms = [(InactiveReason.LEASE_EXPIRED, self._silence_ends_ms(worker, grace_until_ms))]
         standing = worker.standing
         if standing.grace_ms and key in self._disconnected:
             disconnect_ends_ms = self._disconnected[key] + standing.grace_ms
-            terms.append((InactiveReason.DISCONNECTED, max(disconnect_ends_ms, grace_until_ms)))
+            if self._is_inherited(worker):
+                disconnect_ends_ms = max(disconnect_ends_ms, grace_until_ms)
+            terms.append((InactiveReason.DISCONNECTED, disconnect_ends_ms))
         if standing.drain_deadline_ms:
             terms.append((InactiveReason.DRAINED, standing.drain_deadline_ms))
         return terms
 
     def _silence_ends_ms(self, worker: Worker, grace_until_ms: int) -> int:
-        if worker.deadline_ms >= grace_until_ms:
+        if worker.deadline_ms >= grace_until_ms or not self._is_inherited(worker):
             return worker.deadline_ms
         takeovers_in_silence = sum(at_ms > worker.renewed_ms for at_ms in self.takeovers)
         return worker.deadline_ms if takeovers_in_silence > TAKEOVER_GRACES_MAX else grace_until_ms
+
+    def _is_inherited(self, worker: Worker) -> bool:
+        """Return whether an earlier owner granted the lease. Its last commit may fall into the very millisecond of the
+        take-over, so a lease of that millisecond counts as inherited."""
+        return bool(self.takeovers) and worker.renewed_ms <= self.takeovers[-1]
 
 
 def _earliest_ms(terms: list[tuple[InactiveReason, int]]) -> int:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import socket
-from collections.abc import Callable
 from types import TracebackType
 
 import grpc
@@ -26,16 +23,21 @@ from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
 from liveness.server.grpc_registration import register_service
-from liveness.server.health import Health
+from liveness.server.health import READINESS, Health
+from liveness.server.shutdown_gate import ShutdownGate
+from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError, StoreUnusable
 from liveness.store.node_registry import NodeState
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
-from liveness.telemetry.logs import configure_logging
+from liveness.telemetry.process_metrics import FRONTEND_METRICS, FrontendTelemetry
+from liveness.telemetry.prometheus import PrometheusExporter
 from liveness.v1 import activity_pb2, admin_pb2, service_pb2
 
 logger = structlog.get_logger("liveness.frontend")
 
+CONNECTIONS_MAX = 2
+"""It reads the registry, one read after the other; the second connection replaces one that hangs."""
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
@@ -53,12 +55,21 @@ class ListenFailed(StoreUnusable):
 class DatabaseRouteSource:
     """Reads the routes from the nodes' database, and writes nothing to it."""
 
-    def __init__(self, url: str, routes: RoutingTable, clock: Clock) -> None:
-        self._store = SqlStore(PostgresDatabase(url))
+    def __init__(self, url: str, routes: RoutingTable, clock: Clock, instance: str) -> None:
+        """`instance`: names this process in the list of database sessions."""
+        self._store = SqlStore(PostgresDatabase(url, CONNECTIONS_MAX, owner=f"frontend {instance}"))
         self._routes = routes
         self._clock = clock
         self._failure_detector = FailureDetector()
         self._last_error = ""
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the last read succeeded."""
+        return not self._last_error
+
+    def connection_counts(self) -> ConnectionCounts:
+        return self._store.connection_counts()
 
     async def refresh(self) -> bool:
         started_ms = self._clock.monotonic_ms()
@@ -95,8 +106,8 @@ class Frontend:
         self._clock = clock or SystemClock()
         # Without fresh routes, other frontends serve better.
         self._tasks = BackgroundTasks("frontend", on_failure=lambda error: self._health.stop_serving())
-        instance = f"{socket.gethostname()}:{os.getpid()}"
-        self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=instance)
+        self._instance = f"{socket.gethostname()}:{os.getpid()}"
+        self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=self._instance)
         self.address = ""
         """host:port, with the actual port if port 0 was set."""
 
@@ -114,16 +125,30 @@ class Frontend:
         settings, clock = self._settings, self._clock
         self.routes = routes = RoutingTable(0)
         self._source = (
-            DatabaseRouteSource(settings.db, routes, clock)
+            DatabaseRouteSource(settings.db, routes, clock, self._instance)
             if settings.db
             else NodeRouteSource(settings.nodes, routes, clock)
         )
         self._refresher = RouteRefresher(self._source.refresh, clock, self._on_refreshed)
         channels = ChannelPool()
-        self.gateway = Gateway(
-            routes, channels, clock, on_node_unreachable=self._on_node_unreachable, tracer=self._tracer
+        source = self._source
+        self.telemetry = FrontendTelemetry(
+            lambda: len(routes.members()),
+            source.connection_counts if isinstance(source, DatabaseRouteSource) else ConnectionCounts,
+            (lambda: source.is_reachable) if isinstance(source, DatabaseRouteSource) else lambda: True,
         )
-        self._health = Health([descriptor.full_name for descriptor in SERVICES])
+        self._prometheus = PrometheusExporter(self.telemetry, FRONTEND_METRICS)
+        self.gateway = Gateway(
+            routes,
+            channels,
+            clock,
+            on_node_unreachable=self._on_node_unreachable,
+            tracer=self._tracer,
+            record_try=self.telemetry.forwarded.record,
+        )
+        self._health = Health(
+            [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: bool(routes.members())}
+        )
         await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels))
         self._tasks.start(self._refresher.run())
 
@@ -131,9 +156,17 @@ class Frontend:
         self._grpc = server = grpc.aio.server(
             options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
         )
+        self._gate = ShutdownGate()
         for descriptor in SERVICES:
             register_service(
-                server, descriptor, None, _no_commit_to_await, gateway=self.gateway, tracer=self._tracer
+                server,
+                descriptor,
+                None,
+                _no_commit_to_await,
+                gateway=self.gateway,
+                tracer=self._tracer,
+                calls=self.telemetry.calls,
+                gate=self._gate,
             )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:
@@ -158,6 +191,10 @@ class Frontend:
                 self._health.serve()
             logger.info("nodes", reachable=self._health.is_serving, known=len(self.routes.members()))
 
+    def metrics(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics as Prometheus reads them, and their content type. `accept`: the formats that the reader takes."""
+        return self._prometheus.render(accept)
+
     def _on_node_unreachable(self) -> None:
         self._source.mark_stale()
         self._refresher.refresh_now()
@@ -165,7 +202,7 @@ class Frontend:
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()
         self.gateway.close_streams()
-        await self._grpc.stop(self._settings.shutdown_timeout_s)
+        await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), self._clock)
         await self._tasks.close()
         await self.gateway.close()
         await self._source.close()
@@ -175,21 +212,3 @@ class Frontend:
 
 async def _no_commit_to_await() -> None:
     """A frontend has nothing to commit: a node answers only after its own commit."""
-
-
-async def serve(settings: FrontendSettings, on_ready: Callable[[str], None] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. Returns the exit code."""
-    configure_logging(settings.log_level, settings.log_format)
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    frontend = Frontend(settings)
-    await frontend.start()
-    logger.info("serving", address=frontend.address)
-    if on_ready is not None:
-        on_ready(frontend.address)
-    await stop.wait()
-    logger.info("stopping")
-    await frontend.stop()
-    logger.info("stopped")
-    return 0

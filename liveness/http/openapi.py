@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from hashlib import sha256
-from importlib.metadata import version
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
@@ -16,6 +15,7 @@ from liveness.http.json_output import json_bytes
 from liveness.http.schemas import Schema, Schemas, comment_of
 from liveness.http.static_files import StaticFile
 from liveness.v1 import activity_pb2, admin_pb2, service_pb2
+from liveness.version import VERSION
 
 SERVICES: tuple[ServiceDescriptor, ...] = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
@@ -74,7 +74,7 @@ def document() -> dict[str, Any]:
         paths.setdefault(_template(endpoint), {})[endpoint.verb.lower()] = _operation(endpoint, name, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "liveness", "version": version("liveness"), "description": DESCRIPTION},
+        "info": {"title": "liveness", "version": VERSION, "description": DESCRIPTION},
         "servers": [{"url": "/"}],
         "tags": [
             {"name": service.name, "description": comment_of(service.full_name)} for service in SERVICES

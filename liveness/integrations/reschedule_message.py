@@ -29,6 +29,7 @@ def payload(key: ActivityKey, activity: Activity, task: ActivityRescheduleTask) 
         "task_queue": activity.task_queue,
         "activity_type": activity.type,
         "input": b64encode(activity.input).decode(),
+        "input_encoding": activity.input_encoding,
         "token": b64encode(activity.token).decode(),
         "lost_from": {
             "worker_instance_key": task.worker,

@@ -94,7 +94,16 @@ class Attachment:
 
 
 class ClientStream:
-    __slots__ = ("_wakeup", "attachments", "connections", "error", "is_ended", "number", "replies")
+    __slots__ = (
+        "_wakeup",
+        "attachments",
+        "connections",
+        "error",
+        "is_ended",
+        "is_sent_away",
+        "number",
+        "replies",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -103,6 +112,8 @@ class ClientStream:
         """The connections to the owners that know this stream."""
         self.replies: deque[AttachResponse] = deque()
         self.is_ended = False
+        self.is_sent_away = False
+        """Whether this process has asked the client to leave: the end of the stream is not the client's."""
         self.error: LivenessError | None = None
         self._wakeup = asyncio.Event()
 

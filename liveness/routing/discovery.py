@@ -1,9 +1,10 @@
-"""The discovery of nodes by a frontend: it refreshes its routing table at intervals, and at once after a failure."""
+"""The discovery of nodes by a process that cannot ask the database: a frontend, or a node that is cut off from it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
 import structlog
@@ -53,10 +54,26 @@ class RouteRefresher:
 
 
 class NodeRouteSource:
-    """Reads the routes from any node. It asks the node that answered last; after a failure, another one."""
+    """Reads the routes from any node. It asks the node that answered last; after a failure, another one.
 
-    def __init__(self, addresses: Sequence[str], routes: RoutingTable, clock: Clock) -> None:
+    A node that is cut off from the database does not count itself among the nodes, and knows the others only by hearsay. Its
+    answer is used only if no other node answers.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        routes: RoutingTable,
+        clock: Clock,
+        connect: Callable[..., Any] = grpc.aio.insecure_channel,
+        *,
+        own_node_id: str = "",
+    ) -> None:
+        """`own_node_id`: the node that asks, because it is cut off itself; empty in a frontend. It learns nothing about itself
+        from others, and nothing from nodes that are cut off as well: they might have it from each other."""
         self._seed_addresses = tuple(addresses)
+        self._connect = connect
+        self._own_node_id = own_node_id
         self._routes = routes
         self._clock = clock
         self._channels: dict[str, Channel] = {}
@@ -69,16 +86,20 @@ class NodeRouteSource:
         self._last_address = ""
 
     async def refresh(self) -> bool:
+        hearsay: GetRoutesResponse | None = None
         for address in self._addresses_in_order():
             response = await self._fetch_routes(address)
-            if response is not None and response.shard_count > 0 and response.nodes:
-                self._last_address, self._last_reply_ms, self._is_reachable = (
-                    address,
-                    self._clock.monotonic_ms(),
-                    True,
-                )
+            if response is None or response.shard_count == 0 or not response.nodes:
+                continue
+            if any(node.address == address for node in response.nodes):
+                self._last_address = address
                 self._apply(response)
                 return True
+            hearsay = hearsay or response
+        if hearsay is not None and not self._own_node_id:
+            self._last_address = ""
+            self._apply(hearsay)
+            return True
         if self._is_reachable and self._clock.monotonic_ms() - self._last_reply_ms >= UNREACHABLE_AFTER_MS:
             self._is_reachable = False
             logger.warning("no node answers", asked=", ".join(self._addresses_in_order()))
@@ -99,7 +120,7 @@ class NodeRouteSource:
     async def _fetch_routes(self, address: str) -> GetRoutesResponse | None:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = Channel(address)
+            channel = self._channels[address] = Channel(address, self._connect)
         try:
             call = channel.unary(ROUTES_PATH)
             return GetRoutesResponse.FromString(
@@ -111,8 +132,13 @@ class NodeRouteSource:
             return None
 
     def _apply(self, response: GetRoutesResponse) -> None:
+        self._last_reply_ms, self._is_reachable = self._clock.monotonic_ms(), True
         self._routes.set_shard_count(response.shard_count)
         self._routes.replace(
-            [Member(node.node_id, node.address, node.leaving) for node in response.nodes],
+            [
+                Member(node.node_id, node.address, node.leaving)
+                for node in response.nodes
+                if node.node_id != self._own_node_id
+            ],
             {route.shard_id: (route.node_id, route.epoch) for route in response.shards},
         )

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import grpc
 import structlog
 
-from liveness.clock import Clock
-from liveness.domain.errors import LivenessError, NoNodeReachable, ShardUnavailable, ShuttingDown
+from liveness.clock import Clock, stopwatch
+from liveness.domain.errors import CutOff, LivenessError, NoNodeReachable, ShardUnavailable, ShuttingDown
 from liveness.routing import rpc_failures
 from liveness.routing.channels import ChannelPool
 from liveness.routing.retry_budget import RetryBudget
@@ -34,6 +34,14 @@ _TRANSPORT_METADATA = frozenset(
     {TARGET_NODE_HEADER, LOCAL_ONLY_HEADER, "user-agent", "content-type", "te", "host", "accept-encoding"}
 )
 """Set by each gRPC client itself, as is everything that begins with grpc-; not forwarded."""
+
+
+RecordTry = Callable[[str, str, float | None], None]
+"""Called with the path, the name of the status code, and the seconds until the answer; None for a stream."""
+
+
+def ignore_try(path: str, code: str, seconds: float | None) -> None:
+    pass
 
 
 class RpcResponse(NamedTuple):
@@ -80,10 +88,12 @@ class Forwarder:
         own_node_id: str = "",
         on_node_unreachable: Callable[[], None] = lambda: None,
         tracer: CallTracer | None = None,
+        record_try: RecordTry = ignore_try,
     ) -> None:
-        """`own_node_id`: this node, to which nothing is forwarded. `on_node_unreachable`: called when a node does not answer
-        at its address."""
+        """`own_node_id`: this node, to which nothing is forwarded; empty in a frontend. `on_node_unreachable`: called when a
+        node does not answer at its address. `record_try`: called after each try."""
         self._tracer = tracer
+        self._record_try = record_try
         self._routes = routes
         self._channels = channels
         self._clock = clock
@@ -92,6 +102,8 @@ class Forwarder:
         self._next_member = 0
         self._streams: set[Any] = set()
         self._is_closing = False
+        self._logged_as_gone: set[str] = set()
+        """Ids of nodes at whose address another one answered."""
 
     def cancel_streams(self) -> None:
         """End all streams, since this process stops. Their readers get SHUTTING_DOWN and go to another node."""
@@ -105,12 +117,20 @@ class Forwarder:
         self, path: str, body: bytes, owner: Owner, metadata: Metadata, timeout_s: float
     ) -> RpcResponse | RpcFailure:
         span = None if self._tracer is None else self._tracer.start_client_span(path, owner.node_id)
-        if span is None:
-            return await self._send(path, body, owner, metadata, timeout_s)
-        with span:
-            outcome = await self._send(path, body, owner, span.inject_into(metadata), timeout_s)
-            span.set_status_code(outcome.code if isinstance(outcome, RpcFailure) else grpc.StatusCode.OK)
-            return outcome
+        seconds = stopwatch()
+        code = grpc.StatusCode.CANCELLED
+        try:
+            if span is None:
+                outcome = await self._send(path, body, owner, metadata, timeout_s)
+                code = _code_of(outcome)
+                return outcome
+            with span:
+                outcome = await self._send(path, body, owner, span.inject_into(metadata), timeout_s)
+                code = _code_of(outcome)
+                span.set_status_code(code)
+                return outcome
+        finally:
+            self._record_try(path, code.name, seconds())
 
     async def _send(
         self, path: str, body: bytes, owner: Owner, metadata: Metadata, timeout_s: float
@@ -139,6 +159,7 @@ class Forwarder:
             body, timeout=timeout_s, metadata=(*metadata, (TARGET_NODE_HEADER, owner.node_id))
         )
         self._streams.add(call)
+        code = grpc.StatusCode.CANCELLED
         try:
             if self._is_closing:
                 raise asyncio.CancelledError
@@ -147,8 +168,10 @@ class Forwarder:
             while message is not grpc.aio.EOF:
                 yield message
                 message = await call.read()
+            code = grpc.StatusCode.OK
             yield tuple(await call.trailing_metadata())
         except grpc.aio.AioRpcError as error:
+            code = error.code()
             yield self._log_wrong_node(rpc_failures.from_rpc_error(error, owner), owner)
         except asyncio.CancelledError:
             if _is_task_cancelled():
@@ -159,11 +182,13 @@ class Forwarder:
         finally:
             self._streams.discard(call)
             call.cancel()
+            self._record_try(path, code.name, None)
 
     def _log_wrong_node(self, failure: RpcFailure, owner: Owner) -> RpcFailure:
-        if failure.reason == rpc_failures.WRONG_NODE:
-            logger.error(
-                "two nodes advertise the same address; set --advertise of each",
+        if failure.reason == rpc_failures.WRONG_NODE and owner.node_id not in self._logged_as_gone:
+            self._logged_as_gone.add(owner.node_id)  # many calls fail for the same reason at once
+            logger.warning(
+                "another node answers at a node's address: the node is gone, or two give out the same address",
                 address=owner.address,
                 wanted=owner.node_id,
                 found=failure.fields.get("node_id", ""),
@@ -176,7 +201,7 @@ class Forwarder:
         """Update the routes with what a failure says about the owner of the shard."""
         if (new_owner := failure.new_owner) is not None:
             self._routes.update_owner(*new_owner)
-        elif failure.reason == rpc_failures.NODE_LOST:
+        elif failure.reason in (rpc_failures.NODE_LOST, rpc_failures.WRONG_NODE):
             if shard_id is not None:
                 self._routes.clear_owner(shard_id, owner.node_id)
             self._on_node_unreachable()
@@ -210,7 +235,8 @@ class Forwarder:
 
     def unavailable_error(self, shard_id: int | None) -> LivenessError:
         if shard_id is None or not self._routes.members():
-            return NoNodeReachable()
+            # A node that knows no node at all does not even count itself.
+            return CutOff(node_id=self._own_node_id) if self._own_node_id else NoNodeReachable()
         return ShardUnavailable(shard_id=shard_id)
 
     async def send_until_served(
@@ -244,6 +270,10 @@ class Forwarder:
             if not await retry_budget.wait(self._routes):
                 return failure or rpc_failures.from_error(self.unavailable_error(shard_id))
             failed_owner, immediate_retries = None, IMMEDIATE_RETRIES_MAX
+
+
+def _code_of(outcome: RpcResponse | RpcFailure) -> grpc.StatusCode:
+    return outcome.code if isinstance(outcome, RpcFailure) else grpc.StatusCode.OK
 
 
 def _is_task_cancelled() -> bool:

@@ -21,8 +21,10 @@ from liveness.routing.channels import ChannelPool
 from liveness.routing.coalescing import BATCH_BYTES_MAX, Coalescer
 from liveness.routing.forwarding import (
     Forwarder,
+    RecordTry,
     RpcResponse,
     caller_metadata,
+    ignore_try,
     is_local_only,
     metadata_for_caller,
     target_node,
@@ -53,17 +55,21 @@ class Gateway:
         own_node_id: str | None = None,
         owns_shard: Callable[[int], bool] = lambda shard_id: False,
         owns_all_shards: Callable[[], bool] = lambda: False,
+        is_cut_off: Callable[[], bool] = lambda: False,
         open_local_stream: OpenStream | None = None,
         on_node_unreachable: Callable[[], None] = lambda: None,
         tracer: CallTracer | None = None,
+        record_try: RecordTry = ignore_try,
     ) -> None:
-        """`own_node_id`: None in a frontend. `owns_all_shards`: true if batches need not be split. `open_local_stream`: serves
-        Relay in this process. `on_node_unreachable`: called when a node does not answer at its address. `tracer`: None if
-        calls are not traced."""
+        """`own_node_id`: None in a frontend. `owns_all_shards`: true if batches need not be split. `is_cut_off`: true while this
+        node cannot reach its database, so that another one answers calls better. `open_local_stream`: serves Relay in this
+        process. `on_node_unreachable`: called when a node does not answer at its address. `tracer`: None if
+        calls are not traced. `record_try`: called after each try to have a call served by a node."""
         self.routes = routes
         self.own_node_id = own_node_id
         self.owns_shard = owns_shard
         self.owns_all_shards = owns_all_shards
+        self.is_cut_off = is_cut_off
         self.is_closing = False
         self._channels = channels
         self._clock = clock
@@ -75,6 +81,7 @@ class Gateway:
             own_node_id=own_node_id or "",
             on_node_unreachable=on_node_unreachable,
             tracer=tracer,
+            record_try=record_try,
         )
         self.coalescer = Coalescer(self.forwarder, clock)
         self.streams = StreamProxy(
@@ -101,7 +108,17 @@ class Gateway:
         return shard_of(namespace, name, count) if count else None
 
     def retry_budget(self, rule: RoutingRule, context: Context) -> RetryBudget:
-        return RetryBudget(self._clock, context.time_remaining(), rule.wait_ms_max)
+        return RetryBudget(
+            self._clock,
+            context.time_remaining(),
+            rule.wait_ms_max,
+            is_batch=rule.kind is RoutingKind.HEARTBEAT_BATCH,
+        )
+
+    def send_streams_away(self) -> None:
+        """End the clients' streams, so that clients that know other nodes go there. Owners do not count this as a disconnect
+        of the workers."""
+        self.streams.end_client_streams()
 
     def close_streams(self) -> None:
         """The first step of a shutdown: end all streams. Owners do not count this as a disconnect of the workers."""
@@ -145,7 +162,7 @@ class MethodRouter:
             shard_id = gateway.shard_of(*self._shard_key(request))
             return shard_id is not None and gateway.owns_shard(shard_id)
         # `forward` splits a batch and serves the local part of it.
-        return self.rule.kind is not RoutingKind.HEARTBEAT_BATCH
+        return self.rule.kind is not RoutingKind.HEARTBEAT_BATCH and not gateway.is_cut_off()
 
     def is_local_only(self, context: Context) -> bool:
         """Whether the caller wants the answer for this node's shards only."""
@@ -276,6 +293,7 @@ async def _reply(context: Context, outcome: RpcResponse | RpcFailure) -> bytes:
         await _send_initial_metadata(context, outcome.initial_metadata)
     trailing_metadata = metadata_for_caller(outcome.trailing_metadata)
     if isinstance(outcome, RpcFailure):
+        context.set_code(outcome.code)  # for the count of calls
         await context.abort(outcome.code, outcome.message, trailing_metadata=trailing_metadata)
         raise AssertionError("abort raises")
     if trailing_metadata:

@@ -11,14 +11,21 @@ RETRY_MS_MAX = 8_000
 """No new try starts after this time, for calls without a deadline."""
 NO_NODES_MS_MAX = 1_000
 """The same while no node is known at all: this is no take-over, which ends soon."""
-MARGIN_MS_MAX = 250
+MARGIN_SHARE, MARGIN_MS_MAX = 1 / 10, 250
+"""The time left for the answer, as a share of the caller's time, and its limit."""
+BATCH_MARGIN_SHARE, BATCH_MARGIN_MS_MAX = 1 / 3, 1_500
+"""The same for a batch. Its answer carries the heartbeats of many workers. If it came too late because the shards of a few
+have no owner, all of them would send the same heartbeats again, which renew no lease, until their leases are over. A
+busy machine needs more than a few dozen milliseconds to answer in time."""
 RETRY_DELAY_MS_MIN = 20
 RETRY_DELAY_MS_MAX = 320
 RETRY_DELAY_GROWTH = 1.6
 
 
 class RetryBudget:
-    def __init__(self, clock: Clock, remaining_s: float | None, wait_ms_max: int = 0) -> None:
+    def __init__(
+        self, clock: Clock, remaining_s: float | None, wait_ms_max: int = 0, *, is_batch: bool = False
+    ) -> None:
         """`remaining_s`: time until the caller's deadline, if it has one. `wait_ms_max`: how long the node may hold the call."""
         self._clock = clock
         self._started_ms = now_ms = clock.monotonic_ms()
@@ -28,7 +35,10 @@ class RetryBudget:
         self._retry_until_ms: float = now_ms + RETRY_MS_MAX
         if remaining_s is not None:
             remaining_ms = remaining_s * 1_000
-            margin_ms = min(MARGIN_MS_MAX, remaining_ms / 10)
+            share, ms_max = (
+                (BATCH_MARGIN_SHARE, BATCH_MARGIN_MS_MAX) if is_batch else (MARGIN_SHARE, MARGIN_MS_MAX)
+            )
+            margin_ms = min(ms_max, remaining_ms * share)
             self._deadline_ms = now_ms + remaining_ms
             # The last refusal must reach the caller before its deadline, since it says more than DEADLINE_EXCEEDED. And no
             # try starts without time for an answer, because its outcome would be unknown.

@@ -72,6 +72,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "LivenessService/ListWorkers": ANY_NODE,
     "LivenessService/CountWorkers": ANY_NODE,
     "LivenessService/WatchEvents": ANY_NODE,
+    "LivenessService/ListRecentEvents": ANY_NODE,
     "LivenessService/GetServerInfo": ANY_NODE,
     # A second call would hand out activities that the worker did not ask for and learns of late.
     "ActivityService/PollActivity": RoutingRule(
@@ -90,6 +91,8 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     ),
     "ActivityService/ListActivities": ANY_NODE,
     "AdminService/ExpireWorker": WORKER_SHARD,
+    # A second call would answer that there is no such worker, which hides the first.
+    "AdminService/ForgetWorker": RoutingRule(RoutingKind.BY_SHARD, RetrySafety.IF_NOT_STARTED, _by_worker),
     "AdminService/DrainWorker": WORKER_SHARD,
     "AdminService/PauseWorkers": WORKER_SHARD,
     "AdminService/ResumeWorkers": WORKER_SHARD,

@@ -26,16 +26,17 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 SHARD_MOVED = "SHARD_MOVED"
 WRONG_NODE = "WRONG_NODE"
+"""Another node answers at the address: the wanted one is gone, as after `NODE_LOST`, but the call was certainly not served."""
 SHARD_UNAVAILABLE = "SHARD_UNAVAILABLE"
 SHUTTING_DOWN = "SHUTTING_DOWN"
 NODE_LOST = "NODE_LOST"
 """Set by this process, not by a node: the connection failed, or the call ended without error details."""
 
 _RETRYABLE_REASONS: Mapping[RetrySafety, frozenset[str]] = {
-    RetrySafety.ALWAYS: frozenset({SHARD_MOVED, SHARD_UNAVAILABLE, SHUTTING_DOWN, NODE_LOST}),
-    RetrySafety.IF_NOT_SERVED: frozenset({SHARD_MOVED, SHARD_UNAVAILABLE, SHUTTING_DOWN}),
+    RetrySafety.ALWAYS: frozenset({SHARD_MOVED, WRONG_NODE, SHARD_UNAVAILABLE, SHUTTING_DOWN, NODE_LOST}),
+    RetrySafety.IF_NOT_SERVED: frozenset({SHARD_MOVED, WRONG_NODE, SHARD_UNAVAILABLE, SHUTTING_DOWN}),
     # A shard that is being recovered may have started the call before.
-    RetrySafety.IF_NOT_STARTED: frozenset({SHARD_MOVED, SHUTTING_DOWN}),
+    RetrySafety.IF_NOT_STARTED: frozenset({SHARD_MOVED, WRONG_NODE, SHUTTING_DOWN}),
 }
 _CONNECTION_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 

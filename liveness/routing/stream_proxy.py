@@ -78,7 +78,12 @@ class StreamProxy:
     def close(self) -> None:
         """End all client streams. Owners do not count this as a disconnect of the workers."""
         self._is_closed = True
+        self.end_client_streams()
+
+    def end_client_streams(self) -> None:
+        """Ask all clients to attach elsewhere, or here again. Owners do not count this as a disconnect of the workers."""
         for client in self._clients.values():
+            client.is_sent_away = True
             client.reply(AttachResponse(closing=AttachResponse.Closing()))
             client.end()
 
@@ -184,7 +189,7 @@ class StreamProxy:
         for connection in client.connections:
             if connection.is_lost:
                 continue
-            if connection in attached_connections and not self._is_closed:
+            if connection in attached_connections and not client.is_sent_away:
                 connection.send(RelayRequest(stream=client.number, broke=True))
             else:
                 connection.send(RelayRequest(stream=client.number, over=True))

@@ -17,12 +17,14 @@ from liveness.domain.errors import (
     NotFound,
     RateLimited,
     Refused,
+    StoreFull,
     Unavailable,
     error_from_reason,
 )
 from liveness.rpc_details import DOMAIN, details_from_trailer
 
-RETRY_AFTER_MS = {Unavailable: 200, Exhausted: 1_000}
+RETRY_AFTER_MS = {StoreFull: 2_000, Unavailable: 200, Exhausted: 1_000}
+"""The first class that an error belongs to counts."""
 
 _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -53,6 +55,7 @@ def status_of(error: LivenessError) -> Status:
         if isinstance(error, kind):
             after_ms = error.retry_after_ms if isinstance(error, RateLimited) else default_ms
             status.details.append(_retry_after(after_ms))
+            break
     return status
 
 

@@ -11,13 +11,14 @@ import logging
 import re
 from collections.abc import Container, Iterable
 from contextvars import ContextVar, Token
-from importlib.metadata import version
 from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+
+from liveness.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -220,4 +221,4 @@ class CallTracer:
 
 def create_tracer(url: str, *, service: str, instance: str) -> CallTracer | None:
     """Return None without a URL."""
-    return CallTracer(url, service=service, instance=instance, version=version("liveness")) if url else None
+    return CallTracer(url, service=service, instance=instance, version=VERSION) if url else None

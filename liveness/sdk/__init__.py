@@ -8,6 +8,7 @@ async with Worker("localhost:7400", task_queue="resize") as worker:
 
 from liveness.sdk.binding import Binding
 from liveness.sdk.client import ActivityInfo, BlockingClient, Client, Scheduled
+from liveness.sdk.converter import Converter, DefaultConverter, Payload
 from liveness.sdk.errors import (
     ActivityDiffers,
     ActivityFinished,
@@ -25,6 +26,7 @@ from liveness.sdk.errors import (
     LivenessSdkError,
     NamespaceUnknown,
     NoNewWork,
+    NotConvertible,
     QuotaReached,
     RetryLater,
     ServerAway,
@@ -56,6 +58,8 @@ __all__ = [
     "CallFailed",
     "CannotStart",
     "Client",
+    "Converter",
+    "DefaultConverter",
     "FencingToken",
     "GiveUp",
     "InvalidArgument",
@@ -64,6 +68,8 @@ __all__ = [
     "LostSignal",
     "NamespaceUnknown",
     "NoNewWork",
+    "NotConvertible",
+    "Payload",
     "QuotaReached",
     "RetryLater",
     "RetryPolicy",

@@ -9,6 +9,11 @@ starts the disconnect grace, because the server may have served a request whose 
 on a stream announces when it closes that stream. But a server that is about to stop may still acknowledge a heartbeat
 and be gone when the next stream is opened; a worker that sent its attach request there would count down a grace period
 that no server counts.
+
+Only a server process that saw the stream break counts the disconnect grace, in its memory. So the stream asks the server
+whether it is connected directly to the only process that could do so. If such a stream breaks, and nobody listens at that
+process's addresses any more, the process has ended, and the break counts for nothing. A worker that is merely cut off gets
+no such answer and gives its work up when the grace ends.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from liveness.sdk import rpc_failures
+from liveness.network_addresses import network_name
+from liveness.sdk import rpc_failures, server_process
 from liveness.sdk.failover import ServerEndpoint, ServerEndpoints
 from liveness.sdk.rpc_failures import SHUTTING_DOWN, RpcFailure
 from liveness.sdk.scheduler import SchedulerThread, Timer
@@ -76,6 +82,9 @@ class Attachable(Protocol):
 
     def on_attach_failed(self, rpc_failure: RpcFailure) -> None: ...
 
+    def on_server_ended(self) -> None:
+        """The only process that could count the grace of the broken stream has ended."""
+
 
 class _StreamCall:
     """One stream from opening to end."""
@@ -96,6 +105,10 @@ class _StreamCall:
         """Attach requests without a reply, with the time of sending."""
         self.attached: set[WorkerId] = set()
         self.pings: dict[int, int] = {}
+        self.server_addresses: tuple[str, ...] = ()
+        """The addresses about which the server was asked whether they are its own."""
+        self.is_direct = False
+        """The server has confirmed that they are, and that only this process counts the grace."""
 
     def requests(self) -> Iterator[AttachRequest]:
         while (request := self.outbox.get()) is not None:
@@ -115,6 +128,8 @@ class AttachStream:
         """Consecutive streams on which no worker was attached."""
         self._ping_timer: Timer | None = None
         self._ping_number = 0
+        self._unattended: dict[WorkerId, _StreamCall] = {}
+        """Workers whose direct stream broke and that have not requested to be attached since."""
         self._closed = False
 
     # -- called by worker sessions
@@ -133,6 +148,7 @@ class AttachStream:
         if self._sessions.get(worker_id) is not session:
             return
         del self._sessions[worker_id]
+        self._unattended.pop(worker_id, None)
         current = self._current
         if current is None:
             return
@@ -178,6 +194,7 @@ class AttachStream:
         )
         if session.grace_ms is not None:
             request.disconnect_grace.CopyFrom(ms_to_duration(session.grace_ms))
+        self._unattended.pop(worker_id, None)
         session.on_attach_requested()
         current.outbox.put(AttachRequest(attach=request))
 
@@ -215,6 +232,10 @@ class AttachStream:
             )
             if session is not None:
                 session.on_detached(closed_by_server=closed_by_server)
+        if current.is_direct and rpc_failure.code is grpc.StatusCode.UNAVAILABLE and not closed_by_server:
+            self._unattended |= dict.fromkeys(current.attached & self._sessions.keys(), current)
+        for broken in {*self._unattended.values()} if not self._closed else ():
+            Thread(target=self._probe, args=(broken,), name="liveness-probe", daemon=True).start()
         if rpc_failure.code is grpc.StatusCode.UNIMPLEMENTED:
             for session in list(self._sessions.values()):
                 session.on_attach_failed(rpc_failure)
@@ -242,7 +263,7 @@ class AttachStream:
                 if session is not None:
                     session.on_orders(orders)
             case "pong":
-                self._on_pong(current, response.pong.number)
+                self._on_pong(current, response.pong)
             case "closing":
                 current.is_closing, current.is_serving = True, False
 
@@ -288,10 +309,14 @@ class AttachStream:
                 current.timed_out = True
                 current.call.cancel()
                 return
-        self._ping_number += 1
-        current.pings[self._ping_number] = now_ms
-        current.outbox.put(AttachRequest(ping=AttachRequest.Ping(number=self._ping_number)))
+        self._send_ping(current, AttachRequest.Ping())
         self._ping_timer = self._scheduler.call_at(now_ms + interval_ms, self._ping)
+
+    def _send_ping(self, current: _StreamCall, ping: AttachRequest.Ping) -> None:
+        self._ping_number += 1
+        ping.number = self._ping_number
+        current.pings[self._ping_number] = self._scheduler.now_ms()
+        current.outbox.put(AttachRequest(ping=ping))
 
     def _ping_timeout_ms(self, interval_ms: int) -> int:
         """Half the grace. With several nodes a quarter, to leave time for a failover: the last answered ping may have been
@@ -303,7 +328,9 @@ class AttachStream:
         shortest_ms = min(graces, default=PING_MS_MAX * PINGS_PER_GRACE)
         return min(max(shortest_ms // PINGS_PER_GRACE, PING_MS_MIN), PING_MS_MAX)
 
-    def _on_pong(self, current: _StreamCall, number: int) -> None:
+    def _on_pong(self, current: _StreamCall, pong: AttachResponse.Pong) -> None:
+        number = pong.number
+        current.is_direct = current.is_direct or pong.direct
         sent_ms = current.pings.get(number)
         if sent_ms is None:
             return
@@ -314,5 +341,31 @@ class AttachStream:
                 session.ping_answered(sent_ms)
         if not (current.is_serving or current.is_closing):
             current.is_serving = True
+            Thread(target=self._resolve, args=(current,), name="liveness-resolve", daemon=True).start()
             for session in list(self._sessions.values()):
                 self._request_attach(current, session)
+
+    # -- whether the server's process has ended
+
+    def _resolve(self, current: _StreamCall) -> None:
+        """Run in a thread of its own, because it blocks."""
+        assert current.endpoint is not None
+        addresses = server_process.serving_addresses(current.endpoint.address)
+        self._scheduler.call_soon(partial(self._ask_whether_direct, current, addresses))
+
+    def _ask_whether_direct(self, current: _StreamCall, addresses: tuple[str, ...]) -> None:
+        if addresses and current is self._current:
+            current.server_addresses = addresses
+            ping = AttachRequest.Ping(server_addresses=addresses, network=network_name())
+            self._send_ping(current, ping)
+
+    def _probe(self, broken: _StreamCall) -> None:
+        """Run in a thread of its own, because it blocks."""
+        if server_process.is_refused(broken.server_addresses):
+            self._scheduler.call_soon(partial(self._on_server_ended, broken))
+
+    def _on_server_ended(self, broken: _StreamCall) -> None:
+        for worker_id in [worker_id for worker_id, stream in self._unattended.items() if stream is broken]:
+            del self._unattended[worker_id]
+            if (session := self._sessions.get(worker_id)) is not None:
+                session.on_server_ended()

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from liveness.sdk.connection import Connection, uncancellable_future
-from liveness.sdk.errors import ActivityLost, AlreadyBound, InvalidArgument
+from liveness.sdk.converter import Converter, Payload, encode
+from liveness.sdk.errors import ActivityLost, AlreadyBound, InvalidArgument, NotConvertible
 from liveness.sdk.held_attempt import CancelOnLoss, HeldAttempt
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, activity_error
 from liveness.sdk.session import WorkerSession
@@ -20,7 +21,6 @@ from liveness.sdk.task import OutcomeReporter, Stats, Task, failure_message
 from liveness.sdk.values import (
     ActivityRef,
     RetryPolicy,
-    encode_payload,
     id_to_proto,
     ref_from_task,
     retry_policy_to_proto,
@@ -86,7 +86,7 @@ class Claim:
     """An activity that this worker found by itself and holds while the body runs; at most one live worker holds it.
 
     When the body ends normally, the activity is completed with `task.result`. An exception in the body fails the attempt
-    and propagates. If the activity is lost meanwhile, nothing is reported, and ActivityLost is raised."""
+    and propagates; a result that cannot be encoded fails the activity, with NotConvertible. If the activity is lost meanwhile, nothing is reported, and ActivityLost is raised."""
 
     def __init__(
         self,
@@ -98,8 +98,11 @@ class Claim:
         activity_type: str,
         content: object,
         retry: RetryPolicy | None,
+        converter: Converter,
     ) -> None:
         self._connection = connection
+        self._converter = converter
+        payload = encode(converter, f"the input of {ref}", content)
         self._session = session
         self._stats = stats
         self._reporter = OutcomeReporter(connection, session)
@@ -109,7 +112,8 @@ class Claim:
             id=id_to_proto(ref),
             task_queue=ref.task_queue,
             activity_type=activity_type,
-            input=encode_payload(content),
+            input=payload.data,
+            input_encoding=payload.encoding,
             retry_policy=retry_policy_to_proto(retry),
         )
         self._task: Task | None = None
@@ -207,7 +211,7 @@ class Claim:
         if held_attempt is None:
             outcome.set_exception(ActivityLost(activity=ref, reason="the lease ended meanwhile"))
             return
-        self._held_attempt, self._task = held_attempt, Task(held_attempt, message)
+        self._held_attempt, self._task = held_attempt, Task(held_attempt, message, self._converter)
         outcome.set_result(self._task)
 
     def _abandon(self) -> None:
@@ -229,8 +233,15 @@ class Claim:
         assert held_attempt is not None
         assert task is not None
         outcome: Future[None] = uncancellable_future()
+        result = Payload(b"")
+        not_convertible: NotConvertible | None = None
         if error is None:
-            call = self._reporter.complete(held_attempt, encode_payload(task.result))
+            try:
+                result = encode(self._converter, "the result", task.result)
+            except NotConvertible as problem:
+                error = not_convertible = problem
+        if error is None:
+            call = self._reporter.complete(held_attempt, result)
         elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
             call = self._reporter.release(held_attempt.ref, held_attempt.epoch, RELEASE_TIMEOUT_MS)
         else:
@@ -240,7 +251,9 @@ class Claim:
             rpc_error = done.exception()
             if isinstance(rpc_error, RpcFailed):
                 self._drop_lost(held_attempt)
-                if error is not None:
+                if not_convertible is not None:
+                    outcome.set_exception(not_convertible)
+                elif error is not None:
                     outcome.set_result(None)  # the caller gets the exception of the body instead
                 elif held_attempt.lost.is_set() or self._session.has_ended:
                     outcome.set_exception(held_attempt.loss() if held_attempt.lost.is_set() else rpc_error)
@@ -256,7 +269,10 @@ class Claim:
             else:
                 self._stats.count(failed=1)
                 self._session.forget(held_attempt, succeeded=False, error=failure_message(error))
-            outcome.set_result(None)
+            if not_convertible is not None:
+                outcome.set_exception(not_convertible)
+            else:
+                outcome.set_result(None)
 
         call.add_done_callback(on_reported)
         return outcome

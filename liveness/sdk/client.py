@@ -10,18 +10,19 @@ done = await client.wait(job.ref)       # or: client.wait("photo-17", type="resi
 from __future__ import annotations
 
 import asyncio
-import json
+import builtins
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
 from liveness.sdk.connection import Connection, UnaryMethod
+from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, Payload, decode, encode, parse_json
 from liveness.sdk.failover import ServerEndpoint
 from liveness.sdk.rpc_failures import RpcFailed, activity_error
 from liveness.sdk.values import (
@@ -30,7 +31,6 @@ from liveness.sdk.values import (
     ActivityRef,
     ActivityState,
     RetryPolicy,
-    encode_payload,
     id_to_proto,
     retry_policy_to_proto,
     state_from_proto,
@@ -64,8 +64,13 @@ class ActivityInfo:
     """While WAITING: the time at which it becomes available."""
     last_failure: str
     input: bytes
-    """Empty in lists; so is the result."""
+    """As it is stored; empty in lists. So is the result."""
     result: bytes
+    input_encoding: str = ""
+    """How the input is encoded; empty if the client that scheduled it did not say. The result has its own."""
+    result_encoding: str = ""
+    converter: Converter = field(default=DEFAULT_CONVERTER, repr=False, compare=False)
+    """The client's."""
 
     @property
     def id(self) -> str:
@@ -76,9 +81,35 @@ class ActivityInfo:
         """Whether the activity stays in its state unless an operator or another engine acts."""
         return self.state in RESTING_STATES
 
+    @overload
+    def value(self) -> Any: ...
+    @overload
+    def value(self, type_hint: builtins.type[T]) -> T: ...
+    @overload
+    def value(self, type_hint: Any) -> Any: ...
+    def value(self, type_hint: Any = Any) -> Any:
+        """The result as the handler returned it; with a type, as a value of that type. Raises NotConvertible if it is
+        none."""
+        return decode(self.converter, f"the result of {self.ref}", self._result_payload, type_hint)
+
+    @overload
+    def input_value(self) -> Any: ...
+    @overload
+    def input_value(self, type_hint: builtins.type[T]) -> T: ...
+    @overload
+    def input_value(self, type_hint: Any) -> Any: ...
+    def input_value(self, type_hint: Any = Any) -> Any:
+        """The input as it was scheduled, like `value`."""
+        payload = Payload(self.input, self.input_encoding)
+        return decode(self.converter, f"the input of {self.ref}", payload, type_hint)
+
     def json(self) -> Any:
-        """The result, parsed as JSON."""
-        return json.loads(self.result)
+        """The result, parsed as JSON; None if there is none."""
+        return parse_json(self._result_payload)
+
+    @property
+    def _result_payload(self) -> Payload:
+        return Payload(self.result, self.result_encoding)
 
 
 class Scheduled(NamedTuple):
@@ -90,9 +121,17 @@ class Scheduled(NamedTuple):
 
 
 class Client:
-    def __init__(self, address: Addresses, *, namespace: str = "default", timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: Addresses,
+        *,
+        namespace: str = "default",
+        timeout: float = 10.0,
+        converter: Converter = DEFAULT_CONVERTER,
+    ) -> None:
         """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list. `timeout`: seconds for which a
-        call tries to reach a node before it fails with ServerAway."""
+        call is tried again while no node can serve it. `converter`: encodes inputs and decodes results."""
+        self._converter = converter
         self._addresses = parse_addresses(address)
         self._namespace = namespace
         self._timeout_ms = int(timeout * 1_000)
@@ -120,20 +159,23 @@ class Client:
         type: str,  # noqa: A002  # the API's name for it
         *,
         id: ActivityOrId,
-        input: object = b"",  # noqa: A002  # the same
+        input: object = None,  # noqa: A002  # the same
         task_queue: str = "",
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
     ) -> Scheduled:
-        """Schedule an activity. Scheduling the same activity again changes nothing; with different contents it raises
+        """Schedule an activity. `input`: a JSON value, bytes, a dataclass, msgspec Struct or pydantic model, or whatever
+        the client's converter knows; otherwise NotConvertible is raised. Scheduling the same activity again changes nothing; with different contents it raises
         ActivityDiffers."""
         ref = to_activity_ref(id, type)
+        payload = encode(self._converter, f"the input of {ref}", input)
         request = activity_pb2.ScheduleActivityRequest(
             namespace=self._namespace,
             id=id_to_proto(ref),
             activity_type=type,
             task_queue=task_queue or ref.task_queue,
-            input=encode_payload(input),
+            input=payload.data,
+            input_encoding=payload.encoding,
             retry_policy=retry_policy_to_proto(retry),
             start_delay=to_duration(delay) if delay else None,
         )
@@ -143,7 +185,7 @@ class Client:
     async def describe(self, id: ActivityOrId, *, type: str = "") -> ActivityInfo:  # noqa: A002  # the same
         ref = to_activity_ref(id, type)
         request = activity_pb2.DescribeActivityRequest(namespace=self._namespace, id=id_to_proto(ref))
-        return _activity_info((await self._call("DescribeActivity", request, ref)).activity)
+        return self._activity_info((await self._call("DescribeActivity", request, ref)).activity)
 
     async def list(
         self,
@@ -166,7 +208,7 @@ class Client:
         while limit is None or len(found) < limit:
             request.page_size = min(PAGE_MAX, limit - len(found)) if limit is not None else PAGE_MAX
             page = await self._call("ListActivities", request, ActivityRef("-"))
-            found.extend(map(_activity_info, page.activities))
+            found.extend(map(self._activity_info, page.activities))
             request.page_token = page.next_page_token
             if not request.page_token:
                 break
@@ -195,6 +237,32 @@ class Client:
             wait_ms = min(wait_ms * 3 // 2, WAIT_BACKOFF_MS[1])
         return info
 
+    def _activity_info(self, message: activity_pb2.Activity) -> ActivityInfo:
+        names = message.id
+        return ActivityInfo(
+            ref=ActivityRef(
+                names.workflow_id,
+                names.run_id,
+                names.activity_id,
+                max(message.attempt, 1),
+                message.task_queue,
+                message.token,
+            ),
+            state=state_from_proto(message.state),
+            type=message.activity_type,
+            failures=message.failures,
+            worker_deaths=message.worker_deaths,
+            worker=message.worker_instance_key,
+            since=_to_datetime(message.since),
+            due=_to_datetime(message.due_time) if message.HasField("due_time") else None,
+            last_failure=message.last_failure,
+            input=message.input,
+            result=message.result,
+            input_encoding=message.input_encoding,
+            result_encoding=message.result_encoding,
+            converter=self._converter,
+        )
+
     def _connect(self) -> Connection:
         if self._connection is None:
             self._connection = Connection.acquire(self._addresses)
@@ -207,14 +275,13 @@ class Client:
             method: UnaryMethod = getattr(endpoint.activities, name)
             return method
 
-        deadline_ms = connection.clock.monotonic_ms() + self._timeout_ms
+        # Every call may be repeated: the server answers a repeated one like the first.
         outcome = connection.call(
             select_method,
             request,
             timeout_s=connection.call_timeout_s(self._timeout_ms / 1_000),
-            should_retry=lambda rpc_failure: (
-                rpc_failure.is_retryable and connection.clock.monotonic_ms() < deadline_ms
-            ),
+            deadline_ms=connection.clock.monotonic_ms() + self._timeout_ms,
+            should_retry=lambda rpc_failure: rpc_failure.is_retryable,
         )
         try:
             return await asyncio.wrap_future(outcome)
@@ -251,7 +318,7 @@ class BlockingClient:
         type: str,  # noqa: A002  # the API's name for it
         *,
         id: ActivityOrId,
-        input: object = b"",  # noqa: A002  # the same
+        input: object = None,  # noqa: A002  # the same
         task_queue: str = "",
         retry: RetryPolicy | None = None,
         delay: float | timedelta = 0,
@@ -296,27 +363,3 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 def _to_datetime(stamp: Timestamp) -> datetime:
     return stamp.ToDatetime(tzinfo=UTC)
-
-
-def _activity_info(message: activity_pb2.Activity) -> ActivityInfo:
-    names = message.id
-    return ActivityInfo(
-        ref=ActivityRef(
-            names.workflow_id,
-            names.run_id,
-            names.activity_id,
-            max(message.attempt, 1),
-            message.task_queue,
-            message.token,
-        ),
-        state=state_from_proto(message.state),
-        type=message.activity_type,
-        failures=message.failures,
-        worker_deaths=message.worker_deaths,
-        worker=message.worker_instance_key,
-        since=_to_datetime(message.since),
-        due=_to_datetime(message.due_time) if message.HasField("due_time") else None,
-        last_failure=message.last_failure,
-        input=message.input,
-        result=message.result,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from random import Random
 from threading import Lock
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -23,6 +24,8 @@ from liveness.sdk.rpc_failures import RpcFailed, RpcFailure
 from liveness.sdk.scheduler import SchedulerThread
 
 CALL_TIMEOUT_SECONDS = 5.0
+LAST_TRY_MS = 20
+"""No try starts with less time than this."""
 LINGER_MS = 1_000
 """How long the channel to the previous node stays open after a failover. A node that stops in order still answers pending
 calls and polls, and announces that it closes its stream; a node that hangs never does."""
@@ -98,9 +101,13 @@ class Connection:
         *,
         should_retry: Callable[[RpcFailure], bool] = lambda _: False,
         timeout_s: float = CALL_TIMEOUT_SECONDS,
+        deadline_ms: int | None = None,
         wait_for_ready: bool = False,
     ) -> Future[Any]:
-        """Make a unary call, and repeat it after each failure for which `should_retry` returns True. Fails with `RpcFailed`."""
+        """Make a unary call, and repeat it after each failure for which `should_retry` returns True. Fails with `RpcFailed`.
+
+        `timeout_s`: for each try. `deadline_ms`: for all tries together, on the connection's clock; no try goes on beyond
+        it, and tries are made until it."""
         outcome = uncancellable_future()
         self._pending_calls.add(outcome)
         outcome.add_done_callback(self._pending_calls.discard)
@@ -108,13 +115,16 @@ class Connection:
         failures = 0
         parent_context = traces.current_span_context()
 
+        def time_left_ms() -> float:
+            return inf if deadline_ms is None else deadline_ms - self.clock.monotonic_ms()
+
         def attempt() -> None:
             call_span = None if parent_context is None else traces.start_call(request, parent_context)
 
             def start(endpoint: ServerEndpoint) -> Any:
                 return select_method(endpoint).future(
                     request,
-                    timeout=timeout_s,
+                    timeout=min(timeout_s, max(time_left_ms(), 1) / 1_000),
                     metadata=None if call_span is None else call_span.metadata,
                     wait_for_ready=wait_for_ready,
                 )
@@ -133,13 +143,16 @@ class Connection:
             rpc_failure = rpc_failures.failure_of_call(call)
             failures += 1
             retry_now = self.endpoints.report_failure(endpoint, rpc_failure, failures)
-            if not should_retry(rpc_failure):
+            left_ms = time_left_ms()
+            is_too_late = left_ms <= max(LAST_TRY_MS, rpc_failure.retry_after_ms)
+            if is_too_late or not should_retry(rpc_failure):
                 outcome.set_exception(RpcFailed(rpc_failure))
                 return
             if retry_now:
                 attempt()
                 return
-            pause_ms = max(rpc_failure.retry_after_ms, int(wait_ms * self.random.uniform(0.5, 1)))
+            backoff_ms = min(wait_ms * self.random.uniform(0.5, 1), left_ms / 2)
+            pause_ms = max(rpc_failure.retry_after_ms, int(backoff_ms))
             wait_ms = min(wait_ms * 2, BACKOFF_MS[1])
             self.scheduler.call_at(self.scheduler.now_ms() + pause_ms, attempt)
 

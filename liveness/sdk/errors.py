@@ -21,6 +21,7 @@ LivenessSdkError
 │   ├── BindingRefused
 │   └── NoNewWork
 ├── InvalidArgument         the program must be changed
+│   └── NotConvertible
 ├── CallFailed              any other failure of a call
 └── Outcome                 raised by handlers to end an attempt
     ├── GiveUp
@@ -86,8 +87,8 @@ class WorkerEnded(_TemplatedSdkError):
 
 class WorkerGone(WorkerEnded):
     template = (
-        "Worker {worker} was silent for so long that it was cleaned up, and its instance key is refused from now on.\n"
-        "Start under another key, or leave the key to the SDK."
+        "Worker {worker} was cleaned up, and the server, which is of an older version, refuses its instance key.\n"
+        "Update the server, start under another key, or leave the key to the SDK."
     )
 
     worker: str
@@ -160,6 +161,12 @@ class InvalidArgument(_TemplatedSdkError):
     template = "The server refused the request: {detail}"
 
     detail: str
+
+
+class NotConvertible(InvalidArgument):
+    """A value has no payload, or a payload is no value of the type that is asked for."""
+
+    template = "{detail}."
 
 
 class CallFailed(_TemplatedSdkError):

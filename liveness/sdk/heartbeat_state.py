@@ -95,7 +95,8 @@ class _HeldEntry(NamedTuple):
 
 class HeartbeatState:
     def __init__(self, profile: WorkerHeartbeat, now_ms: int) -> None:
-        """`profile`: a heartbeat without sequence and changes; all heartbeats share its fields."""
+        """`profile`: a heartbeat without sequence and changes; all heartbeats share its fields, except `new_incarnation`,
+        which they have until one is answered."""
         self._profile = profile
         self.epoch = 0
         self.sequence = 0
@@ -280,7 +281,7 @@ class HeartbeatState:
             self._interval_ms = min(self._interval_ms, self._interval_ms_max)
         self._due_ms = now_ms + self._interval_ms
         self._needs_full_sync = self._needs_full_sync or result.resync_bindings
-        if self._needs_full_sync or not self._unacknowledged_binds.isdisjoint(self._to_declare):
+        if self._can_sync_fully() or not self._unacknowledged_binds.isdisjoint(self._to_declare):
             self.send_by(now_ms)
         elif self._to_declare or self._to_unbind:
             self.send_by(now_ms + COALESCE_MS)
@@ -366,8 +367,11 @@ class HeartbeatState:
         message = WorkerHeartbeat()
         message.CopyFrom(self._profile)
         message.sequence = self.sequence
+        if self._last_acknowledged:
+            message.new_incarnation = False
+        message.lease_epoch = self.epoch
         heartbeat = _Heartbeat(message, now_ms)
-        full_sync = self._needs_full_sync and len(self.held) <= FULL_BINDINGS_MAX
+        full_sync = self._can_sync_fully()
         self._needs_full_sync = False
         capacity = BINDING_CHANGES_MAX
         if full_sync:
@@ -396,6 +400,11 @@ class HeartbeatState:
         if self._lag_ms:
             message.loop_lag.CopyFrom(ms_to_duration(self._lag_ms))
         return heartbeat
+
+    def _can_sync_fully(self) -> bool:
+        """Whether to send the whole set of bindings. A server of an older version may have let the worker take more than
+        one heartbeat can name; then the set is sent as soon as it has become small enough."""
+        return self._needs_full_sync and len(self.held) <= FULL_BINDINGS_MAX
 
     def _take_heartbeat(self) -> _Heartbeat:
         assert self._awaiting_reply

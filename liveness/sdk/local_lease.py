@@ -11,6 +11,9 @@ Grace, while the end of the worker's stream may end its lease: the time at which
 answered ping was sent, plus the disconnect grace. The server counts the grace from the moment at which it saw the stream
 break. That is after it answered the ping or heartbeat, which is after the ping or heartbeat was sent.
 
+Only a server process that saw the stream break counts the grace, and only in its memory. If the worker knows that this
+process has ended, the grace is over without effect: whoever serves next counts the lease alone (`server_ended`).
+
 A margin is subtracted from each, because clocks run at slightly different speeds and threads are not woken at once.
 """
 
@@ -94,6 +97,15 @@ def attached(local_lease: LocalLease, grace_ms: int | None, requested_ms: int) -
 def stream_closed_by_server(local_lease: LocalLease) -> LocalLease:
     """Record that the server closed the stream on purpose, so its end does not affect the lease. An older one still may."""
     return local_lease if local_lease.has_older_stream else replace(local_lease, grace_ms=None)
+
+
+def server_ended(local_lease: LocalLease, now_ms: int) -> LocalLease:
+    """Record that the only process that could have counted the grace of the worker's last stream has ended.
+
+    If the grace is over by now, the process may have ended the lease before it ended itself."""
+    if local_lease.has_older_stream or not is_valid(local_lease, now_ms):
+        return local_lease
+    return replace(local_lease, grace_ms=None)
 
 
 def lease_ended(local_lease: LocalLease) -> LocalLease:

@@ -33,6 +33,8 @@ from liveness.sdk.values import ActivityRef
 API_LEVEL = 2
 """The API level for which this SDK was written."""
 SHUTTING_DOWN = "SHUTTING_DOWN"
+_LEAVE_REASONS = frozenset({SHUTTING_DOWN, "CUT_OFF", "NO_NODE_REACHABLE"})
+"""The node, or frontend, cannot serve any call, and another one may."""
 
 # After these codes the call may or may not have taken effect, or it did not and may later.
 _RETRYABLE_CODES = frozenset(
@@ -66,9 +68,9 @@ class RpcFailure:
 
     @property
     def should_fail_over(self) -> bool:
-        """Whether to try another node, because this one is gone, hangs, or is about to stop."""
+        """Whether to try another node, because this one is gone, hangs, is about to stop, or reaches no owner of a shard."""
         if self.reason:
-            return self.reason == SHUTTING_DOWN
+            return self.reason in _LEAVE_REASONS
         return self.code in _NO_ANSWER_CODES
 
     def __str__(self) -> str:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from threading import Thread
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
 from liveness.sdk import rpc_failures
 from liveness.sdk.binding import WORKER_NOT_LIVE_REASONS
 from liveness.sdk.connection import Connection, uncancellable_future
-from liveness.sdk.errors import ActivityLost, LivenessSdkError, Outcome
+from liveness.sdk.converter import Converter, Payload, encode
+from liveness.sdk.errors import ActivityLost, GiveUp, LivenessSdkError, Outcome
 from liveness.sdk.failover import ServerEndpoint
+from liveness.sdk.handlers import RegisteredHandler
 from liveness.sdk.heartbeat_state import BACKOFF_MS
 from liveness.sdk.held_attempt import CancelOnLoss, HeldAttempt, call_on_loop
 from liveness.sdk.rpc_failures import RpcFailed, RpcFailure, worker_error
 from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import OutcomeReporter, Stats, Task, failure_message
-from liveness.sdk.values import encode_payload, ref_from_task, to_duration
+from liveness.sdk.values import ref_from_task, to_duration
 from liveness.v1.activity_pb2 import ActivityTask, PollActivityRequest
 
 POLL_WAIT_SECONDS = 20.0
@@ -45,29 +46,31 @@ FATAL_REASONS = frozenset({"SESSION_SUPERSEDED", "WORKER_CLEANED_UP"})
 
 log = logging.getLogger("liveness.sdk")
 
-Handler: TypeAlias = Callable[[Task], Any]
-
 
 class Runner:
     def __init__(
         self,
         connection: Connection,
         session: WorkerSession,
-        handlers: Mapping[str, Handler],
+        handlers: Mapping[str, RegisteredHandler],
         stats: Stats,
+        converter: Converter,
         *,
         max_concurrent: int,
     ) -> None:
+        """`handlers` by type; `wake` must be called after one was added."""
         self._connection = connection
         self._session = session
         self._handlers = handlers
         self._stats = stats
+        self._converter = converter
         self._max_concurrent = max_concurrent
         self._reporter = OutcomeReporter(connection, session)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._handler_tasks: set[asyncio.Task[None]] = set()
         self._poll: Any = None
+        self._polled_types: tuple[str, ...] = ()
         self._poll_wait_ms = 0
         self._poll_failures = 0
         """Consecutive failures. Used on the scheduler's thread only."""
@@ -120,12 +123,14 @@ class Runner:
     def _poll_if_free(self) -> None:
         session = self._session
         free_slots = self._max_concurrent - len(self._handler_tasks)
+        types = tuple(self._handlers)
         if self._poll is not None:
-            if not session.is_trusted():
+            if not session.is_trusted() or types != self._polled_types:
                 self._poll.cancel()
             return
         if (
             free_slots <= 0
+            or not types  # a poll without types would be handed activities of every type
             or self._poll_delay is not None
             or session.orders.pause
             or not session.is_trusted()
@@ -137,7 +142,9 @@ class Runner:
             session_id=session.session_id,
             wait=to_duration(POLL_WAIT_SECONDS),
             max_activities=min(free_slots, POLL_ACTIVITIES_MAX),
+            activity_types=types,
         )
+        self._polled_types = types
         endpoint, poll = self._connection.endpoints.start_call(
             lambda endpoint: endpoint.activities.PollActivity.future(
                 request, timeout=POLL_WAIT_SECONDS + POLL_MARGIN_SECONDS
@@ -209,7 +216,7 @@ class Runner:
             coroutine = (
                 self._release(held_attempt)
                 if self._stopping
-                else self._run_task(held_attempt, Task(held_attempt, message))
+                else self._run_task(held_attempt, Task(held_attempt, message, self._converter))
             )
             handler_task = self._loop.create_task(coroutine)
             self._handler_tasks.add(handler_task)
@@ -224,17 +231,18 @@ class Runner:
     # -- running handlers
 
     async def _run_task(self, held_attempt: HeldAttempt, task: Task) -> None:
-        failure: BaseException | str | None = None
-        result = b""
+        failure: BaseException | None = None
+        result = Payload(b"")
         try:
             with CancelOnLoss(held_attempt):
                 handler = self._handlers.get(task.type)
                 if handler is None:
-                    failure = (
+                    # A server that ignores the types in a poll, because it is older, handed it out.
+                    failure = GiveUp(
                         f"this worker knows no activity type {task.type!r}, only {sorted(self._handlers)}"
                     )
                 else:
-                    result = encode_payload(await self._invoke(handler, task))
+                    result = encode(self._converter, "the result", await self._invoke(handler, task))
         except ActivityLost as lost:
             if held_attempt.lost.is_set():
                 self._drop_lost(held_attempt)
@@ -259,14 +267,15 @@ class Runner:
         assert task is not None
         return task
 
-    async def _invoke(self, handler: Handler, task: Task) -> object:
-        if inspect.iscoroutinefunction(handler):
-            return await handler(task)
-        value = await asyncio.wrap_future(_run_in_thread(handler, task))
+    async def _invoke(self, handler: RegisteredHandler, task: Task) -> object:
+        call = partial(handler.function, *handler.arguments(task))
+        if handler.is_coroutine_function:
+            return await call()
+        value = await asyncio.wrap_future(_run_in_thread(call, task.type))
         return await value if isinstance(value, Awaitable) else value
 
     async def _report(
-        self, held_attempt: HeldAttempt, result: bytes, failure: BaseException | str | None
+        self, held_attempt: HeldAttempt, result: Payload, failure: BaseException | None
     ) -> None:
         call = (
             self._reporter.complete(held_attempt, result)
@@ -298,11 +307,12 @@ class Runner:
                 self._session.forget(held_attempt, succeeded=False, error=failure_message(failure))
 
     async def _on_report_rejected(
-        self, held_attempt: HeldAttempt, failure: BaseException | str | None, rpc_failure: RpcFailure
+        self, held_attempt: HeldAttempt, failure: BaseException | None, rpc_failure: RpcFailure
     ) -> None:
         """The attempt is still held, but the server does not accept the outcome, for example because the result is too large."""
         if failure is None:
-            await self._report(held_attempt, b"", f"the result was refused: {rpc_failure}")
+            # The result of the next attempt would be refused as well.
+            await self._report(held_attempt, Payload(b""), GiveUp(f"the result was refused: {rpc_failure}"))
             return
         log.error("%s: the failure of %s was refused: %s", self._session.key, held_attempt.ref, rpc_failure)
         self._drop_lost(held_attempt)
@@ -327,18 +337,18 @@ class Runner:
             self._session.forget(held_attempt)
 
 
-def _run_in_thread(handler: Handler, task: Task) -> Future[Any]:
-    """Run the handler in a daemon thread, which does not keep a stopped process from exiting."""
+def _run_in_thread(call: Callable[[], Any], activity_type: str) -> Future[Any]:
+    """Run a handler in a daemon thread, which does not keep a stopped process from exiting."""
     outcome: Future[Any] = uncancellable_future()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            value = context.run(handler, task)
+            value = context.run(call)
         except BaseException as error:  # noqa: BLE001  # the coroutine that waits for the future raises it again
             outcome.set_exception(error)
         else:
             outcome.set_result(value)
 
-    Thread(target=run, name=f"liveness-{task.type}", daemon=True).start()
+    Thread(target=run, name=f"liveness-{activity_type}", daemon=True).start()
     return outcome

@@ -296,8 +296,10 @@ class WorkerSession:
                 outcome.set_result(None)
 
     def _on_fatal_failure(self, rpc_failure: RpcFailure) -> None:
-        if rpc_failure.reason == "WORKER_CLEANED_UP" and self._make_key is not None:
-            log.warning("worker %s was cleaned up; continuing with a new key", self.key)
+        # A server that refuses a given key although the session has just begun knows no incarnations.
+        can_begin_anew = self._make_key is not None or self.heartbeat_state.epoch > 0
+        if rpc_failure.reason == "WORKER_CLEANED_UP" and can_begin_anew:
+            log.warning("worker %s was cleaned up; continuing with a new session", self.key)
             self._connection.stream.detach(self)
             self._apply_losses(self.heartbeat_state.lose_all("the worker was cleaned up"))
             self.heartbeat_state = self.heartbeat_state.restart(
@@ -367,6 +369,12 @@ class WorkerSession:
             )
             self._connection.heartbeat_sender.schedule(self.namespace)
 
+    def on_server_ended(self) -> None:
+        if not self._has_ended:
+            log.info("the server of %s has ended; its lease goes on", self.key)
+            now_ms = self._scheduler.now_ms()
+            self._watchdog.update(local_lease.server_ended(self._watchdog.local_lease, now_ms))
+
     def on_attach_failed(self, rpc_failure: RpcFailure) -> None:
         if self._has_ended:
             return
@@ -429,6 +437,8 @@ class WorkerSession:
         message.CopyFrom(self._profile)
         if self._make_key is not None:
             message.worker_instance_key = self._make_key()
+        else:
+            message.new_incarnation = True
         message.session_id = uuid4().hex
         return message
 

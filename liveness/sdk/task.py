@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import builtins
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from google.protobuf.message import Message
 
 from liveness.sdk.connection import Connection, SelectMethod
-from liveness.sdk.errors import GiveUp, RetryLater
+from liveness.sdk.converter import Converter, Payload, decode, parse_json
+from liveness.sdk.errors import GiveUp, NotConvertible, RetryLater
 from liveness.sdk.held_attempt import HeldAttempt, LostSignal
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.sdk.session import WorkerSession
@@ -20,13 +21,18 @@ from liveness.v1 import activity_pb2
 
 MESSAGE_BYTES_MAX = 4_000
 
+T = TypeVar("T")
+
 
 class Task:
     """One attempt of an activity, held by this worker."""
 
-    def __init__(self, held_attempt: HeldAttempt, message: activity_pb2.ActivityTask) -> None:
+    def __init__(
+        self, held_attempt: HeldAttempt, message: activity_pb2.ActivityTask, converter: Converter
+    ) -> None:
         self._held_attempt = held_attempt
         self._message = message
+        self._converter = converter
         self.result: object = None
         """For claims: the result to record when the body ends normally."""
 
@@ -45,11 +51,31 @@ class Task:
 
     @property
     def input(self) -> bytes:
+        """The input as it is stored; `value` decodes it."""
         return self._message.input
 
+    @property
+    def input_encoding(self) -> str:
+        """How the input is encoded; empty if the client that scheduled it did not say."""
+        return self._message.input_encoding
+
+    @overload
+    def value(self) -> Any: ...
+    @overload
+    def value(self, type_hint: builtins.type[T]) -> T: ...
+    @overload
+    def value(self, type_hint: Any) -> Any: ...
+    def value(self, type_hint: Any = Any) -> Any:
+        """The input as it was scheduled; with a type, as a value of that type. Raises NotConvertible if it is none."""
+        return decode(self._converter, f"the input of {self.ref}", self._payload, type_hint)
+
     def json(self) -> Any:
-        """The input, parsed as JSON."""
-        return json.loads(self._message.input)
+        """The input, parsed as JSON; None if there is none."""
+        return parse_json(self._payload)
+
+    @property
+    def _payload(self) -> Payload:
+        return Payload(self._message.input, self._message.input_encoding)
 
     @property
     def attempt(self) -> int:
@@ -109,15 +135,17 @@ class OutcomeReporter:
         self._connection = connection
         self._session = session
 
-    def complete(self, held_attempt: HeldAttempt, result: bytes) -> Future[Any]:
-        request = activity_pb2.CompleteActivityRequest(**self._fencing_fields(held_attempt), result=result)
+    def complete(self, held_attempt: HeldAttempt, result: Payload) -> Future[Any]:
+        request = activity_pb2.CompleteActivityRequest(
+            **self._fencing_fields(held_attempt), result=result.data, result_encoding=result.encoding
+        )
         return self._call(lambda endpoint: endpoint.activities.CompleteActivity, request, held_attempt)
 
     def fail(self, held_attempt: HeldAttempt, error: BaseException | str) -> Future[Any]:
         request = activity_pb2.FailActivityRequest(
             **self._fencing_fields(held_attempt), message=failure_message(error)
         )
-        request.non_retryable = isinstance(error, GiveUp)
+        request.non_retryable = isinstance(error, GiveUp | NotConvertible)
         if isinstance(error, RetryLater):
             request.retry_after.CopyFrom(to_duration(max(error.after, 0)))
         return self._call(lambda endpoint: endpoint.activities.FailActivity, request, held_attempt)
@@ -162,6 +190,8 @@ def failure_message(error: BaseException | str) -> str:
         text = error.why
     elif isinstance(error, str):
         text = error
+    elif isinstance(error, NotConvertible):
+        text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
     return text.encode("utf-8", "replace")[:MESSAGE_BYTES_MAX].decode("utf-8", "ignore")

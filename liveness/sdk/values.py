@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -184,19 +183,3 @@ _STATES: dict[int, ActivityState] = {
 
 def state_from_proto(number: int) -> ActivityState:
     return _STATES.get(number, ActivityState.UNKNOWN)
-
-
-def encode_payload(value: object) -> bytes:
-    """Encode None as empty, bytes unchanged, text as UTF-8, and anything else as JSON."""
-    if value is None:
-        return b""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str):
-        return value.encode()
-    try:
-        return json.dumps(value).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            detail=f"{type(value).__name__} is neither bytes nor text, and cannot be encoded as JSON: {error}."
-        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import logging
 import os
 import signal
@@ -13,7 +14,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import version
 from secrets import token_hex
 from threading import current_thread, main_thread
 from types import FrameType, TracebackType
@@ -24,16 +24,19 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
 from liveness.sdk.binding import Binding, Claim
 from liveness.sdk.connection import Connection
+from liveness.sdk.converter import DEFAULT_CONVERTER, Converter
 from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, WorkerStopped
+from liveness.sdk.handlers import HANDLERS_MAX, Handler, RegisteredHandler, inspect_handler
 from liveness.sdk.held_attempt import call_on_loop
 from liveness.sdk.loop_lag import LoopLagProbe
 from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, worker_error
-from liveness.sdk.runner import Handler, Runner
+from liveness.sdk.runner import Runner
 from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import Stats
 from liveness.sdk.values import ActivityOrId, RetryPolicy, duration_to_ms, to_activity_ref, to_duration
 from liveness.v1.service_pb2 import GetServerInfoRequest, GetServerInfoResponse, ShutdownWorkerRequest
 from liveness.v1.worker_pb2 import WORKER_STATUS_RUNNING, WorkerHeartbeat
+from liveness.version import VERSION
 
 SDK_NAME = "liveness-python"
 SHUTDOWN_TIMEOUT_SECONDS = 5.0
@@ -81,12 +84,14 @@ class Worker:
         build_id: str = "",
         identity: str = "",
         capabilities: Sequence[str] = (),
+        converter: Converter = DEFAULT_CONVERTER,
     ) -> None:
         """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list; the worker uses one of them and
         fails over when it does not answer. `instance_key`: unique per process; generated if None. `lease`: seconds for
         which the worker counts as alive after each heartbeat; None uses the namespace's default. `disconnect_grace`:
         seconds for which its connection may be gone before the lease ends; None for as long as the lease. `stop_timeout`:
-        seconds for which handlers may continue after the worker is told to stop."""
+        seconds for which handlers may continue after the worker is told to stop. `converter`: decodes inputs and encodes
+        results."""
         if max_concurrent < 1:
             raise InvalidArgument(detail="max_concurrent must be at least 1.")
         self._addresses = parse_addresses(address)
@@ -108,13 +113,14 @@ class Worker:
             task_queue=task_queue,
             build_id=build_id,
             sdk_name=SDK_NAME,
-            sdk_version=version("liveness"),
+            sdk_version=VERSION,
             host_name=socket.gethostname(),
             process_id=str(os.getpid()),
             labels=labels or {},
             capabilities=capabilities,
         )
-        self._handlers: dict[str, Handler] = {}
+        self._converter = converter
+        self._handlers: dict[str, RegisteredHandler] = {}
         self._stats = Stats()
         self._connection: Connection | None = None
         self._session: WorkerSession | None = None
@@ -177,12 +183,21 @@ class Worker:
 
     def activity(self, activity_type: str) -> Callable[[HandlerT], HandlerT]:
         """Register the decorated function as the handler of this activity type. Coroutine functions run on the event loop,
-        other functions in a thread."""
+        other functions in a thread. The worker is handed activities of registered types only.
+
+        `handler(task)` gets the task. `handler(task, photo: Photo)` gets the input as well, as a value of the annotated
+        type; an input that is none fails the activity for good, and so does a result that cannot be encoded."""
+        caller = inspect.currentframe()
+        local_names = {} if caller is None or caller.f_back is None else dict(caller.f_back.f_locals)
 
         def register(handler: HandlerT) -> HandlerT:
             if activity_type in self._handlers:
                 raise InvalidArgument(detail=f"activity type {activity_type!r} has a handler already.")
-            self._handlers[activity_type] = handler
+            if len(self._handlers) >= HANDLERS_MAX:
+                raise InvalidArgument(detail=f"a worker has at most {HANDLERS_MAX} handlers.")
+            self._handlers[activity_type] = inspect_handler(handler, local_names)
+            if self._runner is not None:
+                self._runner.wake()
             return handler
 
         return register
@@ -196,7 +211,7 @@ class Worker:
         activity: ActivityOrId,
         *,
         type: str = "",  # noqa: A002  # the API's name for it
-        input: object = b"",  # noqa: A002  # the same
+        input: object = None,  # noqa: A002  # the same
         retry: RetryPolicy | None = None,
     ) -> Claim:
         """Take an activity that the program found by itself: `async with worker.claim("photo-17") as task`. Raises
@@ -205,7 +220,14 @@ class Worker:
         assert self._connection is not None
         ref = to_activity_ref(activity, type)
         return Claim(
-            self._connection, session, self._stats, ref, activity_type=type, content=input, retry=retry
+            self._connection,
+            session,
+            self._stats,
+            ref,
+            activity_type=type,
+            content=input,
+            retry=retry,
+            converter=self._converter,
         )
 
     async def run(self, *, handle_signals: bool = True) -> None:
@@ -219,7 +241,12 @@ class Worker:
         if self._lag_probe is None:
             self._start_lag_probe()
         runner = self._runner = Runner(
-            self._connection, session, self._handlers, self._stats, max_concurrent=self._max_concurrent
+            self._connection,
+            session,
+            self._handlers,
+            self._stats,
+            self._converter,
+            max_concurrent=self._max_concurrent,
         )
         unsubscribe = session.subscribe(runner.wake)
         try:

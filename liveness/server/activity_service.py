@@ -22,7 +22,13 @@ ACTIVITIES_PER_POLL_MAX = 100
 
 class ActivityPoller(Protocol):
     async def poll(
-        self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int, wait_ms: int
+        self,
+        worker_key: WorkerKey,
+        session_id: str,
+        task_queue: str,
+        limit: int,
+        wait_ms: int,
+        types: frozenset[str] | None,
     ) -> list[Activity]: ...
 
 
@@ -55,12 +61,15 @@ class ActivityService:
         limit = request.max_activities or 1
         if not 1 <= limit <= ACTIVITIES_PER_POLL_MAX:
             raise InvalidField(field="max_activities", rule=f"must be 0 (for 1) to {ACTIVITIES_PER_POLL_MAX}")
-        found = await self._poller.poll(key, session_id, task_queue, limit, wait_ms)
+        types = wire.activity_types(request.activity_types)
+        found = await self._poller.poll(key, session_id, task_queue, limit, wait_ms, types)
         return pb.PollActivityResponse(activities=[wire.task_message(activity) for activity in found])
 
     async def complete_activity(self, request: pb.CompleteActivityRequest) -> pb.CompleteActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        await self._ownership.complete(key, wire.holder(request), wire.payload("result", request.result))
+        encoding = wire.payload_encoding("result_encoding", request.result_encoding)
+        result = wire.payload("result", request.result)
+        await self._ownership.complete(key, wire.holder(request), result, encoding)
         return pb.CompleteActivityResponse()
 
     async def fail_activity(self, request: pb.FailActivityRequest) -> pb.FailActivityResponse:
@@ -124,14 +133,16 @@ class ActivityService:
             else None
         )
         rows = await self._node.store.list_activities(namespace, activity_filter, after, size + 1)
+        listed = rows[:size]
+        activities = await self._ownership.with_current_epochs([(row.key, row.activity) for row in listed])
         wall_ms = self._node.clock.wall_ms()
         response = pb.ListActivitiesResponse()
-        for row in rows[:size]:
+        for row, activity in zip(listed, activities, strict=True):
             now_ms = self._node.observed_ms(row.shard_id)
             response.activities.append(
                 wire.activity_message(
                     row.key,
-                    row.activity,
+                    activity,
                     row.shard_id,
                     now_ms=now_ms,
                     wall_ms=wall_ms,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from sys import intern
+
 from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
 from liveness.domain.errors import InvalidField
@@ -13,6 +16,8 @@ from liveness.store.api import ActivityFilter
 from liveness.v1 import activity_pb2
 
 PAYLOAD_BYTES_MAX = 256 * 1024
+ENCODING_BYTES_MAX = 64
+ACTIVITY_TYPES_PER_POLL_MAX = 1_000
 ATTEMPT_MAX = 2**31 - 1
 EPOCH_MAX = 2**63 - 1
 COEFFICIENT_MAX = 1_000.0
@@ -46,6 +51,7 @@ def spec(
         task_queue,
         payload("input", message.input),
         _retry(message.retry_policy),
+        payload_encoding("input_encoding", message.input_encoding),
     )
 
 
@@ -53,6 +59,21 @@ def payload(field: str, value: bytes) -> bytes:
     if len(value) > PAYLOAD_BYTES_MAX:
         raise InvalidField(field=field, rule=f"must be at most {PAYLOAD_BYTES_MAX} bytes")
     return value
+
+
+def payload_encoding(field: str, name: str) -> str:
+    if len(optional_identifier(field, name).encode()) > ENCODING_BYTES_MAX:
+        raise InvalidField(field=field, rule=f"must be at most {ENCODING_BYTES_MAX} bytes of UTF-8")
+    return intern(name)  # few names occur, and every activity in memory has one
+
+
+def activity_types(names: Collection[str]) -> frozenset[str] | None:
+    """The types that a poll is for; None for all."""
+    if len(names) > ACTIVITY_TYPES_PER_POLL_MAX:
+        raise InvalidField(
+            field="activity_types", rule=f"must name at most {ACTIVITY_TYPES_PER_POLL_MAX} types"
+        )
+    return frozenset(optional_identifier("activity_types", name) for name in names) or None
 
 
 def _retry(message: activity_pb2.RetryPolicy) -> Retry:
@@ -129,13 +150,18 @@ def task_message(activity: Activity) -> activity_pb2.ActivityTask:
         failures=activity.failures,
         last_failure=activity.last_failure,
         token=activity.token,
+        input_encoding=activity.input_encoding,
     )
 
 
 def activity_message(
     key: ActivityKey, activity: Activity, shard_id: int, *, now_ms: int, wall_ms: int, include_payloads: bool
 ) -> activity_pb2.Activity:
-    """`include_payloads` adds input, result and token."""
+    """`include_payloads` adds input and result, with their encodings, and the token. `now_ms` on the shard's clock and
+    `wall_ms` are the same moment."""
+    since_wall_ms = activity.since_wall_ms
+    if since_wall_ms is None:  # read from a row of a version that did not store it
+        since_wall_ms = wall_ms - now_ms + activity.since_ms
     message = activity_pb2.Activity(
         namespace=key.namespace,
         id=_id(activity.id),
@@ -147,7 +173,7 @@ def activity_message(
         worker_deaths=activity.deaths,
         worker_instance_key=activity.worker,
         lease_epoch=activity.epoch,
-        since=timestamp(wall_ms - now_ms + activity.since_ms),
+        since=timestamp(since_wall_ms),
         last_failure=activity.last_failure,
         shard_id=shard_id,
     )
@@ -165,6 +191,8 @@ def activity_message(
         message.due_time.CopyFrom(timestamp(wall_ms - now_ms + activity.due_ms))
     if include_payloads:
         message.input = activity.input
+        message.input_encoding = activity.input_encoding
         message.result = activity.result
+        message.result_encoding = activity.result_encoding
         message.token = activity.token
     return message

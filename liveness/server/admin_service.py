@@ -14,7 +14,7 @@ from liveness.domain import worker_control
 from liveness.domain.commands import Deactivate
 from liveness.domain.errors import InvalidField, PageTokenInvalid, TaskFinished, TaskNotFound
 from liveness.domain.events import ConfigChanged
-from liveness.domain.policy import Policy
+from liveness.domain.policy import Policy, check_new_settings
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
@@ -62,6 +62,14 @@ class AdminService:
         await self._node.wait_durable(shard)
         return admin_pb2.ExpireWorkerResponse(state=worker.state, rescheduled_activities=moved)  # type: ignore[arg-type]
 
+    async def forget_worker(self, request: admin_pb2.ForgetWorkerRequest) -> admin_pb2.ForgetWorkerResponse:
+        key = wire.worker_key(request.namespace, request.worker_instance_key)
+        shard = self._node.shard(*key)
+        policy = self._node.policies.of(key.namespace)
+        worker = shard.forget(key, policy, text("reason", request.reason))
+        await self._node.wait_durable(shard)
+        return admin_pb2.ForgetWorkerResponse(previous_state=worker.state, lease_epoch=worker.epoch)  # type: ignore[arg-type]
+
     async def get_config(self, request: admin_pb2.GetConfigRequest) -> admin_pb2.GetConfigResponse:
         namespace = optional_identifier("namespace", request.namespace)
         policies = self._node.policies
@@ -78,6 +86,7 @@ class AdminService:
             raise InvalidField(
                 field="unset", rule=f"names {min(set_and_unset).removesuffix('_ms')}, which is also set"
             )
+        check_new_settings(changed)
         effective, overrides = await self._set_config(namespace, changed, unset)
         return admin_pb2.UpdateConfigResponse(
             effective=wire.policy_message(effective), overrides=wire.config_message(overrides)
@@ -170,12 +179,15 @@ class AdminService:
         for shard in (shard for answer in answers for shard in answer.shards if shard.serving):
             if shard.shard_id not in serving or shard.epoch > serving[shard.shard_id].epoch:
                 serving[shard.shard_id] = shard
-        return admin_pb2.ListShardsResponse(
-            shards=[
-                serving.get(shard_id) or admin_pb2.Shard(shard_id=shard_id)
-                for shard_id in range(self._node.shard_count)
-            ]
-        )
+        owners = {} if self._membership is None else self._membership.shard_owners()
+        addresses = {owner.node_id: owner.address for owner in owners.values()}
+        for shard_id in range(self._node.shard_count):
+            if shard_id not in serving:
+                owner = owners.get(shard_id)
+                node_id = "" if owner is None else owner.node_id
+                serving[shard_id] = admin_pb2.Shard(shard_id=shard_id, node_id=node_id)
+            serving[shard_id].address = addresses.get(serving[shard_id].node_id, "")
+        return admin_pb2.ListShardsResponse(shards=[shard for _, shard in sorted(serving.items())])
 
     def _local_shards(self) -> Iterator[admin_pb2.Shard]:
         for shard in self._node.shards():

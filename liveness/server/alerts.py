@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from liveness.domain.policy import Policy
+from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS, Policy
 from liveness.domain.storm import STORM_WINDOW_MS, is_storm
 from liveness.v1 import cluster_pb2, fleet_pb2
 
-ALERTS_MAX = 100
+ALERTS_PER_KIND_MAX = 100
+NAMED_QUEUES_MAX = 3
 _KINDS_BY_URGENCY = (
+    fleet_pb2.ALERT_KIND_DATABASE,
     fleet_pb2.ALERT_KIND_UNSERVED_SHARDS,
     fleet_pb2.ALERT_KIND_STORM,
+    fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS,
+    fleet_pb2.ALERT_KIND_UNPOLLED_QUEUE,
+    fleet_pb2.ALERT_KIND_LONG_WAIT,
+    fleet_pb2.ALERT_KIND_LOST_NODES,
     fleet_pb2.ALERT_KIND_STALL,
     fleet_pb2.ALERT_KIND_RELAY,
     fleet_pb2.ALERT_KIND_DEAD_LETTERS,
@@ -24,14 +31,32 @@ _KINDS_BY_URGENCY = (
 def alerts(
     shares: Sequence[cluster_pb2.GetFleetShareResponse],
     namespaces: Sequence[fleet_pb2.NamespaceFleet],
+    task_queues: Sequence[fleet_pb2.TaskQueueBacklog],
     shards: int,
     serving: int,
     policy_of: Callable[[str], Policy],
+    *,
+    lost_nodes: int = 0,
 ) -> list[fleet_pb2.Alert]:
-    found = [*_server_alerts(shares, shards, serving)]
+    unpolled: defaultdict[str, list[str]] = defaultdict(list)
+    for queue in task_queues:
+        if queue.unpolled:
+            unpolled[queue.namespace].append(queue.task_queue)
+    found = [*_server_alerts(shares, shards, serving), *_cluster_alerts(shares, lost_nodes)]
     for namespace in namespaces:
-        found += _namespace_alerts(namespace, policy_of(namespace.namespace))
-    return sorted(found, key=lambda alert: (_KINDS_BY_URGENCY.index(alert.kind), -alert.count))[:ALERTS_MAX]
+        policy = policy_of(namespace.namespace)
+        if serving == shards:  # on a shard that nobody serves, workers may be active
+            found += _no_active_workers(namespace)
+        found += _namespace_alerts(namespace, policy)
+        found += _waiting_work(namespace, unpolled[namespace.namespace], policy)
+    # So that many alerts of one kind do not displace the other kinds.
+    return [
+        alert
+        for kind in _KINDS_BY_URGENCY
+        for alert in sorted((alert for alert in found if alert.kind == kind), key=lambda alert: -alert.count)[
+            :ALERTS_PER_KIND_MAX
+        ]
+    ]
 
 
 def _server_alerts(
@@ -48,8 +73,8 @@ def _server_alerts(
         times = "once" if len(stalls) == 1 else f"{len(stalls)} times"
         yield fleet_pb2.Alert(
             kind=fleet_pb2.ALERT_KIND_STALL,
-            message=f"Servers stood still {times} within the last minute, for {max(stalls) / 1_000:.1f} s at most; "
-            "no lease ended meanwhile.",
+            message=f"Servers stood still or heard calls late {times} within the last minute, by "
+            f"{max(stalls) / 1_000:.1f} s at most; no lease ended meanwhile.",
             count=len(stalls),
         )
     relay_errors = [share.relay_trouble for share in shares if share.relay_trouble]
@@ -58,6 +83,25 @@ def _server_alerts(
             kind=fleet_pb2.ALERT_KIND_RELAY,
             message=f"The message broker takes nothing from {_count(len(relay_errors), 'server')}: {relay_errors[0]}.",
             count=len(relay_errors),
+        )
+
+
+def _cluster_alerts(
+    shares: Sequence[cluster_pb2.GetFleetShareResponse], lost_nodes: int
+) -> Iterator[fleet_pb2.Alert]:
+    errors = [share.database_trouble for share in shares if share.database_trouble]
+    if errors:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_DATABASE,
+            message=f"{_count(len(errors), 'server')} cannot use the database: {errors[0].removesuffix('.')}.",
+            count=len(errors),
+        )
+    if lost_nodes:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_LOST_NODES,
+            message=f"{_count(lost_nodes, 'node')} {_pluralize(lost_nodes, 'has', 'have')} not renewed "
+            f"{_pluralize(lost_nodes, 'its', 'their')} lease: the others serve {_pluralize(lost_nodes, 'its', 'their')} shards.",
+            count=lost_nodes,
         )
 
 
@@ -97,6 +141,56 @@ def _namespace_alerts(fleet: fleet_pb2.NamespaceFleet, policy: Policy) -> Iterat
             "retried or discarded.",
             count=count,
         )
+
+
+def _no_active_workers(fleet: fleet_pb2.NamespaceFleet) -> Iterator[fleet_pb2.Alert]:
+    """Ends with the first heartbeat, or when the last of the dead is cleaned up: then nobody is expected back."""
+    if fleet.dead and not fleet.active:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS,
+            namespace=fleet.namespace,
+            message=f"{_count(fleet.dead, 'worker')} of {fleet.namespace} died and none is active: nothing of it runs until "
+            "workers come back.",
+            count=fleet.dead,
+        )
+
+
+def _waiting_work(
+    fleet: fleet_pb2.NamespaceFleet, unpolled_queues: Sequence[str], policy: Policy
+) -> Iterator[fleet_pb2.Alert]:
+    """`unpolled_queues`: the one that waits longest first; some are missing if there are very many."""
+    name, count = fleet.namespace, fleet.unpolled_activities
+    if count and 0 < policy.unpolled_alert_ms <= (oldest_ms := fleet.oldest_unpolled.ToMilliseconds()):
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_UNPOLLED_QUEUE,
+            namespace=name,
+            message=f"{_count(count, 'activity')} of {name} {_pluralize(count, 'waits', 'wait')} where no worker polls: "
+            f"{_name_queues(unpolled_queues)}; the oldest for {_format_duration(oldest_ms)}.",
+            count=count,
+        )
+    count = fleet.available_activities - fleet.unpolled_activities
+    if count and 0 < policy.waiting_alert_ms <= (oldest_ms := fleet.oldest_polled.ToMilliseconds()):
+        why = "the namespace is paused" if fleet.paused else "its workers do not keep up"
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_LONG_WAIT,
+            namespace=name,
+            message=f"{_count(count, 'activity')} of {name} {_pluralize(count, 'waits', 'wait')} for a worker, the oldest for "
+            f"{_format_duration(oldest_ms)}: {why}.",
+            count=count,
+        )
+
+
+def _name_queues(names: Sequence[str]) -> str:
+    named = ", ".join(names[:NAMED_QUEUES_MAX])
+    more = f" and {len(names) - NAMED_QUEUES_MAX} more" if len(names) > NAMED_QUEUES_MAX else ""
+    return f"{_pluralize(len(names), 'task queue', 'task queues')} {named}{more}"
+
+
+def _format_duration(ms: int) -> str:
+    for unit_ms, unit in ((DAY_MS, "d"), (HOUR_MS, "h"), (MINUTE_MS, "min")):
+        if ms >= 2 * unit_ms or (unit_ms == MINUTE_MS and ms >= unit_ms):
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms // 1_000} s"
 
 
 def _format_time(time: Timestamp) -> str:

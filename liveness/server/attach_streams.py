@@ -26,6 +26,7 @@ from liveness.engine.shard import PreparedCommit, Shard
 from liveness.rpc.status import status_of
 from liveness.server import wire
 from liveness.server.attach_stream import AttachStream
+from liveness.server.direct_connections import OwnAddresses
 from liveness.server.forwarded_streams import ForwardingCall
 from liveness.server.validation import duration_ms, require_identifier
 from liveness.v1.cluster_pb2 import RelayRequest, RelayResponse
@@ -39,8 +40,10 @@ StreamT = TypeVar("StreamT", bound=AttachStream)
 
 
 class AttachStreams(NodeListener):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, own_addresses: OwnAddresses | None = None) -> None:
+        """`own_addresses`: the addresses of this process, if no other process ever serves the same database beside it."""
         self._node = node
+        self._own_addresses = own_addresses
         self._by_worker: dict[WorkerKey, AttachStream] = {}
         self._open: set[AttachStream] = set()
         self._forwarding_calls: set[ForwardingCall] = set()
@@ -158,7 +161,10 @@ class AttachStreams(NodeListener):
     async def serve(self, stream: AttachStream, request: AttachRequest) -> None:
         kind = request.WhichOneof("request")
         if kind == "ping":
-            stream.reply(AttachResponse(pong=AttachResponse.Pong(number=request.ping.number)))
+            pong = AttachResponse.Pong(
+                number=request.ping.number, direct=self._is_direct(stream, request.ping)
+            )
+            stream.reply(AttachResponse(pong=pong))
         elif kind == "attach":
             await self._attach(stream, request.attach)
         elif kind == "detach":
@@ -167,6 +173,14 @@ class AttachStreams(NodeListener):
                 del self._by_worker[key]
         else:
             raise InvalidField(field="request", rule="must be attach, detach or ping")
+
+    def _is_direct(self, stream: AttachStream, ping: AttachRequest.Ping) -> bool:
+        return (
+            bool(ping.server_addresses)
+            and self._own_addresses is not None
+            and not stream.is_forwarded
+            and self._own_addresses.contain(ping.server_addresses, ping.network)
+        )
 
     async def _attach(self, stream: AttachStream, request: AttachRequest.Attach) -> None:
         answer = AttachResponse.Attached(
@@ -206,7 +220,7 @@ class AttachStreams(NodeListener):
             before.on_worker_replaced(key)
         stream.sessions[key] = session_id
         self._by_worker[key] = stream
-        shard.disconnected.pop(key, None)
+        shard.mark_connected(key)
         return shard.describe(key).standing.grace_ms
 
     async def pop_orders(self, streams: Sequence[StreamT]) -> list[tuple[StreamT, AttachResponse]]:

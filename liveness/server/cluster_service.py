@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Protocol
 
 from liveness.cluster.membership import Membership
@@ -27,10 +27,21 @@ from liveness.v1 import cluster_pb2 as pb
 class MatchingForPeers(Protocol):
     """The part of matching that other nodes use."""
 
-    def note_remote_offer(self, address: str, namespace: str, task_queue: str) -> None: ...
+    def note_remote_offer(
+        self, address: str, namespace: str, task_queue: str, activity_types: Collection[str]
+    ) -> None: ...
+
+    def attended_types(
+        self, namespace: str, task_queue: str, activity_types: Collection[str]
+    ) -> Collection[str] | None: ...
 
     async def hand_out_to_remote(
-        self, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
+        self,
+        worker_key: WorkerKey,
+        session_id: str,
+        task_queue: str,
+        limit: int,
+        types: frozenset[str] | None,
     ) -> list[Activity]: ...
 
 
@@ -90,8 +101,16 @@ class ClusterService:
             self._membership.refresh_soon()
         if request.config_changed and self._node.apply_stored_config(await self._node.store.load_config()):
             self._node.policy_changed()
+        answer = pb.HintResponse()
         for offer in request.offers:
-            self._matching.note_remote_offer(request.address, offer.namespace, offer.task_queue)
+            attended = self._matching.attended_types(offer.namespace, offer.task_queue, offer.activity_types)
+            if attended is not None:
+                answer.attended.add(
+                    namespace=offer.namespace, task_queue=offer.task_queue, activity_types=attended
+                )
+            self._matching.note_remote_offer(
+                request.address, offer.namespace, offer.task_queue, offer.activity_types
+            )
         for struck in request.struck:
             death_count = DeathCount(struck.workers, struck.of)
             self._node.throttle.death_rate.record_report(request.node_id, struck.namespace, death_count)
@@ -100,7 +119,7 @@ class ClusterService:
         else:
             self._peers.watching_addresses.discard(request.address)
         self._feed.update_remote_heads({head.shard_id: head.sequence for head in request.heads})
-        return pb.HintResponse()
+        return answer
 
     def relay(
         self, requests: AsyncIterator[pb.RelayRequest | MalformedRequest]
@@ -148,6 +167,7 @@ class ClusterService:
             request.session_id,
             request.task_queue,
             request.max_activities,
+            frozenset(request.activity_types) or None,
         )
         return pb.HandOutResponse(activities=map(activity_wire.task_message, found))
 
@@ -163,6 +183,7 @@ class ClusterService:
         return pb.ReturnSlotsResponse(returned=await self._quotas.return_unused(request.namespace))
 
     async def count_deaths(self, request: pb.CountDeathsRequest) -> pb.CountDeathsResponse:
+        """Serves nodes of version 0.1.0, which add up what all nodes remember."""
         key = WorkerKey(request.namespace, request.worker_instance_key)
         found = self._node.recent_deaths.deaths_around(
             key, request.host_name, request.build_id, request.wall_ms

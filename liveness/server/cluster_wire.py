@@ -84,6 +84,7 @@ def activity_from_task(task: activity_pb2.ActivityTask, worker: str) -> Activity
         releases=(),
         type=task.activity_type,
         input=task.input,
+        input_encoding=task.input_encoding,
         worker=worker,
         epoch=task.lease_epoch,
         failures=task.failures,

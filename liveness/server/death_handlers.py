@@ -1,11 +1,17 @@
-"""Death certificates: assembled from the worker's history, the recent deaths on all nodes, and the present state of
-the worker's activities."""
+"""Death certificates: assembled from the worker's history, the deaths at the same time, and the present state of the
+worker's activities."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 
-from liveness.domain.death_certificate import ConcurrentDeaths, DeathCertificate, reconstruct_certificate
+from liveness.domain.death_certificate import (
+    CONCURRENT_DEATHS_WINDOW_MS,
+    ConcurrentDeaths,
+    DeathCertificate,
+    count_others,
+    reconstruct_certificate,
+)
 from liveness.domain.errors import DeathNotFound
 from liveness.domain.events import (
     Activation,
@@ -22,16 +28,9 @@ from liveness.domain.verdicts import is_death, refutes_death
 from liveness.domain.worker import NO_PROFILE, BoundActivity, Worker
 from liveness.engine.node import Node
 from liveness.server import wire
-from liveness.server.all_nodes import AllNodes
-from liveness.server.death_wire import (
-    LostActivities,
-    RecordedDeath,
-    certificate_message,
-    concurrent_deaths,
-    count_deaths_request,
-)
+from liveness.server.death_wire import LostActivities, RecordedDeath, certificate_message
 from liveness.store.codec import LogEntry
-from liveness.v1 import cluster_pb2, death_pb2, service_pb2
+from liveness.v1 import death_pb2, service_pb2
 
 ACTIVITIES_MAX = 100
 PAGE = 200
@@ -39,7 +38,6 @@ LEASE_EVENTS_MAX = 10_000
 """How many lease events are read, at most, to find the death in question."""
 BINDING_EVENTS_MAX = 10_000
 """How many binding events are read, at most, to find the activities that the worker held."""
-CALL_TIMEOUT_S = 1.0
 
 _LEASE_EVENTS = tuple(
     kind.__name__ for kind in (WorkerRegistered, SessionReplaced, WorkerResurrected, WorkerDeactivated)
@@ -58,9 +56,8 @@ _BINDING_EVENTS = tuple(
 
 
 class DeathHandlers:
-    def __init__(self, node: Node, all_nodes: AllNodes | None = None) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._all_nodes = all_nodes
 
     async def get_certificate(
         self, request: service_pb2.GetDeathCertificateRequest
@@ -75,7 +72,7 @@ class DeathHandlers:
             when = f" in lease epoch {request.lease_epoch}" if request.lease_epoch else ""
             raise DeathNotFound(worker=key.instance_key, when=when, state=state)
         seq, death = found
-        lost = await self._find_lost_activities(key, shard.id, seq, death.certificate.activities)
+        lost = await self._find_lost_activities(key, shard.id, worker, seq, death.certificate)
         return certificate_message(key, death, await self._concurrent_deaths(key, death), lost)
 
     async def _find_death(
@@ -104,9 +101,16 @@ class DeathHandlers:
         return None
 
     async def _find_lost_activities(
-        self, key: WorkerKey, shard_id: int, before_seq: int, count: int | None
+        self,
+        key: WorkerKey,
+        shard_id: int,
+        worker: Worker | None,
+        before_seq: int,
+        certificate: DeathCertificate,
     ) -> LostActivities:
-        """Find the activities that the worker held: for each, the last event in the history decides."""
+        """Find the activities that the worker held: for each, the last event in the history decides. Changes of bindings
+        are not kept for long, but a worker that has not come back still lists what it lost."""
+        count = certificate.activities
         held: dict[ActivityId, BoundActivity] = {}
         seen: set[ActivityId] = set()
         limit_shown = ACTIVITIES_MAX if count is None else min(count, ACTIVITIES_MAX)
@@ -122,26 +126,23 @@ class DeathHandlers:
                 seen.update(ended)
                 if isinstance(entry.event, Activation) or (count is not None and len(held) >= limit_shown):
                     break
+        if worker is not None and worker.epoch == certificate.epoch and count is not None:
+            for activity in reversed(tuple(worker.lost.values())):
+                if len(held) < limit_shown and activity.id not in seen:
+                    held[activity.id] = activity
         shown = list(reversed(held.values()))[-ACTIVITIES_MAX:]
         keys = [ActivityKey(key.namespace, *activity.id) for activity in shown]
         current = await self._node.store.find_activities(keys) if keys else {}
         return LostActivities(shown, len(held) if count is None else count, current)
 
     async def _concurrent_deaths(self, key: WorkerKey, death: RecordedDeath) -> ConcurrentDeaths:
-        """Returns the recorded counts, or the present ones of all nodes where these are higher: the record does not
-        include workers that died later or on other nodes."""
-        known = death.certificate
-        found = self._node.recent_deaths.deaths_around(key, known.host_name, known.build_id, death.wall_ms)
-        if self._all_nodes is not None:
-            answers = await self._all_nodes.call_other_nodes(
-                "ClusterService/CountDeaths",
-                count_deaths_request(key, known, death.wall_ms),
-                cluster_pb2.CountDeathsResponse,
-                skip_failed=True,
-                timeout_s=CALL_TIMEOUT_S,
-            )
-            for answer in answers:
-                found = found.plus(concurrent_deaths(answer))
+        """Returns how many others died within a minute before or after. The store's answer no longer changes when that
+        minute is over; the certificate's own count is higher where a node of version 0.1.0 recorded no deaths."""
+        known, window_ms = death.certificate, CONCURRENT_DEATHS_WINDOW_MS
+        deaths = await self._node.store.deaths_between(
+            key.namespace, death.wall_ms - window_ms, death.wall_ms + window_ms
+        )
+        found = count_others(key.instance_key, known.host_name, known.build_id, deaths)
         return found.max_with(known.company)
 
     async def _history_backwards(

@@ -12,7 +12,7 @@ from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity
 from liveness.server.activity_wire import state_number
 from liveness.server.wire import activity_ref, duration, timestamp
-from liveness.v1 import cluster_pb2, death_pb2
+from liveness.v1 import death_pb2
 
 
 class RecordedDeath(NamedTuple):
@@ -98,22 +98,3 @@ def _lost_activity_message(
         message.attempt = known.attempt
         message.worker_instance_key = known.worker
     return message
-
-
-# -- between nodes
-
-
-def count_deaths_request(
-    key: WorkerKey, known: DeathCertificate, wall_ms: int
-) -> cluster_pb2.CountDeathsRequest:
-    return cluster_pb2.CountDeathsRequest(
-        namespace=key.namespace,
-        worker_instance_key=key.instance_key,
-        host_name=known.host_name,
-        build_id=known.build_id,
-        wall_ms=wall_ms,
-    )
-
-
-def concurrent_deaths(message: cluster_pb2.CountDeathsResponse) -> ConcurrentDeaths:
-    return ConcurrentDeaths(message.same_host, message.same_build, message.same_namespace)

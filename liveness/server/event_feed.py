@@ -3,6 +3,10 @@
 A watcher holds one cursor per shard and reads the log up to the known durable sequence. So a slow client costs no
 memory, and a resumed client reads missed events like all others. Other nodes send the durable sequences of their
 shards; the feed also reads them from the database now and then, because such a message may be lost.
+
+Retention may delete events before a watcher has read them: it was away for too long, or reads too slowly. Such a watcher is
+refused, with what it misses, and has to start anew. A watch from the beginning misses what was deleted before it began, and
+knows that; its cursors say so while they are behind the newest deleted event.
 """
 
 from __future__ import annotations
@@ -11,20 +15,36 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from liveness.clock import wait_for_event
 from liveness.domain.errors import ResumeTokenInvalid, ShuttingDown
 from liveness.domain.keys import shard_of
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
-from liveness.server import tokens
+from liveness.server import tokens, wire
 from liveness.store.codec import LogEntry
+from liveness.store.deletions import DeletedEvents
 
 EVENTS_PER_RESPONSE_MAX = 500
+BOOKMARK_INTERVAL_MS = 60_000
+"""How old the token of a watcher may become while others' events pass by: a token that stays behind would be refused as soon as
+retention deletes those events, though none of them was meant for this watcher."""
 
 
 class EventSelection(NamedTuple):
     namespace: str | None
     worker: str | None
+
+
+class Cursor(NamedTuple):
+    """How far a watcher has read a shard's log."""
+
+    seq: int
+    deleted_before: int | None = None
+    """How many events of the shard had been deleted when the watch from the beginning began; None for any other watch."""
+
+    def misses(self, deleted: DeletedEvents) -> bool:
+        return deleted.through_seq > self.seq and deleted.events != self.deleted_before
 
 
 class EventBatch(NamedTuple):
@@ -103,11 +123,17 @@ class EventFeed(NodeListener):
     ) -> AsyncIterator[EventBatch]:
         shard_ids = self._shard_ids(selection)
         heads = await self._load_heads()
+        deleted = await self._node.store.read_deletions(shard_ids, selection.namespace)
         if resume_token:
             cursors = self._parse_token(resume_token, selection, shard_ids, heads)
+            _check_nothing_missed(cursors, deleted)
+        elif from_beginning:
+            cursors = {id: Cursor(0, deleted[id].events if id in deleted else None) for id in shard_ids}
         else:
-            cursors = {shard_id: 0 if from_beginning else heads[shard_id] for shard_id in shard_ids}
+            cursors = {id: Cursor(heads[id]) for id in shard_ids}
+        clock = self._node.clock
         yield EventBatch(shard_ids[0], [], self._make_token(cursors, selection))
+        sent, sent_ms = dict(cursors), clock.monotonic_ms()
         while True:
             changed = self._changed
             if self._closed:
@@ -115,19 +141,32 @@ class EventFeed(NodeListener):
             more = False
             for shard_id in shard_ids:
                 through_seq = self._readable_through_seq(shard_id)
-                if cursors[shard_id] >= through_seq:
+                cursor = cursors[shard_id]
+                if cursor.seq >= through_seq:
                     continue
-                entries = await self._node.store.read_log(
-                    shard_id, cursors[shard_id], through_seq, EVENTS_PER_RESPONSE_MAX,
+                entries, newly_deleted = await self._node.store.read_feed(
+                    shard_id, cursor.seq, through_seq, EVENTS_PER_RESPONSE_MAX,
                     namespace=selection.namespace, worker=selection.worker,
                 )  # fmt: skip
+                _check_nothing_missed({shard_id: cursor}, {shard_id: newly_deleted})
                 full = len(entries) == EVENTS_PER_RESPONSE_MAX
-                cursors[shard_id] = entries[-1].seq if full else through_seq
+                read_seq = entries[-1].seq if full else through_seq
+                is_catching_up = newly_deleted.through_seq > read_seq
+                cursors[shard_id] = Cursor(read_seq, cursor.deleted_before if is_catching_up else None)
                 more = more or full
                 if entries:
                     yield EventBatch(shard_id, entries, self._make_token(cursors, selection))
-            if not more:
+                    sent, sent_ms = dict(cursors), clock.monotonic_ms()
+            if more:
+                continue
+            if sent == cursors:
                 await changed.wait()
+                continue
+            if (wait_ms := sent_ms + BOOKMARK_INTERVAL_MS - clock.monotonic_ms()) > 0:
+                await wait_for_event(changed, clock, wait_ms)
+            else:
+                yield EventBatch(shard_ids[0], [], self._make_token(cursors, selection))
+                sent, sent_ms = dict(cursors), clock.monotonic_ms()
 
     def _readable_through_seq(self, shard_id: int) -> int:
         """Returns the sequence up to which the shard's log may be read."""
@@ -145,19 +184,52 @@ class EventFeed(NodeListener):
         timeline = self._node.store.timeline.id
         return ("watch", *selection, timeline) if timeline else ("watch", *selection)
 
-    def _make_token(self, cursors: dict[int, int], selection: EventSelection) -> str:
-        return tokens.issue(list(cursors.values()), *self._token_scope(selection))
+    def _make_token(self, cursors: Mapping[int, Cursor], selection: EventSelection) -> str:
+        positions = [cursor.seq for cursor in cursors.values()]
+        counts = [cursor.deleted_before for cursor in cursors.values()]
+        if counts.count(None) < len(counts):
+            positions += [0 if count is None else count + 1 for count in counts]
+        return tokens.issue(positions, *self._token_scope(selection))
 
     def _parse_token(
         self, token: str, selection: EventSelection, shard_ids: Sequence[int], heads: Mapping[int, int]
-    ) -> dict[int, int]:
-        sequences = tokens.redeem(
+    ) -> dict[int, Cursor]:
+        """The token has a sequence per shard, followed, for a watch from the beginning that has not caught up, by a count per
+        shard: 0 for none, else one more than `Cursor.deleted_before`."""
+        positions = tokens.redeem(
             token, list[tokens.Sequence], ResumeTokenInvalid, *self._token_scope(selection)
         )
-        if len(sequences) != len(shard_ids):
+        sequences, counts = positions[: len(shard_ids)], positions[len(shard_ids) :]
+        if len(sequences) != len(shard_ids) or len(counts) not in (0, len(shard_ids)):
             raise ResumeTokenInvalid
-        cursors = dict(zip(shard_ids, sequences, strict=True))
+        cursors = {
+            shard_id: Cursor(seq, count - 1 if count else None)
+            for shard_id, seq, count in zip(shard_ids, sequences, counts or [0] * len(sequences), strict=True)
+        }
         # A position beyond the end comes from another database.
-        if any(sequence > heads[shard_id] for shard_id, sequence in cursors.items()):
+        if any(cursor.seq > heads[shard_id] for shard_id, cursor in cursors.items()):
             raise ResumeTokenInvalid
         return cursors
+
+
+def _check_nothing_missed(cursors: Mapping[int, Cursor], deleted: Mapping[int, DeletedEvents]) -> None:
+    """Refuse a watcher if events were deleted that it has not read."""
+    gaps = {
+        shard_id: (cursor, deleted[shard_id])
+        for shard_id, cursor in cursors.items()
+        if shard_id in deleted and cursor.misses(deleted[shard_id])
+    }
+    if not gaps:
+        return
+    missing = sum(gone.missing_after(cursor.seq) for cursor, gone in gaps.values())
+    shards = ", ".join(map(str, sorted(gaps)))
+    newest_ms = max(gone.newest_wall_ms for _, gone in gaps.values())
+    since = wire.timestamp(newest_ms).ToJsonString() if newest_ms else ""
+    raise ResumeTokenInvalid(
+        why=f"retention has deleted up to {missing} {'event' if missing == 1 else 'events'} after it, in shards {shards}"
+        + (f", the newest of {since}" if since else "")
+        + "; read the current state, and watch again without it",
+        shards=shards,
+        missing_events=missing,
+        complete_since=since,
+    )

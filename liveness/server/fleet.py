@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.verdicts import NO_VERDICTS
@@ -17,19 +19,26 @@ from liveness.server.validation import duration_ms, optional_identifier
 from liveness.telemetry.histogram import quantile
 from liveness.telemetry.sample_ring import COUNTER_FIELDS, GAUGE_FIELDS, INTERVAL_MS, RETENTION_MS
 from liveness.telemetry.telemetry import Telemetry
+from liveness.telemetry.waiting_work import NOTHING_WAITS, NamespaceBacklog
 from liveness.v1 import cluster_pb2, fleet_pb2
 
 Share = cluster_pb2.GetFleetShareResponse
 
 NAMESPACES_MAX = 1_000
+TASK_QUEUES_MAX = 100
 LAGGING_NODE_S = 10
 SAMPLES_PER_TURN = 100
 """After this many samples, the event loop serves heartbeats first."""
 _SUMMED_SAMPLE_FIELDS = (*GAUGE_FIELDS, *COUNTER_FIELDS, "queue_depth")
 _SUMMED_NAMESPACE_FIELDS = (
     "active", "inactive", "cleaned_up", "suspects", "deaths_last_minute", "quarantined_activities",
-    "dead_lettered_tasks", "held_expiries",
+    "dead_lettered_tasks", "held_expiries", "dead", "available_activities", "unpolled_activities",
 )  # fmt: skip
+_LONGEST_NAMESPACE_FIELDS: tuple[Literal["oldest_polled", "oldest_unpolled"], ...] = (
+    "oldest_polled",
+    "oldest_unpolled",
+)
+"""Durations: of several nodes', the longest one counts."""
 
 
 class Fleet:
@@ -39,11 +48,15 @@ class Fleet:
         telemetry: Telemetry,
         all_nodes: AllNodes | None = None,
         node_count: Callable[[], int] = lambda: 1,
+        *,
+        relays: bool = False,
     ) -> None:
+        """`relays`: whether this node relays to a message broker."""
         self._node = node
         self._telemetry = telemetry
         self._all_nodes = all_nodes
         self._node_count = node_count
+        self._relays = relays
 
     async def get(self, request: fleet_pb2.GetFleetRequest) -> fleet_pb2.GetFleetResponse:
         namespace = optional_identifier("namespace", request.namespace)
@@ -68,6 +81,8 @@ class Fleet:
             serving_shards=[shard.id for shard in self._node.shards()],
             stalls_ms=telemetry.recent_stalls(),
             relay_trouble=telemetry.relay_trouble(),
+            task_queues=self._task_queues(request.namespace),
+            database_trouble=telemetry.cluster().renewal_error,
         )
         for number, sample in enumerate(telemetry.samples(request.namespace, request.range_ms), 1):
             share.samples.add(
@@ -81,11 +96,16 @@ class Fleet:
     def _namespaces(self, namespace: str) -> list[fleet_pb2.NamespaceFleet]:
         telemetry, census, held_counts = self._telemetry, self._node.census, self._node.throttle.held_counts()
         quarantined, dead_lettered_by_name = telemetry.quarantined(), telemetry.queue_depths.dead_lettered()
-        names = {name for name, _ in census} | quarantined.keys() | dead_lettered_by_name.keys()
-        disconnected = telemetry.disconnected_counts()
+        waiting = dict(telemetry.waiting_work.namespaces())
+        names = (
+            {name for name, _ in census} | quarantined.keys() | dead_lettered_by_name.keys() | waiting.keys()
+        )
+        disconnected, dead = telemetry.disconnected_counts(), telemetry.dead()
         return [
             fleet_pb2.NamespaceFleet(
                 namespace=name,
+                dead=dead[name],
+                **_waiting_fields(waiting.get(name, NOTHING_WAITS)),
                 active=census[name, WorkerState.ACTIVE],
                 inactive=census[name, WorkerState.INACTIVE],
                 cleaned_up=census[name, WorkerState.CLEANED_UP],
@@ -97,6 +117,20 @@ class Fleet:
                 held_until=self._held_until(name),
             )
             for name in ([namespace] if namespace else sorted(names)[:NAMESPACES_MAX])
+        ]
+
+    def _task_queues(self, namespace: str) -> list[fleet_pb2.TaskQueueBacklog]:
+        work = self._telemetry.waiting_work
+        return [
+            fleet_pb2.TaskQueueBacklog(
+                namespace=queue.namespace,
+                task_queue=queue.task_queue,
+                available=queue.available,
+                oldest=wire.duration(queue.oldest_ms),
+                unpolled=queue.unpolled,
+            )
+            for unpolled in (True, False)
+            for queue in work.queues(namespace, unpolled=unpolled)[:TASK_QUEUES_MAX]
         ]
 
     def _held_until(self, namespace: str) -> Timestamp | None:
@@ -120,7 +154,7 @@ class Fleet:
 
     async def _merge_shares(self, shares: Sequence[Share]) -> fleet_pb2.GetFleetResponse:
         serving = {shard_id for share in shares for shard_id in share.serving_shards}
-        namespaces = _sum_namespaces(shares)
+        namespaces, task_queues = _sum_namespaces(shares), _sum_task_queues(shares)
         for message in namespaces:
             message.paused = bool(self._node.policies.of(message.namespace).paused)
             verdicts = self._telemetry.verdicts.get(message.namespace, NO_VERDICTS)
@@ -133,10 +167,32 @@ class Fleet:
             queues=sorted(
                 (queue for share in shares for queue in share.queues), key=lambda queue: queue.shard_id
             ),
-            alerts=alerts(shares, namespaces, self._node.shard_count, len(serving), self._node.policies.of),
+            task_queues=task_queues[:TASK_QUEUES_MAX],
+            alerts=alerts(
+                shares,
+                namespaces,
+                task_queues,
+                self._node.shard_count,
+                len(serving),
+                self._node.policies.of,
+                lost_nodes=self._telemetry.cluster().nodes.get("LOST", 0),
+            ),
+            relays=self._relays,
             nodes=self._node_count(),
             shards=self._node.shard_count,
             serving_shards=len(serving),
+            storage=self._storage(),
+        )
+
+    def _storage(self) -> fleet_pb2.Storage | None:
+        """All nodes share the database, so this node answers for all."""
+        storage = self._telemetry.storage
+        if storage is None:
+            return None
+        return fleet_pb2.Storage(
+            **storage.size._asdict(),
+            growth_bytes_per_day=storage.growth_bytes_per_day,
+            days_until_full=storage.days_until_full,
         )
 
 
@@ -149,7 +205,36 @@ def _sum_namespaces(shares: Sequence[Share]) -> list[fleet_pb2.NamespaceFleet]:
                 setattr(known, name, getattr(known, name) + getattr(message, name))
             if message.held_until.ToNanoseconds() > known.held_until.ToNanoseconds():
                 known.held_until.CopyFrom(message.held_until)
+            for name in _LONGEST_NAMESPACE_FIELDS:
+                longer = _is_longer(getattr(message, name), getattr(known, name))
+                if message.HasField(name) and (longer or not known.HasField(name)):
+                    getattr(known, name).CopyFrom(getattr(message, name))
     return [by_name[name] for name in sorted(by_name)][:NAMESPACES_MAX]
+
+
+def _sum_task_queues(shares: Sequence[Share]) -> list[fleet_pb2.TaskQueueBacklog]:
+    by_name: dict[tuple[str, str, bool], fleet_pb2.TaskQueueBacklog] = {}
+    for message in (message for share in shares for message in share.task_queues):
+        known = by_name.setdefault((message.namespace, message.task_queue, message.unpolled), message)
+        if known is not message:
+            known.available += message.available
+            if _is_longer(message.oldest, known.oldest):
+                known.oldest.CopyFrom(message.oldest)
+    return sorted(by_name.values(), key=lambda queue: -queue.oldest.ToMilliseconds())
+
+
+def _is_longer(one: Duration, other: Duration) -> bool:
+    return one.ToNanoseconds() > other.ToNanoseconds()
+
+
+def _waiting_fields(work: NamespaceBacklog) -> dict[str, Any]:
+    """The fields of a `NamespaceFleet`."""
+    found: dict[str, Any] = {"available_activities": work.available, "unpolled_activities": work.unpolled}
+    if work.oldest_polled_ms is not None:
+        found["oldest_polled"] = wire.duration(work.oldest_polled_ms)
+    if work.oldest_unpolled_ms is not None:
+        found["oldest_unpolled"] = wire.duration(work.oldest_unpolled_ms)
+    return found
 
 
 async def _merge_samples(shares: Sequence[Share]) -> list[fleet_pb2.FleetSample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -12,14 +13,24 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from liveness.domain.errors import InvalidRequest, LivenessError, MalformedRequest, ShardMoved, Unavailable
+from liveness.clock import stopwatch
+from liveness.domain.errors import (
+    InvalidRequest,
+    LivenessError,
+    MalformedRequest,
+    ShardMoved,
+    StoreFull,
+    Unavailable,
+)
 from liveness.routing.gateway import Gateway, MethodRouter
 from liveness.routing.routing_rules import RoutingKind
 from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
 from liveness.rpc_details import DETAILS_KEY
 from liveness.server.all_nodes import is_local_only
-from liveness.store.errors import StoreError
+from liveness.server.shutdown_gate import ShutdownGate
+from liveness.store.errors import NoSpaceLeft, StoreError
+from liveness.telemetry.call_stats import OK, CallStats, MethodStats
 
 logger = structlog.get_logger("liveness.server")
 
@@ -38,13 +49,18 @@ def register_service(
     admit: AdmitNamespace | None = None,
     gateway: Gateway | None = None,
     tracer: CallTracer | None = None,
+    calls: CallStats | None = None,
+    gate: ShutdownGate | None = None,
 ) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
     `wait_all_durable` waits until all state in memory is durable: an error is an answer too, and may rest on that state.
     `admit` refuses calls about a namespace that this server does not serve. `gateway` forwards calls about shards of
-    other nodes, and all calls if there is no service, as in a frontend. `tracer` records sampled calls.
+    other nodes, and all calls if there is no service, as in a frontend. `tracer` records sampled calls, `calls` counts all.
+    `gate` refuses calls when the server stops.
     """
+    calls = calls or CallStats()
+    gate = gate or ShutdownGate()
     handlers = {
         method.name: _make_handler(
             method,
@@ -53,6 +69,8 @@ def register_service(
             admit,
             None if gateway is None else gateway.router(method),
             tracer,
+            calls.method(f"/{descriptor.full_name}/{method.name}"),
+            gate,
         )
         for method in descriptor.methods
     }
@@ -70,20 +88,26 @@ def _make_handler(
     admit: AdmitNamespace | None,
     router: MethodRouter | None,
     tracer: CallTracer | None,
+    stats: MethodStats,
+    gate: ShutdownGate,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _make_parser(GetMessageClass(method.input_type))
     if method.client_streaming:
         if router is not None and router.rule.kind is RoutingKind.STREAM:
             serve = router.forward_attach
-        return grpc.stream_stream_rpc_method_handler(_make_streaming(serve, None, router), parse, _serialize)
+        return grpc.stream_stream_rpc_method_handler(
+            _make_streaming(serve, None, router, stats, gate), parse, _serialize
+        )
     if "namespace" not in method.input_type.fields_by_name:
         admit = None
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_make_streaming(serve, admit, router), parse, _serialize)
-    call = _make_unary(serve, wait_all_durable, admit, router)
+        return grpc.unary_stream_rpc_method_handler(
+            _make_streaming(serve, admit, router, stats, gate), parse, _serialize
+        )
+    call = _make_unary(serve, wait_all_durable, admit, router, gate)
     if tracer is not None:
         call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
-    return grpc.unary_unary_rpc_method_handler(call, parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_counted(call, stats), parse, _serialize)
 
 
 def _serialize(answer: Message | bytes) -> bytes:
@@ -109,9 +133,12 @@ def _make_unary(
     wait_all_durable: WaitAllDurable,
     admit: AdmitNamespace | None,
     router: MethodRouter | None,
+    gate: ShutdownGate,
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         try:
+            if gate.is_closed:
+                await gate.refuse()
             if isinstance(request, MalformedRequest):
                 raise request
             if admit is not None:
@@ -128,6 +155,30 @@ def _make_unary(
         raise AssertionError("abort raises")
 
     return call
+
+
+def _counted(
+    call: Callable[..., Awaitable[Message | bytes]], stats: MethodStats
+) -> Callable[..., Awaitable[Message | bytes]]:
+    async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
+        seconds = stopwatch()
+        try:
+            answer = await call(request, context)
+        except BaseException as error:
+            stats.record(_final_code(error, context), seconds())
+            raise
+        stats.record(OK, seconds())
+        return answer
+
+    return counted
+
+
+def _final_code(error: BaseException, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The status code of a call whose handler raised `error`. Whoever aborts a call sets the context's code first."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return grpc.StatusCode.CANCELLED.name
+    code: Any = context.code()
+    return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN.name
 
 
 class _CodeRecordingContext:
@@ -183,11 +234,26 @@ def _make_streaming(
     serve: Callable[[Any], AsyncIterator[Message | bytes]] | None,
     admit: AdmitNamespace | None,
     router: MethodRouter | None,
+    stats: MethodStats,
+    gate: ShutdownGate,
 ) -> Callable[..., AsyncIterator[Message | bytes]]:
     async def call(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Message | bytes]:
         try:
+            async for message in stream(request, context):
+                yield message
+        except BaseException as error:
+            stats.record(_final_code(error, context), None)
+            raise
+        stats.record(OK, None)
+
+    async def stream(
+        request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Message | bytes]:
+        try:
+            if gate.is_closed:
+                await gate.refuse()
             if isinstance(request, MalformedRequest):
                 raise request
             if admit is not None:
@@ -216,9 +282,11 @@ async def _after_durable(error: LivenessError, wait_all_durable: WaitAllDurable)
 
 def _store_unavailable(error: StoreError) -> Unavailable:
     logger.warning("request failed", why=str(error))
-    return Unavailable()
+    return StoreFull(detail=error.detail) if isinstance(error, NoSpaceLeft) else Unavailable()
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: LivenessError) -> None:
     details = ((DETAILS_KEY, status_of(error).SerializeToString()),)
-    await context.abort(code_of(error), str(error), trailing_metadata=details)
+    code = code_of(error)
+    context.set_code(code)  # for the count of calls
+    await context.abort(code, str(error), trailing_metadata=details)

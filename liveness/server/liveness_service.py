@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from importlib.metadata import version
 from random import Random
 from sys import intern
 
@@ -16,13 +15,12 @@ from liveness.domain.errors import (
     MalformedRequest,
     PageTokenInvalid,
     ShardMoved,
-    ShardUnavailable,
     Unavailable,
     WorkerQuotaExceeded,
 )
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
 from liveness.domain.policy import Policy
-from liveness.domain.worker import InactiveReason, Worker
+from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import HeartbeatOutcome, Shard
 from liveness.server import tokens, wire
@@ -36,6 +34,7 @@ from liveness.server.validation import optional_identifier, page_size, require_i
 from liveness.store.api import WorkerRow
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import cluster_pb2, death_pb2, service_pb2, worker_pb2
+from liveness.version import VERSION
 
 HEARTBEATS_PER_CALL_MAX = 1_000
 API_LEVEL = 2
@@ -65,7 +64,7 @@ class LivenessService:
         self._streams = streams
         self._reply_builders = ReplyBuilder(random), ReplyBuilder(random, paused=True)
         self._item_reply_builders = ItemReplyBuilder(random), ItemReplyBuilder(random, paused=True)
-        self._death_handlers = DeathHandlers(node, all_nodes)
+        self._death_handlers = DeathHandlers(node)
         self._rate_limits = RateLimits(node.clock, lambda: len(node.shards()) / node.shard_count)
 
     async def record_worker_heartbeat(self, request: service_pb2.RecordWorkerHeartbeatRequest) -> bytes:
@@ -133,12 +132,16 @@ class LivenessService:
                     self._rate_limits.admit(key, policy)
                 sequence, successes, errors = counters = wire.pop_counters(beat)
                 fingerprint = hash(beat.SerializePartialToString())
-                worker = shard.renew_unchanged(key, fingerprint, sequence, successes, errors, listening_ms)
+                worker = shard.renew_unchanged(
+                    key, fingerprint, sequence, successes, errors, listening_ms, wall_ms
+                )
                 if worker is not None:
                     answers.append(build_renewal(worker, wall_ms))
                 else:
                     now_ms = shard.observed_ms_at(listening_ms)
-                    outcome, worker = self._decide(shard, key, beat, counters, policy, now_ms, fingerprint)
+                    outcome, worker = self._decide(
+                        shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint
+                    )
                     answers.append(reply_builder.build(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
                 if isinstance(error, RoomNeeded):
@@ -157,7 +160,7 @@ class LivenessService:
                 if shard is not None and (
                     group.failed(shard) or isinstance(answers[index], WorkerQuotaExceeded)
                 ):
-                    answers[index] = ShardUnavailable(shard_id=shard.id)
+                    answers[index] = node.commit_failure(shard.id)
         if unadmitted and attempts_left:
             retried_beats = [beats[index] for index in unadmitted]
             for index, answer in zip(
@@ -194,6 +197,7 @@ class LivenessService:
         counters: tuple[int, int, int],
         policy: Policy,
         now_ms: int,
+        wall_ms: int,
         fingerprint: int,
     ) -> tuple[HeartbeatOutcome, Worker]:
         key = WorkerKey(*key_parts)
@@ -203,7 +207,7 @@ class LivenessService:
             # All workers of a namespace share one string.
             key = WorkerKey(intern(key.namespace), key.instance_key)
         command = wire.heartbeat(beat, counters, policy, known)
-        outcome, worker = shard.heartbeat(key, command, now_ms, self._quotas.admit)
+        outcome, worker = shard.heartbeat(key, command, now_ms, wall_ms, self._quotas.admit)
         if outcome is not REPEATED:  # a repeated heartbeat was not applied, and its content may differ
             is_same_session = command.session_id == worker.session_id
             shard.remember_fingerprint(
@@ -229,7 +233,7 @@ class LivenessService:
         if request.namespace:
             require_identifier("namespace", request.namespace)
         return service_pb2.GetServerInfoResponse(
-            version=version("liveness"),
+            version=VERSION,
             api_level=API_LEVEL,
             api_level_min=API_LEVEL_MIN,
             shard_count=self._node.shard_count,
@@ -310,10 +314,18 @@ class LivenessService:
             paused = bool(self._node.policies.of(row.key.namespace).paused)
             now_ms, wall_ms = self._node.observed_ms(row.shard_id), self._node.clock.wall_ms()
             context = wire.WorkerContext(row.shard_id, now_ms, wall_ms, paused=paused)
-            return wire.worker_message(row.key, row.worker, context, include_activities=False)
+            message = wire.worker_message(row.key, row.worker, context, include_activities=False)
+            if row.worker.state is WorkerState.ACTIVE:
+                # Renewals do not write the row; only the owner of the shard knows the last one.
+                message.ClearField("last_heartbeat_time")
+            return message
         shard = self._node.shard_by_id(row.shard_id)
-        live = shard.workers.get(row.key)
-        worker = live if live is not None and live.state is row.worker.state else row.worker
+        live, worker = shard.workers.get(row.key), row.worker
+        if live is not None and live.state is worker.state:
+            worker = live
+        elif live is not None and live.epoch == worker.epoch:
+            # The lease has ended, which is not durable yet; its heartbeats are.
+            worker = worker._replace(renewed_ms=live.renewed_ms, wall_offset_ms=live.wall_offset_ms)
         return wire.worker_message(
             row.key, worker, self._worker_context(row.key, worker, shard), include_activities=False
         )
@@ -372,6 +384,15 @@ class LivenessService:
         self, request: service_pb2.GetDeathCertificateRequest
     ) -> death_pb2.DeathCertificate:
         return await self._death_handlers.get_certificate(request)
+
+    async def list_recent_events(
+        self, request: service_pb2.ListRecentEventsRequest
+    ) -> service_pb2.ListRecentEventsResponse:
+        namespace = optional_identifier("namespace", request.namespace) or None
+        found = await self._node.store.recent_events(namespace, page_size(request.page_size))
+        return service_pb2.ListRecentEventsResponse(
+            events=[wire.event_message(shard_id, entry) for shard_id, entry in found]
+        )
 
     async def watch_events(
         self, request: service_pb2.WatchEventsRequest

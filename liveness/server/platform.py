@@ -6,11 +6,13 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from liveness.config.settings import Settings
+from liveness.server.direct_connections import OwnAddresses
 from liveness.store.database import Database
 from liveness.store.sqlite import SqliteDatabase
 
@@ -28,12 +30,24 @@ def _database(settings: Settings, owner: str) -> Database:
     return database
 
 
+def _machine() -> str:
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     host: str = field(default_factory=socket.gethostname)
     process_id: int = field(default_factory=os.getpid)
+    machine: str = field(default_factory=_machine)
+    """The running kernel and its process namespace, in which `process_id` is unique; empty if the system does not tell."""
     listener: Callable[..., Any] = grpc.aio.server
     connect: Callable[..., Any] = grpc.aio.insecure_channel
+    own_addresses: Callable[[str], OwnAddresses] = OwnAddresses
+    """Returns what recognises this server's own addresses, given the address at which it listens."""
     database: Callable[[Settings, str], Database] = _database
     """Opens the database of these settings for this owner."""
     runs_maintenance: bool = True

@@ -10,6 +10,7 @@ from typing import TypeVar
 import grpc
 
 from liveness.cluster.peers import Peers, was_cancelled_by_channel
+from liveness.dispatch.queue_index import ActivityTypes
 from liveness.dispatch.remote import HeldAttempt, RemoteOwnershipResponder
 from liveness.dispatch.worker_bindings import Binding, HolderView
 from liveness.domain.activity import Activity
@@ -173,7 +174,13 @@ class RemoteNodes:
         return found
 
     async def hand_out(
-        self, address: str, worker_key: WorkerKey, session_id: str, task_queue: str, limit: int
+        self,
+        address: str,
+        worker_key: WorkerKey,
+        session_id: str,
+        task_queue: str,
+        limit: int,
+        types: ActivityTypes,
     ) -> list[Activity]:
         request = cluster_pb2.HandOutRequest(
             namespace=worker_key.namespace,
@@ -181,6 +188,7 @@ class RemoteNodes:
             session_id=session_id,
             task_queue=task_queue,
             max_activities=limit,
+            activity_types=sorted(types or ()),
         )
         try:
             response = await _await_reply(self._peers.stub(address).HandOut(request, timeout=CALL_TIMEOUT_S))

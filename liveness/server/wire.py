@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from liveness.domain.commands import Heartbeat
 from liveness.domain.errors import InvalidField
 from liveness.domain.keys import WorkerKey
-from liveness.domain.policy import Policy
+from liveness.domain.policy import BINDINGS_PER_WORKER_MAX, Policy
 from liveness.domain.worker import (
     NO_PROFILE,
     BoundActivity,
@@ -42,7 +42,7 @@ from liveness.v1.service_pb2 import WorkerFilter as WorkerFilterMessage
 
 METADATA_BYTES_MAX = 16 * 1024
 BINDING_CHANGES_MAX = 200
-FULL_BINDINGS_MAX = 1_000
+FULL_BINDINGS_MAX = BINDINGS_PER_WORKER_MAX
 TOKEN_BYTES_MAX = 2 * 1024
 
 _STATES = {state.value for state in WorkerState}
@@ -107,6 +107,8 @@ def heartbeat(
         errors,
         policy,
         duration_ms("heartbeat.loop_lag", beat.loop_lag, allow_zero=True) if beat.HasField("loop_lag") else 0,
+        beat.new_incarnation,
+        beat.lease_epoch,
     )
 
 
@@ -306,7 +308,9 @@ def worker_message(
 ) -> worker_pb2.Worker:
     """`include_activities` adds the activities themselves, not only their number."""
     shard_id, now_ms, wall_ms, *_ = context
-    standing = worker.standing
+    standing, last_heartbeat_ms = worker.standing, worker.renewed_wall_ms
+    if last_heartbeat_ms is None:  # read from a row of a version that did not store it
+        last_heartbeat_ms = wall_ms - now_ms + worker.renewed_ms
     profile = whole_profile(worker.profile)
     message = worker_pb2.Worker(
         namespace=key.namespace,
@@ -316,7 +320,7 @@ def worker_message(
         sequence=worker.sequence,
         lease_epoch=worker.epoch,
         granted_lease_duration=duration(worker.granted_ms),
-        last_heartbeat_time=timestamp(wall_ms - now_ms + worker.renewed_ms),
+        last_heartbeat_time=timestamp(last_heartbeat_ms),
         bound_activity_count=len(worker.bindings),
         shard_id=shard_id,
         status=worker.status,  # type: ignore[arg-type]

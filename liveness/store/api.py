@@ -9,12 +9,16 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from liveness.domain.activity import Activity, ActivityState
+from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import Worker, WorkerState
 from liveness.store.codec import LogEntry, RenewalState
+from liveness.store.database import ConnectionCounts
+from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
+from liveness.store.size import Storage
 from liveness.store.timeline import Timeline
 
 
@@ -101,6 +105,8 @@ class ShardCommit:
     config: dict[str, Mapping[str, float]] = field(default_factory=dict)
     verdicts: dict[str, VerdictCounts] = field(default_factory=dict)
     """Increments of the counts of each namespace."""
+    epoch_floor: int | None = None
+    """The shard's new epoch floor (`store/timeline.py`); None if it stays as it is."""
     checkpoint: tuple[int, list[RenewalState]] | None = None
     is_hand_over: bool = False
     """The owner releases the shard with this commit, its last one."""
@@ -113,6 +119,8 @@ class ShardSnapshot(NamedTuple):
     epoch: int
     last_seq: int
     observed_ms: int
+    taken_wall_ms: int
+    """When this take-over took the shard; `observed_ms` is the same moment."""
     takeovers: tuple[int, ...]
     """Observed times of the last take-overs, this one included, oldest first."""
     checkpoint_seq: int
@@ -124,6 +132,8 @@ class ShardSnapshot(NamedTuple):
     """Unfinished activities only."""
     slots: Mapping[str, int] = MappingProxyType({})
     """How many workers of each namespace the shard may hold; see `Store.grant_slots`."""
+    epoch_floor: int = 1
+    """The lowest lease epoch of a worker that registers; see `store/timeline.py`."""
 
 
 class WorkerRow(NamedTuple):
@@ -158,6 +168,12 @@ class ActivityFilter:
     worker: str = ""
 
 
+class FeedPage(NamedTuple):
+    entries: list[LogEntry]
+    deleted: DeletedEvents
+    """Deleted events of the shard, in the selected namespace, when the entries were read."""
+
+
 class UnpublishedRetention(NamedTuple):
     """Keeps events that a relay has not published yet beyond their retention."""
 
@@ -181,11 +197,26 @@ class Store(Protocol):
     timeline: Timeline
     """Valid once the store is open."""
 
-    async def open(self, shard_count: int, created_by: str) -> None:
-        """Create or migrate the tables; refuse a database that this version must not use."""
+    async def open(self, shard_count: int, created_by: str, *, is_restore: bool = False) -> None:
+        """Create or migrate the tables; refuse a database that this version must not use, or, unless `is_restore`, one that
+        was restored and is not ready to be served."""
+
+    async def registered_nodes(self) -> tuple[NodeRow, ...]:
+        """Also for a store that is not open: of a database without tables there are none."""
+
+    async def begin_restore(self, silent: Mapping[str, int]) -> None:
+        """Let no server use the database before `finish_restore`. `silent`: the beats of nodes whose leases are over;
+        raises `NodeServes` and changes nothing if any other node is registered."""
 
     async def begin_timeline(self, timeline: Timeline) -> None:
         """Start a new timeline: the database was restored and lacks everything after the backup."""
+
+    async def finish_restore(self) -> None: ...
+
+    async def accept_move(self, silent: Mapping[str, int]) -> None:
+        """Serve the database where it is now: it was moved, and lacks nothing. `silent`: as in `begin_restore`."""
+
+    def connection_counts(self) -> ConnectionCounts: ...
 
     async def close(self) -> None: ...
 
@@ -249,6 +280,9 @@ class Store(Protocol):
     ) -> list[LogEntry]:
         """`kinds`: only events of these kinds; empty for all."""
 
+    async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
+        """The deaths in a namespace from one wall time to another, both included; at most about 100,000."""
+
     async def verdicts(self) -> dict[str, VerdictCounts]:
         """Per namespace: how many workers were declared dead, and how many of them proved to be alive."""
 
@@ -263,6 +297,27 @@ class Store(Protocol):
         worker: str | None = None,
     ) -> list[LogEntry]:
         """Read events other than plain renewals, in order."""
+
+    async def read_feed(
+        self,
+        shard_id: int,
+        after_seq: int,
+        through_seq: int,
+        limit: int,
+        *,
+        namespace: str | None = None,
+        worker: str | None = None,
+    ) -> FeedPage:
+        """The same, with what retention has deleted: for a reader that must know whether it misses an event."""
+
+    async def read_deletions(
+        self, shard_ids: Collection[int], namespace: str | None
+    ) -> dict[int, DeletedEvents]:
+        """What retention has deleted of these shards' events, in one namespace or in all."""
+
+    async def recent_events(self, namespace: str | None, limit: int) -> list[tuple[int, LogEntry]]:
+        """The newest events of all shards other than plain renewals, each with its shard, newest last. Of a namespace, only
+        those among the newest events of each shard."""
 
     async def due_tasks(
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
@@ -310,11 +365,37 @@ class Store(Protocol):
         cutoffs: Mapping[str, int],
         default_cutoff: int,
         unpublished: UnpublishedRetention | None = None,
+        *,
+        kinds: Collection[str] = (),
     ) -> int:
         """Delete checkpointed events older than their namespace's cutoff (wall ms; 0 keeps all).
 
-        `unpublished` may keep events that are not published yet.
+        `unpublished` may keep events that are not published yet. `kinds`: only events of these kinds; empty for all.
         """
+
+    async def prune_deaths(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
+    ) -> int:
+        """Delete deaths of the owned shards that are older than their namespace's cutoff (wall ms)."""
+
+    async def delete_oldest_events(
+        self,
+        owned: Mapping[int, int],
+        bytes_to_free: int,
+        unpublished: UnpublishedRetention | None = None,
+        *,
+        kinds: Collection[str] = (),
+    ) -> int:
+        """Delete checkpointed events, oldest first, whatever their age, until they have freed so many bytes.
+
+        Returns about how many bytes were freed. The other arguments are those of `prune_events`.
+        """
+
+    async def read_storage(self, wall_ms: int) -> Storage:
+        """The size of the database, the room that is left, and its growth."""
+
+    async def record_size(self, owned: Mapping[int, int], wall_ms: int) -> None:
+        """Record the size, for its growth. `owned`: shard → epoch, of a shard whose owner keeps the record."""
 
     async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int: ...
 

@@ -16,6 +16,7 @@ from msgspec.structs import astuple
 
 from liveness.domain import events
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt, ReleasedAttempt
+from liveness.domain.death_certificate import Death
 from liveness.domain.events import Event, LeaseRenewed, Retry
 from liveness.domain.fold import freeze_bindings
 from liveness.domain.keys import ActivityId
@@ -76,6 +77,7 @@ _EVENT_TYPES: dict[str, type] = {
     )
 }
 EVENT_KINDS = (RENEWALS_KIND, *_EVENT_TYPES)
+BINDING_KINDS = tuple(kind.__name__ for kind in events.BINDING_EVENTS)
 
 _encode = msgspec.json.Encoder().encode
 _event_decoders: dict[str, msgspec.json.Decoder[Any]] = {
@@ -235,17 +237,42 @@ class RenewalState(NamedTuple):
     successes: int
     errors: int
     resync: bool
+    wall_offset_ms: int | None = None
+    """Stored once for all states that share it, see `encode_renewal_states`; version 0.1.0 stored none."""
 
 
+_STORED_STATE_FIELDS = len(RenewalState._fields) - 1
+_NO_WORKER = 0
 _renewal_states_decoder = msgspec.json.Decoder(list[RenewalState])
 
 
 def encode_renewal_states(renewal_states: Iterable[RenewalState]) -> str:
-    return _encode(list(renewal_states)).decode()
+    """Encode the states, ordered by offset. A state of worker number 0, which no worker has, precedes those with another
+    offset and has it in place of the sequence number. Version 0.1.0 accepts no longer tuples, but skips numbers of
+    workers that do not exist."""
+    stored: list[tuple[object, ...]] = []
+    offset_ms = None
+    for state in sorted(renewal_states, key=_offset_order):
+        if state.wall_offset_ms is not None and state.wall_offset_ms != offset_ms:
+            offset_ms = state.wall_offset_ms
+            stored.append((_NO_WORKER, offset_ms, 0, 0, 0, False))
+        stored.append(state[:_STORED_STATE_FIELDS])
+    return _encode(stored).decode()
+
+
+def _offset_order(state: RenewalState) -> tuple[bool, int]:
+    return state.wall_offset_ms is not None, state.wall_offset_ms or 0
 
 
 def decode_renewal_states(payload: str) -> list[RenewalState]:
-    return _renewal_states_decoder.decode(payload)
+    states: list[RenewalState] = []
+    offset_ms = None
+    for state in _renewal_states_decoder.decode(payload):
+        if state.number == _NO_WORKER:
+            offset_ms = intern_ms(state.sequence)
+        else:
+            states.append(state if offset_ms is None else state._replace(wall_offset_ms=offset_ms))
+    return states
 
 
 class _StoredStanding(msgspec.Struct, omit_defaults=True):
@@ -276,6 +303,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
     inactive_reason: InactiveReason | None = None
     inactive_detail: str = ""
     standing: _StoredStanding | None = None
+    renewed_wall_ms: int | None = None
 
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
@@ -303,6 +331,7 @@ def encode_worker(worker: Worker) -> str:
             inactive_reason=worker.inactive_reason,
             inactive_detail=worker.inactive_detail,
             standing=_encode_standing(worker.standing),
+            renewed_wall_ms=worker.renewed_wall_ms,
         )
     ).decode()
 
@@ -335,7 +364,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
     # A start may decode a million workers: by position, which takes half the time.
     (
         session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
-        last_error, successes, errors, resync, inactive_reason, inactive_detail, standing,
+        last_error, successes, errors, resync, inactive_reason, inactive_detail, standing, renewed_wall_ms,
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
     return Worker._make(
         (
@@ -343,6 +372,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
             _bindings_by_id(bindings) if bindings else NO_BINDINGS, _bindings_by_id(lost) if lost else NO_BINDINGS, superseded,
             compact_profile(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
             NO_STANDING if standing is None else _decode_standing(standing),
+            None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms),
         )
     )  # fmt: skip
 
@@ -360,12 +390,15 @@ class _StoredActivity(msgspec.Struct, omit_defaults=True):
     retry: Retry | None = None
     epoch: int = 0
     since_ms: int = 0
+    since_wall_ms: int | None = None
     due_ms: int = 0
     failures: int = 0
     deaths: int = 0
     last_failure: str = ""
     result: bytes = b""
     end: EndedAttempt | None = None
+    input_encoding: str = ""
+    result_encoding: str = ""
 
 
 _activity_decoder = msgspec.json.Decoder(_StoredActivity)
@@ -388,6 +421,7 @@ def decode_activity(id: ActivityId, state: int, task_queue: str, worker: str, pa
     )
 
 
+_deaths_decoder = msgspec.json.Decoder(list[Death])
 _bound_decoder = msgspec.json.Decoder(BoundActivity)
 _settings_decoder = msgspec.json.Decoder(dict[str, float])
 _takeovers_decoder = msgspec.json.Decoder(tuple[int, ...])
@@ -399,6 +433,14 @@ def encode_bound_activity(activity: BoundActivity) -> str:
 
 def decode_bound_activity(payload: str) -> BoundActivity:
     return _bound_decoder.decode(payload)
+
+
+def encode_deaths(deaths: list[Death]) -> str:
+    return _encode(deaths).decode()
+
+
+def decode_deaths(payload: str) -> list[Death]:
+    return _deaths_decoder.decode(payload)
 
 
 def encode_settings(overrides: Mapping[str, float]) -> str:

@@ -15,8 +15,20 @@ from liveness.store import codec
 from liveness.store.api import FINISHED_TASK_STATES, ShardCommit, TaskState, TaskUpdate
 from liveness.store.bulk import insert_rows, update_rows
 from liveness.store.codec import LogRow, encode_entry
+from liveness.store.deaths import death_rows
 from liveness.store.errors import ShardsLost
-from liveness.store.schema import activities, checkpoints, config, log, shards, tasks, verdicts, workers
+from liveness.store.schema import (
+    activities,
+    checkpoints,
+    config,
+    deaths,
+    log,
+    shards,
+    tasks,
+    verdicts,
+    workers,
+)
+from liveness.store.timeline import write_epoch_floors
 
 _NEW_TASK_CONSTANTS = (
     ("kind", f"'{ActivityRescheduleTask.__name__}'"),
@@ -79,6 +91,9 @@ def apply_commits(connection: Connection, commits: Sequence[ShardCommit]) -> Non
         for namespace, added in commit.verdicts.items()
     ]:
         insert_rows(connection, verdicts, counts, replace_on=("namespace", "shard_id"), add=True)
+    insert_rows(connection, deaths, death_rows(commits))
+    if floors := {c.shard_id: c.epoch_floor for c in commits if c.epoch_floor is not None}:
+        write_epoch_floors(connection, floors)
     _write_checkpoints(connection, commits)
     if handed_over := [commit.shard_id for commit in commits if commit.is_hand_over]:
         connection.execute(update(shards).where(shards.c.shard_id.in_(handed_over)).values(owner=""))

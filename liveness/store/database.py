@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
 T = TypeVar("T")
+
+
+class ConnectionCounts(NamedTuple):
+    """Connections to a database server."""
+
+    in_use: int = 0
+    idle: int = 0
+    max: int = 0
 
 
 class Database(Protocol):
@@ -22,5 +30,7 @@ class Database(Protocol):
 
     async def end_sessions(self, owners: Collection[str]) -> int:
         """End the sessions of these owners, which rolls back their open transactions. Return the number of sessions."""
+
+    def connection_counts(self) -> ConnectionCounts: ...
 
     async def close(self) -> None: ...

@@ -3,6 +3,7 @@
 StoreError
 ├── ShardsLost            another owner raised their epoch; nothing was committed
 ├── CommitRejected        certainly nothing was committed
+│   └── NoSpaceLeft       because the disk is full
 ├── CommitUnknown         it may or may not have been committed
 ├── ReadFailed            a read failed; it would have changed nothing
 ├── StoreBroken           durability can no longer be promised: stop acknowledging and exit
@@ -12,6 +13,10 @@ StoreError
     ├── WrongShardCount
     ├── StoreInUse
     ├── RestoreInterrupted
+    ├── RestoreUnfinished
+    ├── NodeServes
+    ├── DatabaseReplaced
+    ├── RestoredMeanwhile
     ├── NotABackup
     ├── CorruptRow
     ├── LogIncomplete
@@ -42,6 +47,10 @@ class CommitRejected(StoreError):
     template = "Nothing was committed: {detail}."
 
     detail: str
+
+
+class NoSpaceLeft(CommitRejected):
+    template = "Nothing was committed, because the disk of the database is full: {detail}."
 
 
 class CommitUnknown(StoreError):
@@ -98,6 +107,31 @@ class RestoreInterrupted(StoreUnusable):
     template = "A backup was being restored to {path} and that was interrupted; run `liveness restore` again."
 
     path: Path
+
+
+class RestoreUnfinished(StoreUnusable):
+    template = (
+        "`liveness restore --already-restored` has begun on this database and has not ended; run it again."
+    )
+
+
+class NodeServes(StoreUnusable):
+    template = "Nothing was changed: node {node_id} serves this database; stop all nodes, then run the command again."
+
+    node_id: str
+
+
+class DatabaseReplaced(StoreUnusable):
+    template = (
+        "The database was restored or copied since a node last served it ({how}): run `liveness restore --already-restored`,"
+        " or `liveness restore --moved` if no commit is missing, as docs/operations.md says."
+    )
+
+    how: str
+
+
+class RestoredMeanwhile(StoreUnusable):
+    template = "The database was restored while this node was running; restart the node."
 
 
 class NotABackup(StoreUnusable):

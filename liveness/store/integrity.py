@@ -83,6 +83,7 @@ def _check_tables(connection: sqlite3.Connection, path: Path, progress: Progress
         raise _Damaged(f"it was created with {meta.get('shard_count')} shards and holds {len(heads)}")
     log_entries = _check_log(connection, heads, progress)
     _check_verdicts(connection, heads)
+    _check_deaths(connection, heads)
     return DatabaseSummary(
         bytes=size,
         revision=revision,
@@ -173,6 +174,18 @@ def _check_verdicts(connection: sqlite3.Connection, heads: dict[int, int]) -> No
         for namespace, shard_id in connection.execute("SELECT namespace, shard_id FROM verdicts"):
             if shard_id not in heads:
                 raise _Damaged(f"deaths of namespace {namespace} are counted in shard {shard_id}")
+
+
+def _check_deaths(connection: sqlite3.Connection, heads: dict[int, int]) -> None:
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'deaths'").fetchone():
+        columns = "namespace, wall_ms, shard_id, seq, payload"
+        for namespace, wall_ms, shard_id, seq, payload in connection.execute(f"SELECT {columns} FROM deaths"):
+            codec.verify_checksum(payload, "deaths", namespace, wall_ms, shard_id, seq)
+            _check_decodes(codec.decode_deaths, payload, f"the deaths of namespace {namespace} at {wall_ms}")
+            if seq > heads.get(shard_id, 0):
+                raise _Damaged(
+                    f"the deaths of namespace {namespace} at {wall_ms} do not fit shard {shard_id}"
+                )
 
 
 def _read_table(

@@ -69,14 +69,18 @@ class Revisions:
         return oldest not in {script.revision for script in self.scripts.iterate_revisions(revision, "base")}
 
 
+def lock_out_starts(connection: Connection) -> None:
+    """Let no other node open the database until this transaction ends. SQLite serialises writers anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+
+
 def migrate(connection: Connection, revisions: Revisions) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
 
-    if connection.dialect.name == "postgresql":
-        # Serialises nodes that start at the same time, until the transaction ends. SQLite serialises writers anyway.
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+    lock_out_starts(connection)
     current = MigrationContext.configure(connection).get_current_revision()
     if current == revisions.head:
         return

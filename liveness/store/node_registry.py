@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, delete, select, tuple_, update
 
 from liveness.store.bulk import insert_rows
+from liveness.store.errors import StoreUnusable
 from liveness.store.schema import nodes, shards
 
 SERVER_KIND = "server"
@@ -37,6 +38,9 @@ class NodeRow(NamedTuple):
     beat: int
     started_wall_ms: int
     renewed_wall_ms: int
+    machine: str = ""
+    """Where `process_id` means something: the running kernel and its process namespace. Empty if that is not known. Host
+    names do not tell: machines and containers may share them."""
 
 
 class ShardHead(NamedTuple):
@@ -51,6 +55,8 @@ class ShardHead(NamedTuple):
 class ClusterView(NamedTuple):
     nodes: tuple[NodeRow, ...]
     shards: tuple[ShardHead, ...]
+    unusable: StoreUnusable | None = None
+    """Why the node that reads this must no longer use the database, if so."""
 
 
 def renew_node(connection: Connection, own_row: NodeRow) -> ClusterView:
@@ -60,17 +66,19 @@ def renew_node(connection: Connection, own_row: NodeRow) -> ClusterView:
     return read_cluster(connection)
 
 
-def read_cluster(connection: Connection) -> ClusterView:
+def read_nodes(connection: Connection) -> tuple[NodeRow, ...]:
     rows = connection.execute(select(nodes).order_by(nodes.c.node_id))
+    return tuple(NodeRow(*row)._replace(state=NodeState(row.state)) for row in rows)
+
+
+def read_cluster(connection: Connection) -> ClusterView:
+    rows = read_nodes(connection)
     heads = connection.execute(
         select(
             shards.c.shard_id, shards.c.epoch, shards.c.owner, shards.c.last_seq, shards.c.observed_ms
         ).order_by(shards.c.shard_id)
     )
-    return ClusterView(
-        tuple(NodeRow(*row)._replace(state=NodeState(row.state)) for row in rows),
-        tuple(ShardHead(*head) for head in heads),
-    )
+    return ClusterView(rows, tuple(ShardHead(*head) for head in heads))
 
 
 def remove_nodes(connection: Connection, node_ids: Collection[str]) -> None:

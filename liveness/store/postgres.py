@@ -11,8 +11,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import QueuePool
 
-from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreError
+from liveness.store.database import ConnectionCounts
+from liveness.store.errors import CommitRejected, CommitUnknown, NoSpaceLeft, ReadFailed, StoreError
 from liveness.store.postgres_hosts import PrimaryConnector
 
 T = TypeVar("T")
@@ -35,6 +37,9 @@ _SESSION_SETTINGS = {
     "tcp_keepalives_count": "3",
 }
 
+DISK_FULL = "53100"
+"""The SQLSTATE of a statement that needed more disk space than there is."""
+
 _GENERATION = "generation"
 _UNREPLICATED = "unreplicated"
 _CONNECTION_ERRORS = (DBAPIError, PoolTimeout, OSError)
@@ -53,6 +58,7 @@ class PostgresDatabase:
         `idle_ms_max`: a transaction is rolled back after so long without a statement. Otherwise a process that hangs, or is
         cut off by the network, would keep its row locks and so keep others from taking its shards.
         """
+        self._connections_max = connections_max
         pool_size = max(1, connections_max // 2)
         self._engine = create_async_engine(
             make_url(url).set(drivername="postgresql+asyncpg"),
@@ -113,7 +119,7 @@ class PostgresDatabase:
         except _CONNECTION_ERRORS as error:
             # No COMMIT was sent, so the database server rolls back.
             await self._discard(connection, error)
-            raise CommitRejected(detail=_describe_error(error)) from error
+            raise _rejection(error) from error
         try:
             await connection.commit()
         except _CONNECTION_ERRORS as error:
@@ -151,6 +157,11 @@ class PostgresDatabase:
         ended: int = await self.read(lambda connection: connection.execute(query).scalar_one())
         return ended
 
+    def connection_counts(self) -> ConnectionCounts:
+        pool = self._engine.pool
+        assert isinstance(pool, QueuePool)
+        return ConnectionCounts(pool.checkedout(), pool.checkedin(), self._connections_max)
+
     async def close(self) -> None:
         await self._engine.dispose()
 
@@ -161,6 +172,12 @@ _pg_sessions = table("pg_stat_activity", column("pid"), column("application_name
 def _session_name(owner: str) -> str:
     """PostgreSQL truncates longer names. The end of an owner's id is its unique part."""
     return f"liveness {owner}".rstrip() if len(owner) <= 54 else f"liveness {owner[-54:]}"
+
+
+def _rejection(error: Exception) -> CommitRejected:
+    """Why a transaction was certainly not committed."""
+    is_full = getattr(getattr(error, "orig", None), "sqlstate", "") == DISK_FULL
+    return (NoSpaceLeft if is_full else CommitRejected)(detail=_describe_error(error))
 
 
 def _describe_error(error: Exception) -> str:

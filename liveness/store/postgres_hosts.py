@@ -14,7 +14,7 @@ PRIMARY = "primary"
 
 
 class NoPrimaryReachable(ConnectionError):
-    """None of the hosts can be used; the message lists the reason for each."""
+    """None of the hosts can be used; the message names the reason, for each of several hosts."""
 
 
 class PrimaryConnector:
@@ -27,7 +27,10 @@ class PrimaryConnector:
         """`options`: those of `asyncpg.connect`. The time-out applies to each host separately."""
         hosts, ports = options.pop("host", None), options.pop("port", None)
         if not isinstance(hosts, list):
-            return await asyncpg.connect(host=hosts, port=ports, **options)
+            try:
+                return await asyncpg.connect(host=hosts, port=ports, **options)
+            except TimeoutError as error:
+                raise NoPrimaryReachable(_describe_error(error, options)) from error
         # A standby accepts connections, but no writes.
         options.setdefault("target_session_attrs", PRIMARY)
         addresses = list(zip(hosts, ports, strict=True))

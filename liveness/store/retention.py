@@ -1,21 +1,28 @@
 """Delete renewals that a checkpoint contains, and rows older than their retention.
 
 Each function deletes one batch in the caller's transaction. The caller owns the shards, and their epochs stay locked until
-the commit.
+the commit. Events to delete are searched in read transactions, because a search may pass many events that stay, and a write
+transaction makes all heartbeats wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, or_, select, tuple_
 
 from liveness.store import relay_progress
 from liveness.store.api import FINISHED_TASK_STATES, UnpublishedRetention
 from liveness.store.commit import check_epochs
-from liveness.store.schema import RENEWALS_KIND, activities, checkpoints, log, shards, tasks
+from liveness.store.deletions import DeletedRow, record_deletions
+from liveness.store.schema import RENEWALS_KIND, activities, checkpoints, deaths, log, shards, tasks
+from liveness.store.size import EVENT_OVERHEAD_BYTES
 
 DELETE_BATCH = 5_000
+EVENT_DELETE_BATCH = 1_000
+"""Events are deleted from three indexes as well: more at once would make heartbeats wait."""
+SCAN_IDS = 20_000
 _ACTIVITY_KEY = (
     activities.c.namespace,
     activities.c.workflow_id,
@@ -67,26 +74,95 @@ def checkpointed_through(connection: Connection, shard_ids: Collection[int]) -> 
     )
 
 
-def prune_events(
-    connection: Connection,
-    owned: Mapping[int, int],
-    cutoffs: Mapping[str, int],
-    default_cutoff: int,
-    unpublished: UnpublishedRetention | None,
+class EventScan(NamedTuple):
+    """One part of the log, examined for events that may be deleted."""
+
+    last_id: int
+    oldest_wall_ms: int
+    first_deletable: int | None
+    first_kept: int | None
+    """The first event of the examined kinds and shards that may not be deleted now."""
+
+
+class DeletableEvents:
+    """Events of the owned shards that may be deleted: the checkpoint contains them, and the relay has published them.
+
+    `kinds`: only events of these kinds; empty for all.
+    """
+
+    def __init__(
+        self,
+        owned: Mapping[int, int],
+        kinds: Collection[str] = (),
+        unpublished: UnpublishedRetention | None = None,
+    ) -> None:
+        self.owned = owned
+        self._is_examined = and_(
+            log.c.shard_id.in_(owned), log.c.kind.in_(kinds) if kinds else log.c.kind != RENEWALS_KIND
+        )
+        checkpointed = (
+            select(checkpoints.c.seq).where(checkpoints.c.shard_id == log.c.shard_id).scalar_subquery()
+        )
+        self._is_deletable = and_(self._is_examined, log.c.seq <= checkpointed)
+        if unpublished is not None:
+            self._is_deletable = and_(self._is_deletable, relay_progress.is_published(unpublished))
+
+    def older_than(self, cutoffs: Mapping[str, int], default_cutoff: int) -> DeletableEvents:
+        """Those that are older than the cutoff of their namespace."""
+        self._is_deletable = and_(
+            self._is_deletable,
+            or_(
+                and_(
+                    func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff
+                ),
+                *(
+                    and_(log.c.namespace == namespace, log.c.wall_ms < cutoff)
+                    for namespace, cutoff in cutoffs.items()
+                ),
+            ),
+        )
+        return self
+
+    def scan(self, connection: Connection, after_id: int) -> EventScan | None:
+        """Examine the next part of the log; None at its end. A part is small, so that other reads need not wait long."""
+        first_id = connection.execute(select(func.min(log.c.id)).where(log.c.id > after_id)).scalar_one()
+        if first_id is None:
+            return None
+        row = connection.execute(
+            select(
+                func.max(log.c.id),  # rows that follow have higher ids, and are for the next scan
+                func.min(log.c.wall_ms),
+                func.min(case((self._is_deletable, log.c.id))),
+                func.min(case((self._is_deletable, None), (self._is_examined, log.c.id))),
+            ).where(log.c.id.between(first_id, first_id + SCAN_IDS - 1))
+        ).one()
+        return EventScan(*row)
+
+    def delete(self, connection: Connection, first_id: int, last_id: int) -> tuple[int, int]:
+        """Delete those between these ids, and record that. Returns their number, and about how many bytes they took."""
+        check_epochs(connection, self.owned)
+        rows = connection.execute(
+            delete(log)
+            .where(log.c.id.between(first_id, last_id), self._is_deletable)
+            .returning(log.c.shard_id, log.c.namespace, log.c.seq, log.c.wall_ms, func.length(log.c.payload))
+        ).all()
+        record_deletions(connection, (DeletedRow(*row[:4]) for row in rows))
+        return len(rows), sum(row[4] + EVENT_OVERHEAD_BYTES for row in rows)
+
+
+def prune_deaths(
+    connection: Connection, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
 ) -> int:
     check_epochs(connection, owned)
-    checkpointed = select(checkpoints.c.seq).where(checkpoints.c.shard_id == log.c.shard_id).scalar_subquery()
     is_expired = or_(
-        and_(func.coalesce(log.c.namespace, "").not_in(list(cutoffs)), log.c.wall_ms < default_cutoff),
+        and_(deaths.c.namespace.not_in(list(cutoffs)), deaths.c.wall_ms < default_cutoff),
         *(
-            and_(log.c.namespace == namespace, log.c.wall_ms < cutoff)
+            and_(deaths.c.namespace == namespace, deaths.c.wall_ms < cutoff)
             for namespace, cutoff in cutoffs.items()
         ),
     )
-    is_prunable = and_(log.c.shard_id.in_(owned), log.c.seq <= checkpointed, log.c.kind != RENEWALS_KIND)
-    if unpublished is not None:
-        is_expired = and_(is_expired, relay_progress.is_published(unpublished))
-    return _delete_batch(connection, and_(is_prunable, is_expired))
+    keys = select(*deaths.primary_key).where(deaths.c.shard_id.in_(owned), is_expired).limit(DELETE_BATCH)
+    return connection.execute(delete(deaths).where(tuple_(*deaths.primary_key).in_(keys))).rowcount
 
 
 def prune_tasks(connection: Connection, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:

@@ -10,8 +10,11 @@ config      projection: settings per namespace
 nodes       registry of nodes, each with a short lease
 slots       how many workers of a namespace each shard may hold; the sum never exceeds the namespace's quota
 relays      how far each shard's log was published to a broker
+deaths      projection: who died when, so that certificates count those who died with a worker
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
-meta        properties of the database, set when it was created, migrated or restored
+deletions   which events retention has deleted from the log, so that no reader skips them without notice
+sizes       the size of the database over the last days, for its growth
+meta        properties of the database, set when it was created, migrated or restored; the epoch floor of each shard
 """
 
 from __future__ import annotations
@@ -214,6 +217,7 @@ nodes = Table(
     ),  # rises with each renewal; clocks of other machines are not trusted
     Column("started_wall_ms", Int64, nullable=False),
     Column("renewed_wall_ms", Int64, nullable=False),  # for people
+    Column("machine", Text, nullable=False, server_default=""),  # where the process id means something
     CheckConstraint("state IN (1, 2)", name="nodes_state"),
     CheckConstraint("lease_ms > 0 AND beat > 0", name="nodes_lease"),
     sqlite_strict=True,
@@ -242,6 +246,19 @@ relays = Table(
     sqlite_with_rowid=False,
 )
 
+deaths = Table(
+    "deaths",
+    metadata,
+    Column("namespace", KeyText, primary_key=True),
+    Column("wall_ms", Int64, primary_key=True),
+    Column("shard_id", Integer, primary_key=True),
+    Column("seq", Int64, primary_key=True),  # of the first event in the row
+    Column("payload", JsonText, nullable=False),  # the deaths of one commit in this millisecond
+    CheckConstraint("seq > 0", name="deaths_place"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
 verdicts = Table(
     "verdicts",
     metadata,
@@ -251,6 +268,29 @@ verdicts = Table(
     # May exceed deaths: nodes of the version before this table do not count deaths.
     Column("refuted", Int64, nullable=False),
     CheckConstraint("deaths >= 0 AND refuted >= 0", name="verdicts_counts"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("shard_id", Integer, primary_key=True),
+    Column("namespace", KeyText, primary_key=True),  # empty: events of none; * for events that may be of any
+    Column("through_seq", Int64, nullable=False),  # the newest deleted event; older ones may be left
+    Column("events", Int64, nullable=False),
+    Column("newest_wall_ms", Int64, nullable=False),  # the time of the newest deleted event
+    CheckConstraint("through_seq > 0 AND events >= 0", name="deletions_place"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+sizes = Table(
+    "sizes",
+    metadata,
+    Column("wall_ms", Int64, primary_key=True, autoincrement=False),
+    Column("bytes", Int64, nullable=False),  # without space that can be used again
+    CheckConstraint("bytes >= 0", name="sizes_bytes"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

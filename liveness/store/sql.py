@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, or_, select, tuple_
+import structlog
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    func,
+    insert,
+    inspect,
+    or_,
+    select,
+    tuple_,
+)
 
 from liveness.domain.activity import Activity
+from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.verdicts import VerdictCounts
@@ -19,6 +35,7 @@ from liveness.store.api import (
     PARKED_MS,
     ActivityFilter,
     ActivityRow,
+    FeedPage,
     QueueCount,
     RelayBacklog,
     ShardCommit,
@@ -32,31 +49,49 @@ from liveness.store.api import (
 from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_epochs
-from liveness.store.database import Database
-from liveness.store.errors import WrongShardCount
+from liveness.store.database import ConnectionCounts, Database
+from liveness.store.database_identity import check_identity, write_identity
+from liveness.store.deaths import read_deaths
+from liveness.store.deletions import DeletedEvents, read_deletions
+from liveness.store.errors import StoreUnusable, WrongShardCount
 from liveness.store.migrate import MIGRATIONS, Revisions, migrate
 from liveness.store.node_registry import (
     ClusterView,
     NodeRow,
     disown_shards,
     read_cluster,
+    read_nodes,
     remove_nodes,
     renew_node,
 )
+from liveness.store.recent_events import recent_events
+from liveness.store.retention import DeletableEvents, EventScan
 from liveness.store.schema import (
     RENEWALS_KIND,
     activities,
     config,
     log,
     meta,
+    nodes,
     shards,
     tasks,
     verdicts,
     workers,
 )
+from liveness.store.size import Storage, read_storage, record_size
 from liveness.store.take_over import LOG_COLUMNS, decode_activity_row, take_over
-from liveness.store.timeline import Timeline, read_timeline, write_timeline
+from liveness.store.timeline import (
+    Timeline,
+    begin_restore,
+    check_timeline,
+    finish_restore,
+    read_timeline,
+    remove_silent_nodes,
+    write_timeline,
+)
 from liveness.store.worker_slots import grant_slots, return_slots
+
+logger = structlog.get_logger("liveness.store")
 
 KEYS_PER_QUERY = 200
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
@@ -69,22 +104,60 @@ class SqlStore:
         self._database = database
         self._migrations = migrations
         self._revisions: Revisions | None = None
+        """None until the store is open."""
+        self._restore_id: str | None = None
+        """Of a restore that this store has begun."""
         self.timeline = Timeline()
         self._compacted_through: tuple[dict[int, int], int] = ({}, 0)
         """The owned shards, and the log id up to which they have no renewals left."""
+        self._pruned_through: dict[frozenset[str], tuple[dict[int, int], int]] = {}
+        """The same for events of certain kinds."""
 
-    async def open(self, shard_count: int, created_by: str) -> None:
-        def prepare(connection: Connection) -> tuple[Revisions, Timeline]:
+    async def open(self, shard_count: int, created_by: str, *, is_restore: bool = False) -> None:
+        def prepare(connection: Connection) -> tuple[Revisions, Timeline, str]:
             revisions = Revisions(self._migrations)
             migrate(connection, revisions)
             _create_or_check_shards(connection, shard_count, created_by)
-            return revisions, read_timeline(connection)
+            timeline = read_timeline(connection)
+            if is_restore:
+                return revisions, timeline, ""
+            check_timeline(connection, timeline)
+            return revisions, timeline, check_identity(connection)
 
-        self._revisions, self.timeline = await self._database.write(prepare)
+        self._revisions, self.timeline, warning = await self._database.write(prepare)
+        if warning:
+            logger.warning(warning)
+
+    async def registered_nodes(self) -> tuple[NodeRow, ...]:
+        return await self._database.read(
+            lambda connection: read_nodes(connection) if inspect(connection).has_table(nodes.name) else ()
+        )
+
+    async def begin_restore(self, silent: Mapping[str, int]) -> None:
+        restore_id = uuid4().hex
+        await self._database.write(lambda connection: begin_restore(connection, restore_id, silent))
+        self._restore_id = restore_id
 
     async def begin_timeline(self, timeline: Timeline) -> None:
         await self._database.write(lambda connection: write_timeline(connection, timeline))
         self.timeline = timeline
+
+    async def finish_restore(self) -> None:
+        restore_id = self._restore_id
+        assert restore_id is not None
+        await self._database.write(lambda connection: finish_restore(connection, restore_id))
+        self._restore_id = None
+
+    async def accept_move(self, silent: Mapping[str, int]) -> None:
+        def accept(connection: Connection) -> None:
+            remove_silent_nodes(connection, silent)
+            check_timeline(connection, self.timeline)
+            write_identity(connection)
+
+        await self._database.write(accept)
+
+    def connection_counts(self) -> ConnectionCounts:
+        return self._database.connection_counts()
 
     async def close(self) -> None:
         await self._database.close()
@@ -99,14 +172,21 @@ class SqlStore:
         def take(connection: Connection) -> list[ShardSnapshot]:
             snapshots = take_over(connection, sorted(shard_ids), owner, wall_ms, expected_epochs)
             # Checked last: `take_over` has waited for the row locks of a migration in progress that excludes this version.
-            if self._revisions is not None:
-                self._revisions.check_tables(connection)
+            self._check_usable(connection)
             return snapshots
 
         return await self._database.write(take)
 
     async def renew_node(self, own_row: NodeRow) -> ClusterView:
-        return await self._database.write(lambda connection: renew_node(connection, own_row))
+        def renew(connection: Connection) -> ClusterView:
+            view = renew_node(connection, own_row)
+            try:
+                self._check_usable(connection)
+            except StoreUnusable as error:
+                return view._replace(unusable=error)
+            return view
+
+        return await self._database.write(renew)
 
     async def read_cluster(self) -> ClusterView:
         return await self._database.read(read_cluster)
@@ -119,6 +199,13 @@ class SqlStore:
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None:
         await self._database.write(lambda connection: remove_nodes(connection, node_ids))
+
+    def _check_usable(self, connection: Connection) -> None:
+        """Refuse a database that was migrated by a version that excludes this one, or restored, since it was opened."""
+        if self._revisions is not None:
+            self._revisions.check_tables(connection)
+            if self._restore_id is None:
+                check_timeline(connection, self.timeline)
 
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self._database.write(lambda connection: apply_commits(connection, commits))
@@ -197,6 +284,11 @@ class SqlStore:
             query = query.where(log.c.kind.in_(kinds))
         return [codec.decode_entry(LogRow(*row)) for row in await self._fetch_all(query)]
 
+    async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
+        return await self._database.read(
+            lambda connection: read_deaths(connection, namespace, from_wall_ms, to_wall_ms)
+        )
+
     async def verdicts(self) -> dict[str, VerdictCounts]:
         deaths, refuted = func.sum(verdicts.c.deaths), func.sum(verdicts.c.refuted)
         query = select(verdicts.c.namespace, deaths, refuted).group_by(verdicts.c.namespace)
@@ -214,6 +306,21 @@ class SqlStore:
         namespace: str | None = None,
         worker: str | None = None,
     ) -> list[LogEntry]:
+        page = await self.read_feed(
+            shard_id, after_seq, through_seq, limit, namespace=namespace, worker=worker
+        )
+        return page.entries
+
+    async def read_feed(
+        self,
+        shard_id: int,
+        after_seq: int,
+        through_seq: int,
+        limit: int,
+        *,
+        namespace: str | None = None,
+        worker: str | None = None,
+    ) -> FeedPage:
         query = (
             select(*LOG_COLUMNS)
             .where(
@@ -229,7 +336,17 @@ class SqlStore:
             query = query.where(log.c.namespace == namespace)
         if worker is not None:
             query = query.where(log.c.worker_key == worker)
-        return [codec.decode_entry(LogRow(*row)) for row in await self._fetch_all(query)]
+
+        def read(connection: Connection) -> FeedPage:
+            rows = connection.execute(query).all()
+            # Read last: what was deleted before the rows were read is then recorded for certain.
+            deleted = read_deletions(connection, [shard_id], namespace).get(shard_id, DeletedEvents())
+            return FeedPage([codec.decode_entry(LogRow(*row)) for row in rows], deleted)
+
+        return await self._database.read(read)
+
+    async def recent_events(self, namespace: str | None, limit: int) -> list[tuple[int, LogEntry]]:
+        return await self._database.read(lambda connection: recent_events(connection, namespace, limit))
 
     async def due_tasks(
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
@@ -354,9 +471,75 @@ class SqlStore:
         cutoffs: Mapping[str, int],
         default_cutoff: int,
         unpublished: UnpublishedRetention | None = None,
+        *,
+        kinds: Collection[str] = (),
+    ) -> int:
+        events = DeletableEvents(owned, kinds, unpublished).older_than(cutoffs, default_cutoff)
+        # Before this id, the last run left no event of these kinds, unless another node's shards came since.
+        last_owned, after_id = self._pruned_through.get(frozenset(kinds), ({}, 0))
+        if last_owned != owned:
+            after_id = 0
+        newest_cutoff = max(default_cutoff, *cutoffs.values()) if cutoffs else default_cutoff
+        total, first_kept = 0, None
+        while (scan := await self._scan(events, after_id)) and scan.oldest_wall_ms < newest_cutoff:
+            first_kept = first_kept or scan.first_kept
+            deleted, _, after_id = await self._delete_scanned(events, scan)
+            total += deleted
+        self._pruned_through[frozenset(kinds)] = (dict(owned), first_kept - 1 if first_kept else after_id)
+        return total
+
+    async def delete_oldest_events(
+        self,
+        owned: Mapping[int, int],
+        bytes_to_free: int,
+        unpublished: UnpublishedRetention | None = None,
+        *,
+        kinds: Collection[str] = (),
+    ) -> int:
+        events = DeletableEvents(owned, kinds, unpublished)
+        freed = after_id = 0
+        while freed < bytes_to_free and (scan := await self._scan(events, after_id)):
+            _, added, after_id = await self._delete_scanned(events, scan, bytes_to_free - freed)
+            freed += added
+        return freed
+
+    async def read_storage(self, wall_ms: int) -> Storage:
+        return await self._database.read(lambda connection: read_storage(connection, wall_ms))
+
+    async def record_size(self, owned: Mapping[int, int], wall_ms: int) -> None:
+        def record(connection: Connection) -> None:
+            check_epochs(connection, owned)
+            record_size(connection, wall_ms)
+
+        await self._database.write(record)
+
+    async def _scan(self, events: DeletableEvents, after_id: int) -> EventScan | None:
+        return await self._database.read(lambda connection: events.scan(connection, after_id))
+
+    async def _delete_scanned(
+        self, events: DeletableEvents, scan: EventScan, bytes_to_free: int | None = None
+    ) -> tuple[int, int, int]:
+        """Delete what a scan found, in short transactions. Returns how many events, their bytes, and the last id."""
+        deleted = freed = 0
+        next_id = scan.first_deletable or scan.last_id + 1
+        while next_id <= scan.last_id and (bytes_to_free is None or freed < bytes_to_free):
+            first_id, next_id = next_id, next_id + retention.EVENT_DELETE_BATCH
+            count, added = await self._database.write(
+                partial(events.delete, first_id=first_id, last_id=min(scan.last_id, next_id - 1))
+            )
+            deleted, freed = deleted + count, freed + added
+        return deleted, freed, min(scan.last_id, next_id - 1)
+
+    async def read_deletions(
+        self, shard_ids: Collection[int], namespace: str | None
+    ) -> dict[int, DeletedEvents]:
+        return await self._database.read(lambda connection: read_deletions(connection, shard_ids, namespace))
+
+    async def prune_deaths(
+        self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
     ) -> int:
         return await self._delete_in_batches(
-            lambda connection: retention.prune_events(connection, owned, cutoffs, default_cutoff, unpublished)
+            lambda connection: retention.prune_deaths(connection, owned, cutoffs, default_cutoff)
         )
 
     async def prune_tasks(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:

@@ -20,9 +20,11 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
+from liveness.store.database import ConnectionCounts
 from liveness.store.errors import (
     CannotOpenStore,
     CommitRejected,
+    NoSpaceLeft,
     ReadFailed,
     RestoreInterrupted,
     StoreBroken,
@@ -143,7 +145,8 @@ class SqliteDatabase:
                 # A failed fsync may have dropped the dirty pages: a retry would report success without them.
                 self._broken = StoreBroken(detail=str(cause))
                 raise self._broken from error
-            raise CommitRejected(detail=str(cause)) from error
+            rejected = NoSpaceLeft if code == sqlite3.SQLITE_FULL else CommitRejected
+            raise rejected(detail=str(cause)) from error
 
     def _open_writer(self) -> Connection:
         connection = self._write_engine.connect()
@@ -165,6 +168,9 @@ class SqliteDatabase:
 
     async def end_sessions(self, owners: Collection[str]) -> int:
         return 0  # the file belongs to one process
+
+    def connection_counts(self) -> ConnectionCounts:
+        return ConnectionCounts()  # there is no database server
 
     async def close(self) -> None:
         await self._reader.run(self._read_engine.dispose)

@@ -19,6 +19,7 @@ from liveness.store.bulk import insert_rows, read_rows
 from liveness.store.codec import LogEntry, LogRow, RenewalState, encode_entry
 from liveness.store.errors import LogIncomplete
 from liveness.store.schema import activities, checkpoints, log, shards, slots, workers
+from liveness.store.timeline import read_epoch_floors
 
 DECODE_SECONDS_MAX = 15
 LOG_COLUMNS = [log.c[name] for name in LogRow._fields]
@@ -67,6 +68,7 @@ def take_over(
     worker_rows = _read_workers(connection, shard_ids)
     activity_rows = _read_activities(connection, shard_ids)
     slots_by_shard = _read_slots(connection, shard_ids)
+    epoch_floors = read_epoch_floors(connection, shard_ids)
     previous_heads = {head.shard_id: head.last_seq - 1 for head in heads}
     checkpoint_positions = {id: (row.seq, row.position) for id, row in checkpoint_rows.items()}
     tails = _read_tails(connection, previous_heads, checkpoint_positions, worker_rows)
@@ -76,6 +78,7 @@ def take_over(
             epoch=head.epoch,
             last_seq=head.last_seq,
             observed_ms=head.observed_ms,
+            taken_wall_ms=wall_ms,
             takeovers=takeovers[head.shard_id],
             checkpoint_seq=checkpoint_rows[head.shard_id].seq if head.shard_id in checkpoint_rows else 0,
             renewal_states=_read_renewal_states(checkpoint_rows[head.shard_id])
@@ -85,6 +88,7 @@ def take_over(
             tail=tails[head.shard_id],
             activities=activity_rows[head.shard_id],
             slots=slots_by_shard[head.shard_id],
+            epoch_floor=epoch_floors.get(head.shard_id, 1),
         )
         for head in heads
     ]
@@ -163,6 +167,9 @@ def decode_activity_row(row: Row[Any]) -> tuple[ActivityKey, Activity]:
         row.payload, "activities", row.namespace, *id, row.state, row.task_queue, row.worker_key
     )
     activity = codec.decode_activity(id, row.state, row.task_queue, row.worker_key, row.payload)
+    if activity.since_wall_ms is None and row.finished_wall_ms is not None:
+        # Written by a version that stored this time alone.
+        activity = activity._replace(since_wall_ms=row.finished_wall_ms)
     return ActivityKey(row.namespace, *id), activity
 
 

@@ -1,38 +1,109 @@
-"""Structured logs: one event per line, JSON for machines, columns for a terminal."""
+"""Structured logs: one event per line, JSON for machines, columns for a terminal.
+
+Everything that the process writes to stderr goes this way: our own events, those of libraries that use the standard
+logging (asyncio, gRPC, APScheduler, uvicorn), warnings, and exceptions that nobody caught. gRPC's C core writes by itself;
+`liveness serve` silences it (GRPC_VERBOSITY).
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Sequence
+from types import TracebackType
 
 import structlog
+from structlog.typing import EventDict, Processor
 
 from liveness.engine.listener import NodeListener
 from liveness.engine.shard import PreparedCommit
 
 logger = structlog.get_logger("liveness.worker")
+_process_logger = structlog.get_logger("liveness.process")
+
+_FOREIGN_LEVEL = logging.WARNING
+"""Of libraries, only warnings and errors are shown."""
 
 
 def configure_logging(level: str, log_format: str) -> None:
     as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
-    renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    renderer: Processor = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _json_tracebacks if as_json else structlog.processors.UnicodeDecoder(),
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks if as_json else structlog.processors.UnicodeDecoder(),
-            renderer,
-        ],
+        processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write per line: lines of different threads do not mix.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # Of libraries that use the standard logging, only warnings and errors are shown.
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    _redirect_standard_logging(shared, renderer)
+    _redirect_uncaught_exceptions()
+
+
+_json_tracebacks = structlog.processors.ExceptionRenderer(
+    # Local variables may hold passwords and users' data.
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
+
+
+class _ForeignHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Known by its class, so that configuring twice does not write lines twice."""
+
+
+def _redirect_standard_logging(shared: list[Processor], renderer: Processor) -> None:
+    handler = _ForeignHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[_add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [*(known for known in root.handlers if not isinstance(known, _ForeignHandler)), handler]
+    root.setLevel(_FOREIGN_LEVEL)
     for name in ("apscheduler", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(_FOREIGN_LEVEL)
+    logging.captureWarnings(capture=True)
+
+
+def _add_logger_name(_: object, __: str, event_dict: EventDict) -> EventDict:
+    event_dict["logger"] = event_dict["_record"].name
+    return event_dict
+
+
+def _redirect_uncaught_exceptions() -> None:
+    def on_exception(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, traceback)
+        else:
+            _process_logger.critical("uncaught exception", exc_info=(kind, error, traceback))
+
+    def on_thread_exception(found: threading.ExceptHookArgs) -> None:
+        if found.exc_value is not None and found.exc_type is not SystemExit:
+            _process_logger.error(
+                "uncaught exception in a thread",
+                thread=found.thread.name if found.thread is not None else "",
+                exc_info=(found.exc_type, found.exc_value, found.exc_traceback),
+            )
+
+    def on_unraisable(found: sys.UnraisableHookArgs) -> None:
+        _process_logger.error(
+            found.err_msg or "exception ignored",
+            object=repr(found.object),
+            exc_info=(found.exc_type, found.exc_value, found.exc_traceback),
+        )
+
+    sys.excepthook = on_exception
+    threading.excepthook = on_thread_exception
+    sys.unraisablehook = on_unraisable
 
 
 class TransitionLog(NodeListener):

@@ -7,44 +7,16 @@ grows with workers, activities, task queues, hosts or builds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from liveness.domain.worker import InactiveReason, WorkerState
+from liveness.store.size import Storage
 from liveness.telemetry.counters import NamespaceCounters
-from liveness.telemetry.histogram import Histogram
+from liveness.telemetry.metric_types import CounterMetric, GaugeMetric, HistogramMetric, Metric, Values
+from liveness.telemetry.metric_types import single_value as _single_value
+from liveness.telemetry.process_metrics import CALL_METRICS, DATABASE_METRICS
 from liveness.telemetry.telemetry import Telemetry
-
-Values = Iterator[tuple[tuple[str, ...], float]]
-"""Pairs of label values and number."""
-
-
-class CounterMetric(NamedTuple):
-    """Never decreases; 0 when the server starts."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    read: Callable[[Telemetry], Values]
-
-
-class GaugeMetric(NamedTuple):
-    """A present value."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    read: Callable[[Telemetry], Values]
-
-
-class HistogramMetric(NamedTuple):
-    name: str
-    help: str
-    read: Callable[[Telemetry], Histogram]
-
-
-Metric = CounterMetric | GaugeMetric | HistogramMetric
+from liveness.version import VERSION
 
 
 def _per_namespace(read: Callable[[NamespaceCounters], float]) -> Callable[[Telemetry], Values]:
@@ -62,13 +34,6 @@ def _per_namespace_and_reason(
         for namespace, counters in telemetry.counters.items():
             for reason, count in read(counters).items():
                 yield (namespace, reason), count
-
-    return values
-
-
-def _single_value(read: Callable[[Telemetry], float]) -> Callable[[Telemetry], Values]:
-    def values(telemetry: Telemetry) -> Values:
-        yield (), read(telemetry)
 
     return values
 
@@ -121,16 +86,35 @@ def _oldest_s(telemetry: Telemetry) -> float:
     return max(0, telemetry.node.clock.wall_ms() - min(since)) / 1_000 if since else 0.0
 
 
+def _oldest_available_s(telemetry: Telemetry) -> Values:
+    oldest_ms = {namespace: 0 for namespace, _ in telemetry.counters.items()}
+    for namespace, work in telemetry.waiting_work.namespaces():
+        label = telemetry.counters.label(namespace)
+        oldest_ms[label] = max(oldest_ms[label], work.oldest_ms)
+    for label, ms in oldest_ms.items():
+        yield (label,), ms / 1_000
+
+
 def _shards_closed(telemetry: Telemetry) -> Values:
     for cause in ("handed_over", "lost"):
         yield (cause,), telemetry.shards_closed[cause]
 
 
+def _storage_value(read: Callable[[Storage], float | None]) -> Callable[[Telemetry], Values]:
+    """No value while it is not known."""
+
+    def values(telemetry: Telemetry) -> Values:
+        if telemetry.storage is not None and (value := read(telemetry.storage)) is not None:
+            yield (), value
+
+    return values
+
+
 def _build_info(telemetry: Telemetry) -> Values:
-    yield (version("liveness"),), 1
+    yield (VERSION,), 1
 
 
-METRICS: tuple[Metric, ...] = (
+METRICS: tuple[Metric[Telemetry], ...] = (
     # -- heartbeats
     CounterMetric(
         "liveness_heartbeats_total",
@@ -155,6 +139,12 @@ METRICS: tuple[Metric, ...] = (
         "Workers of this server's shards, by state.",
         ("namespace", "state"),
         _workers,
+    ),
+    GaugeMetric(
+        "liveness_dead_workers",
+        "INACTIVE workers that died: their lease ended for silence or a broken stream.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.dead()),
     ),
     GaugeMetric(
         "liveness_suspect_workers",
@@ -260,6 +250,28 @@ METRICS: tuple[Metric, ...] = (
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.quarantined()),
     ),
+    # -- waiting activities
+    GaugeMetric(
+        "liveness_available_activities",
+        "Activities that wait for a worker to take them.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.waiting_work.available_counts()),
+    ),
+    GaugeMetric(
+        "liveness_unpolled_activities",
+        "Those of them that wait in task queues that no worker has polled for as long as the namespace's "
+        "unpolled_alert, as of some seconds ago.",
+        ("namespace",),
+        _summed_by_namespace(
+            lambda telemetry: {name: work.unpolled for name, work in telemetry.waiting_work.namespaces()}
+        ),
+    ),
+    GaugeMetric(
+        "liveness_available_oldest_seconds",
+        "How long the oldest available activity has been waiting, as of some seconds ago; 0 if none waits.",
+        ("namespace",),
+        _oldest_available_s,
+    ),
     # -- commits
     HistogramMetric(
         "liveness_commit_duration_seconds",
@@ -280,6 +292,42 @@ METRICS: tuple[Metric, ...] = (
         "liveness_commit_shards",
         "Shards in a group commit.",
         lambda telemetry: telemetry.commit_shards,
+    ),
+    CounterMetric(
+        "liveness_commit_failures_total",
+        "Group commits that failed: lost to another owner of a shard, rejected by the database, or with an unknown outcome. "
+        "Their shards are read again, and their callers repeat the calls.",
+        ("kind",),
+        lambda telemetry: (((kind,), count) for kind, count in telemetry.node.committer.failures.items()),
+    ),
+    # -- the database
+    *DATABASE_METRICS,
+    # -- calls
+    *CALL_METRICS,
+    # -- the cluster
+    GaugeMetric(
+        "liveness_nodes",
+        "Nodes in the registry as this server sees them, by state; LOST are those whose lease is over.",
+        ("state",),
+        lambda telemetry: (((state,), count) for state, count in telemetry.cluster().nodes.items()),
+    ),
+    GaugeMetric(
+        "liveness_node_lease_seconds",
+        "The lease of this server as a node (node_lease_ms): after this time without a renewal, others take its shards.",
+        (),
+        _single_value(lambda telemetry: telemetry.cluster().lease_s),
+    ),
+    GaugeMetric(
+        "liveness_node_renewal_age_seconds",
+        "How long ago this server last renewed its own lease; about half a second at most while all is well.",
+        (),
+        _single_value(lambda telemetry: telemetry.cluster().renewal_age_s),
+    ),
+    CounterMetric(
+        "liveness_node_renewal_failures_total",
+        "Renewals of this server's own lease that failed.",
+        (),
+        _single_value(lambda telemetry: telemetry.cluster().renewal_failures),
     ),
     # -- the server
     GaugeMetric(
@@ -311,6 +359,12 @@ METRICS: tuple[Metric, ...] = (
         "liveness_loop_lag_seconds",
         "Delay of the event loop, measured 20 times a second; every call waits that long.",
         lambda telemetry: telemetry.loop_lag_s,
+    ),
+    HistogramMetric(
+        "liveness_receive_lag_seconds",
+        "How long a call waits in this server's sockets and queues before it is heard, measured by calls of the server to "
+        "itself. Hardly any of that time counts as silence of workers.",
+        lambda telemetry: telemetry.receive_lag_s,
     ),
     CounterMetric(
         "liveness_stalls_total",
@@ -348,5 +402,43 @@ METRICS: tuple[Metric, ...] = (
         (),
         _single_value(lambda telemetry: bool(telemetry.relay_trouble())),
     ),
+    CounterMetric(
+        "liveness_relay_publishes_total",
+        "Messages for the broker, by outcome: acknowledged, a duplicate that it had already, refused for good, or failed "
+        "because the broker is away.",
+        ("outcome",),
+        lambda telemetry: (((outcome,), count) for outcome, count in telemetry.relay_publishes().items()),
+    ),
+    CounterMetric(
+        "liveness_relay_missed_events_total",
+        "Events, at most, that retention deleted before they were published to the message broker.",
+        (),
+        _single_value(lambda telemetry: telemetry.relay_missed()),
+    ),
     GaugeMetric("liveness_build_info", "1, with the server's version as a label.", ("version",), _build_info),
+    # -- the database
+    GaugeMetric(
+        "liveness_database_bytes",
+        "What the database holds, without space that it will use again; on PostgreSQL an estimate.",
+        (),
+        _storage_value(lambda storage: storage.size.used_bytes),
+    ),
+    GaugeMetric(
+        "liveness_database_disk_bytes",
+        "What the database takes on its disk.",
+        (),
+        _storage_value(lambda storage: storage.size.disk_bytes),
+    ),
+    GaugeMetric(
+        "liveness_database_free_bytes",
+        "For how much more the database has room: free disk, and space in its file that it will use again. Not for PostgreSQL.",
+        (),
+        _storage_value(lambda storage: storage.size.free_bytes),
+    ),
+    GaugeMetric(
+        "liveness_database_growth_bytes_per_day",
+        "Growth of what the database holds, by the last day, or less if less is known.",
+        (),
+        _storage_value(lambda storage: storage.growth_bytes_per_day),
+    ),
 )

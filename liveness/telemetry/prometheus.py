@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,15 +13,18 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from liveness.telemetry.metrics import METRICS, CounterMetric, HistogramMetric, Metric
-from liveness.telemetry.telemetry import Telemetry
+from liveness.telemetry.histogram import Histogram
+from liveness.telemetry.metric_types import CounterMetric, HistogramMetric, LabelledHistogramMetric, Metric
+
+T = TypeVar("T")
 
 
-class PrometheusExporter(Collector):
+class PrometheusExporter(Collector, Generic[T]):
     """Has its own registry, because one process may run several servers."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: T, metrics: Sequence[Metric[T]]) -> None:
         self._telemetry = telemetry
+        self._metrics = metrics
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -32,7 +36,7 @@ class PrometheusExporter(Collector):
         return []
 
     def collect(self) -> Iterable[Family]:
-        for metric in METRICS:
+        for metric in self._metrics:
             yield _family(metric, self._telemetry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -41,15 +45,23 @@ class PrometheusExporter(Collector):
         return encode(self._registry), content_type
 
 
-def _family(metric: Metric, telemetry: Telemetry) -> Family:
-    if isinstance(metric, HistogramMetric):
-        histogram = metric.read(telemetry)
-        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-        family = HistogramMetricFamily(metric.name, metric.help)
-        family.add_metric((), list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+def _family(metric: Metric[T], telemetry: T) -> Family:
+    if isinstance(metric, HistogramMetric | LabelledHistogramMetric):
+        labels = metric.labels if isinstance(metric, LabelledHistogramMetric) else ()
+        family = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+        if isinstance(metric, LabelledHistogramMetric):
+            for values, histogram in metric.read(telemetry):
+                _add(family, values, histogram)
+        else:
+            _add(family, (), metric.read(telemetry))
         return family
     kind = CounterMetricFamily if isinstance(metric, CounterMetric) else GaugeMetricFamily
     numbers = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in metric.read(telemetry):
-        numbers.add_metric(labels, value)
+    for values, value in metric.read(telemetry):
+        numbers.add_metric(values, value)
     return numbers
+
+
+def _add(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)

@@ -11,7 +11,7 @@ RETENTION_MS = 30 * 60_000
 SLOTS = RETENTION_MS // INTERVAL_MS
 VALUE_MAX = 2**32 - 1
 
-GAUGE_FIELDS = ("active", "inactive", "cleaned_up", "suspects")
+GAUGE_FIELDS = ("active", "inactive", "cleaned_up", "suspects", "available_activities")
 """Values at the time of the sample."""
 COUNTER_FIELDS = (
     "heartbeats", "refused_heartbeats", "registrations", "expiries", "resurrections", "reschedules",

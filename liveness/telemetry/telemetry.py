@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -18,7 +18,10 @@ from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.codec import RenewalBatch
+from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError
+from liveness.store.size import Storage
+from liveness.telemetry.call_stats import CallStats
 from liveness.telemetry.counters import CountersByNamespace, NamespaceCounters
 from liveness.telemetry.histogram import (
     LATENCY_BUCKETS_S,
@@ -35,11 +38,13 @@ from liveness.telemetry.sample_ring import (
     SampleRing,
     sample_time_ms,
 )
+from liveness.telemetry.waiting_work import UnattendedMs, WaitingWork
 
 logger = structlog.get_logger("liveness.telemetry")
 
 RECENT_STALL_MS = 60_000
 REFRESH_INTERVAL_MS = 5_000
+STORAGE_INTERVAL_MS = 60_000
 REFRESH_IDLE_FACTOR = 20
 """A slow refresh runs less often: it takes at most one part in twenty of the time."""
 
@@ -56,6 +61,21 @@ class Sample(NamedTuple):
     """Queued tasks of all namespaces."""
 
 
+class ClusterStatus(NamedTuple):
+    """What a server knows of the cluster and of its own place in it."""
+
+    nodes: Mapping[str, int]
+    """By state."""
+    lease_s: float
+    renewal_age_s: float
+    renewal_failures: int
+    renewal_error: str
+    """Why the last renewal failed; empty if it did not."""
+
+
+_UNKNOWN_CLUSTER = ClusterStatus({}, 0.0, 0.0, 0, "")
+
+
 class Telemetry(NodeListener):
     def __init__(
         self,
@@ -64,15 +84,24 @@ class Telemetry(NodeListener):
         streams: Callable[[], int] = lambda: 0,
         attached: Callable[[], int] = lambda: 0,
         waiting_polls: Callable[[], int] = lambda: 0,
+        unattended_ms: UnattendedMs = lambda namespace, task_queue, activity_type: 0,
         relay_trouble: Callable[[], str] = lambda: "",
+        relay_missed: Callable[[], int] = lambda: 0,
+        relay_publishes: Callable[[], Mapping[str, int]] = dict,
+        cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
     ) -> None:
-        """The functions return current values: open streams, attached workers, waiting polls, and why the broker
-        accepts nothing from this node (empty if it does, or if there is no broker)."""
+        """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
+        attended a task queue, why the broker accepts nothing from this node (empty if it does, or if there is no broker),
+        how many events were deleted before they were relayed, messages to the broker by outcome, and the cluster."""
         self.node = node
         self.counters = CountersByNamespace()
         self.queue_depths = QueueDepths(node)
+        self.waiting_work = WaitingWork(node, unattended_ms)
         self.verdicts: dict[str, VerdictCounts] = {}
         """By namespace, since the store was created, on all nodes."""
+        self.storage: Storage | None = None
+        """The size of the database; None until it was read."""
+        self._storage_read_ms = 0
         self.heartbeat_duration_s = Histogram(LATENCY_BUCKETS_S)
         self.lateness_s = Histogram(LATENESS_BUCKETS_S)
         self.reschedule_s = Histogram(WAIT_BUCKETS_S)
@@ -81,6 +110,7 @@ class Telemetry(NodeListener):
         self.commit_renewals = Histogram(SIZE_BUCKETS)
         self.commit_shards = Histogram(SIZE_BUCKETS)
         self.loop_lag_s = Histogram(LATENCY_BUCKETS_S)
+        self.receive_lag_s = Histogram(LATENCY_BUCKETS_S)
         self.shards_taken_over = 0
         self.shards_closed: Counter[str] = Counter()
         self.stalls = 0
@@ -89,6 +119,11 @@ class Telemetry(NodeListener):
         self.attached = attached
         self.waiting_polls = waiting_polls
         self.relay_trouble = relay_trouble
+        self.relay_publishes = relay_publishes
+        self.cluster = cluster
+        self.calls = CallStats()
+        self.forwarded = CallStats()
+        self.relay_missed = relay_missed
         self._all_ring = SampleRing(
             len(GAUGE_FIELDS) + 1,
             len(GAUGE_FIELDS) + 1 + len(COUNTER_FIELDS) + len(self.heartbeat_duration_s.counts),
@@ -98,6 +133,12 @@ class Telemetry(NodeListener):
         """Counter values of each namespace at the last sample."""
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         self._sampled_ms = sample_time_ms(node.clock.wall_ms())
+
+    def connections(self) -> ConnectionCounts:
+        return self.node.store.connection_counts()
+
+    def is_database_reachable(self) -> bool:
+        return not self.cluster().renewal_error
 
     # -- counting
 
@@ -167,6 +208,9 @@ class Telemetry(NodeListener):
     def lagged(self, ms: int) -> None:
         self.loop_lag_s.observe(ms / 1_000)
 
+    def heard(self, lag_ms: int) -> None:
+        self.receive_lag_s.observe(lag_ms / 1_000)
+
     def stalled(self, ms: int) -> None:
         self.stalls += 1
         self.stalled_s += ms / 1_000
@@ -188,8 +232,15 @@ class Telemetry(NodeListener):
             found.update(shard.activities.quarantined)
         return found
 
+    def dead(self) -> Counter[str]:
+        """Counts INACTIVE workers that died, by namespace."""
+        found: Counter[str] = Counter()
+        for shard in self.node.shards():
+            found.update(shard.census.dead)
+        return found
+
     def recent_stalls(self) -> list[int]:
-        """Returns the milliseconds of each stall of the process, or of a commit, in the last minute."""
+        """Returns the milliseconds of each stall of the process, of a commit, or of its hearing, in the last minute."""
         now_ms = self.node.clock.wall_ms()
         # After the wall clock was set back, earlier stalls lie in the future; the upper bound leaves them out.
         recent = self.node.stalls.between(now_ms - RECENT_STALL_MS, now_ms)
@@ -208,8 +259,13 @@ class Telemetry(NodeListener):
             await self.node.clock.sleep(max(REFRESH_INTERVAL_MS, took_ms * REFRESH_IDLE_FACTOR))
 
     async def refresh(self) -> None:
+        await self.waiting_work.refresh()
         await self.queue_depths.refresh()
         self.verdicts = await self.node.store.verdicts()
+        now_ms = self.node.clock.monotonic_ms()
+        if self.storage is None or now_ms - self._storage_read_ms >= STORAGE_INTERVAL_MS:
+            self._storage_read_ms = now_ms
+            self.storage = await self.node.store.read_storage(self.node.clock.wall_ms())
 
     # -- samples
 
@@ -220,6 +276,7 @@ class Telemetry(NodeListener):
     def take_sample(self) -> None:
         at_ms = self._sampled_ms = sample_time_ms(self.node.clock.wall_ms())
         census, disconnected = self.node.census, self.disconnected_counts()
+        available = self.waiting_work.available_counts()
         total = [0] * len(COUNTER_FIELDS)
         for namespace, counters in self.counters.items():
             counted = _counter_values(counters)
@@ -232,7 +289,7 @@ class Telemetry(NodeListener):
                 ring = self._namespace_rings.setdefault(
                     namespace, SampleRing(len(GAUGE_FIELDS), len(GAUGE_FIELDS) + len(COUNTER_FIELDS))
                 )
-                ring.put(at_ms, [*states, disconnected[namespace], *increments])
+                ring.put(at_ms, [*states, disconnected[namespace], available[namespace], *increments])
         totals = count_by_state(census)
         latencies = [
             now - then
@@ -241,7 +298,8 @@ class Telemetry(NodeListener):
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         states = [totals[state] for state in WorkerState]
         self._all_ring.put(
-            at_ms, [*states, disconnected.total(), self.queue_depths.total, *total, *latencies]
+            at_ms,
+            [*states, disconnected.total(), available.total(), self.queue_depths.total, *total, *latencies],
         )
 
     def samples(self, namespace: str, range_ms: int) -> Iterator[Sample]:

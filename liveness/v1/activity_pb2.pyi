@@ -157,6 +157,8 @@ class Activity(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SHARD_ID_FIELD_NUMBER: _builtins.int
+    INPUT_ENCODING_FIELD_NUMBER: _builtins.int
+    RESULT_ENCODING_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     state: Global___ActivityState.ValueType
     activity_type: _builtins.str
@@ -167,7 +169,7 @@ class Activity(_message.Message):
     """Attempts that failed or were lost with their worker, and how many of the last ones died with it in a row."""
     worker_deaths: _builtins.int
     worker_instance_key: _builtins.str
-    """While STARTED: who holds it, and since which lease."""
+    """While STARTED: who holds it, and the lease epoch that may end the attempt now."""
     lease_epoch: _builtins.int
     last_failure: _builtins.str
     """What the last attempt that failed said, or why it was cancelled or quarantined."""
@@ -177,6 +179,9 @@ class Activity(_message.Message):
     token: _builtins.bytes
     """What a worker that bound it by heartbeat left with it."""
     shard_id: _builtins.int
+    input_encoding: _builtins.str
+    """How input and result are encoded, as ScheduleActivityRequest.input_encoding says. DescribeActivity only."""
+    result_encoding: _builtins.str
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -210,10 +215,12 @@ class Activity(_message.Message):
         result: _builtins.bytes = ...,
         token: _builtins.bytes = ...,
         shard_id: _builtins.int = ...,
+        input_encoding: _builtins.str = ...,
+        result_encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "id", b"id", "retry_policy", b"retry_policy", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "id", b"id", "input", b"input", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "due_time", b"due_time", "failures", b"failures", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "result_encoding", b"result_encoding", "retry_policy", b"retry_policy", "shard_id", b"shard_id", "since", b"since", "state", b"state", "task_queue", b"task_queue", "token", b"token", "worker_deaths", b"worker_deaths", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +241,7 @@ class ActivityTask(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     activity_type: _builtins.str
     task_queue: _builtins.str
     input: _builtins.bytes
@@ -244,6 +252,8 @@ class ActivityTask(_message.Message):
     """Attempts before this one that failed or were lost with their worker."""
     last_failure: _builtins.str
     token: _builtins.bytes
+    input_encoding: _builtins.str
+    """As it was scheduled. Empty: not known."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     def __init__(
@@ -258,10 +268,11 @@ class ActivityTask(_message.Message):
         failures: _builtins.int = ...,
         last_failure: _builtins.str = ...,
         token: _builtins.bytes = ...,
+        input_encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "failures", b"failures", "id", b"id", "input", b"input", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "task_queue", b"task_queue", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "attempt", b"attempt", "failures", b"failures", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "last_failure", b"last_failure", "lease_epoch", b"lease_epoch", "task_queue", b"task_queue", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,11 +289,17 @@ class ScheduleActivityRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     RETRY_POLICY_FIELD_NUMBER: _builtins.int
     START_DELAY_FIELD_NUMBER: _builtins.int
+    INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     activity_type: _builtins.str
     task_queue: _builtins.str
     input: _builtins.bytes
     """At most 256 KiB."""
+    input_encoding: _builtins.str
+    """How input is encoded: "json/plain", "text/plain" (UTF-8), "binary/plain" (bytes as they are), "binary/null" (no
+    value), or a name of the program's own, of at most 64 bytes. The server keeps it with the input and does not read
+    it. Empty: not known.
+    """
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -299,10 +316,11 @@ class ScheduleActivityRequest(_message.Message):
         input: _builtins.bytes = ...,
         retry_policy: Global___RetryPolicy | None = ...,
         start_delay: _duration_pb2.Duration | None = ...,
+        input_encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy", "start_delay", b"start_delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "namespace", b"namespace", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "task_queue", b"task_queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "start_delay", b"start_delay", "task_queue", b"task_queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,6 +359,7 @@ class PollActivityRequest(_message.Message):
     TASK_QUEUE_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     MAX_ACTIVITIES_FIELD_NUMBER: _builtins.int
+    ACTIVITY_TYPES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
@@ -353,6 +372,12 @@ class PollActivityRequest(_message.Message):
     def wait(self) -> _duration_pb2.Duration:
         """How long to wait for an activity. Default 20 s, at most 60 s."""
 
+    @_builtins.property
+    def activity_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The types that the worker can run; it is handed no others. At most 1,000, each of at most 255 bytes. "" stands for
+        activities that have no type. None: activities of any type.
+        """
+
     def __init__(
         self,
         *,
@@ -362,10 +387,11 @@ class PollActivityRequest(_message.Message):
         task_queue: _builtins.str = ...,
         wait: _duration_pb2.Duration | None = ...,
         max_activities: _builtins.int = ...,
+        activity_types: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_activities", b"max_activities", "namespace", b"namespace", "session_id", b"session_id", "task_queue", b"task_queue", "wait", b"wait", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_types", b"activity_types", "max_activities", b"max_activities", "namespace", b"namespace", "session_id", b"session_id", "task_queue", b"task_queue", "wait", b"wait", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,12 +429,15 @@ class CompleteActivityRequest(_message.Message):
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    RESULT_ENCODING_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
     attempt: _builtins.int
     result: _builtins.bytes
     """At most 256 KiB."""
+    result_encoding: _builtins.str
+    """As ScheduleActivityRequest.input_encoding."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     def __init__(
@@ -420,10 +449,11 @@ class CompleteActivityRequest(_message.Message):
         lease_epoch: _builtins.int = ...,
         attempt: _builtins.int = ...,
         result: _builtins.bytes = ...,
+        result_encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "result_encoding", b"result_encoding", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -522,6 +552,7 @@ class ClaimActivityRequest(_message.Message):
     ACTIVITY_TYPE_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     RETRY_POLICY_FIELD_NUMBER: _builtins.int
+    INPUT_ENCODING_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
@@ -530,6 +561,8 @@ class ClaimActivityRequest(_message.Message):
     """Where it waits should the worker be lost. Empty: the worker's own task queue."""
     activity_type: _builtins.str
     input: _builtins.bytes
+    input_encoding: _builtins.str
+    """As ScheduleActivityRequest.input_encoding."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -545,10 +578,11 @@ class ClaimActivityRequest(_message.Message):
         activity_type: _builtins.str = ...,
         input: _builtins.bytes = ...,
         retry_policy: Global___RetryPolicy | None = ...,
+        input_encoding: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_policy", b"retry_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "namespace", b"namespace", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_type", b"activity_type", "id", b"id", "input", b"input", "input_encoding", b"input_encoding", "namespace", b"namespace", "retry_policy", b"retry_policy", "session_id", b"session_id", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

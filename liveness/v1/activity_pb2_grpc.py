@@ -122,7 +122,7 @@ class ActivityServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PollActivity(self, request, context):
-        """Waits for activities of a task queue. Each is bound to the worker, durably, before the answer leaves. The worker
+        """Waits for activities of a task queue, oldest first. Each is bound to the worker, durably, before the answer leaves. The worker
         confirms that it came by naming it in bound_activities of its next heartbeat (or by ending the attempt); one that
         is not confirmed in time is taken back.
         """

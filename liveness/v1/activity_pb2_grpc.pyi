@@ -50,7 +50,7 @@ class ActivityServiceStub:
     one that says something else under the same id is refused.
     """
     PollActivity: _grpc.UnaryUnaryMultiCallable[_activity_pb2.PollActivityRequest, _activity_pb2.PollActivityResponse]
-    """Waits for activities of a task queue. Each is bound to the worker, durably, before the answer leaves. The worker
+    """Waits for activities of a task queue, oldest first. Each is bound to the worker, durably, before the answer leaves. The worker
     confirms that it came by naming it in bound_activities of its next heartbeat (or by ending the attempt); one that
     is not confirmed in time is taken back.
     """
@@ -94,7 +94,7 @@ class ActivityServiceAsyncStub(ActivityServiceStub):
     one that says something else under the same id is refused.
     """
     PollActivity: _aio.UnaryUnaryMultiCallable[_activity_pb2.PollActivityRequest, _activity_pb2.PollActivityResponse]  # type: ignore[assignment]
-    """Waits for activities of a task queue. Each is bound to the worker, durably, before the answer leaves. The worker
+    """Waits for activities of a task queue, oldest first. Each is bound to the worker, durably, before the answer leaves. The worker
     confirms that it came by naming it in bound_activities of its next heartbeat (or by ending the attempt); one that
     is not confirmed in time is taken back.
     """
@@ -147,7 +147,7 @@ class ActivityServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _activity_pb2.PollActivityRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_activity_pb2.PollActivityResponse, _abc.Awaitable[_activity_pb2.PollActivityResponse]]:
-        """Waits for activities of a task queue. Each is bound to the worker, durably, before the answer leaves. The worker
+        """Waits for activities of a task queue, oldest first. Each is bound to the worker, durably, before the answer leaves. The worker
         confirms that it came by naming it in bound_activities of its next heartbeat (or by ending the attempt); one that
         is not confirmed in time is taken back.
         """

@@ -117,6 +117,56 @@ class ExpireWorkerResponse(_message.Message):
 Global___ExpireWorkerResponse: _TypeAlias = ExpireWorkerResponse  # noqa: Y015
 
 @_typing.final
+class ForgetWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    worker_instance_key: _builtins.str
+    reason: _builtins.str
+    """Recorded with the event."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        worker_instance_key: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetWorkerRequest: _TypeAlias = ForgetWorkerRequest  # noqa: Y015
+
+@_typing.final
+class ForgetWorkerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREVIOUS_STATE_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    previous_state: _worker_pb2.WorkerState.ValueType
+    """INACTIVE or CLEANED_UP: what the worker was until now."""
+    lease_epoch: _builtins.int
+    """The last lease epoch of the forgotten worker; the next worker of the key begins above it."""
+    def __init__(
+        self,
+        *,
+        previous_state: _worker_pb2.WorkerState.ValueType = ...,
+        lease_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_epoch", b"lease_epoch", "previous_state", b"previous_state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetWorkerResponse: _TypeAlias = ForgetWorkerResponse  # noqa: Y015
+
+@_typing.final
 class PauseWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,9 +391,13 @@ class NamespaceConfig(_message.Message):
     STORM_SHARE_FIELD_NUMBER: _builtins.int
     STORM_HOLD_FIELD_NUMBER: _builtins.int
     STORM_PACE_FIELD_NUMBER: _builtins.int
+    UNPOLLED_ALERT_FIELD_NUMBER: _builtins.int
+    WAITING_ALERT_FIELD_NUMBER: _builtins.int
+    BINDING_RETENTION_FIELD_NUMBER: _builtins.int
     max_workers: _builtins.int
     """ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: _builtins.int
+    """Activities that one worker may hold: 1 to 1,000, so that a heartbeat with full_bindings can name them all."""
     namespace_heartbeat_rate: _builtins.float
     """Heartbeats per second over the whole namespace. 0: no limit."""
     worker_heartbeat_rate: _builtins.float
@@ -388,6 +442,20 @@ class NamespaceConfig(_message.Message):
     def storm_hold(self) -> _duration_pb2.Duration:
         """How long a storm may hold a worker's expiry at most, and never longer than the worker's own lease. 0: no brake."""
 
+    @_builtins.property
+    def unpolled_alert(self) -> _duration_pb2.Duration:
+        """An alert is raised for activities that have waited so long in a task queue that no worker polls. 0: never."""
+
+    @_builtins.property
+    def waiting_alert(self) -> _duration_pb2.Duration:
+        """An alert is raised for activities that have waited so long in a task queue that workers poll. 0: never."""
+
+    @_builtins.property
+    def binding_retention(self) -> _duration_pb2.Duration:
+        """How long changes of bindings are kept: BindingsChanged, BindingsEnded and ActivityHanded. Other events stay for
+        event_retention. 0: as long as those.
+        """
+
     def __init__(
         self,
         *,
@@ -409,10 +477,13 @@ class NamespaceConfig(_message.Message):
         storm_share: _builtins.float | None = ...,
         storm_hold: _duration_pb2.Duration | None = ...,
         storm_pace: _builtins.int | None = ...,
+        unpolled_alert: _duration_pb2.Duration | None = ...,
+        waiting_alert: _duration_pb2.Duration | None = ...,
+        binding_retention: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "binding_retention", b"binding_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "unpolled_alert", b"unpolled_alert", "waiting_alert", b"waiting_alert", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker", "_max_worker_deaths", b"_max_worker_deaths", "_max_workers", b"_max_workers", "_namespace_heartbeat_rate", b"_namespace_heartbeat_rate", "_paused", b"_paused", "_storm_min_workers", b"_storm_min_workers", "_storm_pace", b"_storm_pace", "_storm_share", b"_storm_share", "_worker_heartbeat_rate", b"_worker_heartbeat_rate", "activity_retention", b"activity_retention", "binding_retention", b"binding_retention", "cleanup_delay", b"cleanup_delay", "default_lease", b"default_lease", "dispatch_timeout", b"dispatch_timeout", "event_retention", b"event_retention", "max_bindings_per_worker", b"max_bindings_per_worker", "max_lease", b"max_lease", "max_worker_deaths", b"max_worker_deaths", "max_workers", b"max_workers", "min_lease", b"min_lease", "namespace_heartbeat_rate", b"namespace_heartbeat_rate", "paused", b"paused", "storm_hold", b"storm_hold", "storm_min_workers", b"storm_min_workers", "storm_pace", b"storm_pace", "storm_share", b"storm_share", "tombstone_retention", b"tombstone_retention", "unpolled_alert", b"unpolled_alert", "waiting_alert", b"waiting_alert", "worker_heartbeat_rate", b"worker_heartbeat_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_bindings_per_worker: _TypeAlias = _typing.Literal["max_bindings_per_worker"]  # noqa: Y015
     _WhichOneofArgType__max_bindings_per_worker: _TypeAlias = _typing.Literal["_max_bindings_per_worker", b"_max_bindings_per_worker"]  # noqa: Y015
@@ -606,6 +677,7 @@ class Shard(_message.Message):
     INACTIVE_WORKERS_FIELD_NUMBER: _builtins.int
     CLEANED_UP_WORKERS_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.int
     serving: _builtins.bool
     epoch: _builtins.int
@@ -616,7 +688,11 @@ class Shard(_message.Message):
     inactive_workers: _builtins.int
     cleaned_up_workers: _builtins.int
     node_id: _builtins.str
-    """Who serves it; empty while nobody does."""
+    """Who serves it. Where `serving` is false: who owned it last as far as the answering node knows, and does not answer for it;
+    empty if nobody is known.
+    """
+    address: _builtins.str
+    """Where other nodes reach that node."""
     def __init__(
         self,
         *,
@@ -630,10 +706,11 @@ class Shard(_message.Message):
         inactive_workers: _builtins.int = ...,
         cleaned_up_workers: _builtins.int = ...,
         node_id: _builtins.str = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_workers", b"active_workers", "checkpoint_sequence", b"checkpoint_sequence", "cleaned_up_workers", b"cleaned_up_workers", "epoch", b"epoch", "inactive_workers", b"inactive_workers", "last_sequence", b"last_sequence", "node_id", b"node_id", "observed_ms", b"observed_ms", "serving", b"serving", "shard_id", b"shard_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_workers", b"active_workers", "address", b"address", "checkpoint_sequence", b"checkpoint_sequence", "cleaned_up_workers", b"cleaned_up_workers", "epoch", b"epoch", "inactive_workers", b"inactive_workers", "last_sequence", b"last_sequence", "node_id", b"node_id", "observed_ms", b"observed_ms", "serving", b"serving", "shard_id", b"shard_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,11 @@ class AdminServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerResponse.FromString,
                 _registered_method=True)
+        self.ForgetWorker = channel.unary_unary(
+                '/liveness.v1.AdminService/ForgetWorker',
+                request_serializer=liveness_dot_v1_dot_admin__pb2.ForgetWorkerRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_admin__pb2.ForgetWorkerResponse.FromString,
+                _registered_method=True)
         self.PauseWorkers = channel.unary_unary(
                 '/liveness.v1.AdminService/PauseWorkers',
                 request_serializer=liveness_dot_v1_dot_admin__pb2.PauseWorkersRequest.SerializeToString,
@@ -119,6 +124,14 @@ class AdminServiceServicer(object):
 
     def ExpireWorker(self, request, context):
         """Forces a worker INACTIVE; its activities are rescheduled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetWorker(self, request, context):
+        """Frees the key of a worker that is not ACTIVE, at once and not only when its cleanup delay and the retention of its
+        tombstone are over. The next worker of the key begins with a lease epoch above all earlier ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,6 +242,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.ExpireWorkerResponse.SerializeToString,
             ),
+            'ForgetWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetWorker,
+                    request_deserializer=liveness_dot_v1_dot_admin__pb2.ForgetWorkerRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_admin__pb2.ForgetWorkerResponse.SerializeToString,
+            ),
             'PauseWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseWorkers,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.PauseWorkersRequest.FromString,
@@ -328,6 +346,33 @@ class AdminService(object):
             '/liveness.v1.AdminService/ExpireWorker',
             liveness_dot_v1_dot_admin__pb2.ExpireWorkerRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.ExpireWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ForgetWorker',
+            liveness_dot_v1_dot_admin__pb2.ForgetWorkerRequest.SerializeToString,
+            liveness_dot_v1_dot_admin__pb2.ForgetWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,10 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     ExpireWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExpireWorkerRequest, _admin_pb2.ExpireWorkerResponse]
     """Forces a worker INACTIVE; its activities are rescheduled."""
+    ForgetWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetWorkerRequest, _admin_pb2.ForgetWorkerResponse]
+    """Frees the key of a worker that is not ACTIVE, at once and not only when its cleanup delay and the retention of its
+    tombstone are over. The next worker of the key begins with a lease epoch above all earlier ones.
+    """
     PauseWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseWorkersRequest, _admin_pb2.PauseWorkersResponse]
     """Workers that are paused keep their lease and finish what they have, but are handed nothing new. Kept over restarts
     of the server and of the worker.
@@ -73,6 +77,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExpireWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExpireWorkerRequest, _admin_pb2.ExpireWorkerResponse]  # type: ignore[assignment]
     """Forces a worker INACTIVE; its activities are rescheduled."""
+    ForgetWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetWorkerRequest, _admin_pb2.ForgetWorkerResponse]  # type: ignore[assignment]
+    """Frees the key of a worker that is not ACTIVE, at once and not only when its cleanup delay and the retention of its
+    tombstone are over. The next worker of the key begins with a lease epoch above all earlier ones.
+    """
     PauseWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseWorkersRequest, _admin_pb2.PauseWorkersResponse]  # type: ignore[assignment]
     """Workers that are paused keep their lease and finish what they have, but are handed nothing new. Kept over restarts
     of the server and of the worker.
@@ -113,6 +121,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ExpireWorkerResponse, _abc.Awaitable[_admin_pb2.ExpireWorkerResponse]]:
         """Forces a worker INACTIVE; its activities are rescheduled."""
+
+    @_abc_1.abstractmethod
+    def ForgetWorker(
+        self,
+        request: _admin_pb2.ForgetWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetWorkerResponse, _abc.Awaitable[_admin_pb2.ForgetWorkerResponse]]:
+        """Frees the key of a worker that is not ACTIVE, at once and not only when its cleanup delay and the retention of its
+        tombstone are over. The next worker of the key begins with a lease epoch above all earlier ones.
+        """
 
     @_abc_1.abstractmethod
     def PauseWorkers(

@@ -227,17 +227,23 @@ class QueueOffer(_message.Message):
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
     TASK_QUEUE_FIELD_NUMBER: _builtins.int
+    ACTIVITY_TYPES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     task_queue: _builtins.str
+    @_builtins.property
+    def activity_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The types of these activities. None: not known, since the node is of an older version."""
+
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         task_queue: _builtins.str = ...,
+        activity_types: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "task_queue", b"task_queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_types", b"activity_types", "namespace", b"namespace", "task_queue", b"task_queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,12 +275,21 @@ Global___LogHead: _TypeAlias = LogHead  # noqa: Y015
 class HintResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ATTENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attended(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffer]:
+        """Of the queues that were offered, those that workers attend here: their polls wait at this node, or they hold
+        activities of its shards.
+        """
+
     def __init__(
         self,
+        *,
+        attended: _abc.Iterable[Global___QueueOffer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -728,11 +743,16 @@ class HandOutRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     TASK_QUEUE_FIELD_NUMBER: _builtins.int
     MAX_ACTIVITIES_FIELD_NUMBER: _builtins.int
+    ACTIVITY_TYPES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     session_id: _builtins.str
     task_queue: _builtins.str
     max_activities: _builtins.int
+    @_builtins.property
+    def activity_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As PollActivityRequest.activity_types."""
+
     def __init__(
         self,
         *,
@@ -741,10 +761,11 @@ class HandOutRequest(_message.Message):
         session_id: _builtins.str = ...,
         task_queue: _builtins.str = ...,
         max_activities: _builtins.int = ...,
+        activity_types: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_activities", b"max_activities", "namespace", b"namespace", "session_id", b"session_id", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_types", b"activity_types", "max_activities", b"max_activities", "namespace", b"namespace", "session_id", b"session_id", "task_queue", b"task_queue", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -945,8 +966,12 @@ class GetFleetShareResponse(_message.Message):
     SERVING_SHARDS_FIELD_NUMBER: _builtins.int
     STALLS_MS_FIELD_NUMBER: _builtins.int
     RELAY_TROUBLE_FIELD_NUMBER: _builtins.int
+    TASK_QUEUES_FIELD_NUMBER: _builtins.int
+    DATABASE_TROUBLE_FIELD_NUMBER: _builtins.int
     relay_trouble: _builtins.str
     """Why the message broker takes nothing from it; empty if it does."""
+    database_trouble: _builtins.str
+    """Why its last renewal of its own lease failed; empty if it did not."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.FleetSample]:
         """Oldest first, without latencies."""
@@ -973,6 +998,10 @@ class GetFleetShareResponse(_message.Message):
     def stalls_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For how long it stood still, each time within the last minute."""
 
+    @_builtins.property
+    def task_queues(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.TaskQueueBacklog]:
+        """At most 100 that are unpolled, and 100 others, those that wait longest."""
+
     def __init__(
         self,
         *,
@@ -984,10 +1013,12 @@ class GetFleetShareResponse(_message.Message):
         serving_shards: _abc.Iterable[_builtins.int] | None = ...,
         stalls_ms: _abc.Iterable[_builtins.int] | None = ...,
         relay_trouble: _builtins.str = ...,
+        task_queues: _abc.Iterable[_fleet_pb2.TaskQueueBacklog] | None = ...,
+        database_trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "task_queues", b"task_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

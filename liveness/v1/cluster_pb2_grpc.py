@@ -193,7 +193,8 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CountDeaths(self, request, context):
-        """How many others died at this node, as it remembers, within a minute before or after a worker did.
+        """How many others died at this node, as it remembers, within a minute before or after a worker did. Nodes after version
+        0.1.0 read it from the database and do not call this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

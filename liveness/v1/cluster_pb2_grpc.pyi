@@ -63,7 +63,9 @@ class ClusterServiceStub:
     ReturnSlots: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ReturnSlotsRequest, _cluster_pb2.ReturnSlotsResponse]
     """Gives back room for workers of a namespace that this node's shards were granted and do not use."""
     CountDeaths: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.CountDeathsRequest, _cluster_pb2.CountDeathsResponse]
-    """How many others died at this node, as it remembers, within a minute before or after a worker did."""
+    """How many others died at this node, as it remembers, within a minute before or after a worker did. Nodes after version
+    0.1.0 read it from the database and do not call this.
+    """
     GetFleetShare: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetFleetShareRequest, _cluster_pb2.GetFleetShareResponse]
     """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
 
@@ -102,7 +104,9 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     ReturnSlots: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ReturnSlotsRequest, _cluster_pb2.ReturnSlotsResponse]  # type: ignore[assignment]
     """Gives back room for workers of a namespace that this node's shards were granted and do not use."""
     CountDeaths: _aio.UnaryUnaryMultiCallable[_cluster_pb2.CountDeathsRequest, _cluster_pb2.CountDeathsResponse]  # type: ignore[assignment]
-    """How many others died at this node, as it remembers, within a minute before or after a worker did."""
+    """How many others died at this node, as it remembers, within a minute before or after a worker did. Nodes after version
+    0.1.0 read it from the database and do not call this.
+    """
     GetFleetShare: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetFleetShareRequest, _cluster_pb2.GetFleetShareResponse]  # type: ignore[assignment]
     """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
 
@@ -210,7 +214,9 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cluster_pb2.CountDeathsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.CountDeathsResponse, _abc.Awaitable[_cluster_pb2.CountDeathsResponse]]:
-        """How many others died at this node, as it remembers, within a minute before or after a worker did."""
+        """How many others died at this node, as it remembers, within a minute before or after a worker did. Nodes after version
+        0.1.0 read it from the database and do not call this.
+        """
 
     @_abc_1.abstractmethod
     def GetFleetShare(

@@ -109,8 +109,8 @@ class DeathCertificate(_message.Message):
 
     @_typing.final
     class Company(_message.Message):
-        """Others whose leases ended in this way within a minute before or after. At least so many: a server that has
-        restarted since knows only of those before.
+        """Others whose leases ended in this way within a minute before or after; each counts once. The counts may rise until
+        that minute is over, and do not change after it.
         """
 
         DESCRIPTOR: _descriptor.Descriptor

@@ -40,6 +40,16 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """A server stood still within the last minute."""
     ALERT_KIND_RELAY: _AlertKind.ValueType  # 6
     """The message broker does not take what is relayed."""
+    ALERT_KIND_NO_ACTIVE_WORKERS: _AlertKind.ValueType  # 7
+    """A namespace has workers that died, and none that is ACTIVE."""
+    ALERT_KIND_UNPOLLED_QUEUE: _AlertKind.ValueType  # 8
+    """Activities wait in task queues that no worker polls."""
+    ALERT_KIND_LONG_WAIT: _AlertKind.ValueType  # 9
+    """Activities wait too long, although workers poll their task queues."""
+    ALERT_KIND_DATABASE: _AlertKind.ValueType  # 10
+    """A server cannot use the database, and so cannot renew its own lease."""
+    ALERT_KIND_LOST_NODES: _AlertKind.ValueType  # 11
+    """Nodes have not renewed their leases; the others serve their shards."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper): ...
 
@@ -56,6 +66,16 @@ ALERT_KIND_STALL: AlertKind.ValueType  # 5
 """A server stood still within the last minute."""
 ALERT_KIND_RELAY: AlertKind.ValueType  # 6
 """The message broker does not take what is relayed."""
+ALERT_KIND_NO_ACTIVE_WORKERS: AlertKind.ValueType  # 7
+"""A namespace has workers that died, and none that is ACTIVE."""
+ALERT_KIND_UNPOLLED_QUEUE: AlertKind.ValueType  # 8
+"""Activities wait in task queues that no worker polls."""
+ALERT_KIND_LONG_WAIT: AlertKind.ValueType  # 9
+"""Activities wait too long, although workers poll their task queues."""
+ALERT_KIND_DATABASE: AlertKind.ValueType  # 10
+"""A server cannot use the database, and so cannot renew its own lease."""
+ALERT_KIND_LOST_NODES: AlertKind.ValueType  # 11
+"""Nodes have not renewed their leases; the others serve their shards."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final
@@ -97,10 +117,15 @@ class GetFleetResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     SERVING_SHARDS_FIELD_NUMBER: _builtins.int
+    TASK_QUEUES_FIELD_NUMBER: _builtins.int
+    RELAYS_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
     nodes: _builtins.int
     shards: _builtins.int
     serving_shards: _builtins.int
     """Shards that somebody serves."""
+    relays: _builtins.bool
+    """Whether the server that answered relays to a message broker."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -123,7 +148,17 @@ class GetFleetResponse(_message.Message):
 
     @_builtins.property
     def alerts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alert]:
-        """What an operator should look at, the most urgent first."""
+        """What an operator should look at, the most urgent first; at most 100 of a kind."""
+
+    @_builtins.property
+    def task_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskQueueBacklog]:
+        """Those in which activities wait for a worker, the one that waits longest first; at most 100. Only of the namespace
+        that was asked for, if one was.
+        """
+
+    @_builtins.property
+    def storage(self) -> Global___Storage:
+        """Unset while it has not been read."""
 
     def __init__(
         self,
@@ -137,14 +172,66 @@ class GetFleetResponse(_message.Message):
         nodes: _builtins.int = ...,
         shards: _builtins.int = ...,
         serving_shards: _builtins.int = ...,
+        task_queues: _abc.Iterable[Global___TaskQueueBacklog] | None = ...,
+        relays: _builtins.bool = ...,
+        storage: Global___Storage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval", "storage", b"storage", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "interval", b"interval", "namespaces", b"namespaces", "nodes", b"nodes", "queues", b"queues", "samples", b"samples", "serving_shards", b"serving_shards", "shards", b"shards", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alerts", b"alerts", "interval", b"interval", "namespaces", b"namespaces", "nodes", b"nodes", "queues", b"queues", "relays", b"relays", "samples", b"samples", "serving_shards", b"serving_shards", "shards", b"shards", "storage", b"storage", "task_queues", b"task_queues", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class Storage(_message.Message):
+    """The size of the database, as of a minute ago at most."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    GROWTH_BYTES_PER_DAY_FIELD_NUMBER: _builtins.int
+    DAYS_UNTIL_FULL_FIELD_NUMBER: _builtins.int
+    used_bytes: _builtins.int
+    """What it holds. On PostgreSQL an estimate."""
+    disk_bytes: _builtins.int
+    """What it takes on its disk, with space that it will use again."""
+    free_bytes: _builtins.int
+    """For how much more there is room. Unset if that is not known, as on PostgreSQL."""
+    growth_bytes_per_day: _builtins.int
+    """By the last day, or less if less is known. Unset for the first minutes."""
+    days_until_full: _builtins.float
+    """At this growth. Unset if the room is not known, or does not get less."""
+    def __init__(
+        self,
+        *,
+        used_bytes: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        free_bytes: _builtins.int | None = ...,
+        growth_bytes_per_day: _builtins.int | None = ...,
+        days_until_full: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_days_until_full", b"_days_until_full", "_free_bytes", b"_free_bytes", "_growth_bytes_per_day", b"_growth_bytes_per_day", "days_until_full", b"days_until_full", "free_bytes", b"free_bytes", "growth_bytes_per_day", b"growth_bytes_per_day"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_days_until_full", b"_days_until_full", "_free_bytes", b"_free_bytes", "_growth_bytes_per_day", b"_growth_bytes_per_day", "days_until_full", b"days_until_full", "disk_bytes", b"disk_bytes", "free_bytes", b"free_bytes", "growth_bytes_per_day", b"growth_bytes_per_day", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__days_until_full: _TypeAlias = _typing.Literal["days_until_full"]  # noqa: Y015
+    _WhichOneofArgType__days_until_full: _TypeAlias = _typing.Literal["_days_until_full", b"_days_until_full"]  # noqa: Y015
+    _WhichOneofReturnType__free_bytes: _TypeAlias = _typing.Literal["free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__free_bytes: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__growth_bytes_per_day: _TypeAlias = _typing.Literal["growth_bytes_per_day"]  # noqa: Y015
+    _WhichOneofArgType__growth_bytes_per_day: _TypeAlias = _typing.Literal["_growth_bytes_per_day", b"_growth_bytes_per_day"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__days_until_full) -> _WhichOneofReturnType__days_until_full | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_bytes) -> _WhichOneofReturnType__free_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__growth_bytes_per_day) -> _WhichOneofReturnType__growth_bytes_per_day | None: ...
+
+Global___Storage: _TypeAlias = Storage  # noqa: Y015
 
 @_typing.final
 class FleetSample(_message.Message):
@@ -166,6 +253,7 @@ class FleetSample(_message.Message):
     RESURRECTIONS_FIELD_NUMBER: _builtins.int
     RESCHEDULES_FIELD_NUMBER: _builtins.int
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
+    AVAILABLE_ACTIVITIES_FIELD_NUMBER: _builtins.int
     active: _builtins.int
     inactive: _builtins.int
     cleaned_up: _builtins.int
@@ -184,6 +272,8 @@ class FleetSample(_message.Message):
     """Activities taken from workers."""
     queue_depth: _builtins.int
     """Unfinished tasks at that time, over all namespaces."""
+    available_activities: _builtins.int
+    """Activities that waited for a worker to take them at that time."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -203,10 +293,11 @@ class FleetSample(_message.Message):
         resurrections: _builtins.int = ...,
         reschedules: _builtins.int = ...,
         queue_depth: _builtins.int = ...,
+        available_activities: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "cleaned_up", b"cleaned_up", "expiries", b"expiries", "heartbeats", b"heartbeats", "inactive", b"inactive", "latency_p50_ms", b"latency_p50_ms", "latency_p99_ms", b"latency_p99_ms", "queue_depth", b"queue_depth", "refused_heartbeats", b"refused_heartbeats", "registrations", b"registrations", "reschedules", b"reschedules", "resurrections", b"resurrections", "suspects", b"suspects", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "available_activities", b"available_activities", "cleaned_up", b"cleaned_up", "expiries", b"expiries", "heartbeats", b"heartbeats", "inactive", b"inactive", "latency_p50_ms", b"latency_p50_ms", "latency_p99_ms", b"latency_p99_ms", "queue_depth", b"queue_depth", "refused_heartbeats", b"refused_heartbeats", "registrations", b"registrations", "reschedules", b"reschedules", "resurrections", b"resurrections", "suspects", b"suspects", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,6 +320,11 @@ class NamespaceFleet(_message.Message):
     DEAD_LETTERED_TASKS_FIELD_NUMBER: _builtins.int
     HELD_EXPIRIES_FIELD_NUMBER: _builtins.int
     HELD_UNTIL_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    AVAILABLE_ACTIVITIES_FIELD_NUMBER: _builtins.int
+    UNPOLLED_ACTIVITIES_FIELD_NUMBER: _builtins.int
+    OLDEST_POLLED_FIELD_NUMBER: _builtins.int
+    OLDEST_UNPOLLED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     active: _builtins.int
     inactive: _builtins.int
@@ -243,9 +339,25 @@ class NamespaceFleet(_message.Message):
     dead_lettered_tasks: _builtins.int
     held_expiries: _builtins.int
     """ACTIVE workers whose lease is over and is held, because so many fell due together."""
+    dead: _builtins.int
+    """INACTIVE workers that died: their lease ended for silence or a broken stream. The other INACTIVE ones said goodbye,
+    were drained or were forced out.
+    """
+    available_activities: _builtins.int
+    """Activities that wait for a worker to take them."""
+    unpolled_activities: _builtins.int
+    """Those of them whose task queue no worker polls, as TaskQueueBacklog.unpolled says."""
     @_builtins.property
     def held_until(self) -> _timestamp_pb2.Timestamp:
         """While a storm holds expiries: until when at the latest. Then they end at a set pace."""
+
+    @_builtins.property
+    def oldest_polled(self) -> _duration_pb2.Duration:
+        """How long the oldest one has waited in a task queue that workers poll; unset if none waits there."""
+
+    @_builtins.property
+    def oldest_unpolled(self) -> _duration_pb2.Duration:
+        """How long the oldest one has waited in a task queue that no worker polls; unset if none waits there."""
 
     def __init__(
         self,
@@ -263,14 +375,56 @@ class NamespaceFleet(_message.Message):
         dead_lettered_tasks: _builtins.int = ...,
         held_expiries: _builtins.int = ...,
         held_until: _timestamp_pb2.Timestamp | None = ...,
+        dead: _builtins.int = ...,
+        available_activities: _builtins.int = ...,
+        unpolled_activities: _builtins.int = ...,
+        oldest_polled: _duration_pb2.Duration | None = ...,
+        oldest_unpolled: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held_until", b"held_until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held_until", b"held_until", "oldest_polled", b"oldest_polled", "oldest_unpolled", b"oldest_unpolled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "cleaned_up", b"cleaned_up", "dead_lettered_tasks", b"dead_lettered_tasks", "deaths", b"deaths", "deaths_last_minute", b"deaths_last_minute", "false_deaths", b"false_deaths", "held_expiries", b"held_expiries", "held_until", b"held_until", "inactive", b"inactive", "namespace", b"namespace", "paused", b"paused", "quarantined_activities", b"quarantined_activities", "suspects", b"suspects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "available_activities", b"available_activities", "cleaned_up", b"cleaned_up", "dead", b"dead", "dead_lettered_tasks", b"dead_lettered_tasks", "deaths", b"deaths", "deaths_last_minute", b"deaths_last_minute", "false_deaths", b"false_deaths", "held_expiries", b"held_expiries", "held_until", b"held_until", "inactive", b"inactive", "namespace", b"namespace", "oldest_polled", b"oldest_polled", "oldest_unpolled", b"oldest_unpolled", "paused", b"paused", "quarantined_activities", b"quarantined_activities", "suspects", b"suspects", "unpolled_activities", b"unpolled_activities"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NamespaceFleet: _TypeAlias = NamespaceFleet  # noqa: Y015
+
+@_typing.final
+class TaskQueueBacklog(_message.Message):
+    """Activities that wait for a worker in one task queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TASK_QUEUE_FIELD_NUMBER: _builtins.int
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    UNPOLLED_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    task_queue: _builtins.str
+    available: _builtins.int
+    unpolled: _builtins.bool
+    """For as long as the namespace's `unpolled_alert`, no worker has polled the task queue or held an activity of it."""
+    @_builtins.property
+    def oldest(self) -> _duration_pb2.Duration:
+        """How long the oldest one has waited, on the clock of its shard."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        task_queue: _builtins.str = ...,
+        available: _builtins.int = ...,
+        oldest: _duration_pb2.Duration | None = ...,
+        unpolled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest", b"oldest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "namespace", b"namespace", "oldest", b"oldest", "task_queue", b"task_queue", "unpolled", b"unpolled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaskQueueBacklog: _TypeAlias = TaskQueueBacklog  # noqa: Y015
 
 @_typing.final
 class QueueDepth(_message.Message):

@@ -460,7 +460,10 @@ class WatchEventsRequest(_message.Message):
     worker_instance_key: _builtins.str
     """Needs a namespace."""
     resume_token: _builtins.str
-    """From an earlier answer, for the same selection. Empty: from now on."""
+    """From an earlier answer, for the same selection. Empty: from now on. RESUME_TOKEN_INVALID, with missing_events, shards
+    and complete_since, if retention has deleted events after it: then read the current state and begin without a token.
+    A stream that reads too slowly ends so as well.
+    """
     from_beginning: _builtins.bool
     """Without a resume token: begin with the oldest event still kept."""
     def __init__(
@@ -489,7 +492,7 @@ class WatchEventsResponse(_message.Message):
     """Resumes right after these events."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.Event]:
-        """May be empty: the first answer only tells where the stream begins."""
+        """May be empty: the first answer only tells where the stream begins, and a later one brings a newer token."""
 
     def __init__(
         self,
@@ -504,6 +507,52 @@ class WatchEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class ListRecentEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Empty: all namespaces."""
+    page_size: _builtins.int
+    """How many at most. Default 100, at most 1,000."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "page_size", b"page_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRecentEventsRequest: _TypeAlias = ListRecentEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListRecentEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.Event]:
+        """Newest last."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_event_pb2.Event] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRecentEventsResponse: _TypeAlias = ListRecentEventsResponse  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
@@ -571,15 +620,27 @@ class AttachRequest(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         NUMBER_FIELD_NUMBER: _builtins.int
+        SERVER_ADDRESSES_FIELD_NUMBER: _builtins.int
+        NETWORK_FIELD_NUMBER: _builtins.int
         number: _builtins.int
+        network: _builtins.str
+        """The client's network, as the SDK names it: a loopback address means the same in one network only."""
+        @_builtins.property
+        def server_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """Asks whether the connection is direct (see Pong): every IP:PORT that the server's address stands for, as far as a
+            connection to it succeeds at the moment.
+            """
+
         def __init__(
             self,
             *,
             number: _builtins.int = ...,
+            server_addresses: _abc.Iterable[_builtins.str] | None = ...,
+            network: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["network", b"network", "number", b"number", "server_addresses", b"server_addresses"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -694,15 +755,21 @@ class AttachResponse(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         NUMBER_FIELD_NUMBER: _builtins.int
+        DIRECT_FIELD_NUMBER: _builtins.int
         number: _builtins.int
+        direct: _builtins.bool
+        """The addresses that the ping named are this process's own, and no other process will ever count a grace from the
+        end of this stream. So once nobody listens at these addresses, the end of this stream counts for nothing.
+        """
         def __init__(
             self,
             *,
             number: _builtins.int = ...,
+            direct: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "number", b"number"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,11 +33,11 @@ class LivenessServiceStub(object):
     Errors carry google.rpc.ErrorInfo with domain "liveness" and a machine-readable reason:
     INVALID_ARGUMENT     INVALID_FIELD, PAGE_TOKEN_INVALID, RESUME_TOKEN_INVALID, MALFORMED_REQUEST
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
-    WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
+    WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, WORKER_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
     NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
-    changed
+    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, CUT_OFF, NODE_LOST, STORE_FULL (the disk of
+    the database is full): retry, nothing is known to have changed
     """
 
     def __init__(self, channel):
@@ -96,6 +96,11 @@ class LivenessServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_service__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_service__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
+        self.ListRecentEvents = channel.unary_unary(
+                '/liveness.v1.LivenessService/ListRecentEvents',
+                request_serializer=liveness_dot_v1_dot_service__pb2.ListRecentEventsRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_service__pb2.ListRecentEventsResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/liveness.v1.LivenessService/GetServerInfo',
                 request_serializer=liveness_dot_v1_dot_service__pb2.GetServerInfoRequest.SerializeToString,
@@ -109,11 +114,11 @@ class LivenessServiceServicer(object):
     Errors carry google.rpc.ErrorInfo with domain "liveness" and a machine-readable reason:
     INVALID_ARGUMENT     INVALID_FIELD, PAGE_TOKEN_INVALID, RESUME_TOKEN_INVALID, MALFORMED_REQUEST
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
-    WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
+    WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, WORKER_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
     NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
-    changed
+    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, CUT_OFF, NODE_LOST, STORE_FULL (the disk of
+    the database is full): retry, nothing is known to have changed
     """
 
     def RecordWorkerHeartbeat(self, request, context):
@@ -189,6 +194,14 @@ class LivenessServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRecentEvents(self, request, context):
+        """The newest events, without plain lease renewals: what a watcher that begins now has just missed. Ordered by time. Only
+        the end of each shard's log is searched, so that events of a quiet namespace may be missing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """What a client asks first: is somebody there, do we understand each other?
         """
@@ -249,6 +262,11 @@ def add_LivenessServiceServicer_to_server(servicer, server):
                     request_deserializer=liveness_dot_v1_dot_service__pb2.WatchEventsRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_service__pb2.WatchEventsResponse.SerializeToString,
             ),
+            'ListRecentEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRecentEvents,
+                    request_deserializer=liveness_dot_v1_dot_service__pb2.ListRecentEventsRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_service__pb2.ListRecentEventsResponse.SerializeToString,
+            ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
                     request_deserializer=liveness_dot_v1_dot_service__pb2.GetServerInfoRequest.FromString,
@@ -268,11 +286,11 @@ class LivenessService(object):
     Errors carry google.rpc.ErrorInfo with domain "liveness" and a machine-readable reason:
     INVALID_ARGUMENT     INVALID_FIELD, PAGE_TOKEN_INVALID, RESUME_TOKEN_INVALID, MALFORMED_REQUEST
     FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
-    WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
+    WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, WORKER_ACTIVE, TASK_FINISHED
     RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
     NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
-    changed
+    UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, CUT_OFF, NODE_LOST, STORE_FULL (the disk of
+    the database is full): retry, nothing is known to have changed
     """
 
     @staticmethod
@@ -535,6 +553,33 @@ class LivenessService(object):
             '/liveness.v1.LivenessService/WatchEvents',
             liveness_dot_v1_dot_service__pb2.WatchEventsRequest.SerializeToString,
             liveness_dot_v1_dot_service__pb2.WatchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRecentEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.LivenessService/ListRecentEvents',
+            liveness_dot_v1_dot_service__pb2.ListRecentEventsRequest.SerializeToString,
+            liveness_dot_v1_dot_service__pb2.ListRecentEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,11 +34,11 @@ class LivenessServiceStub:
     Errors carry google.rpc.ErrorInfo with domain "liveness" and a machine-readable reason:
       INVALID_ARGUMENT     INVALID_FIELD, PAGE_TOKEN_INVALID, RESUME_TOKEN_INVALID, MALFORMED_REQUEST
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
-                           WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
+                           WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, WORKER_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
       NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
-                           changed
+      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, CUT_OFF, NODE_LOST, STORE_FULL (the disk of
+                           the database is full): retry, nothing is known to have changed
     """
 
     @_typing.overload
@@ -72,6 +72,10 @@ class LivenessServiceStub:
     """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
     not among them: they are folded into checkpoints and not kept one by one.
     """
+    ListRecentEvents: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListRecentEventsRequest, _service_pb2.ListRecentEventsResponse]
+    """The newest events, without plain lease renewals: what a watcher that begins now has just missed. Ordered by time. Only
+    the end of each shard's log is searched, so that events of a quiet namespace may be missing.
+    """
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetServerInfoRequest, _service_pb2.GetServerInfoResponse]
     """What a client asks first: is somebody there, do we understand each other?"""
 
@@ -82,11 +86,11 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
     Errors carry google.rpc.ErrorInfo with domain "liveness" and a machine-readable reason:
       INVALID_ARGUMENT     INVALID_FIELD, PAGE_TOKEN_INVALID, RESUME_TOKEN_INVALID, MALFORMED_REQUEST
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
-                           WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
+                           WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, WORKER_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
       NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
-                           changed
+      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, CUT_OFF, NODE_LOST, STORE_FULL (the disk of
+                           the database is full): retry, nothing is known to have changed
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -117,6 +121,10 @@ class LivenessServiceAsyncStub(LivenessServiceStub):
     """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
     not among them: they are folded into checkpoints and not kept one by one.
     """
+    ListRecentEvents: _aio.UnaryUnaryMultiCallable[_service_pb2.ListRecentEventsRequest, _service_pb2.ListRecentEventsResponse]  # type: ignore[assignment]
+    """The newest events, without plain lease renewals: what a watcher that begins now has just missed. Ordered by time. Only
+    the end of each shard's log is searched, so that events of a quiet namespace may be missing.
+    """
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_service_pb2.GetServerInfoRequest, _service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """What a client asks first: is somebody there, do we understand each other?"""
 
@@ -126,11 +134,11 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
     Errors carry google.rpc.ErrorInfo with domain "liveness" and a machine-readable reason:
       INVALID_ARGUMENT     INVALID_FIELD, PAGE_TOKEN_INVALID, RESUME_TOKEN_INVALID, MALFORMED_REQUEST
       FAILED_PRECONDITION  STALE_HEARTBEAT, SESSION_SUPERSEDED, SESSION_NOT_CURRENT,
-                           WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, TASK_FINISHED
+                           WORKER_CLEANED_UP, WORKER_NOT_ACTIVE, WORKER_ACTIVE, TASK_FINISHED
       RESOURCE_EXHAUSTED   WORKER_QUOTA_EXCEEDED, BINDING_QUOTA_EXCEEDED, RATE_LIMITED (with RetryInfo)
       NOT_FOUND            WORKER_NOT_FOUND, DEATH_NOT_FOUND, TASK_NOT_FOUND, NAMESPACE_NOT_FOUND
-      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, NODE_LOST: retry, nothing is known to have
-                           changed
+      UNAVAILABLE          SHARD_UNAVAILABLE, SHUTTING_DOWN, NO_NODE_REACHABLE, CUT_OFF, NODE_LOST, STORE_FULL (the disk of
+                           the database is full): retry, nothing is known to have changed
     """
 
     @_abc_1.abstractmethod
@@ -218,6 +226,16 @@ class LivenessServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_service_pb2.WatchEventsResponse], _abc.AsyncIterator[_service_pb2.WatchEventsResponse]]:
         """Committed events, in order inside each shard, without gap or repeat across resumptions. Plain lease renewals are
         not among them: they are folded into checkpoints and not kept one by one.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRecentEvents(
+        self,
+        request: _service_pb2.ListRecentEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ListRecentEventsResponse, _abc.Awaitable[_service_pb2.ListRecentEventsResponse]]:
+        """The newest events, without plain lease renewals: what a watcher that begins now has just missed. Ordered by time. Only
+        the end of each shard's log is searched, so that events of a quiet namespace may be missing.
         """
 
     @_abc_1.abstractmethod

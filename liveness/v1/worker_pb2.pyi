@@ -33,7 +33,7 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_CLEANED_UP: _WorkerState.ValueType  # 3
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
-    """Where a worker stands in its life. CLEANED_UP is terminal."""
+    """Where a worker stands in its life. CLEANED_UP is terminal: the key can only begin a new life."""
 
 WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
 WORKER_STATE_ACTIVE: WorkerState.ValueType  # 1
@@ -71,7 +71,9 @@ class _HeartbeatOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hear
     DESCRIPTOR: _descriptor.EnumDescriptor
     HEARTBEAT_OUTCOME_UNSPECIFIED: _HeartbeatOutcome.ValueType  # 0
     HEARTBEAT_OUTCOME_REGISTERED: _HeartbeatOutcome.ValueType  # 1
-    """First heartbeat of this worker: it is ACTIVE with lease epoch 1."""
+    """First heartbeat of this worker, or of a new incarnation of its key: it is ACTIVE, and its lease epoch is above all
+    that the key ever had.
+    """
     HEARTBEAT_OUTCOME_RENEWED: _HeartbeatOutcome.ValueType  # 2
     """The lease runs anew from now."""
     HEARTBEAT_OUTCOME_REPEATED: _HeartbeatOutcome.ValueType  # 3
@@ -86,7 +88,9 @@ class HeartbeatOutcome(_HeartbeatOutcome, metaclass=_HeartbeatOutcomeEnumTypeWra
 
 HEARTBEAT_OUTCOME_UNSPECIFIED: HeartbeatOutcome.ValueType  # 0
 HEARTBEAT_OUTCOME_REGISTERED: HeartbeatOutcome.ValueType  # 1
-"""First heartbeat of this worker: it is ACTIVE with lease epoch 1."""
+"""First heartbeat of this worker, or of a new incarnation of its key: it is ACTIVE, and its lease epoch is above all
+that the key ever had.
+"""
 HEARTBEAT_OUTCOME_RENEWED: HeartbeatOutcome.ValueType  # 2
 """The lease runs anew from now."""
 HEARTBEAT_OUTCOME_REPEATED: HeartbeatOutcome.ValueType  # 3
@@ -211,6 +215,8 @@ class WorkerHeartbeat(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CURRENT_JOB_FIELD_NUMBER: _builtins.int
+    NEW_INCARNATION_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     worker_instance_key: _builtins.str
     """Unique per worker in its namespace."""
     session_id: _builtins.str
@@ -218,7 +224,9 @@ class WorkerHeartbeat(_message.Message):
     sequence: _builtins.int
     """Strictly rising inside a session, from 1. 0 means none: retries and reordering are then not recognised."""
     full_bindings: _builtins.bool
-    """bound_activities is the whole set; what is missing from it is unbound, not rescheduled."""
+    """bound_activities is the whole set; what is missing from it is unbound, not rescheduled. The set has always room:
+    no worker may hold more than 1,000 activities.
+    """
     status: Global___WorkerStatus.ValueType
     successes: _builtins.int
     """Counters since the last heartbeat."""
@@ -235,13 +243,25 @@ class WorkerHeartbeat(_message.Message):
     host_name: _builtins.str
     process_id: _builtins.str
     current_job: _builtins.str
+    new_incarnation: _builtins.bool
+    """For the first heartbeat of a session: if the worker under this key was cleaned up, begin a new life of the key, with
+    a higher lease epoch. Without it, a key that was cleaned up is refused with WORKER_CLEANED_UP. Needs a session_id
+    that the key has never had; a replaced session stays refused. Changes nothing in any other state.
+    """
+    lease_epoch: _builtins.int
+    """The lease_epoch of the last answer to this session; 0 in its first heartbeat. A session that the key does not
+    remember is taken for a new one, unless it tells by an epoch below the present one that it belongs to an earlier
+    lease: then it is refused with SESSION_SUPERSEDED, also after its worker was forgotten.
+    """
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration:
         """How long the worker counts as alive after this heartbeat. Unset: the namespace's default."""
 
     @_builtins.property
     def bound_activities(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActivityRef]:
-        """Activities taken up since the last heartbeat."""
+        """Activities taken up since the last heartbeat. One heartbeat names at most 200 changes, bound and unbound activities
+        together; the others go into the next ones. With full_bindings it names at most 1,000.
+        """
 
     @_builtins.property
     def unbound_activities(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActivityRef]:
@@ -283,10 +303,12 @@ class WorkerHeartbeat(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         current_job: _builtins.str = ...,
+        new_incarnation: _builtins.bool = ...,
+        lease_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration", "loop_lag", b"loop_lag", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "build_id", b"build_id", "capabilities", b"capabilities", "current_job", b"current_job", "errors", b"errors", "full_bindings", b"full_bindings", "host_name", b"host_name", "labels", b"labels", "last_error", b"last_error", "lease_duration", b"lease_duration", "loop_lag", b"loop_lag", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "start_time", b"start_time", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "unbound_activities", b"unbound_activities", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_activities", b"bound_activities", "build_id", b"build_id", "capabilities", b"capabilities", "current_job", b"current_job", "errors", b"errors", "full_bindings", b"full_bindings", "host_name", b"host_name", "labels", b"labels", "last_error", b"last_error", "lease_duration", b"lease_duration", "lease_epoch", b"lease_epoch", "loop_lag", b"loop_lag", "new_incarnation", b"new_incarnation", "process_id", b"process_id", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "sequence", b"sequence", "session_id", b"session_id", "start_time", b"start_time", "status", b"status", "successes", b"successes", "task_queue", b"task_queue", "unbound_activities", b"unbound_activities", "worker_identity", b"worker_identity", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,7 +351,9 @@ class HeartbeatResult(_message.Message):
     def server_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def cancel_activities(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActivityRef]:
-        """Activities this worker no longer owns. Repeated in each reply until the worker unbinds them."""
+        """Activities this worker no longer owns, or bound although they are finished or another worker holds them. Repeated in
+        each reply until the worker unbinds them.
+        """
 
     @_builtins.property
     def next_heartbeat_after(self) -> _duration_pb2.Duration:
@@ -461,7 +485,9 @@ class Worker(_message.Message):
         """Only while ACTIVE."""
 
     @_builtins.property
-    def last_heartbeat_time(self) -> _timestamp_pb2.Timestamp: ...
+    def last_heartbeat_time(self) -> _timestamp_pb2.Timestamp:
+        """As it was recorded when the heartbeat came. Unset in a list for an ACTIVE worker that no node serves at the moment."""
+
     @_builtins.property
     def cleanup_time(self) -> _timestamp_pb2.Timestamp:
         """Only while INACTIVE."""

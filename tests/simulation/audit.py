@@ -46,8 +46,12 @@ class WorkerRecord:
     sequence: int = 0
     epoch: int = 0
     granted_ms: int = 0
+    grace_ms: int = 0
+    """The granted disconnect grace."""
     renewed_ms: int = 0
     """On the shard's clock."""
+    renewed_wall_ms: int = 0
+    """The wall time that the log has for its last heartbeat."""
     heard: float = 0.0
     """The latest true time at which its last heartbeat was applied."""
     held: dict[Name, int] = field(default_factory=dict)
@@ -86,6 +90,10 @@ class Audit:
         self.sometimes = sometimes
         self.workers: dict[Key, WorkerRecord] = {}
         self.shards: defaultdict[int, Shard] = defaultdict(Shard)
+        self.epochs: Counter[Key] = Counter()
+        """The highest epoch that each key ever had, whatever was forgotten."""
+        self.former_sessions: defaultdict[Key, set[str]] = defaultdict(set)
+        """The sessions of workers that were forgotten."""
         self.applied: defaultdict[Key, set[tuple[str, int]]] = defaultdict(set)
         """Heartbeats that the log has applied."""
         self.declared: dict[tuple[Key, str, int], frozenset[tuple[Name, int]]] = {}
@@ -167,6 +175,9 @@ class Audit:
         if isinstance(event, RenewalBatch):
             for number, renewal in zip(event.worker_numbers, event.renewals, strict=True):
                 self._renew(shard_id, shard, number, renewal)
+                if number in shard.numbers:
+                    wall_ms = renewal.at_ms + entry.wall_ms - entry.observed_ms
+                    self.workers[shard.numbers[number]].renewed_wall_ms = wall_ms
         elif entry.worker is not None:
             assert entry.namespace is not None
             self._take_fact(shard_id, (entry.namespace, entry.worker), entry, event, expected)
@@ -251,7 +262,11 @@ class Audit:
     ) -> None:
         worker = self.workers.get(key)
         about = (worker_label(key),)
-        if worker is not None and worker.state == CLEANED_UP and not isinstance(event, facts.WorkerForgotten):
+        if (
+            worker is not None
+            and worker.state == CLEANED_UP
+            and not isinstance(event, facts.WorkerForgotten | facts.WorkerRegistered)
+        ):
             self.report(
                 "legal edges", f"{worker_label(key)} is CLEANED_UP, and then {type(event).__name__}", about
             )
@@ -278,8 +293,18 @@ class Audit:
                     self.report(
                         "legal edges", f"{worker_label(key)} was forgotten while {worker.state}", about
                     )
+                if event.epoch_floor <= worker.epoch:
+                    self.report(
+                        "one owner",
+                        f"{worker_label(key)} of epoch {worker.epoch} left a floor of {event.epoch_floor}",
+                        about,
+                    )
+                self.former_sessions[key] |= {*worker.replaced, worker.session}
                 del self.workers[key]
                 self.applied.pop(key, None)
+                self.sometimes("worker forgotten by an operator")
+            case facts.DisconnectGraceGranted():
+                worker.grace_ms = event.grace_ms
             case facts.LeaseTermsChanged():
                 worker.granted_ms = event.granted_ms
             case facts.BindingsChanged():
@@ -316,9 +341,7 @@ class Audit:
                 about,
             )
         if isinstance(event, facts.WorkerRegistered):
-            if worker is not None:
-                self.report("legal edges", f"{worker_label(key)} was registered twice", about)
-            worker = self.workers[key] = WorkerRecord(shard_id)
+            worker = self.workers[key] = self._begin_life(shard_id, key, worker, event)
             self.shards[shard_id].numbers[entry.seq] = key
             self._population[key[0]] += 1
         else:
@@ -353,8 +376,11 @@ class Audit:
                     tell(key, worker.session)
             if event.session_id != worker.session:
                 worker.replaced.add(worker.session)
+        if event.session_id != worker.session:
+            worker.grace_ms = 0
         worker.state, worker.session, worker.sequence = ACTIVE, event.session_id, event.sequence
         worker.epoch, worker.granted_ms = event.epoch, event.granted_ms
+        self.epochs[key] = max(self.epochs[key], event.epoch)
         before = worker.held
         worker.held = {name_of(activity.id): activity.attempt for activity in event.bindings}
         if isinstance(event, facts.SessionReplaced):
@@ -368,7 +394,35 @@ class Audit:
             f"epoch {event.epoch}",
             *about,
         )
+        worker.renewed_wall_ms = entry.wall_ms
         self._heard(key, worker, event.at_ms)
+
+    def _begin_life(
+        self, shard_id: int, key: Key, earlier: WorkerRecord | None, event: facts.WorkerRegistered
+    ) -> WorkerRecord:
+        """A key that is not known, or a cleaned-up one for a session that it never had."""
+        about = (worker_label(key),)
+        worker = WorkerRecord(shard_id)
+        if event.epoch <= self.epochs[key]:
+            self.report(
+                "one owner",
+                f"{worker_label(key)} began anew at epoch {event.epoch} after {self.epochs[key]}",
+                about,
+            )
+        if earlier is not None:
+            worker.replaced = {*earlier.replaced, earlier.session}
+            if earlier.state != CLEANED_UP:
+                self.report("legal edges", f"{worker_label(key)} was registered while {earlier.state}", about)
+            if event.session_id in worker.replaced:
+                self.report(
+                    "idempotent heartbeats",
+                    f"{worker_label(key)}: {event.session_id} of an earlier life began another",
+                    about,
+                )
+            self.sometimes("cleaned-up key began a new incarnation")
+        elif self.epochs[key]:
+            self.sometimes("forgotten key registered again")
+        return worker
 
     def _note_return(self, worker: WorkerRecord, event: facts.Activation) -> None:
         late_ms = event.at_ms - worker.deactivated_ms
@@ -411,8 +465,15 @@ class Audit:
         for name, attempt in worker.held.items():
             expected[key[0], key[1], worker.epoch, name, attempt] += 1
         if event.reason is InactiveReason.LEASE_EXPIRED:
-            self._check_not_early(shard_id, key, worker, event)
+            self._check_not_early(shard_id, key, worker, event, worker.granted_ms)
             worker.died_with = worker.session
+        elif event.reason is InactiveReason.DISCONNECTED:
+            if not worker.grace_ms:
+                self.report("no early expiry", f"{worker_label(key)} has no disconnect grace", about)
+            # The break came after the last heartbeat; when exactly, the log does not say.
+            self._check_not_early(shard_id, key, worker, event, worker.grace_ms)
+            worker.died_with = worker.session
+            self.sometimes("stream broke, and the lease ended after its grace")
         else:
             worker.died_with = ""
             if worker.held and event.reason is InactiveReason.SHUTDOWN:
@@ -430,19 +491,19 @@ class Audit:
             tell(key, worker)
 
     def _check_not_early(
-        self, shard_id: int, key: Key, worker: WorkerRecord, event: facts.WorkerDeactivated
+        self, shard_id: int, key: Key, worker: WorkerRecord, event: facts.WorkerDeactivated, term_ms: int
     ) -> None:
-        if event.at_ms - worker.renewed_ms < worker.granted_ms:
+        if event.at_ms - worker.renewed_ms < term_ms:
             self.report(
                 "no early expiry",
-                f"{worker_label(key)}: a lease of {worker.granted_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
+                f"{worker_label(key)}: a lease or grace of {term_ms} ms ended {event.at_ms - worker.renewed_ms} ms after its heartbeat, by its shard's clock",
                 (worker_label(key),),
             )
         listened_ms = self._listening_time.listened_s(shard_id, worker.heard, self._now()) * 1_000
-        if listened_ms * (1 + CLOCKS_DIFFER) + EARLY_MS < worker.granted_ms:
+        if listened_ms * (1 + CLOCKS_DIFFER) + EARLY_MS < term_ms:
             self.report(
                 "no early expiry",
-                f"{worker_label(key)}: a lease of {worker.granted_ms} ms ended after {listened_ms:.0f} ms in which a node listened",
+                f"{worker_label(key)}: a lease or grace of {term_ms} ms ended after {listened_ms:.0f} ms in which a node listened",
                 (worker_label(key), f"shard {shard_id}"),
             )
 

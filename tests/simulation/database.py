@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
+from liveness.store.database import ConnectionCounts
 from liveness.store.errors import CommitRejected, CommitUnknown, ReadFailed, StoreBroken, StoreError
 from liveness.store.migrate import Revisions, migrate
 from tests.simulation.loop import Process, SimulatedLoop
@@ -163,6 +164,9 @@ class NodeDatabase:
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         return await self._run(work, writes=False)
+
+    def connection_counts(self) -> ConnectionCounts:
+        return ConnectionCounts()
 
     async def _run(self, work: Callable[[Connection], T], *, writes: bool) -> T:
         shared = self._shared

@@ -8,8 +8,10 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.simulation.audit import ACTIVE
 from tests.simulation.database import TransactionFault
 from tests.simulation.labels import worker_label
+from tests.simulation.plan import STARVE
 
 if TYPE_CHECKING:
     from tests.simulation.node_host import NodeHost
@@ -28,6 +30,7 @@ class FaultInjector:
         self._acts: dict[str, Callable[[], None]] = {
             "kill node": self._kill_node,
             "stop node": self._stop_node,
+            STARVE: self._starve_node,
             "leave in order": self._leave_in_order,
             "cut node from database": self._cut_from_database,
             "cut nodes apart": self._cut_nodes,
@@ -46,6 +49,7 @@ class FaultInjector:
             "all workers of a host stop": self._stop_many,
             "most workers cut off": self._cut_most,
             "operator releases storms": self._release_storms,
+            "operator forgets workers": self._forget_workers,
         }
 
     async def act(self) -> None:
@@ -119,6 +123,18 @@ class FaultInjector:
             node_host.health.delay_s = (0.000_2, 0.002)
 
         self._for_a_while(seconds + 0.7, heal)
+
+    def _starve_node(self) -> None:
+        """Give the node too little processor time: it gets to each message late, and what arrives waits in its sockets."""
+        node_host, seconds, service_s = self._node_host(), self._some(1, 12), self._some(0.005, 0.2)
+        self._world.note(
+            f"{node_host.host} takes {service_s * 1_000:.0f} ms to get to each message, for {seconds:.2f} s",
+            node_host.host,
+        )
+        node_host.starve(service_s)
+        # What waits then is heard a little later.
+        self._for_a_while(seconds + 10, lambda: None)
+        self._world.later(seconds, lambda: node_host.starve(0.0))
 
     def _leave_in_order(self) -> None:
         node_host = self._node_host()
@@ -317,6 +333,14 @@ class FaultInjector:
         namespace = f"ns{self._random.randrange(self._world.plan.namespaces)}"
         self._world.note(f"the operator will release the next storm over {namespace}")
         self._world.storm_checks.to_release[namespace] = self._some(0.05, 1)
+
+    def _forget_workers(self) -> None:
+        """Forget the workers that are not ACTIVE, as an operator does who needs their place or their key."""
+        world = self._world
+        keys = [key for key, worker in world.audit.workers.items() if worker.state != ACTIVE]
+        world.note(f"the operator forgets {len(keys)} workers", *map(worker_label, keys))
+        for key in keys:
+            world.client.forget(*key)
 
     def _goodbye(self) -> None:
         if (run := self._run()) is None:

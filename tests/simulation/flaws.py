@@ -5,24 +5,29 @@ Each removes one promise from production code, which proves that the rules can b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from sqlalchemy import Connection
 
+import liveness.cluster.own_lease
 import liveness.cluster.quotas
 import liveness.domain.decider
 import liveness.domain.reactions
 import liveness.engine.committer
 import liveness.engine.node
+import liveness.engine.receive_progress
 import liveness.engine.shard
 import liveness.expiry.lease_deadlines
 import liveness.expiry.throttle
 import liveness.sdk.local_lease
 import liveness.store.commit
 from liveness.expiry.throttle import ExpiryHold
+from liveness.sdk.local_lease import LocalLease
 from liveness.store.api import ShardCommit
 from liveness.store.bulk import update_rows
 
@@ -43,8 +48,16 @@ async def _do_not_wait(self: Any) -> None:
     return
 
 
+async def _wait_for_ever(self: Any, *_: object) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
 def _trusted_too_long(term_ms: int) -> int:
     return term_ms + 200
+
+
+def _attached_without_grace(known: LocalLease, grace_ms: int | None, requested_ms: int) -> LocalLease:
+    return replace(known, grace_ms=None, has_older_stream=False)
 
 
 def _three_seconds_late(self: Any, worker: Any, *_: object) -> int:
@@ -67,10 +80,21 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
         lambda *_: {},
     ),
     "workers trust their lease too long": (liveness.sdk.local_lease, "_trusted_ms", _trusted_too_long),
+    "workers ignore their disconnect grace": (liveness.sdk.local_lease, "attached", _attached_without_grace),
+    "workers take a dead lone server for a cut network": (
+        liveness.sdk.local_lease,
+        "server_ended",
+        lambda known, _: known,
+    ),
     "leases end three seconds late": (
         liveness.expiry.lease_deadlines.LeaseDeadlines,
         "_silence_ends_ms",
         _three_seconds_late,
+    ),
+    "leases end while calls are heard too late for them": (
+        liveness.engine.receive_progress.ReceiveProgress,
+        "ends_from_ms",
+        lambda *_: 0,
     ),
     "a storm never ends": (liveness.expiry.throttle.ExpiryThrottle, "_hold", _hold_for_ever),
     "a heartbeat does not end a hold": (
@@ -79,20 +103,29 @@ FLAWS: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
         lambda *_: False,
     ),
     "no quota": (liveness.cluster.quotas.Quotas, "admit", lambda *_: None),
+    "a node that is cut off from the database goes on": (
+        liveness.cluster.own_lease.OwnLease,
+        "wait_until_over",
+        _wait_for_ever,
+    ),
 }
 
 
 FOUND_BY: Mapping[str, tuple[int, ...]] = {
     "the end of a lease reschedules nothing": (2, 3),
-    "commits ignore the epoch": (4, 8, 7),
+    "commits ignore the epoch": (25,),
     "answers before the commit": (1, 3),
     "answers although the commit failed": (2, 5),
     "a replaced session's activities are not rescheduled": (1,),
-    "workers trust their lease too long": (3,),
+    "workers trust their lease too long": (11, 13),
+    "workers ignore their disconnect grace": (28, 29),
+    "workers take a dead lone server for a cut network": (68, 78),
     "leases end three seconds late": (1,),
+    "leases end while calls are heard too late for them": (54, 63),
     "a storm never ends": (1,),
     "a heartbeat does not end a hold": (5,),
     "no quota": (2,),
+    "a node that is cut off from the database goes on": (13,),
 }
 """Seeds whose worlds are known to break a rule with this flaw."""
 

@@ -48,9 +48,20 @@ def check_fold(world: World, shard_id: int) -> None:
 def _told(worker: Worker) -> tuple[object, ...]:
     held = sorted((tuple(id), bound.attempt) for id, bound in worker.bindings.items())
     lease = (worker.renewed_ms, worker.granted_ms) if worker.state.name == ACTIVE else ()
-    return (worker.state.name, worker.session_id, worker.sequence, worker.epoch, held, *lease)
+    return (
+        worker.state.name,
+        worker.session_id,
+        worker.sequence,
+        worker.epoch,
+        worker.renewed_wall_ms,
+        held,
+        *lease,
+    )
 
 
 def _expected(worker: WorkerRecord) -> tuple[object, ...]:
     lease = (worker.renewed_ms, worker.granted_ms) if worker.state == ACTIVE else ()
-    return (worker.state, worker.session, worker.sequence, worker.epoch, sorted(worker.held.items()), *lease)
+    held = sorted(worker.held.items())
+    return (
+        worker.state, worker.session, worker.sequence, worker.epoch, worker.renewed_wall_ms, held, *lease,
+    )  # fmt: skip

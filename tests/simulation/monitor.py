@@ -14,6 +14,8 @@ from tests.simulation.fold_check import check_fold
 from tests.simulation.labels import Key, worker_label
 from tests.simulation.loop import Process
 from tests.simulation.network import Delivered
+from tests.simulation.plan import STARVE
+from tests.simulation.rpc_calls import UnaryCall
 
 if TYPE_CHECKING:
     from tests.simulation.node_host import NodeHost
@@ -37,6 +39,8 @@ class Monitor:
         self._released: set[int] = set()
         self._taken_now: list[int] = []
         self._under_way: set[tuple[Key, str]] = set()
+        self._cut_since: dict[Process, float] = {}
+        """Processes that run and cannot reach the database, with the time since when."""
 
     def listen(self) -> None:
         world = self._world
@@ -137,13 +141,44 @@ class Monitor:
         world = self._world
         if worker.died_with != worker.session:
             return
+        self._check_nothing_waits(key, worker)
         for run in world.runs.get(key, ()):
+            if run.session == worker.session and run.process.alive and world.plan.acts == (STARVE,):
+                world.report(
+                    "no early expiry",
+                    f"{run.session} lost its lease, and nothing was wrong but that nodes lacked processor time",
+                    (worker_label(key),),
+                )
             if run.session == worker.session and run.process.alive and run.trusts_its_lease:
                 world.report(
                     "no early expiry",
                     f"{run.session} still relies on a lease that the server has ended",
                     (worker_label(key),),
                 )
+
+    def _check_nothing_waits(self, key: Key, worker: WorkerRecord) -> None:
+        """A lease has expired. No heartbeat that arrived at its owner before the end may be unheard."""
+        world = self._world
+        lease_ends = worker.heard + worker.granted_ms / 1_000
+        node_host = self._node_host(world.audit.shards[worker.shard_id].owner)
+        listener = None if node_host is None else world.network.at(node_host.address)
+        for waiting in () if listener is None else listener.waiting.values():
+            call = waiting.call
+            if call.path != _HEARTBEATS or waiting.arrived > lease_ends or not waiting.is_wanted:
+                continue
+            assert isinstance(call, UnaryCall)
+            request = service_pb2.RecordWorkerHeartbeatsRequest.FromString(call.body)
+            for beat in request.heartbeats:
+                if (request.namespace, beat.worker_instance_key, beat.session_id) == (
+                    *key,
+                    worker.session,
+                ) and (beat.sequence > worker.sequence):
+                    world.report(
+                        "no early expiry",
+                        f"heartbeat {beat.sequence} of {beat.session_id} has waited unheard for "
+                        f"{world.now() - waiting.arrived:.3f} s, and arrived {lease_ends - waiting.arrived:.3f} s before its lease ended",
+                        (worker_label(key), node_host.host if node_host else ""),
+                    )
 
     def _replaced(self, key: Key, before: str) -> None:
         if (key, before) in self._under_way:
@@ -155,6 +190,15 @@ class Monitor:
         for beat in request.heartbeats:
             key = (request.namespace, beat.worker_instance_key)
             self._under_way.add((key, beat.session_id))
+            worker = self._world.audit.workers.get(key)
+            if (
+                worker is not None
+                and (worker.state, worker.session) == (ACTIVE, beat.session_id)
+                and self._world.now()
+                > worker.heard + worker.granted_ms / 1_000
+                >= self._world.network.served_arrival
+            ):
+                self._sometimes("lease was over while its heartbeat waited to be heard")
             if forwarded:
                 self._sometimes("heartbeat forwarded to its owner by another node")
             elif (beat.session_id, beat.sequence) in self._world.audit.applied[key]:
@@ -181,6 +225,7 @@ class Monitor:
             count += 1
             self._look_for_doubles()
             self._check_lateness()
+            self._check_readiness()
             world.storm_checks.look()
             if count % FOLDED_EVERY == 0:
                 check_fold(world, world.random.randrange(world.plan.shards))
@@ -195,6 +240,33 @@ class Monitor:
         if any(("ns1", key) in active for namespace, key in active if namespace == "ns0"):
             self._sometimes("same key alive in two namespaces")
 
+    def _check_readiness(self) -> None:
+        world = self._world
+        if world.plan.nodes_max == 1:
+            return  # its database is a file
+        cut_since = {}
+        for node_host in world.node_hosts:
+            process, server = node_host.process, node_host.server
+            if (
+                process is None
+                or server is None
+                or process.stopped
+                or node_host.host not in world.database.cut
+            ):
+                continue
+            since = cut_since[process] = self._cut_since.get(process, world.now())
+            if world.now() - since <= world.plan.node_lease_ms / 1_000:
+                continue
+            if server.membership.is_ready or server.node.shards():
+                world.report(
+                    "readiness",
+                    f"{node_host.host} has not reached the database for {world.now() - since:.2f} s, "
+                    f"{'is ready' if server.membership.is_ready else 'is not ready'} "
+                    f"and serves {len(server.node.shards())} shards",
+                    (node_host.host,),
+                )
+        self._cut_since = cut_since
+
     def _check_lateness(self) -> None:
         world = self._world
         plan, now = world.plan, world.now()
@@ -205,8 +277,10 @@ class Monitor:
             if worker.state != ACTIVE:
                 continue
             lease_s = worker.granted_ms / 1_000
-            taken_at = world.audit.shards[worker.shard_id].taken_at
-            due = max(worker.heard + lease_s, taken_at + plan.grace_ms / 1_000, settled + lease_s)
+            shard = world.audit.shards[worker.shard_id]
+            due = max(worker.heard + lease_s, settled + lease_s)
+            if worker.renewed_ms <= shard.taken_ms:  # the owner inherited the lease
+                due = max(due, shard.taken_at + plan.grace_ms / 1_000)
             latest = due + LATE_S_MAX + SLACK_S + lease_s * 0.002
             if now > latest and now > latest + world.storm_checks.max_hold_s(key[0], lease_s):
                 world.report(

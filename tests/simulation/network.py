@@ -6,8 +6,10 @@ are bytes and pass through the serializers that gRPC would use.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import grpc
 
 from tests.simulation.loop import Process, SimulatedLoop, current_process
 from tests.simulation.rpc_calls import Served, UnaryCall
-from tests.simulation.rpc_streams import StreamCall
+from tests.simulation.rpc_streams import ORDERED_S, StreamCall
 
 
 @dataclass
@@ -33,6 +35,27 @@ class NetworkConditions:
     """Pairs (from, to) between which no message passes; neither side is told."""
 
 
+class Waiting(NamedTuple):
+    """A call that has arrived at a listener and waits for its process to get to it."""
+
+    arrived: float
+    call: UnaryCall | StreamCall
+    copy: bool
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client has not given up, or the call is a copy that nobody withdraws."""
+        return self.copy or not self.call.done()
+
+
+class Probe(Enum):
+    """What becomes of an attempt to connect."""
+
+    REFUSED = 1
+    ACCEPTED = 2
+    NO_ANSWER = 3
+
+
 class Delivered(NamedTuple):
     """An answered call, as the server sees it."""
 
@@ -48,6 +71,8 @@ class Network:
     def __init__(self, loop: SimulatedLoop, random: Random) -> None:
         self.loop = loop
         self.conditions = NetworkConditions()
+        self.served_arrival = 0.0
+        """When the call that a server begins to serve now arrived there."""
         self.messages = 0
         self.lost = 0
         self.doubled = 0
@@ -104,6 +129,25 @@ class Network:
             delay_s *= 100
         return delay_s
 
+    def unnoticed_s(self) -> float:
+        """Return how long a server that is cut off takes its client's ended stream for open."""
+        return self._random.choice((0.3, 1.0, 3.0, 13.0))
+
+    async def probe(self, source: str, address: str) -> Probe:
+        """Try to connect, from the current process."""
+        target = self.host_of(address)
+        if not await self._travels(source, target):
+            return Probe.NO_ANSWER
+        found = Probe.REFUSED if self.at(address) is None else Probe.ACCEPTED
+        return found if await self._travels(target, source) else Probe.NO_ANSWER
+
+    async def _travels(self, source: str, target: str) -> bool:
+        """Wait while a message travels; return whether it arrives."""
+        travel_s = self.travel_s() if self.passes(source, target) else None
+        if travel_s is not None:
+            await asyncio.sleep(travel_s)
+        return travel_s is not None
+
     def doubles(self, source: str, path: str) -> float | None:
         """Return the delay after which a second copy of a call follows; None if no copy follows."""
         if not self.conditions.twice or not self.may_double(source, path):
@@ -124,6 +168,10 @@ class Listener:
         self.open = False
         self.address = ""
         self.serving: dict[int, Served] = {}
+        self.service_s = 0.0
+        """How long the process takes to get to each message, when it lacks processor time."""
+        self.waiting: dict[int, Waiting] = {}
+        self._free_at = 0.0
         self._handlers: list[Any] = []
         process.on_death.append(self._died)
 
@@ -140,6 +188,19 @@ class Listener:
     async def start(self) -> None:
         self.open = True
         self.network.open(self.address, self)
+
+    def enqueue(self, waiting_id: int, call: Any, copy: bool) -> None:
+        self.waiting[waiting_id] = Waiting(self.network.loop.time(), call, copy)
+
+    def when_free(self, callback: Callable[..., None], *args: Any) -> None:
+        """Run the callback when the process gets to it: after everything that arrived before, and at once if nothing
+        waits."""
+        now = self.network.loop.time()
+        if not self.service_s and self._free_at <= now:
+            callback(*args)
+            return
+        self._free_at = max(self._free_at, now) + max(self.service_s, ORDERED_S)
+        self.process.at(self._free_at, callback, *args)
 
     def handler(self, path: str, metadata: tuple[tuple[str, Any], ...]) -> Any:
         details = _Details(path, metadata)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
 from liveness.app import Server
 from liveness.config.settings import Settings
 from liveness.domain.errors import LivenessError
+from liveness.server.direct_connections import OwnAddresses
 from liveness.server.platform import Platform
 from liveness.store.errors import StoreError
 from tests.simulation.clocks import SimulatedClock
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 START_AGAIN_S = 1.0
+
+
+class SimulatedAddresses(OwnAddresses):
+    """The address of a simulated server. Nothing stands between a server and its clients."""
+
+    def __init__(self, listen: str) -> None:
+        self._listen = listen
+
+    def contain(self, addresses: Sequence[str], network: str) -> bool:
+        return list(addresses) == [self._listen]
 
 
 class NodeHost:
@@ -33,6 +45,8 @@ class NodeHost:
         )
         self.wanted = True
         """Whether the server is to be started again."""
+        self.died_at: float | None = None
+        """When the server's process ended; None while there is one."""
         self._runs = 0
 
     @property
@@ -42,6 +56,7 @@ class NodeHost:
     def start(self) -> None:
         world = self.world
         self._runs += 1
+        self.died_at = None
         process = self.process = world.process(f"{self.host}#{self._runs}", self.host)
         process.on_death.append(lambda: self._died(process))
         world.listening_time.back(self.host, world.now())
@@ -66,8 +81,10 @@ class NodeHost:
             platform=Platform(
                 host=self.host,
                 process_id=self._runs,
+                machine="",
                 listener=world.network.listener,
                 connect=world.network.connect,
+                own_addresses=SimulatedAddresses,
                 database=lambda _, owner: NodeDatabase(world.database, process, owner, self.health),
                 runs_maintenance=False,
             ),
@@ -102,6 +119,7 @@ class NodeHost:
             return
         self.server = None
         self.process = None
+        self.died_at = world.now()
         world.listening_time.away(self.host, world.now())
         world.note(f"{self.host} is dead", self.host)
         if process.stopped:
@@ -132,6 +150,11 @@ class NodeHost:
             self.world.listening_time.back(self.host, self.world.now())
             process.resume()
             self.world.note(f"{self.host} continues", self.host)
+
+    def starve(self, service_s: float) -> None:
+        """Let each message wait for the process, which gets to one in `service_s`."""
+        if (listener := self.world.network.at(self.address)) is not None:
+            listener.service_s = service_s
 
     def leave(self) -> None:
         server, process = self.server, self.process

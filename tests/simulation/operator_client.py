@@ -67,6 +67,16 @@ class Client:
         except grpc.aio.AioRpcError:
             pass
 
+    def forget(self, namespace: str, key: str) -> None:
+        self._process.spawn(self._forget(namespace, key))
+
+    async def _forget(self, namespace: str, key: str) -> None:
+        request = admin_pb2.ForgetWorkerRequest(namespace=namespace, worker_instance_key=key)
+        try:
+            await self._stub(AdminServiceStub).ForgetWorker(request, timeout=2)
+        except grpc.aio.AioRpcError:
+            pass  # it is ACTIVE, or not known
+
     def start(self) -> None:
         self._process.spawn(self._schedule())
 

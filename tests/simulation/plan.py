@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+FORGETTING = "operator forgets workers"
 ACTS = (
     "kill node",
     "stop node",
@@ -29,9 +30,11 @@ ACTS = (
     "all workers of a host stop",
     "most workers cut off",
     "operator releases storms",
+    FORGETTING,
 )
 
 
+STARVE = "starve node"
 MANY_NODES = ("cut nodes apart",)
 ONE_NODE = ("disk fails",)
 """Faults that exist only in worlds with one node."""
@@ -77,6 +80,8 @@ class Plan:
     deaths_max: int
     """An activity is quarantined after this many of its workers have died."""
     storm_settings: StormSettings
+    disconnect_graces_ms: tuple[int, ...] = ()
+    """The disconnect graces that workers ask for. Empty in worlds without streams."""
     only: tuple[int, ...] | None = None
     """Numbers of the faults that take place; None for all."""
 
@@ -89,18 +94,30 @@ STORM_SETTINGS = (
     StormSettings(min_workers=3, pace=4),
     StormSettings(min_workers=2, hold_ms=700, pace=20),
 )
+STREAMS = (6, 8, 9)
+"""The last digits of the seeds whose workers keep streams open."""
 LARGE_EVERY = 40
 """Each seed that is a multiple of this has a large fleet."""
+STARVED_EVERY = 9
+"""In each seed that is a multiple of this, nothing happens but that nodes lack processor time."""
 
 
 def plan_of(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     nodes = random.choice((1, 1, 2, 2, 3, 3, 4))
+    streams = Random(f"streams {seed}")
+    if has_streams := seed % 10 in STREAMS:
+        nodes = streams.choice((1, 1, 2, 3))
     workers = random.choice((3, 6, 10, 20))
     senseless = MANY_NODES if nodes == 1 else ONE_NODE
-    acts = tuple(act for act in ACTS if random.random() < 0.6 and act not in senseless)
+    acts = tuple(act for act in ACTS if act != FORGETTING and random.random() < 0.6 and act not in senseless)
+    if Random(f"starve {seed}").random() < 0.4 and "most workers cut off" not in acts:
+        acts = (*acts, STARVE)
     if nodes == 1:
         acts = tuple(dict.fromkeys((*acts, *ONE_NODE)))
+    # Drawn apart, so that the other draws mean for each seed what they always did.
+    if Random(f"forgetting {seed}").random() < 0.5:
+        acts = (*acts, FORGETTING)
     namespaces = random.choice((1, 2))
     plan = Plan(
         nodes_max=nodes,
@@ -121,7 +138,38 @@ def plan_of(seed: int) -> Plan:
         deaths_max=random.choice((2, 3)),
         storm_settings=random.choice(STORM_SETTINGS),
     )
+    if seed % LARGE_EVERY != 0 and seed % STARVED_EVERY == 0:
+        return _starved(plan)
+    if has_streams:
+        plan = _with_streams(plan, streams)
     return _large(plan, random) if seed % LARGE_EVERY == 0 else plan
+
+
+def _starved(plan: Plan) -> Plan:
+    """Nothing but a lack of processor time: no live worker may lose its lease for it. There is one node, because an owner
+    cannot know of heartbeats that wait at another node."""
+    return replace(
+        plan,
+        nodes_max=1,
+        acts=(STARVE,),
+        every_s=2.0,
+        workers=max(plan.workers, 10),
+        quota=1_000_000,
+        grace_ms=0,
+    )
+
+
+def _with_streams(plan: Plan, random: Random) -> Plan:
+    """Let workers keep streams open, with leases longer than their graces, and servers die.
+
+    There are no storms: how many workers are due to die would depend on the streams that each node saw break."""
+    return replace(
+        plan,
+        disconnect_graces_ms=random.choice(((300,), (300, 800), (800, 2_000))),
+        leases_ms=random.choice(((2_000, 4_000), (3_000, 6_000))),
+        storm_settings=StormSettings(hold_ms=0),
+        acts=tuple(dict.fromkeys((*plan.acts, "kill node", "cut worker off"))),
+    )
 
 
 def _large(plan: Plan, random: Random) -> Plan:

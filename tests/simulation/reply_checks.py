@@ -122,7 +122,10 @@ class ReplyChecks:
                     )
                 self._sometimes("copy of a heartbeat arrived late and was refused")
             case "SESSION_SUPERSEDED":
-                if worker is None or beat.session_id not in worker.replaced:
+                # A session of a forgotten worker is known by the epoch that it holds.
+                if beat.session_id not in self._audit.former_sessions[key] and (
+                    worker is None or beat.session_id not in worker.replaced
+                ):
                     self._report(
                         "honest failure",
                         f"{worker_label(key)}: {beat.session_id} was not replaced durably",

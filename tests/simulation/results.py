@@ -7,11 +7,11 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.plan import ACTS
+from liveness.version import RELEASE
+from tests.simulation.plan import ACTS, STARVE
 from tests.simulation.rules import RULES
 from tests.simulation.sometimes import SITUATIONS
 from tests.simulation.world import Outcome
@@ -72,7 +72,7 @@ def as_json(total: RunTotals, first: int, took_s: float) -> dict[str, Any]:
         "log_rows": total.rows,
         "seconds": round(took_s, 1),
         "rules": len(RULES),
-        "acts": {act: total.acts[act] for act in ACTS},
+        "acts": {act: total.acts[act] for act in (*ACTS, STARVE)},
         "faults": dict(sorted(total.faults.items())),
         "answers": dict(sorted(total.answers.items())),
         "situations": {
@@ -91,7 +91,7 @@ def _code() -> str:
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         found = ""
-    return f"{version('liveness')} {found}".strip()
+    return f"{RELEASE} {found}".strip()
 
 
 def store_result(result: Mapping[str, Any]) -> None:

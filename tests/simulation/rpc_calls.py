@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 KEEPALIVE_S = 13.0
 """A connection on which nothing comes back lasts this long."""
 RESET_S = 0.001
+LOOPBACK_S = 0.000_1
+"""Messages of a process to itself do not leave its machine, so none is lost."""
 
 _ids = count(1)
 
@@ -36,6 +38,7 @@ class Served:
         self._deadline = deadline
         self._initial: Pairs = ()
         self._trailing: Pairs = ()
+        self._code: grpc.StatusCode | None = None
         self._task: asyncio.Task[None] | None = None
         listener.serving[self._id] = self
 
@@ -52,6 +55,12 @@ class Served:
 
     def set_trailing_metadata(self, metadata: Any) -> None:
         self._trailing = tuple(metadata)
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode | None:
+        return self._code
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         raise Aborted(code, details, tuple(trailing_metadata))
@@ -170,7 +179,7 @@ class Call:
         if not network.passes(self.source, self.target):
             self._hang(later_s)
             return
-        travel_s = network.travel_s()
+        travel_s = LOOPBACK_S if self.source == self.target else network.travel_s()
         if travel_s is None:
             self._break(later_s)
             return
@@ -189,9 +198,15 @@ class Call:
             if not copy:
                 self._tell(_REFUSED)
             return
-        if self._status is not None and not copy:
-            return  # the client has given up
-        self.serve(listener, copy)
+        waiting_id = next(_ids)
+        listener.enqueue(waiting_id, self, copy)
+        listener.when_free(self._begin_service, listener, waiting_id)
+
+    def _begin_service(self, listener: Listener, waiting_id: int) -> None:
+        waiting = listener.waiting.pop(waiting_id)
+        if waiting.is_wanted:
+            self.network.served_arrival = waiting.arrived
+            self.serve(listener, waiting.copy)
 
     def serve(self, listener: Listener, copy: bool) -> None:
         raise NotImplementedError
@@ -213,7 +228,7 @@ class Call:
         if not network.passes(self.target, self.source):
             self._hang(None)
             return
-        travel_s = network.travel_s()
+        travel_s = LOOPBACK_S if self.source == self.target else network.travel_s()
         if travel_s is None:
             self._break(None)
             return
@@ -286,7 +301,7 @@ class UnaryCall(Call):
         deserialize: Callable[[bytes], Any] | None,
     ) -> None:
         super().__init__(channel, path, timeout, metadata)
-        self._body = body
+        self.body = body
         self._deserialize = deserialize
         self._answer = b""
         self._outcome: asyncio.Future[Any] = self.network.loop.create_future()
@@ -317,7 +332,7 @@ class UnaryCall(Call):
             self._outcome.set_result(None)
 
     def serve(self, listener: Listener, copy: bool) -> None:
-        self.network.trace("arrives", self.source, self.target, self.path, self._body)
+        self.network.trace("arrives", self.source, self.target, self.path, self.body)
         served = Served(self, listener, self._metadata, self._deadline)
         if copy:
             served.call = None
@@ -333,15 +348,17 @@ class UnaryCall(Call):
         from tests.simulation.network import Delivered
 
         try:
-            answer = await handler.unary_unary(handler.request_deserializer(self._body), served)
+            deserialize, serialize = handler.request_deserializer, handler.response_serializer
+            request = self.body if deserialize is None else deserialize(self.body)
+            answer = await handler.unary_unary(request, served)
         except Aborted as refusal:
             self.network.on_answer(
-                Delivered(listener.process, self.path, self._body, refusal.code, b"", refusal.trailing)
+                Delivered(listener.process, self.path, self.body, refusal.code, b"", refusal.trailing)
             )
             raise
-        data = handler.response_serializer(answer)
+        data = answer if serialize is None else serialize(answer)
         self.network.on_answer(
-            Delivered(listener.process, self.path, self._body, grpc.StatusCode.OK, data, ())
+            Delivered(listener.process, self.path, self.body, grpc.StatusCode.OK, data, ())
         )
         if served.call is not None:
             self._answer = data

@@ -14,6 +14,7 @@ from tests.simulation.rpc_calls import CANCELLED, UNUSABLE, Call, Pairs, Served,
 if TYPE_CHECKING:
     from tests.simulation.network import Channel, Listener
 
+RESEND_S = 0.05
 ORDERED_S = 0.000_3
 """Longer than a timer may be late, so that messages of one stream do not overtake each other."""
 
@@ -33,6 +34,7 @@ class StreamCall(Call):
         deserialize: Callable[[bytes], Any] | None,
     ) -> None:
         super().__init__(channel, path, timeout, metadata)
+        self._process.on_death.append(self._leave)
         self._serialize = serialize
         self._deserialize = deserialize
         self._up: _Pipe = _Pipe(self.network, self.source, self.target)
@@ -86,7 +88,18 @@ class StreamCall(Call):
     async def _ended(self) -> Status:
         return self._status or (grpc.StatusCode.OK, "", (), ())
 
+    def _leave(self) -> None:
+        """The client, or its kernel, ends the stream. A server that is cut off finds out later."""
+        served, network = self._served, self.network
+        if served is None or served.done:
+            return
+        served.call = None
+        later_s = 0.001 if network.passes(self.source, self.target) else network.unnoticed_s()
+        served._listener.process.at(network.loop.time() + later_s, served.end)
+
     def settled(self, status: Status) -> None:
+        if self._leave in self._process.on_death:
+            self._process.on_death.remove(self._leave)
         if self._writer is not None:
             self._writer.cancel()
         self._down.close()
@@ -99,6 +112,7 @@ class StreamCall(Call):
             served.finish(grpc.StatusCode.UNIMPLEMENTED)
             return
         self._up.receiver = listener.process
+        self._up.listener = listener
         self._down.receiver = self._process
         served.begin(served.guarded(self.path, self._run(handler, served)))
 
@@ -128,6 +142,8 @@ class _Pipe:
 
     def __init__(self, network: Any, source: str, target: str) -> None:
         self.receiver: Any = None
+        self.listener: Listener | None = None
+        """The listener at the receiving end, if that is a server."""
         self._network = network
         self._source, self._target = source, target
         self._arrived: deque[Any] = deque()
@@ -140,12 +156,13 @@ class _Pipe:
         self, data: Any, on_broken: Callable[[], None], then: Callable[[Any], None] | None = None
     ) -> None:
         network = self._network
-        if self.receiver is None:
-            # The call has not arrived yet.
+        if self._unsent:
             self._unsent.append((data, on_broken, then))
-            network.loop.call_later(0.005, self._flush)
             return
-        if not network.passes(self._source, self._target):
+        if self.receiver is None or not network.passes(self._source, self._target):
+            # The call has not arrived yet, or the network is cut: the connection sends again later, in order.
+            self._unsent.append((data, on_broken, then))
+            network.loop.call_later(0.005 if self.receiver is None else RESEND_S, self._flush)
             return
         travel_s = network.travel_s()
         if travel_s is None:
@@ -161,6 +178,12 @@ class _Pipe:
                 self.put(*item)
 
     def _arrive(self, data: Any) -> None:
+        if self.listener is None:
+            self._take_in(data)
+        else:
+            self.listener.when_free(self._take_in, data)
+
+    def _take_in(self, data: Any) -> None:
         self._arrived.append(data)
         self._wake()
 

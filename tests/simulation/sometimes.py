@@ -30,6 +30,9 @@ SITUATIONS = (
     "copy of a heartbeat arrived late and was refused",
     "heartbeat of a replaced session refused",
     "heartbeat of a cleaned-up worker refused",
+    "cleaned-up key began a new incarnation",
+    "worker forgotten by an operator",
+    "forgotten key registered again",
     "heartbeat forwarded to its owner by another node",
     "answer came after its deadline",
     "heartbeat sent again was applied only once",
@@ -37,6 +40,7 @@ SITUATIONS = (
     # leases
     "heartbeat at the last moment",
     "heartbeat just too late",
+    "lease was over while its heartbeat waited to be heard",
     "worker resurrected by its next heartbeat",
     "lease saved by the grace after a take-over",
     "worker fenced itself before the server expired it",
@@ -45,6 +49,10 @@ SITUATIONS = (
     "session replaced with work bound",
     "shutdown with work bound",
     "wall clock jumped while leases ran",
+    # streams
+    "stream broke, and the lease ended after its grace",
+    "worker gave its work up when its disconnect grace ended",
+    "running work outlived a lone server that was dead for longer than the grace",
     # storms
     "storm held leases",
     "storm learned from another node",

@@ -132,7 +132,8 @@ class StormChecks:
                 about,
             )
         own_ms = self._storm_settings.holds_ms(worker.granted_ms)
-        grace_ms = shard.taken_ms + plan.grace_ms - deadline_ms
+        is_inherited = worker.renewed_ms <= shard.taken_ms
+        grace_ms = shard.taken_ms + plan.grace_ms - deadline_ms if is_inherited else 0
         line_ms = self._storm_settings.line_s(self._recent_deaths(key[0])) * 1_000
         if over_ms > max(own_ms, grace_ms) + line_ms + LATE_MS_MAX:
             self._world.report(

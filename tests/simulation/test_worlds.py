@@ -17,8 +17,8 @@ from tests.simulation.plan import plan_of
 from tests.simulation.sometimes import SITUATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = (*range(1, 17), 7_770_005)
-"""In the last one, a session is replaced while the answer to its late heartbeat waits for the same commit."""
+SEEDS = (*range(1, 17), 54, 63, 7_770_005)
+"""In the two before the last, nodes lack processor time and nothing else happens. In the last one, a session is replaced while the answer to its late heartbeat waits for the same commit."""
 TWICE = 4
 
 

@@ -22,6 +22,7 @@ from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.simulation.clocks import SimulatedClock
 from tests.simulation.labels import worker_label
+from tests.simulation.worker_stream import WorkerStream
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -43,6 +44,8 @@ class WorkerBehaviour:
     polls: bool
     binds: bool
     claims: bool
+    grace_ms: int = 0
+    """The disconnect grace that it asks for; 0 if it keeps no stream open."""
 
 
 class Hold:
@@ -66,6 +69,7 @@ class Run:
         random = self.random = Random(world.random.random())
         self.clock = SimulatedClock(world.loop, 1 + random.uniform(-0.001, 0.001), random.randrange(10**6))
         self.local_lease = LocalLease()
+        self.stream = WorkerStream(self, behaviour.grace_ms) if behaviour.grace_ms else None
         self.ended = ""
         """Why the run ended by itself, if it did."""
         self.holds: dict[AttemptKey, Hold] = {}
@@ -91,26 +95,35 @@ class Run:
             session_id=self.session,
             task_queue=behaviour.task_queue,
             lease_duration=ms_to_duration(behaviour.lease_ms),
+            # The SDK says so if the program gives it the key; other clients may not.
+            new_incarnation=self.number % 3 != 0,
         )
         self._stir = asyncio.Event()
-        self._renewed = asyncio.Event()
+        self._lease_changed = asyncio.Event()
         self.heartbeat_state = HeartbeatState(profile, self.clock.monotonic_ms())
         self._addresses = self.world.addresses()
         self.random.shuffle(self._addresses)
         self._connect()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._beat()), loop.create_task(self._watch_fence())]
+        if self.stream is not None:
+            self._tasks.append(loop.create_task(self.stream.keep_open()))
         if behaviour.polls:
             self._tasks.append(loop.create_task(self._poll()))
         if behaviour.binds or behaviour.claims:
             self._tasks.append(loop.create_task(self._take_work()))
 
+    @property
+    def address(self) -> str:
+        """The node that it calls."""
+        return self._addresses[0]
+
     def _connect(self) -> None:
-        channel: Any = self.world.network.connect(self._addresses[0])
+        channel: Any = self.world.network.connect(self.address)
         self.liveness: Any = LivenessServiceStub(channel)
         self.activities: Any = ActivityServiceStub(channel)
 
-    def _move(self, rpc_failure: RpcFailure) -> None:
+    def fail_over(self, rpc_failure: RpcFailure) -> None:
         """Fail over to the next node."""
         if rpc_failure.should_fail_over and len(self._addresses) > 1:
             self._addresses.append(self._addresses.pop(0))
@@ -146,7 +159,7 @@ class Run:
                 rpc_failure = rpc_failures.failure_of_call(error)  # type: ignore[arg-type]
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     self.world.sometimes("answer came after its deadline")
-                self._move(rpc_failure)
+                self.fail_over(rpc_failure)
                 heartbeat_outcome = heartbeat_state.handle_failure(
                     rpc_failure, clock.monotonic_ms(), self.random.random()
                 )
@@ -170,31 +183,41 @@ class Run:
 
     def _hear(self, heartbeat_outcome: HeartbeatOutcome) -> None:
         for loss in heartbeat_outcome.lost:
-            self._lose(loss.ref)
+            self.lose(loss.ref)
         for rejected_binds in heartbeat_outcome.rejected_binds:
             self._settle(rejected_binds.ref.key, False)
         if heartbeat_outcome.fatal is not None:
             self.ended = heartbeat_outcome.fatal.reason
-            self.local_lease = LocalLease()
+            self.set_lease(LocalLease())
             for hold in list(self.holds.values()):
                 hold.lost.set()
             return
         if heartbeat_outcome.lease_ended:
-            self.local_lease = local_lease.lease_ended(self.local_lease)
+            self.set_lease(local_lease.lease_ended(self.local_lease))
         if heartbeat_outcome.lease_ms:
-            self.local_lease = local_lease.renewed(
-                self.local_lease, heartbeat_outcome.sent_ms, heartbeat_outcome.lease_ms
+            self.set_lease(
+                local_lease.renewed(self.local_lease, heartbeat_outcome.sent_ms, heartbeat_outcome.lease_ms)
             )
-            self._renewed.set()
+            if self.stream is not None and self.trusts_its_lease:
+                self.stream.lease_confirmed()
         for ref in heartbeat_outcome.held:
             self._settle(ref.key, True)
+
+    def set_lease(self, updated: LocalLease) -> None:
+        self.local_lease = updated
+        self._lease_changed.set()
+
+    def send_within(self, wait_ms: int) -> None:
+        """Send the next heartbeat after this time at the latest."""
+        self.heartbeat_state.send_by(self.clock.monotonic_ms() + wait_ms)
+        self._stir.set()
 
     def _settle(self, key: AttemptKey, bound: bool) -> None:
         outcome = self._answered.pop(key, None)
         if outcome is not None and not outcome.done():
             outcome.set_result(bound)
 
-    def _lose(self, ref: ActivityRef) -> None:
+    def lose(self, ref: ActivityRef) -> None:
         hold = self.holds.get(ref.key)
         if hold is not None:
             hold.lost.set()
@@ -205,19 +228,31 @@ class Run:
     async def _watch_fence(self) -> None:
         """Do what the SDK's lease watchdog does: stop working when the lease is not certain any more."""
         while True:
+            self._lease_changed.clear()
             now_ms = self.clock.monotonic_ms()
             left_ms = local_lease.deadline_ms(self.local_lease) - now_ms
             if left_ms > 0:
-                await self.clock.sleep(left_ms)
+                await self._sleep_while_unchanged(left_ms)
                 continue
             if self.heartbeat_state.held:
+                if self.stream is not None:
+                    self.stream.check_fence(-left_ms)
                 worker = self.world.audit.workers.get(self.key)
                 if worker is not None and worker.state == "ACTIVE" and worker.session == self.session:
                     self.world.sometimes("worker fenced itself before the server expired it")
                 for loss in self.heartbeat_state.lose_all("fenced"):
-                    self._lose(loss.ref)
-            self._renewed.clear()
-            await self._renewed.wait()
+                    self.lose(loss.ref)
+            await self._lease_changed.wait()
+
+    async def _sleep_while_unchanged(self, ms: int) -> None:
+        if self.stream is None:
+            await self.clock.sleep(ms)  # a renewal only moves the deadline later
+            return
+        try:
+            async with asyncio.timeout(ms / 1_000):
+                await self._lease_changed.wait()
+        except TimeoutError:
+            pass
 
     # -- activities
 
@@ -246,7 +281,7 @@ class Run:
             return
         accepted, losses = self.heartbeat_state.accept(ref, task.lease_epoch, self.clock.monotonic_ms())
         for loss in losses:
-            self._lose(loss.ref)
+            self.lose(loss.ref)
         if accepted and not self.trusts_its_lease:
             self.heartbeat_state.unbind(ref, self.clock.monotonic_ms())
             accepted = False

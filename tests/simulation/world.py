@@ -234,6 +234,9 @@ class World:
                 polls=works and self.random.random() < 0.6,
                 binds=works and self.random.random() < 0.6,
                 claims=works and self.random.random() < 0.3,
+                grace_ms=self.random.choice((0, *plan.disconnect_graces_ms * 2))
+                if plan.disconnect_graces_ms
+                else 0,
             )
             self.runs[namespace, behaviour.key] = []
             self.later(self.random.uniform(0, 3), lambda behaviour=behaviour: self.begin_run(behaviour))  # type: ignore[misc]

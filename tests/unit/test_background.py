@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
-from liveness.background import BackgroundTasks
+from liveness.background import BackgroundTasks, RepeatedWarning
 from liveness.clock import ManualClock, wait_for_event, wait_or_timeout
 
 
@@ -130,3 +131,22 @@ async def test_a_future_that_was_waited_for_in_vain_is_not_cancelled() -> None:
     clock.move(100)
     assert await waiting is False
     assert not future.done()
+
+
+def test_a_repeated_warning_is_logged_at_once_then_seldom_with_a_count_and_at_its_end() -> None:
+    clock = ManualClock()
+    warning = RepeatedWarning(structlog.get_logger(), "cannot write", clock)
+    with capture_logs() as logs:
+        for _ in range(150):  # 75 s
+            warning.warn(why="full")
+            clock.move(500)
+        warning.resolve()
+        warning.resolve()
+        warning.warn(why="full again")
+    assert [(line["event"], line["log_level"], line.get("times"), line.get("for_s")) for line in logs] == [
+        ("cannot write", "warning", None, None),
+        ("cannot write", "warning", 60, 30),
+        ("cannot write", "warning", 60, 60),
+        ("works again", "info", None, 75),
+        ("cannot write", "warning", None, None),
+    ]

@@ -63,7 +63,12 @@ def stats(fleet: GetFleetResponse) -> list[Stat]:
             is_alarming=expiries > 0,
         ),
         Stat("reschedules", f"{reschedules:,}/min", history_of(lambda sample: sample.reschedules)),
-        Stat("queue", f"{newest.queue_depth:,}", history_of(lambda sample: sample.queue_depth)),
+        Stat(
+            "waiting",
+            f"{newest.available_activities:,}, {newest.queue_depth:,} tasks",
+            history_of(lambda sample: sample.available_activities + sample.queue_depth),
+            is_alarming=any(namespace.unpolled_activities for namespace in fleet.namespaces),
+        ),
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
@@ -19,7 +20,7 @@ from liveness.cli.fleet.stats import Stat, stats
 from liveness.cli.fleet.view_state import SYNTAX, BadFilter, Sort, Viewport, ViewState, parse_filter
 from liveness.cli.fleet.worker_table import Column, columns, sort_workers
 from liveness.cli.output import enum_name
-from liveness.v1.fleet_pb2 import AlertKind
+from liveness.v1.fleet_pb2 import Alert, AlertKind
 from liveness.v1.worker_pb2 import Worker
 
 ALERTS_MAX = 3
@@ -103,7 +104,7 @@ class FleetView:
         """The figures and alerts that fit."""
         rows = self.stats(width)
         lines = rows if height >= COMPACT_HEIGHT else rows[:1] if height >= COMPACT_HEIGHT - 6 else []
-        banners = self.banners()
+        banners = [*self._stale_banner(), *map(_group_banner, _by_kind(self.frame.snapshot.fleet.alerts))]
         shown = banners[: ALERTS_MAX if height >= COMPACT_HEIGHT else 1]
         if len(banners) > len(shown):
             shown[-1] = shown[-1] + f"  (and {len(banners) - len(shown)} more)"
@@ -131,14 +132,15 @@ class FleetView:
         namespaces = self.frame.snapshot.fleet.namespaces
         deaths = sum(namespace.deaths for namespace in namespaces)
         false = sum(namespace.false_deaths for namespace in namespaces)
+        active, dead = (sum(getattr(each, name) for each in namespaces) for name in ("active", "dead"))
         parts = [
-            (sum(namespace.active for namespace in namespaces), "active", "bold green"),
+            (active, "active", "bold green" if active else "bold red" if dead else "dim"),
             (sum(namespace.suspects for namespace in namespaces), "suspect", "bold yellow"),
             (sum(namespace.inactive for namespace in namespaces), "inactive", "red"),
             (sum(namespace.cleaned_up for namespace in namespaces), "cleaned up", "dim"),
         ]
         left = Text("  ").join(
-            Text.assemble((f"{count:,}", style if count else "dim"), f" {word}")
+            Text.assemble((f"{count:,}", style if count or word == "active" else "dim"), f" {word}")
             for count, word, style in parts
         )
         if false:
@@ -162,19 +164,16 @@ class FleetView:
         return f"{seen} {len(snapshot.workers):,} sorted, of {total}"
 
     def banners(self) -> list[str]:
-        """The alerts for the operator, the most urgent first."""
+        """All alerts for the operator, the most urgent first."""
+        return [*self._stale_banner(), *map(_banner, self.frame.snapshot.fleet.alerts)]
+
+    def _stale_banner(self) -> list[str]:
         frame = self.frame
-        banners = []
         age_ms = frame.now_ms - frame.snapshot.at_ms
-        if frame.error or age_ms > frame.fresh_ms + (REST_FACTOR + 2) * frame.snapshot.took_ms:
-            why = escape_control(frame.error or f"{frame.snapshot.address} has not answered")
-            banners.append(f"STALE for {humanize_ms(age_ms // 1_000 * 1_000)}: {why}")
-        for alert in frame.snapshot.fleet.alerts:
-            kind = enum_name(AlertKind, alert.kind).replace("_", " ")
-            banners.append(
-                f"{kind}: {escape_control(alert.message)}" if kind else escape_control(alert.message)
-            )
-        return banners
+        if not frame.error and age_ms <= frame.fresh_ms + (REST_FACTOR + 2) * frame.snapshot.took_ms:
+            return []
+        why = escape_control(frame.error or f"{frame.snapshot.address} has not answered")
+        return [f"STALE for {humanize_ms(age_ms // 1_000 * 1_000)}: {why}"]
 
     # -- the table
 
@@ -235,6 +234,25 @@ class FleetView:
         ):
             line.append(key, "bold").append(f" {meaning}  ", "dim")
         return _truncate(line, width)
+
+
+def _by_kind(alerts: Iterable[Alert]) -> list[list[Alert]]:
+    """The server sends alerts of one kind one after the other."""
+    return [list(same) for _, same in groupby(alerts, key=lambda alert: alert.kind)]
+
+
+def _banner(alert: Alert) -> str:
+    kind = enum_name(AlertKind, alert.kind).replace("_", " ")
+    return f"{kind}: {escape_control(alert.message)}" if kind else escape_control(alert.message)
+
+
+def _group_banner(alerts: Sequence[Alert]) -> str:
+    """One line for all alerts of a kind: the first of them, and where the others are."""
+    if len(alerts) == 1:
+        return _banner(alerts[0])
+    others = ", ".join(escape_control(alert.namespace) for alert in alerts[1:])
+    kind = enum_name(AlertKind, alerts[0].kind).replace("_", " ")
+    return f"{kind} ({len(alerts)}): {escape_control(alerts[0].message)} Also in: {others}"
 
 
 def _stat_rows(found: Sequence[Stat], width: int) -> list[Text]:

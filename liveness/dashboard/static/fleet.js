@@ -6,7 +6,7 @@ import { setServerTime, parseDuration, parseTime, serverNow, SECOND, MINUTE } fr
 export const RANGE_MS = 30 * MINUTE;
 const SAMPLES_MAX = 3_600;
 
-/** The summary of one namespace, or of all (''): {time, intervalMs, samples, namespaces, queues, alerts, …}. */
+/** The summary of one namespace, or of all (''): {time, intervalMs, samples, namespaces, queues, taskQueues, alerts, …}. */
 export class Fleet {
   constructor(namespace) {
     this.namespace = namespace;
@@ -29,11 +29,20 @@ export class Fleet {
       namespaces: answer.namespaces ?? [],
       queues: answer.queues ?? [],
       alerts: answer.alerts ?? [],
+      taskQueues: answer.task_queues ?? [],
+      relays: answer.relays ?? false,
       nodes: answer.nodes ?? 0,
       shards: answer.shards ?? 0,
       servingShards: answer.serving_shards ?? 0,
+      storage: answer.storage ? storageOf(answer.storage) : null,
     });
   }
+}
+
+/** Numbers that are not known are null. */
+function storageOf(storage) {
+  const known = (value) => (value === undefined || value === null ? null : Number(value));
+  return { used: Number(storage.used_bytes), free: known(storage.free_bytes), growth: known(storage.growth_bytes_per_day), days: known(storage.days_until_full) };
 }
 
 function sampleOf(sample) {
@@ -52,6 +61,7 @@ function sampleOf(sample) {
     resurrections: Number(sample.resurrections),
     reschedules: Number(sample.reschedules),
     queueDepth: Number(sample.queue_depth),
+    available: Number(sample.available_activities),
   };
 }
 

@@ -5,6 +5,7 @@ import { html, useEffect, useState } from './html.js';
 import { Icon } from './icons.js';
 import { HELP, listenToKeys } from './keys.js';
 import { connection, tryAgain } from './live.js';
+import { byKind } from './parts/alerts.js';
 import { go, href, route } from './route.js';
 import { theme, toggleTheme } from './theme.js';
 import { showTime } from './time.js';
@@ -31,7 +32,7 @@ export function Frame({ name, ns, fleet, children }) {
       <nav class="places" aria-label="Views">
         ${PLACES.map(
           ([view, label]) => html`<a key=${view} href=${href(view, { ns })} aria-current=${(PART_OF[name] ?? name) === view ? 'page' : undefined}>
-            <${Icon} name=${view} /><span>${label}</span>${view === 'overview' && fleet?.alerts.length > 0 && html`<em title="What needs attention">${fleet.alerts.length}</em>`}
+            <${Icon} name=${view} /><span>${label}</span>${view === 'overview' && fleet?.alerts.length > 0 && html`<em title="What needs attention">${byKind(fleet.alerts).length}</em>`}
           </a>`,
         )}
       </nav>

@@ -83,7 +83,8 @@ class Watching {
       try {
         await this.read(() => (failures = 0));
       } catch (error) {
-        if (error.reason === 'RESUME_TOKEN_INVALID') this.forget(); // the server has another database now
+        // The server has another database now, or deleted events that this page has not seen.
+        if (error.reason === 'RESUME_TOKEN_INVALID') this.forget();
       }
       if (this.stopped) return;
       if (!document.hidden) say('lost');
@@ -92,8 +93,10 @@ class Watching {
     }
   }
 
+  /** Starts anew: the list of events must not look complete where some are missing. */
   forget() {
     this.token = '';
+    recent.set([]);
   }
 
   async read(onOpen) {

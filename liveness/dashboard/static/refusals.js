@@ -3,7 +3,7 @@
 const SENTENCES = {
   WORKER_NOT_FOUND: () => 'The server does not know this worker any more.',
   WORKER_NOT_ACTIVE: () => 'This worker is not active, so there is nothing to end or to drain.',
-  WORKER_CLEANED_UP: () => 'This worker was cleaned up: its key is closed for good.',
+  WORKER_CLEANED_UP: () => 'This worker was cleaned up: nothing can be done to it any more.',
   ACTIVITY_NOT_FOUND: () => 'This activity is not kept any more.',
   ACTIVITY_FINISHED: ({ state }) => `This activity is ${state ? `${state.toLowerCase()} ` : 'finished '}already.`,
   ACTIVITY_NOT_RETRYABLE: ({ state }) =>
@@ -12,6 +12,7 @@ const SENTENCES = {
   TASK_FINISHED: () => 'This task is finished already.',
   NAMESPACE_NOT_FOUND: ({ namespace }) => `This server does not serve the namespace ${namespace ?? ''}.`,
   DEATH_NOT_FOUND: () => 'No lease of this worker has ended for silence.',
+  STORE_FULL: () => 'The disk of the database is full, so nothing can be stored. Make room; the server then goes on by itself.',
   SHARD_UNAVAILABLE: () => 'The part of the data this belongs to is changing hands. Try again in a moment.',
   SHARD_MOVED: () => 'The part of the data this belongs to is changing hands. Try again in a moment.',
   SHUTTING_DOWN: () => 'The server is shutting down. Try again in a moment.',

@@ -201,7 +201,7 @@ function rowOf(worker, asked) {
 
 /** The text that the filter searches; the parts are separated by a character that no name contains. */
 function searchTextOf(row) {
-  return [row.key, row.host, row.build, row.queue, row.state, ...marksOf(row)].join('\n').toLowerCase();
+  return [row.key, row.host, row.build, row.queue].join('\n').toLowerCase();
 }
 
 export function marksOf(row) {

@@ -79,3 +79,14 @@ export function percent(part, whole) {
 export function activityName({ workflow_id, run_id, activity_id }) {
   return [workflow_id, run_id, activity_id].filter(Boolean).join(' / ');
 }
+
+/** 1536 → 1.5 KiB */
+export function bytes(number) {
+  const units = ['bytes', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let at = 0;
+  while (number >= 1_024 && at < units.length - 1) {
+    number /= 1_024;
+    at += 1;
+  }
+  return `${number < 10 && at ? Math.round(number * 10) / 10 : Math.round(number)} ${units[at]}`;
+}

@@ -1,4 +1,5 @@
 // Filters and sorts the rows. A row must contain all words of the filter; "host:db-3" searches one column only.
+import { marksOf } from './roster.js';
 
 const FIELDS = ['key', 'host', 'build', 'queue', 'state'];
 
@@ -6,7 +7,12 @@ export function matcher(text, states) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean).map(wordOf);
   return (row) =>
     (states.length === 0 || states.some((state) => row.state === state || row[state] === true)) &&
-    words.every(({ field, word }) => (field ? row[field].toLowerCase() : row.searchText).includes(word));
+    words.every(({ field, word }) => (field === 'state' ? inState(row, word) : field ? row[field].toLowerCase().includes(word) : row.searchText.includes(word) || inState(row, word)));
+}
+
+/** By the beginning: "active" is a part of "inactive", and means something else. */
+function inState(row, word) {
+  return [...row.state.split(' '), ...marksOf(row)].some((state) => state.startsWith(word));
 }
 
 function wordOf(word) {

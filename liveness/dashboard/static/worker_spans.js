@@ -70,6 +70,7 @@ const HANDLERS = {
 };
 
 function activated(spans, time, data) {
+  spans.closed = null;
   end(spans.absences, time);
   end(spans.leases, time, { reason: 'replaced', death: false });
   // A session that comes back continues its span; a new session starts another.

@@ -77,6 +77,10 @@ class BrokerState(Enum):
     READY = "ready"
 
 
+def no_publishes() -> dict[str, int]:
+    return {"acknowledged": 0, "duplicate": 0, "refused": 0, "down": 0}
+
+
 class Broker:
     def __init__(self, config: BrokerConfig, clock: Clock, random: Random) -> None:
         check_client_installed(config)
@@ -86,6 +90,8 @@ class Broker:
         self.last_error_wall_ms = 0
         self.on_connected: list[Callable[[], None]] = []
         """Called when the broker is connected again."""
+        self.publishes = no_publishes()
+        """Messages by outcome."""
         self._down_reason = "not connected yet"
         self._clock = clock
         self._random = random
@@ -117,7 +123,16 @@ class Broker:
         async with self._in_flight_slots:
             probe = await self._await_probe()
             try:
-                return await self._send(subject, message_id, payload)
+                is_duplicate = await self._send(subject, message_id, payload)
+            except BrokerDown:
+                self.publishes["down"] += 1
+                raise
+            except MessageRefused:
+                self.publishes["refused"] += 1
+                raise
+            else:
+                self.publishes["duplicate" if is_duplicate else "acknowledged"] += 1
+                return is_duplicate
             finally:
                 if probe is not None and not probe.done():
                     probe.set_result(None)  # cancelled: the next message is the probe

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import structlog
 
+from liveness.background import RepeatedWarning
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.integrations.relay.broker import Broker, BrokerDown, MessageRefused
 from liveness.integrations.relay.subjects import event_subject
 from liveness.store.codec import LogEntry
+from liveness.store.deletions import DeletedEvents
 from liveness.store.errors import ShardsLost, StoreError
 
 logger = structlog.get_logger("liveness.relay")
@@ -54,6 +56,11 @@ class EventRelay(NodeListener):
         self._cursors: dict[int, LogPosition] = {}
         self._first_shard_id = 0
         """The shard that is published first in the next pass."""
+        self.deleted_unpublished = 0
+        """At most so many events were deleted before they could be published."""
+        self._reported_gaps: dict[int, DeletedEvents] = {}
+        """The deletions of each shard as they were last reported."""
+        self._store_warning = RepeatedWarning(logger, "events cannot be relayed now", node.clock)
         self._wake = asyncio.Event()
         broker.on_connected.append(self._wake.set)
 
@@ -72,8 +79,9 @@ class EventRelay(NodeListener):
             try:
                 while await self._publish_pass() and not self._broker.is_down:
                     await self._node.clock.sleep(PASS_INTERVAL_MS)
+                self._store_warning.resolve()
             except StoreError as error:
-                logger.warning("events cannot be relayed now", why=str(error))
+                self._store_warning.warn(why=str(error))
                 await self._node.clock.sleep(STORE_RETRY_MS)
                 self._wake.set()
 
@@ -95,7 +103,8 @@ class EventRelay(NodeListener):
                 self._first_shard_id, more = shard.id, True
                 break
             through_seq, limit = shard.durable_feed_seq, min(left, EVENTS_PER_SHARD_MAX)
-            entries = await self._node.store.read_log(shard.id, cursor, through_seq, limit)
+            entries, deleted = await self._node.store.read_feed(shard.id, cursor, through_seq, limit)
+            self._report_deleted(shard.id, cursor, deleted)
             full = len(entries) == limit
             more = more or full
             left -= len(entries)
@@ -103,6 +112,18 @@ class EventRelay(NodeListener):
         reached = await asyncio.gather(*(self._publish(shard, end, part) for shard, end, part in batches))
         await self._advance({shard: seq for (shard, _, _), seq in zip(batches, reached, strict=True)})
         return more
+
+    def _report_deleted(self, shard_id: int, cursor: int, deleted: DeletedEvents) -> None:
+        """Report events that were deleted before they were published: the broker was away for longer than they are kept, or
+        the server ran for a while without the relay."""
+        if deleted.through_seq <= cursor or self._reported_gaps.get(shard_id) == deleted:
+            return
+        self._reported_gaps[shard_id] = deleted
+        missing = deleted.missing_after(cursor)
+        self.deleted_unpublished += missing
+        logger.error(
+            "events were deleted before they were relayed", shard=shard_id, events_max=missing, after=cursor
+        )
 
     def _shards_with_backlog(self) -> list[tuple[int, Shard]]:
         shards = sorted(self._node.shards(), key=lambda shard: (shard.id < self._first_shard_id, shard.id))

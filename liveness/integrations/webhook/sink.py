@@ -13,7 +13,6 @@ import os
 import ssl
 from asyncio import StreamReader
 from collections.abc import Iterable
-from importlib.metadata import version
 from socket import gaierror
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.integrations.reschedule_message import delivery_id, payload
 from liveness.integrations.webhook.signature import DELIVERY_HEADER, SIGNATURE_HEADER, sign
 from liveness.tasks.sinks import SinkSelector, no_sink, queue_matcher
+from liveness.version import VERSION
 
 CONNECTIONS_MAX = 64
 """At a time. A batch of the queue is larger."""
@@ -65,7 +65,7 @@ class WebhookSink:
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._headers = [
             ("Host", authority),
-            ("User-Agent", f"liveness/{version('liveness')}"),
+            ("User-Agent", f"liveness/{VERSION}"),
             ("Content-Type", "application/json"),
             ("Connection", "close"),
         ]

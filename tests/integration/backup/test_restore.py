@@ -309,7 +309,7 @@ async def test_a_backup_of_an_older_version_is_migrated(
     shutil.copyfile(backup, backup.with_name("older.db"))
     with closing(sqlite3.connect(backup.with_name("older.db"))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
-        for table in ("nodes", "slots", "relays", "verdicts"):
+        for table in ("nodes", "slots", "relays", "verdicts", "deaths", "deletions", "sizes"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP INDEX tasks_dead")
         connection.execute("UPDATE alembic_version SET version_num = '0002'")
@@ -317,3 +317,18 @@ async def test_a_backup_of_an_older_version_is_migrated(
         connection.commit()
     await restore_backup(harness, backup.with_name("older.db"), path)
     await harness.beat("w")
+
+
+async def test_epochs_of_workers_that_were_forgotten_before_the_backup_stay_below_the_token_floor(
+    harness: ServerHarness, path: Path, tmp_path: Path
+) -> None:
+    """They are not in the backup any more; only the floor of their shard is."""
+    shard = harness.server.node.shard(NAMESPACE, "gone")
+    shard.epoch_floor = 2_000_000_000  # as if it had been restarted that often
+    await harness.beat("gone")
+    await harness.expire("gone")
+    await harness.forget("gone")
+    await asyncio.to_thread(create_backup, path, tmp_path / "backup.db", no_progress)
+    restored = await restore_backup(harness, tmp_path / "backup.db", path)
+    assert restored.token_floor > 2**30
+    assert (await harness.beat("gone")).lease_epoch > 2_000_000_000

@@ -135,3 +135,20 @@ def test_markup_in_client_text_is_shown_literally(local: LocalServer, shell: She
     out = shell.ok("workers", "why", "[red]w[/red]")
     assert out.startswith("[red]w[/red] fell silent")
     assert "[blink]:smile:" in out
+
+
+def test_every_command_shows_the_same_millisecond(local: LocalServer, shell: Shell) -> None:
+    local.advance(0.123)
+    die(local, shell)
+
+    def line(command: str, *names: str) -> str:
+        out = shell.ok("workers", command, "worker-7")
+        return next(line for line in out.splitlines() if line.startswith(names))
+
+    last_heartbeat, died = "2025-06-15 15:06:45.123Z", "2025-06-15 15:07:15.123Z"
+    assert last_heartbeat in line("describe", "last heartbeat")
+    assert last_heartbeat in line("why", "last heartbeat")
+    assert died in line("why", "died")
+    assert "WorkerDeactivated" in line("history", died)
+    local.advance(3_600)
+    assert last_heartbeat in line("describe", "last heartbeat")

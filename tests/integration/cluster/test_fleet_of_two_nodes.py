@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from liveness.v1 import cluster_pb2, fleet_pb2
 from tests.databases import PostgresServer
 from tests.integration.cluster.test_two_nodes import owned, settled
 from tests.integration.engine.engine import activity
+from tests.integration.server.activity_client import ActivityClient
 from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, heartbeat
 
 
@@ -126,8 +128,11 @@ async def test_a_storm_over_both_nodes_is_one_storm(pair: tuple[ServerHarness, S
     await pass_time(first, second, ms=2_000)
     for each in pair:
         assert [found.deaths_last_minute for found in (await share(each)).namespaces] == [12]
-        [alert] = (await fleet(each)).alerts
-        assert (alert.kind, alert.namespace, alert.count) == (fleet_pb2.ALERT_KIND_STORM, NAMESPACE, 24)
+        alerts = [(alert.kind, alert.namespace, alert.count) for alert in (await fleet(each)).alerts]
+        assert alerts == [
+            (fleet_pb2.ALERT_KIND_STORM, NAMESPACE, 24),
+            (fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS, NAMESPACE, 24),
+        ]
 
 
 async def test_shards_of_an_unreachable_node_count_as_unserved(
@@ -159,3 +164,60 @@ async def test_the_workers_of_a_moved_shard_are_counted_on_its_new_node(
     assert second.server.telemetry.shards_closed["lost"] == 0
     assert second.server.telemetry.shards_closed["handed_over"] > 0
     assert not second.server.node.census
+
+
+def activity_of(harness: ServerHarness) -> str:
+    """Return the name of an activity whose shard the node owns."""
+    names = (f"a{number}" for number in range(10_000))
+    return next(name for name in names if shard_of(NAMESPACE, f"workflow-{name}", SHARDS) in owned(harness))
+
+
+async def test_a_queue_that_workers_attend_on_another_node_is_not_unpolled(
+    pair: tuple[ServerHarness, ServerHarness],
+) -> None:
+    first, second = pair
+    [worker] = workers_of(second, 1)
+    client = ActivityClient(second)
+    await client.beat(worker, lease_ms=600_000)
+    held, waits = activity_of(second), activity_of(first)
+    await client.schedule(held)
+    task = await client.take(worker)
+    await client.beat(worker, lease_ms=600_000, bound_activities=[activity(held)])
+    await client.schedule(waits)
+
+    async def pass_a_minute() -> fleet_pb2.GetFleetResponse:
+        for _ in range(3):
+            await pass_time(first, second, ms=20_000)
+            first.server.matching.announce_all()
+            await first.server.peers.broadcast_hint_and_wait(lambda message: None)
+        await pass_time(first, second, ms=1_000)
+        return await fleet(second)
+
+    answer = await pass_a_minute()
+    assert answer.namespaces[0].available_activities == 1
+    assert not answer.alerts, "its worker is busy on the other node"
+    await client.complete(task, worker)
+    answer = await pass_a_minute()
+    [alert] = answer.alerts
+    assert (alert.kind, alert.count) == (fleet_pb2.ALERT_KIND_UNPOLLED_QUEUE, 1)
+    assert [queue.unpolled for queue in answer.task_queues] == [True]
+    assert list((await fleet(first)).alerts) == [alert]
+    waiting = asyncio.ensure_future(client.take(worker))
+    first.server.matching.announce_all()
+    assert (await waiting).id.activity_id == waits
+    await pass_time(first, second, ms=1_000)
+    assert not (await fleet(first)).alerts
+
+
+async def test_a_fleet_is_dead_only_if_no_node_has_an_active_worker(
+    pair: tuple[ServerHarness, ServerHarness],
+) -> None:
+    first, second = pair
+    [dies], [lives] = workers_of(first, 1), workers_of(second, 1)
+    await first.beat(dies, lease_ms=1_000)
+    await first.beat(lives, lease_ms=60_000)
+    await pass_time(first, second, ms=2_000)
+    assert not (await fleet(first)).alerts
+    await pass_time(first, second, ms=60_000)
+    [alert] = (await fleet(first)).alerts
+    assert (alert.kind, alert.count) == (fleet_pb2.ALERT_KIND_NO_ACTIVE_WORKERS, 2)

@@ -18,9 +18,10 @@ from liveness.domain.worker import Worker
 from liveness.engine.restore import RestoreSummary, begin_new_history
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
-from liveness.v1 import activity_pb2
+from liveness.v1 import activity_pb2, worker_pb2
 from tests.databases import PostgresServer
 from tests.integration.cluster.test_two_nodes import owned, settled
+from tests.integration.engine.engine import activity
 from tests.integration.server.activity_client import (
     AVAILABLE,
     COMPLETED,
@@ -189,3 +190,46 @@ async def test_a_remote_worker_that_fails_or_releases_an_attempt_is_not_bound_to
     assert await site.client.state(cancelled) == STARTED
     assert await site.client.cancel(cancelled)
     assert not site.known_worker().bindings
+
+
+async def test_an_attempt_that_outlives_the_session_of_its_remote_worker_shows_the_epoch_that_may_end_it(
+    site: Site,
+) -> None:
+    await site.beat()
+    name = site.activity_name()
+    task = await site.client.claim(name, site.worker, task_queue=QUEUE)
+    bound = worker_pb2.ActivityRef(
+        workflow_id=task.id.workflow_id, run_id=task.id.run_id, activity_id=name, attempt=task.attempt
+    )
+    await site.worker_node.beat(
+        site.worker, session_id="second", sequence=1, task_queue=QUEUE, bound_activities=[bound]
+    )
+    for node in (site.activity_node, site.worker_node):
+        client = ActivityClient(node)
+        [listed] = (await client.listed()).activities
+        assert [(await client.describe(name)).lease_epoch, listed.lease_epoch] == [2, 2]
+    claimed = await site.client.claim(name, site.worker, task_queue=QUEUE)
+    assert (claimed.lease_epoch, claimed.attempt) == (2, task.attempt)
+    assert (await refusal(site.client.complete(task, site.worker))).reason == "FENCED_OFF"
+    await site.client.complete(claimed, site.worker)
+
+
+@pytest.mark.parametrize("way", ["finished", "held"])
+async def test_a_worker_that_binds_what_is_finished_or_held_on_another_node_is_told(
+    site: Site, way: str
+) -> None:
+    await site.beat()
+    await site.client.beat("holder", lease_duration={"seconds": LEASE_MS // 1_000})
+    name = site.activity_name()
+    task = await site.client.claim(name, "holder", task_queue=QUEUE)
+    if way == "finished":
+        await site.client.complete(task, "holder")
+    await site.client.beat(
+        site.worker, lease_duration={"seconds": LEASE_MS // 1_000}, bound_activities=[activity(name)]
+    )
+    await site.worker_node.advance(100)
+    told = await site.client.beat(site.worker)
+    assert [ref.activity_id for ref in told.cancel_activities] == [name]
+    assert not site.known_worker().bindings
+    if way == "held":
+        await site.client.complete(task, "holder")

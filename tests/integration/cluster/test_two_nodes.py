@@ -9,16 +9,21 @@ import pytest
 from sqlalchemy import text
 
 from liveness.cluster.placement import choose_node
-from liveness.v1 import admin_pb2, service_pb2
+from liveness.domain.keys import shard_of
+from liveness.store.errors import StoreError
+from liveness.v1 import admin_pb2, fleet_pb2, service_pb2
 from tests.databases import PostgresServer
 from tests.integration.server.server_harness import (
+    NAMESPACE,
     REGISTERED,
     RENEWED,
     SHARDS,
     ServerHarness,
     heartbeat,
+    refusal,
     unpack,
 )
+from tests.integration.telemetry.exposition import Exposition
 
 
 @pytest.fixture
@@ -31,13 +36,20 @@ async def harnesses(postgres: PostgresServer, postgres_database: str) -> AsyncIt
 
 
 async def settled(*harnesses: ServerHarness) -> None:
-    """Refresh all memberships until each shard is served by its node."""
+    """Refresh all memberships until each shard is served by its node, and every node knows all owners.
+
+    The last shards are taken after the other nodes have refreshed. A hint tells them, but a hint may be lost, and then a
+    forwarded call would wait for the next refresh: for ever on a clock that the test moves.
+    """
     for _ in range(20):
         for harness in harnesses:
             await harness.server.membership.refresh()
             await harness.server.membership.wait_for_rebalancing()
-        if sum(len(harness.server.node.shards()) for harness in harnesses) == SHARDS and all(
-            harness.server.membership.is_fully_serving for harness in harnesses
+        owners = {id: harness.server.node.owner for harness in harnesses for id in owned(harness)}
+        if len(owners) == SHARDS and all(
+            harness.server.membership.is_fully_serving
+            and {id: owner.node_id for id, owner in harness.server.routes.owners().items()} == owners
+            for harness in harnesses
         ):
             return
     raise AssertionError("the placement of shards does not settle")
@@ -73,6 +85,9 @@ async def test_shards_are_divided_by_placement_and_any_node_serves_any_call(
         shards = (await harness.admin.ListShards(admin_pb2.ListShardsRequest())).shards
         assert all(shard.serving for shard in shards)
         assert sum(shard.active_workers for shard in shards) == 20
+        assert {(shard.node_id, shard.address) for shard in shards} == {
+            (each.server.node.owner, *addresses(each)) for each in (first, second)
+        }
         nodes = (await harness.admin.ListNodes(admin_pb2.ListNodesRequest())).nodes
         assert [node.kind for node in nodes] == ["server", "server"]
         assert sum(node.shards for node in nodes) == SHARDS
@@ -142,6 +157,59 @@ async def test_an_owner_that_lost_its_shards_commits_nothing_and_gets_them_back_
     await settled(first, second)
     for key in keys:
         assert (await second.beat(key)).outcome == RENEWED
+
+
+async def test_metrics_show_the_nodes_the_lease_and_the_way_to_the_database(
+    harnesses: list[ServerHarness], postgres: PostgresServer, postgres_database: str
+) -> None:
+    first, second, _ = harnesses
+    await first.start()
+    await second.start()
+    await settled(first, second)
+
+    def shown() -> Exposition:
+        return Exposition(second.server.metrics()[0])
+
+    assert shown().value("liveness_nodes", state="SERVING") == 2
+    assert shown().value("liveness_node_lease_seconds") == 4
+    assert shown().value("liveness_node_renewal_age_seconds") == 0
+    assert shown().value("liveness_database_reachable") == 1
+    assert shown().value("liveness_db_connections_max") == 8
+    assert shown().value("liveness_db_connections", state="idle") >= 1
+    assert shown().value("liveness_db_connections", state="in_use") == 0
+    for _ in range(10):
+        second.clock.move(500)
+        await second.server.membership.refresh()
+    assert shown().value("liveness_nodes", state="SERVING") == 1
+    assert shown().value("liveness_nodes", state="LOST") == 1
+    await second.server.membership.wait_for_rebalancing()
+
+    async def alerts() -> dict[int, str]:
+        fleet = await second.admin.GetFleet(fleet_pb2.GetFleetRequest())
+        return {alert.kind: alert.message for alert in fleet.alerts}
+
+    assert await alerts() == {
+        fleet_pb2.ALERT_KIND_LOST_NODES: "1 node has not renewed its lease: the others serve its shards."
+    }
+    postgres.execute(f"ALTER DATABASE {postgres_database} ALLOW_CONNECTIONS false")
+    try:
+        postgres.execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{postgres_database}'"
+        )
+        for _ in range(3):  # the pool may hold connections whose end it has not noticed
+            second.clock.move(500)
+            with pytest.raises(StoreError):
+                await second.server.membership.refresh()
+        assert shown().value("liveness_database_reachable") == 0
+        assert shown().value("liveness_node_renewal_failures_total") == 3
+        assert shown().value("liveness_node_renewal_age_seconds") == 1.5
+        sentence = (await alerts())[fleet_pb2.ALERT_KIND_DATABASE]
+        assert sentence.startswith("1 server cannot use the database: Nothing was committed: ")
+    finally:
+        postgres.execute(f"ALTER DATABASE {postgres_database} ALLOW_CONNECTIONS true")
+    await second.server.membership.refresh()
+    assert shown().value("liveness_database_reachable") == 1
+    assert fleet_pb2.ALERT_KIND_DATABASE not in await alerts()
 
 
 async def test_a_paused_observer_declares_no_node_lost(harnesses: list[ServerHarness]) -> None:
@@ -216,3 +284,51 @@ async def test_a_worker_quota_holds_over_all_nodes(harnesses: list[ServerHarness
     assert set(refusals) == {"WORKER_QUOTA_EXCEEDED"}
     assert len(answers) - len(refusals) == 10
     assert sum((await harnesses[1].count()).values()) == 10
+
+
+def shard_id(worker: str) -> int:
+    return shard_of(NAMESPACE, worker, SHARDS)
+
+
+async def test_a_worker_is_forgotten_through_any_node_and_its_epochs_outlive_a_take_over(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, _ = harnesses
+    for harness in (first, second):
+        await harness.start(takeover_grace_ms=0)
+    await settled(first, second)
+    names = [f"w{number}" for number in range(20)]
+    workers = [
+        next((name for name in names if shard_id(name) in owned(harness)), "") for harness in (first, second)
+    ]
+    for worker in filter(None, workers):
+        for epoch in (1, 2):
+            assert (await first.beat(worker, session_id=f"s{epoch}", sequence=1)).lease_epoch == epoch
+        await first.expire(worker)
+        assert (await first.forget(worker)).lease_epoch == 2
+    await second.stop()
+    await settled(first)
+    for worker in filter(None, workers):
+        result = await first.beat(worker, session_id="s3", sequence=1)
+        assert (result.outcome, result.lease_epoch) == (REGISTERED, 3)
+
+
+async def test_the_refusal_of_a_full_namespace_counts_the_inactive_workers_of_all_nodes(
+    harnesses: list[ServerHarness],
+) -> None:
+    first, second, _ = harnesses
+    for harness in (first, second):
+        await harness.start(takeover_grace_ms=0)
+    await settled(first, second)
+    await first.configure(max_workers=10)
+    for number in range(10):
+        await first.beat(f"w{number}")
+    for number in range(4):
+        await second.expire(f"w{number}")
+    for harness in (first, second):
+        refused = await refusal(harness.beat("one-more"))
+        assert (refused.reason, refused.fields["inactive"]) == ("WORKER_QUOTA_EXCEEDED", "4")
+    await first.forget("w0")
+    for harness in (first, second):
+        await harness.advance(1_000)  # a node believes for a moment that the namespace is full
+    assert (await first.beat("one-more")).outcome == REGISTERED

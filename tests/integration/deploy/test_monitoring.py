@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import grpc
 import pytest
 import yaml
 
 from liveness.cli import main
+from liveness.config.frontend_settings import FrontendSettings
 from liveness.domain.policy import DEFAULT_POLICY
-from liveness.telemetry.metrics import METRICS, HistogramMetric
+from liveness.frontend.app import Frontend
+from liveness.telemetry.metric_types import HistogramMetric, LabelledHistogramMetric
+from liveness.telemetry.metrics import METRICS
+from liveness.telemetry.process_metrics import FRONTEND_METRICS
+from liveness.v1 import admin_pb2
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from tests.integration.deploy.manifests import DEPLOY
 from tests.integration.deploy.promql import Expression, Matcher, Selector, read
 from tests.integration.engine.engine import activity
@@ -45,19 +52,31 @@ class RefusingSink:
 
 @pytest.fixture(scope="module")
 async def exposition(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
-    """The metrics of a server on which every labelled event has happened."""
+    """The metrics of a server on which every labelled event has happened, and of a frontend before it."""
     folder: Path = tmp_path_factory.mktemp("live")
     harness = await ServerHarness(f"sqlite:///{folder}/liveness.db").start(
         takeover_grace_ms=0, sink=RefusingSink(), task_attempts_max=2
     )
+    frontend_settings = FrontendSettings(listen="127.0.0.1:0", nodes=(harness.server.address,))
+    async with Frontend(frontend_settings) as frontend:
+        async with grpc.aio.insecure_channel(frontend.address) as channel:
+            listing: Any = AdminServiceStub(channel).ListShards
+            await listing(admin_pb2.ListShardsRequest(), wait_for_ready=True)
+        frontend_text, _ = frontend.metrics()
     await harness.beat("dies", lease_ms=1_000, bound_activities=[activity("a")])
     await refusal(harness.beat(""))
     await harness.advance(1_250)
     await harness.advance(3_000)
+    await harness.server.maintenance.record_size()
+    harness.clock.jump_wall(3_600_000)  # a growth needs some time
     await harness.server.take_sample()
     text, _ = harness.server.metrics()
     await harness.stop()
-    return Exposition(text)
+    exposition = Exposition(frontend_text)
+    for name, family in Exposition(text).families.items():
+        if family.samples:
+            exposition.families[name] = family
+    return exposition
 
 
 def labels_of(exposition: Exposition, selector: Selector) -> set[str]:
@@ -115,9 +134,9 @@ def test_the_dashboard_shows_every_metric() -> None:
         for target in panel.get("targets", ())
         for selector in read(target["expr"]).selectors
     }
-    for metric in METRICS:
+    for metric in {*METRICS, *FRONTEND_METRICS}:
         names = {metric.name}
-        if isinstance(metric, HistogramMetric):
+        if isinstance(metric, HistogramMetric | LabelledHistogramMetric):
             names = {f"{metric.name}_{end}" for end in ("bucket", "sum", "count")}
         assert names & used or metric.name == "liveness_build_info", metric.name
 
@@ -174,6 +193,11 @@ def test_the_storm_alert_uses_the_thresholds_of_the_server() -> None:
     assert f">= {DEFAULT_POLICY.storm_min_workers}" in storm["expr"]
     assert f"> {DEFAULT_POLICY.storm_share:g} * (" in storm["expr"]
     assert "[1m]" in storm["expr"]
+
+
+def test_the_alert_for_waiting_work_uses_the_limit_of_the_server() -> None:
+    [rule] = [rule for rule in RULES if rule["alert"] == "LivenessWorkWaits"]
+    assert rule["expr"].endswith(f"> {DEFAULT_POLICY.waiting_alert_ms // 1_000}")
 
 
 def test_promql_expressions_are_parsed() -> None:

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from liveness.clock import ManualClock
+from liveness.domain.errors import ResumeTokenInvalid
 from liveness.domain.keys import shard_of
 from liveness.engine.listener import NodeListener
 from liveness.engine.shard import PreparedCommit
+from liveness.server import event_feed
 from liveness.server.event_feed import EventBatch, EventSelection
 from tests.databases import SHARD_COUNT, StoreDatabase
 from tests.integration.engine.engine import NAMESPACE, Engine
@@ -68,4 +70,56 @@ async def test_events_decided_during_a_hanging_commit_are_delivered_once_durable
     assert await seen(watching) == [NAMES[1]]
     await second
     await watching.aclose()  # type: ignore[attr-defined]
+    await engine.stop()
+
+
+EVERYTHING = EventSelection(NAMESPACE, None)
+
+
+async def delete_all_events(engine: Engine) -> None:
+    await engine.maintenance.checkpoint()
+    engine.clock.jump_wall(31 * 86_400_000)
+    await engine.maintenance.apply_retention()
+
+
+async def test_a_stream_whose_events_are_deleted_before_it_reads_them_ends_with_an_error(
+    store: FaultyStore,
+) -> None:
+    engine = await Engine(store, ManualClock()).start()
+    slow = engine.feed.watch(EVERYTHING, "", False)
+    assert await seen(slow) == []
+    for number in range(3):
+        await engine.beat(NAMES[0], session_id=str(number))
+    await delete_all_events(engine)
+    await engine.beat(NAMES[1])
+    with pytest.raises(ResumeTokenInvalid) as refused:
+        await seen(slow)
+    assert (refused.value.shards, refused.value.missing_events) == ("0", 3)
+    await engine.stop()
+
+
+async def test_a_watch_from_the_beginning_resumes_in_the_middle_of_what_is_left(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a part of the events is deleted, and the newest deleted one comes after some that are left."""
+    monkeypatch.setattr(event_feed, "EVENTS_PER_RESPONSE_MAX", 1)
+    engine = await Engine(store, ManualClock()).start()
+    for name in NAMES:
+        for number in range(2):
+            await engine.beat(name, session_id=str(number))
+    await engine.maintenance.checkpoint()
+    owned = {0: engine.node.shard_by_id(0).epoch}
+    assert await store.prune_events(owned, {}, 2**62, kinds=("SessionReplaced",)) == 2
+    from_beginning = engine.feed.watch(EVERYTHING, "", True)
+    assert await seen(from_beginning) == []
+    first = await anext(from_beginning)
+    assert [entry.worker for entry in first.entries] == [NAMES[0]]
+    await from_beginning.aclose()  # type: ignore[attr-defined]
+    resumed = engine.feed.watch(EVERYTHING, first.resume_token, False)
+    assert await seen(resumed) == []
+    assert await seen(resumed) == [NAMES[1]]
+    await resumed.aclose()  # type: ignore[attr-defined]
+    await delete_all_events(engine)
+    with pytest.raises(ResumeTokenInvalid):
+        await seen(engine.feed.watch(EVERYTHING, first.resume_token, False))
     await engine.stop()

@@ -44,6 +44,8 @@ steps = st.lists(
         st.tuples(st.just("move"), st.integers(0, 5_000)),
         st.tuples(st.just("begin"), st.just(0)),
         st.tuples(st.just("end"), st.just(0)),
+        st.tuples(st.just("probe"), st.just(0)),
+        st.tuples(st.just("answer"), st.just(0)),
     ),
     max_size=40,
 )
@@ -69,6 +71,10 @@ def test_the_observed_clock_never_runs_backwards_faster_than_time_or_far_past_th
             observed.mark_durable(*handed)
             durable, handed = handed[0], None
             listening.commit_ended()
+        elif what == "probe":
+            listening.probe_sent()
+        elif what == "answer":
+            listening.probe_ended()
         now = observed.now_ms(listening.now_ms())
         assert now >= last, "never backwards"
         assert now - last <= STEP_MS_MAX, "at most a second per step"
@@ -204,6 +210,52 @@ async def test_no_lease_expires_during_the_take_over_grace(store: FaultyStore, c
         await engine.step(50)
     assert GRACE_MS <= engine.shard_of("w").now_ms() - taken_ms <= GRACE_MS + 50
     await engine.stop()
+
+
+async def test_the_take_over_grace_does_not_delay_a_lease_that_this_owner_granted(
+    store: FaultyStore, clock: ManualClock
+) -> None:
+    engine = await Engine(store, clock).start()
+    await engine.step(50)
+    await engine.beat(lease_ms=1_000)
+    await expires_after(engine, 1_000)
+    await engine.stop()
+
+
+@pytest.mark.parametrize("session", ["s1", "s2"], ids=["renewed", "replaced"])
+async def test_the_take_over_grace_ends_with_the_first_heartbeat(
+    store: FaultyStore, clock: ManualClock, session: str
+) -> None:
+    """The lease was long over when the worker was heard again, so its timer waited for the end of the grace."""
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=1_000, session_id="s1", sequence=1)
+    await engine.advance(750)
+    await engine.crash()
+    engine = await Engine(store, clock).start()
+    await engine.advance(3_500)
+    await engine.beat(lease_ms=1_000, session_id=session, sequence=2)
+    await expires_after(engine, 1_000)
+    await engine.stop()
+
+
+async def test_a_shorter_lease_after_a_take_over_ends_on_time(store: FaultyStore, clock: ManualClock) -> None:
+    engine = await wait_past_grace(await Engine(store, clock).start())
+    await engine.beat(lease_ms=8_000, session_id="s1", sequence=1)
+    await engine.advance(7_500)
+    await engine.crash()
+    engine = await Engine(store, clock).start()
+    await engine.advance(1_000)
+    await engine.beat(lease_ms=1_000, session_id="s2", sequence=1)
+    await expires_after(engine, 1_000)
+    await engine.stop()
+
+
+async def expires_after(engine: Engine, lease_ms: int) -> None:
+    """Expect that silence ends the lease after its duration, and not later."""
+    await engine.advance(lease_ms - 250)
+    assert engine.worker("w").state is ACTIVE
+    await engine.advance(250)
+    assert engine.worker("w").state is INACTIVE
 
 
 async def test_a_silent_worker_gets_the_take_over_grace_at_most_three_times(

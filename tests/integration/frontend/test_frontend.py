@@ -20,6 +20,7 @@ from tests.integration.routing.routed_cluster import Client
 from tests.integration.routing.test_forwarding import beat_request, describe_request
 from tests.integration.routing.test_stream_proxy import Stream
 from tests.integration.server.server_harness import NAMESPACE, REGISTERED, heartbeat, refusal
+from tests.integration.telemetry.exposition import Exposition
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 MANY = 64
@@ -189,3 +190,38 @@ async def test_unknown_calls_are_forwarded_unchanged(frontend: Frontend) -> None
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await between_nodes(b"")
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_calls_and_forwarded_calls_are_counted(frontend: Frontend, client: Client) -> None:
+    await client.liveness.RecordWorkerHeartbeat(beat_request("counted"))
+    await refusal(client.liveness.DescribeWorker(describe_request("nobody")))
+    text, _ = frontend.metrics()
+    now = Exposition(text)
+    described = {"method": "LivenessService/DescribeWorker"}
+    for name in ("rpc", "forwarded_rpc"):
+        assert now.value(f"liveness_{name}s_total", code="NOT_FOUND", **described) == 1
+        assert now.value(f"liveness_{name}_duration_seconds_count", **described) == 1
+    assert now.value("liveness_rpcs_total", code="OK", method="LivenessService/RecordWorkerHeartbeat") == 1
+    # A single heartbeat travels in a batch.
+    batch = {"method": "LivenessService/RecordWorkerHeartbeats"}
+    assert now.value("liveness_forwarded_rpcs_total", code="OK", **batch) == 1
+    assert now.value("liveness_frontend_nodes") == 2
+    assert now.value("liveness_database_reachable") == 1
+
+
+async def test_a_frontend_needs_one_database_connection_and_reports_a_database_that_is_away(
+    postgres: PostgresServer, nodes: Nodes
+) -> None:
+    async with Frontend(FrontendSettings(listen="127.0.0.1:0", db=nodes.url)) as frontend:
+        await health(frontend, SERVING)
+        now = Exposition(frontend.metrics()[0])
+        open_connections = now.value("liveness_db_connections", state="in_use") + now.value(
+            "liveness_db_connections", state="idle"
+        )
+        assert open_connections == 1
+        assert now.value("liveness_db_connections_max") == 2
+    async with Frontend(FrontendSettings(listen="127.0.0.1:0", db=postgres.url("missing"))) as frontend:
+        async with asyncio.timeout(30):
+            while Exposition(frontend.metrics()[0]).value("liveness_database_reachable"):
+                await asyncio.sleep(0.01)
+        assert Exposition(frontend.metrics()[0]).value("liveness_frontend_nodes") == 0

@@ -116,6 +116,23 @@ async def test_an_invalid_resume_token_is_refused_before_the_stream_starts(
         assert (answer.code, answer.error["reason"]) == (400, "RESUME_TOKEN_INVALID")
 
 
+async def test_a_stream_is_refused_if_events_were_deleted_that_it_missed(http_harness: HttpHarness) -> None:
+    harness = http_harness.harness
+    async with watching(http_harness.client) as source:
+        pass
+    for session in range(3):
+        await harness.beat("a", session_id=str(session))
+    harness.clock.jump_wall(31 * 86_400_000)
+    await harness.server.maintenance.checkpoint()
+    await harness.server.maintenance.apply_retention()
+    answer = await http_harness.client.ask("GET", EVENTS, {"Last-Event-ID": source.last_id})
+    assert (answer.code, answer.error["reason"]) == (400, "RESUME_TOKEN_INVALID")
+    assert "retention has deleted up to 3 events" in answer.error["message"]
+    async with watching(http_harness.client) as source:
+        await harness.beat("b")
+        assert await source.until(1) == registered("b")
+
+
 async def test_an_idle_stream_sends_comments(http_harness: HttpHarness) -> None:
     async with watching(http_harness.client) as source:
         for _ in range(2):

@@ -317,6 +317,20 @@ async def test_the_end_of_the_gateway_does_not_count_as_a_break(
         assert await seen(owner, worker) == (ACTIVE, False, False)
 
 
+async def test_clients_that_are_sent_away_do_not_count_as_disconnected_and_may_come_back(
+    cluster: Cluster, workers: tuple[str, str]
+) -> None:
+    stream = Stream(cluster.connect(cluster.frontend.address))
+    await stream.attach_fully(*workers)
+    cluster.frontend.gateway.send_streams_away()
+    assert (await stream.read()).HasField("closing")
+    assert await stream.read() is grpc.aio.EOF
+    for owner, worker in zip(cluster.owners.values(), workers, strict=True):
+        await until(lambda owner=owner, worker=worker: not is_attached(owner, worker))  # type: ignore[misc]
+        assert await seen(owner, worker) == (ACTIVE, False, False)
+    await Stream(cluster.connect(cluster.frontend.address)).attach_fully(*workers)
+
+
 async def test_a_worker_resurrected_after_a_move_is_attached_again(
     cluster: Cluster, stream: Stream, workers: tuple[str, str]
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from liveness.store.database_identity import IDENTITY
 from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from tests.databases import PostgresServer
@@ -21,6 +22,8 @@ async def migrated_template(postgres: PostgresServer) -> tuple[PostgresServer, s
     store = SqlStore(PostgresDatabase(postgres.url(name)))
     await store.open(SHARDS, "tests")
     await store.close()
+    # A server refuses a copy of another database; a database without this row is taken for a new one.
+    postgres.execute(f"DELETE FROM meta WHERE name = '{IDENTITY}'", name)
     return postgres, name
 
 

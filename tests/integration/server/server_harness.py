@@ -148,6 +148,13 @@ class ServerHarness:
             admin_pb2.ExpireWorkerRequest(namespace=namespace, worker_instance_key=worker)
         )
 
+    async def forget(
+        self, worker: str = "w", namespace: str = NAMESPACE, reason: str = ""
+    ) -> admin_pb2.ForgetWorkerResponse:
+        return await self.admin.ForgetWorker(
+            admin_pb2.ForgetWorkerRequest(namespace=namespace, worker_instance_key=worker, reason=reason)
+        )
+
     async def listed(self, namespace: str = NAMESPACE, **fields: Any) -> service_pb2.ListWorkersResponse:
         return await self.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=namespace, **fields))
 

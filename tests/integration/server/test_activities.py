@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
 
 from liveness.v1 import activity_pb2 as pb
-from tests.integration.engine.engine import duration
+from tests.integration.engine.engine import activity, duration
 from tests.integration.server.activity_client import (
     AVAILABLE,
     CANCELLED,
@@ -21,7 +22,7 @@ from tests.integration.server.activity_client import (
     ActivityClient,
     activity_id,
 )
-from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
+from tests.integration.server.server_harness import NAMESPACE, SESSION_REPLACED, ServerHarness, refusal
 
 
 @pytest.fixture
@@ -601,3 +602,27 @@ async def test_invalid_input_is_refused_with_its_field_and_changes_nothing(
     refused = await refusal(getattr(activity_client.harness.activities, method)(request_))
     assert (refused.code, refused.fields["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
     assert await activity_client.harness.dump("shards") == before
+
+
+async def test_an_attempt_that_outlives_its_session_shows_the_epoch_that_may_end_it(
+    activity_client: ActivityClient,
+) -> None:
+    harness = activity_client.harness
+    await activity_client.beat()
+    await activity_client.schedule("photo")
+    task = await activity_client.take()
+    kept = activity("photo")
+    second: dict[str, Any] = {"session_id": "second", "sequence": 1, "task_queue": QUEUE}
+    result = await harness.beat(**second, bound_activities=[kept])
+    assert (result.outcome, result.lease_epoch) == (SESSION_REPLACED, 2)
+    [listed] = (await activity_client.listed()).activities
+    for shown in (await activity_client.describe("photo"), listed):
+        assert (shown.state, shown.worker_instance_key, shown.attempt) == (STARTED, "w", 1)
+        assert shown.lease_epoch == 2
+    claimed = await activity_client.claim("photo", session_id="second")
+    assert (claimed.lease_epoch, claimed.attempt) == (2, 1), (
+        "a claim of what the session holds is answered alike"
+    )
+    assert (await refusal(activity_client.complete(task))).reason == "FENCED_OFF"
+    await activity_client.complete(claimed)
+    assert await activity_client.state("photo") == COMPLETED

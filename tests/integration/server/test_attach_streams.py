@@ -9,10 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from liveness.network_addresses import network_name
 from liveness.v1 import worker_pb2
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 from tests.integration.engine.engine import activity, duration
-from tests.integration.server.activity_client import ActivityClient
+from tests.integration.server.activity_client import AVAILABLE, ActivityClient
 from tests.integration.server.server_harness import ACTIVE, INACTIVE, NAMESPACE, ServerHarness, unpack_status
 
 
@@ -56,6 +57,13 @@ class Stream:
                 assert message.pong.number == number
                 return
 
+    async def is_direct(self, address: str, network: str) -> bool:
+        ping = AttachRequest.Ping(number=7, server_addresses=[address], network=network)
+        await self.call.write(AttachRequest(ping=ping))
+        response = await self.read()
+        assert response.pong.number == 7
+        return bool(response.pong.direct)
+
     async def read(self) -> Any:
         return await asyncio.wait_for(self.call.read(), 10)
 
@@ -82,6 +90,22 @@ async def cut(activity_client: ActivityClient, stream: Stream, worker: str = "w"
     await stream.cut()
     while worker in {key.instance_key for key in activity_client.harness.server.streams._by_worker}:
         await asyncio.sleep(0.001)
+
+
+async def test_a_lone_server_says_whether_a_client_is_connected_directly(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    address = activity_client.harness.server.address
+    assert await stream.is_direct(address, network_name())
+    assert not await stream.is_direct("127.0.0.1:1", network_name())
+    assert not await stream.is_direct(address, "another network")
+
+
+async def test_a_node_of_a_cluster_calls_no_connection_direct(harness: ServerHarness, dialect: str) -> None:
+    """Another node may own the worker, and count the grace that this node reports."""
+    stream = Stream(harness)
+    assert await stream.is_direct(harness.server.address, network_name()) is (dialect == "sqlite")
+    await stream.cut()
 
 
 async def test_the_granted_grace_is_at_most_the_lease(
@@ -112,6 +136,32 @@ async def test_a_broken_stream_marks_the_worker_as_suspect_and_ends_its_lease_af
     assert (seen.state, seen.suspect) == (INACTIVE, False)
     assert seen.inactive_reason == worker_pb2.INACTIVE_REASON_DISCONNECTED
     assert (await activity_client.describe("a")).worker_deaths == 1
+
+
+@pytest.mark.parametrize("returns_by", ["heartbeat", "stream"])
+async def test_a_disconnected_worker_gets_no_work_until_it_is_heard_of(
+    activity_client: ActivityClient, stream: Stream, returns_by: str
+) -> None:
+    """Its poll may wait on a connection that is cut. It would lose the work when its grace ends."""
+    harness = activity_client.harness
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach_fully()
+    await cut(activity_client, stream)
+    taking = asyncio.ensure_future(activity_client.take())
+    while not harness.server.matching.waiting_poll_count():
+        await asyncio.sleep(0.001)
+    await activity_client.schedule("a")
+    await harness.advance(1_000)
+    assert await activity_client.state("a") == AVAILABLE
+    assert await activity_client.poll() == []
+    again = Stream(harness)
+    if returns_by == "heartbeat":
+        await activity_client.beat(lease_ms=60_000)
+    else:
+        await again.attach_fully()
+    await harness.advance(1_000)
+    assert (await asyncio.wait_for(taking, 10)).id.activity_id == "a"
+    await again.cut()
 
 
 async def test_a_heartbeat_within_the_grace_keeps_the_lease(

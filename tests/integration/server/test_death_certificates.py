@@ -257,11 +257,57 @@ async def test_deaths_within_a_minute_after_it_are_added_when_the_certificate_is
     for n in range(4):
         await send_heartbeat(harness, f"w{n}", host_name="db-3")
         await harness.advance(25_000)
-    found = [(await certificate(harness, f"w{n}")).company.same_host for n in range(4)]
-    assert found == [2, 3, 3, 2]
-    await harness.restart()
-    found = [(await certificate(harness, f"w{n}")).company.same_host for n in range(4)]
-    assert found == [0, 1, 2, 2], "the deaths known at the time of the death"
+    for _ in range(2):
+        found = [(await certificate(harness, f"w{n}")).company.same_host for n in range(4)]
+        assert found == [2, 3, 3, 2]
+        await harness.restart()
+
+
+async def test_who_died_with_a_worker_stays_the_same_when_they_return_and_die_again(
+    harness: ServerHarness,
+) -> None:
+    await harness.configure(storm_hold_ms=0)
+    workers = [f"w{n}" for n in range(24)]
+
+    async def all_die(sequence: int, names: list[str]) -> None:
+        for name in names:
+            await send_heartbeat(harness, name, sequence=sequence, host_name="db-3", build_id="b7")
+        await harness.advance(LEASE_MS + 60_001)  # the minute after it is over
+
+    await send_heartbeat(harness, "w0", sequence=1, host_name="db-3", build_id="b7")
+    await harness.advance(20_000)  # it dies first and cannot know of the others
+    await all_die(1, workers[1:])
+    settled = (await certificate(harness, "w0", epoch=1)).company
+    assert (settled.same_host, settled.same_build, settled.same_namespace) == (23, 23, 23)
+    await all_die(2, workers[1:7])
+    await harness.server.maintenance.checkpoint()
+    for _ in range(2):
+        assert (await certificate(harness, "w0", epoch=1)).company == settled
+        assert (await certificate(harness, "w1", epoch=1)).company == settled
+        assert (await certificate(harness, "w1", epoch=2)).company.same_host == 5
+        await harness.restart()
+
+
+async def test_deaths_are_kept_for_as_long_as_a_certificate_may_count_them(harness: ServerHarness) -> None:
+    await harness.configure(event_retention_ms=1_000_000)
+    await die(harness, "early")
+    await harness.advance(40_000)
+    death = await die(harness, "late")
+    company = (await certificate(harness, "late")).company
+    assert company.same_namespace == 1
+    harness.clock.move(death + 1_000_000 - harness.clock.wall_ms())
+    harness.server.node.tick()
+    await harness.server.maintenance.checkpoint()
+    await harness.server.maintenance.apply_retention()
+    assert (await certificate(harness, "late")).company == company, (
+        "the other death is older than its retention"
+    )
+    assert (await refusal(certificate(harness, "early"))).reason == "DEATH_NOT_FOUND"
+    harness.clock.move(15_000)
+    harness.server.node.tick()
+    await harness.server.maintenance.apply_retention()
+    rows = (await harness.dump())["deaths"]
+    assert [row[1] for row in rows] == [death], "the earlier one is of no use any more"
 
 
 async def test_repeated_deaths_of_one_worker_are_not_concurrent_deaths(harness: ServerHarness) -> None:
@@ -342,6 +388,25 @@ async def test_a_certificate_names_activities_that_were_deleted(harness: ServerH
     [moved] = (await certificate(harness)).activities
     assert moved.activity.activity_id == "managed"
     assert (moved.state, moved.attempt, moved.worker_instance_key) == (0, 0, "")
+
+
+async def test_a_certificate_names_an_activity_whose_binding_event_was_deleted(
+    harness: ServerHarness,
+) -> None:
+    """The worker took the activity up days before it died."""
+    await send_heartbeat(harness)
+    await send_heartbeat(harness, bound_activities=[activity("a"), activity("b")])
+    await harness.server.maintenance.checkpoint()
+    harness.clock.jump_wall(3 * 86_400_000)
+    await harness.server.maintenance.apply_retention()
+    assert [event.type for event in (await harness.history()).events] == ["WorkerRegistered"]
+    await send_heartbeat(harness, bound_activities=[activity("c")])
+    await harness.advance(LEASE_MS)
+    known = await certificate(harness)
+    assert known.activity_count == 3
+    assert sorted(each.activity.activity_id for each in known.activities) == ["a", "b", "c"]
+    await harness.restart()
+    assert len((await certificate(harness)).activities) == 3
 
 
 async def test_bindings_of_a_death_are_collected_over_several_pages_of_history(

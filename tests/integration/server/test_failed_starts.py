@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,25 @@ async def test_a_port_in_use_releases_the_database(tmp_path: Path) -> None:
             await Server(settings(tmp_path, taken.getsockname()[1])).start()
     async with Server(settings(tmp_path), clock=ManualClock(), self_driven=False) as second:
         assert len(second.node.shards()) == 4
+
+
+async def test_a_lone_server_starts_although_its_predecessor_still_seems_to_own_everything(
+    tmp_path: Path,
+) -> None:
+    """A renewal of the predecessor came late and registered it again. Its shards are taken when its lease is over."""
+    async with Server(settings(tmp_path), clock=ManualClock(), self_driven=False):
+        pass
+    with sqlite3.connect(tmp_path / "liveness.db") as database:
+        ghost = "('ghost', 'server', 'ghost:1', 'ghost', 1, '0', 1, 1000, 1, 0, 0, '')"
+        database.execute("UPDATE shards SET owner = 'ghost'")
+        database.execute(f"INSERT INTO nodes VALUES {ghost}")
+        database.execute(
+            "CREATE TRIGGER returning_ghost AFTER DELETE ON nodes WHEN OLD.node_id = 'ghost' "
+            f"BEGIN INSERT INTO nodes VALUES {ghost}; END"
+        )
+    clock = ManualClock()
+    async with Server(settings(tmp_path), clock=clock, self_driven=False) as server:
+        assert not server.node.shards()
+        clock.move(2_000)
+        await server.membership.join()
+        assert len(server.node.shards()) == 4

@@ -7,6 +7,7 @@ from collections import Counter
 
 import grpc
 
+from liveness.domain.events import ConfigChanged
 from liveness.v1 import worker_pb2
 from tests.integration.engine.engine import activity
 from tests.integration.server.server_harness import ACTIVE, INACTIVE, RENEWED, ServerHarness, refusal, unpack
@@ -48,7 +49,11 @@ async def test_inactive_workers_count_and_cleaned_up_ones_do_not(harness: Server
     await harness.shut_down("a")
     refused = await refusal(harness.beat("c"))
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WORKER_QUOTA_EXCEEDED")
-    assert refused.fields == {"namespace": "orders", "limit": "2"}
+    assert refused.fields == {"namespace": "orders", "limit": "2", "inactive": "1"}
+    assert refused.message == (
+        "Namespace orders has its 2 workers, 1 of them INACTIVE, which count until their cleanup_delay is over or "
+        "`liveness workers forget` removes them; otherwise raise max_workers."
+    )
     assert refused.retry_ms
     assert (await harness.beat("a")).state == ACTIVE, "it can be resurrected"
     await harness.shut_down("a")
@@ -133,3 +138,21 @@ async def test_a_rate_limited_heartbeat_does_not_renew_the_lease(harness: Server
     await harness.advance(1_000)
     worker = await harness.describe()
     assert (worker.state, worker.inactive_reason) == (INACTIVE, worker_pb2.INACTIVE_REASON_LEASE_EXPIRED)
+
+
+async def test_a_worker_never_holds_more_than_one_heartbeat_can_name(harness: ServerHarness) -> None:
+    """An older version accepted a higher limit, and the database still holds it."""
+    node, stored = harness.server.node, {"max_bindings_per_worker": 5_000.0}
+    shard = node.shard("", "")
+    shard.change_config("", ConfigChanged(set=stored, unset=(), reason=""), stored)
+    await node.wait_durable(shard)
+    await harness.restart()
+    assert (await harness.config()).effective.max_bindings_per_worker == 1_000
+    await harness.configure(max_workers=7)  # other settings can still be changed
+    everything = [activity(str(number)) for number in range(1_000)]
+    await harness.beat(session_id="s", sequence=1, bound_activities=everything, full_bindings=True)
+    refused = await refusal(harness.beat(session_id="s", sequence=2, bound_activities=[activity("one more")]))
+    assert refused.reason == "BINDING_QUOTA_EXCEEDED"
+    assert (await harness.beat(session_id="s", sequence=5)).resync_bindings
+    full = await harness.beat(session_id="s", sequence=6, bound_activities=everything, full_bindings=True)
+    assert not full.resync_bindings

@@ -81,7 +81,7 @@ async def test_a_worker_registers_expires_is_resurrected_cleaned_up_and_forgotte
     await harness.advance(20_000)
     await harness.server.maintenance.apply_retention()
     anew = await harness.beat(session_id="s9", sequence=1)
-    assert (anew.outcome, anew.lease_epoch) == (REGISTERED, 1)
+    assert (anew.outcome, anew.lease_epoch) == (REGISTERED, 3)
     assert await types(harness) == [
         "WorkerRegistered",
         "BindingsChanged",

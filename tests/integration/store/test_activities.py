@@ -91,7 +91,7 @@ async def test_more_keys_than_fit_one_query_are_all_found(store: SqlStore) -> No
 async def test_a_commit_replaces_the_whole_row_of_an_activity(store: SqlStore) -> None:
     key, _ = FULL_ACTIVITY
     await write(store, [FULL_ACTIVITY])
-    plain = activity("x", COMPLETED)[1]._replace(id=key.id)
+    plain = activity("x", COMPLETED, since_wall_ms=777)[1]._replace(id=key.id)
     await write(store, [(key, plain)])
     assert await store.find_activities([key]) == {key: plain}
 
@@ -285,7 +285,7 @@ async def test_a_take_over_reads_only_unfinished_activities(
 async def test_finished_activities_can_be_looked_up_after_a_take_over(
     store_database: StoreDatabase, store: SqlStore
 ) -> None:
-    done = activity("x", COMPLETED, result=b"done")
+    done = activity("x", COMPLETED, result=b"done", since_wall_ms=777)
     await write(store, [done])
     assert (await snapshot_of(await store_database.open())).activities == {}
     assert await store.find_activities([done[0]]) == dict([done])

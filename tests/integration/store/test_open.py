@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,17 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-from liveness.store.errors import StoreInUse, StoreUnusable, WrittenByNewerVersion, WrongShardCount
+from liveness.store import postgres
+from liveness.store.database_identity import IDENTITY, WAL_TIMELINE
+from liveness.store.errors import (
+    CommitRejected,
+    ReadFailed,
+    StoreInUse,
+    StoreUnusable,
+    WrittenByNewerVersion,
+    WrongShardCount,
+)
+from liveness.store.postgres import PostgresDatabase
 from liveness.store.schema import metadata
 from liveness.store.sql import SqlStore
 from liveness.store.sqlite import SqliteDatabase
@@ -31,7 +42,8 @@ async def test_a_new_store_records_its_shard_count_and_creator(
     await store_database.open(3, "liveness 1.2.3")
     dump = await store_database.dump()
     meta = dict(dump["meta"])
-    del meta["oldest_writer"]
+    for name in ("oldest_writer", IDENTITY, WAL_TIMELINE):
+        meta.pop(name, None)
     assert meta == {"created_by": "liveness 1.2.3", "shard_count": "3"}
     assert [row[0] for row in dump["shards"]] == [0, 1, 2]
 
@@ -206,3 +218,23 @@ async def test_the_read_connection_of_a_file_cannot_write(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="attempt to write a readonly database"):
         await store_database.connect().read(lambda connection: connection.execute(text("DELETE FROM log")))
     await store_database.close()
+
+
+@pytest.mark.parametrize("hosts", ["one", "several"])
+async def test_a_postgresql_that_does_not_answer_is_reported_with_the_time_that_was_waited(
+    monkeypatch: pytest.MonkeyPatch, hosts: str
+) -> None:
+    monkeypatch.setattr(postgres, "CONNECT_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        url = (
+            f"postgresql://{address}/x"
+            if hosts == "one"
+            else f"postgresql:///x?host={address}&host={address}"
+        )
+        database = PostgresDatabase(url)
+        with pytest.raises(ReadFailed, match=r"no answer within 0\.1 s"):
+            await SqlStore(database).read_cluster()
+        with pytest.raises(CommitRejected, match=r"no connection: .*no answer within 0\.1 s"):
+            await SqlStore(database).open(1, "tests")
+        await database.close()

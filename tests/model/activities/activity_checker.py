@@ -92,7 +92,9 @@ class Shard(ShardLog):
         if entry.workflow_id is not None:
             event: Any = entry.event
             key = ActivityKey(entry.namespace or "", entry.workflow_id, event.run_id, event.activity_id)
-            self.activities[key] = activity_fold.evolve(self.activities.get(key), event, key.workflow_id)
+            self.activities[key] = activity_fold.evolve(
+                self.activities.get(key), event, key.workflow_id, entry.wall_ms
+            )
 
     def unfinished(self) -> dict[ActivityKey, Activity]:
         return {

@@ -4,11 +4,13 @@ which all work must finish."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from liveness.domain.activity import Activity
+from liveness.domain.activity import Activity, ActivityState
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import Worker, WorkerState
+from liveness.engine.shard import Shard
 from liveness.store.api import TaskState
 from liveness.v1 import activity_pb2 as pb
 from liveness.v1 import admin_pb2
@@ -199,6 +201,7 @@ class RandomWalk(ClientSteps):
             for key, activity in shard.activities.items():
                 assert activity == folded.activities[key], "activities in memory equal the folded log"
             assert folded.unfinished().keys() <= {key for key, _ in shard.activities.items()}
+            _check_backlog(shard)
         recorded = {result for known in checker.known.values() for _, result in known.completions}
         assert not recorded & self.not_recorded, "refused results are not recorded"
         self._check_polls()
@@ -222,6 +225,7 @@ class RandomWalk(ClientSteps):
                 continue
             worker = self.checker.workers[WorkerKey(NAMESPACE, client.name)]
             takes = worker.active and not (worker.paused or worker.draining)
+            takes = takes and not self._is_disconnected(client.name)
             takes = takes and not self.engine.node.policies.of(NAMESPACE).paused
             if not takes or len(worker.bound) >= self.walk_settings.quota:
                 self.seen["a poll waits though there is work"] += bool(self._available(queue))
@@ -229,6 +233,9 @@ class RandomWalk(ClientSteps):
             assert not self._available(queue), (
                 f"{client.name} waits for {queue} although an activity is available"
             )
+
+    def _is_disconnected(self, name: str) -> bool:
+        return WorkerKey(NAMESPACE, name) in self.engine.node.shard(NAMESPACE, name).disconnected
 
     def _available(self, queue: str) -> list[ActivityKey]:
         return [
@@ -351,3 +358,20 @@ class RandomWalk(ClientSteps):
             assert all(by_seq[entry.seq] == entry for entry in read), "the stored log equals the commits"
         await self.do_restart("crash")
         self.check()
+
+
+def _check_backlog(shard: Shard) -> None:
+    """What is kept about waiting and held activities equals what a look at all of them gives."""
+    by_age = sorted(shard.activities.items(), key=lambda item: item[1].since_ms)
+    available: dict[tuple[str, str, str], list[int]] = {}
+    held: Counter[tuple[str, str]] = Counter()
+    for key, activity in by_age:
+        if activity.state is ActivityState.AVAILABLE:
+            name = key.namespace, activity.task_queue, activity.type
+            available.setdefault(name, []).append(activity.since_ms)
+        elif activity.state is ActivityState.STARTED:
+            held[key.namespace, activity.task_queue] += 1
+    backlog = shard.activities.backlog
+    assert {tuple(key): list(waiting.values()) for key, waiting in backlog.available.items()} == available
+    assert backlog.available_counts.total() == sum(map(len, available.values()))
+    assert backlog.held == held

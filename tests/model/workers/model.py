@@ -6,6 +6,7 @@ commits or timers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 ACTIVE, INACTIVE, CLEANED_UP = "ACTIVE", "INACTIVE", "CLEANED_UP"
@@ -43,6 +44,9 @@ class Beat:
     bound: tuple[tuple[ActivityName, Attempt], ...]
     unbound: tuple[tuple[ActivityName, Attempt], ...]
     full: bool
+    new_incarnation: bool = False
+    held_epoch: int = 0
+    """The epoch of the lease that the session says it has."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +99,20 @@ class ModelClock:
 
     def lease_end(self, worker: ModelWorker) -> int:
         taken_in_silence = sum(at_ms > worker.heard_ms for at_ms in self.takeovers)
-        if taken_in_silence > TAKEOVER_GRACES_MAX:
+        is_inherited = worker.heard_ms <= self.takeovers[-1]
+        if taken_in_silence > TAKEOVER_GRACES_MAX or not is_inherited:
             return worker.deadline_ms
         return max(worker.deadline_ms, self.grace_until_ms)
 
 
 class Model:
-    def __init__(self) -> None:
+    def __init__(self, shard_of: Callable[[tuple[str, str]], int]) -> None:
         self.workers: dict[tuple[str, str], ModelWorker] = {}
         self.rules: dict[str, Rules] = {}
         self.lost: list[Lost] = []
+        self.floors: dict[int, int] = {}
+        """The lowest epoch of a worker that registers, by shard: above those of all forgotten workers."""
+        self._shard_of = shard_of
 
     def rules_of(self, namespace: str) -> Rules:
         return self.rules.get(namespace, Rules())
@@ -114,20 +122,27 @@ class Model:
     def heartbeat(self, key: tuple[str, str], beat: Beat, now_ms: int) -> str:
         """Return the outcome, or raise and change nothing."""
         worker, rules = self.workers.get(key), self.rules_of(key[0])
-        if worker is None:
+        if worker is None or worker.state == CLEANED_UP:
+            if worker is not None:
+                self._check_incarnation(worker, beat)
+            first = self._activated(None, beat, rules, now_ms)
             population = sum(
                 namespace == key[0] and other.state != CLEANED_UP
                 for (namespace, _), other in self.workers.items()
             )
             if population >= rules.max_workers:
                 raise Refused("WORKER_QUOTA_EXCEEDED")
-            self.workers[key] = self._activated(None, beat, rules, now_ms)
+            if worker is None:
+                self.workers[key] = replace(first, epoch=self.floors.get(self._shard_of(key), 1))
+                return "REGISTERED"
+            replaced = (*worker.replaced, *([worker.session] if worker.session else []))
+            self.workers[key] = replace(first, epoch=worker.epoch + 1, replaced=replaced)
             return "REGISTERED"
-        if worker.state == CLEANED_UP:
-            raise Refused("WORKER_CLEANED_UP")
         if beat.session in worker.replaced:
             raise Refused("SESSION_SUPERSEDED")
         same_session = beat.session in ("", worker.session)
+        if not same_session and 0 < beat.held_epoch < worker.epoch:
+            raise Refused("SESSION_SUPERSEDED")
         if beat.session and same_session and beat.sequence:
             if beat.sequence == worker.sequence:
                 return "REPEATED"
@@ -144,6 +159,13 @@ class Model:
             return "SESSION_REPLACED"
         self.workers[key] = self._renewed(worker, beat, rules, now_ms)
         return "RENEWED"
+
+    def _check_incarnation(self, tombstone: ModelWorker, beat: Beat) -> None:
+        """Only a session that the key never had begins a new incarnation, and only if it says so."""
+        if not beat.new_incarnation or beat.session in ("", tombstone.session):
+            raise Refused("WORKER_CLEANED_UP")
+        if beat.session in tombstone.replaced or 0 < beat.held_epoch < tombstone.epoch:
+            raise Refused("SESSION_SUPERSEDED")
 
     def _activated(self, worker: ModelWorker | None, beat: Beat, rules: Rules, now_ms: int) -> ModelWorker:
         held = _apply_deltas({}, beat)
@@ -254,13 +276,27 @@ class Model:
                 state=CLEANED_UP,
                 deadline_ms=now_ms + retention_ms if retention_ms else 0,
                 to_cancel={},
-                replaced=(),
             )
 
     def forget(self, key: tuple[str, str], now_ms: int) -> None:
         worker = self.workers[key]
         if worker.state == CLEANED_UP and worker.deadline_ms and now_ms >= worker.deadline_ms:
-            del self.workers[key]
+            self._forget(key, worker)
+
+    def forget_now(self, key: tuple[str, str]) -> str:
+        """An operator's order. Return the state of the worker until now."""
+        worker = self.workers.get(key)
+        if worker is None:
+            raise Refused("WORKER_NOT_FOUND")
+        if worker.state == ACTIVE:
+            raise Refused("WORKER_ACTIVE")
+        self._forget(key, worker)
+        return f"FORGOTTEN WHILE {worker.state}"
+
+    def _forget(self, key: tuple[str, str], worker: ModelWorker) -> None:
+        shard_id = self._shard_of(key)
+        self.floors = {**self.floors, shard_id: max(self.floors.get(shard_id, 1), worker.epoch + 1)}
+        del self.workers[key]
 
 
 def _apply_deltas(held: dict[ActivityName, Attempt], beat: Beat) -> dict[ActivityName, Attempt]:

@@ -16,16 +16,25 @@ from liveness.clock import ManualClock
 from liveness.domain.errors import LivenessError, ShardUnavailable
 from liveness.domain.keys import WorkerKey, shard_of
 from liveness.domain.policy import DEFAULT_POLICY
-from liveness.domain.worker import Worker
+from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.store.api import TaskState
 from liveness.store.database import Database
-from liveness.store.schema import metadata, shards
+from liveness.store.schema import meta, metadata, shards
 from liveness.v1 import admin_pb2, service_pb2, worker_pb2
 from tests.databases import SHARD_COUNT
 from tests.integration.engine.engine import Engine, duration
 from tests.integration.store.faulty_store import Fault, FaultyStore
 from tests.model.workers.commit_checker import CommitChecker, Effect
-from tests.model.workers.model import INACTIVE, ActivityName, Beat, Model, ModelWorker, Refused, Rules
+from tests.model.workers.model import (
+    CLEANED_UP,
+    INACTIVE,
+    ActivityName,
+    Beat,
+    Model,
+    ModelWorker,
+    Refused,
+    Rules,
+)
 
 T = TypeVar("T")
 
@@ -53,6 +62,7 @@ CONFIGS: dict[str, list[int]] = {
     "default_lease_ms": [2_000, 10_000, 30_000],
     "max_lease_ms": [30_000, 60_000],
     "event_retention_ms": [0, 2_000],
+    "binding_retention_ms": [0, 2_000],
 }
 leases = st.sampled_from([None, 1, 1_000, 2_500, 5_000, 40_000])
 configs = st.sampled_from([{name: value} for name, values in CONFIGS.items() for value in values])
@@ -77,6 +87,7 @@ class ModelEnvironment:
             for table in metadata.sorted_tables:
                 if table.name != "meta":
                     connection.execute(delete(table))
+            connection.execute(delete(meta).where(meta.c.name.startswith("epoch_floor")))
             heads = {"epoch": 0, "last_seq": 0, "observed_ms": 0, "takeovers": "[]", "owner": ""}
             connection.execute(insert(shards), [{"shard_id": id, **heads} for id in range(SHARD_COUNT)])
 
@@ -92,7 +103,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         super().__init__()
         self.environment = environment
         self.clock = ManualClock()
-        self.model = Model()
+        self.model = Model(lambda key: shard_of(*key, SHARD_COUNT))
         self.sessions = 0
         self.checker = CommitChecker(self.clock, GRACE_MS)
         self.store = FaultyStore(environment.database, self.checker)
@@ -168,14 +179,37 @@ class EngineStateMachine(RuleBasedStateMachine):
     ) -> None:
         self._heartbeat(key, session, sequence, None, bound, unbound, full, fault)
 
+    @rule(
+        key=keys,
+        session=st.sampled_from(["new", "new", "same", "old", "none"]),
+        held_epoch=st.sampled_from([0, 0, 1, 3]),
+        bound=changes,
+        fault=faults,
+    )
+    def heartbeat_of_a_new_incarnation(
+        self, key: Any, session: str, held_epoch: int, bound: Any, fault: Fault
+    ) -> None:
+        """What the process of a key that was given to it sends first; also sent by processes that must not."""
+        worker = self.model.workers.get(key)
+        was_cleaned_up = worker is not None and worker.state == CLEANED_UP
+        registered = self.environment.seen["REGISTERED"]
+        self._heartbeat(
+            key, session, "one", 5_000, bound, (), False, fault, new_incarnation=True, held_epoch=held_epoch
+        )
+        self.environment.seen["REINCARNATED"] += (
+            was_cleaned_up and self.environment.seen["REGISTERED"] > registered
+        )
+
     def _heartbeat(
-        self, key: Any, session: str, sequence: str, lease_ms: int | None, bound: Any, unbound: Any, full: bool, fault: Fault
+        self, key: Any, session: str, sequence: str, lease_ms: int | None, bound: Any, unbound: Any, full: bool, fault: Fault,
+        *, new_incarnation: bool = False, held_epoch: int = 0,
     ) -> None:  # fmt: skip
         worker = self.model.workers.get(key)
         name = self._session(worker, session)
         last = worker.sequence if worker and name in ("", worker.session) else 0
         numbers = {"next": last + 1, "gap": last + 3, "equal": last, "lower": last - 1, "one": 1}
-        beat = Beat(name, max(numbers.get(sequence, 0), 0), lease_ms, bound, unbound, full)
+        number = max(numbers.get(sequence, 0), 0)
+        beat = Beat(name, number, lease_ms, bound, unbound, full, new_incarnation, held_epoch)
         self._compare(
             lambda: self.model.heartbeat(key, beat, self._now(key)), lambda: self._send(key, beat), fault
         )
@@ -204,6 +238,18 @@ class EngineStateMachine(RuleBasedStateMachine):
             fault,
         )
 
+    @rule(key=keys, fault=faults)
+    def forget(self, key: Any, fault: Fault) -> None:
+        """An operator frees the key."""
+        request = admin_pb2.ForgetWorkerRequest(namespace=key[0], worker_instance_key=key[1])
+
+        async def send() -> str:
+            answer = await self.engine.admin.forget_worker(request)
+            state = worker_pb2.WorkerState.Name(answer.previous_state).removeprefix("WORKER_STATE_")
+            return f"FORGOTTEN WHILE {state}"
+
+        self._compare(lambda: self.model.forget_now(key), send, fault)
+
     @rule(namespace=st.sampled_from(NAMESPACES), values=configs, fault=faults)
     def configure(self, namespace: str, values: dict[str, int], fault: Fault) -> None:
         request = admin_pb2.UpdateConfigRequest(namespace=namespace)
@@ -214,7 +260,11 @@ class EngineStateMachine(RuleBasedStateMachine):
                 setattr(request.set, name, value)
 
         def expect() -> None:
-            known = {name: value for name, value in values.items() if name != "event_retention_ms"}
+            known = {
+                name: value
+                for name, value in values.items()
+                if name not in ("event_retention_ms", "binding_retention_ms")
+            }
             rules = Rules(**{**self.model.rules_of(namespace).__dict__, **known})
             self.model.rules = {**self.model.rules, namespace: rules}
 
@@ -309,6 +359,7 @@ class EngineStateMachine(RuleBasedStateMachine):
         """Let the model and the engine act; if the commit failed, undo the model's change unless it was
         committed."""
         workers, lost, rules = dict(self.model.workers), list(self.model.lost), self.model.rules
+        floors = self.model.floors
         expected: Any
         try:
             expected = expect()
@@ -325,6 +376,7 @@ class EngineStateMachine(RuleBasedStateMachine):
             assert isinstance(answer, ShardUnavailable), "a caller of a failed commit is told"
             if fault is not Fault.UNKNOWN_DONE:
                 self.model.workers, self.model.lost, self.model.rules = workers, lost, rules
+                self.model.floors = floors
         else:
             assert answer == expected
             self.environment.seen[str(answer)] += 1
@@ -337,6 +389,8 @@ class EngineStateMachine(RuleBasedStateMachine):
             bound_activities=[_ref(*change) for change in beat.bound],
             unbound_activities=[_ref(*change) for change in beat.unbound],
             full_bindings=beat.full,
+            new_incarnation=beat.new_incarnation,
+            lease_epoch=beat.held_epoch,
         )
         if beat.lease_ms is not None:
             message.lease_duration.CopyFrom(duration(beat.lease_ms))
@@ -388,11 +442,20 @@ class EngineStateMachine(RuleBasedStateMachine):
         for shard in self.engine.node.shards():
             in_memory |= shard.workers
             assert shard.workers == self.checker.shards[shard.id].workers, "folding the log gives the state"
+            assert shard.epoch_floor == self.model.floors.get(shard.id, 1)
         assert in_memory.keys() == self.model.workers.keys()
         for key, worker in in_memory.items():
             _same(worker, self.model.workers[key])
         census = Counter((key.namespace, worker.state) for key, worker in in_memory.items())
         assert self.engine.node.census == census, "the maintained counts equal a new count"
+        deaths = (InactiveReason.LEASE_EXPIRED, InactiveReason.DISCONNECTED)
+        for shard in self.engine.node.shards():
+            dead = Counter(
+                key.namespace
+                for key, worker in shard.workers.items()
+                if worker.state is WorkerState.INACTIVE and worker.inactive_reason in deaths
+            )
+            assert shard.census.dead == dead, "so do those of the dead"
         for namespace in NAMESPACES:
             living = sum(key[0] == namespace and worker.state < 3 for key, worker in in_memory.items())
             assert self.engine.node.count_workers(namespace) == living
@@ -500,6 +563,10 @@ WALK_RULES: dict[str, dict[str, Callable[[Random], Any]]] = {
         **_BEAT, **_FULL, "unbound": _changes, "session": _one_of("new", "old", "none"),
         "sequence": _one_of(*_SEQUENCES),
     },
+    "heartbeat_of_a_new_incarnation": {
+        **_BEAT, "session": _one_of("new", "new", "same", "old", "none"), "held_epoch": _one_of(0, 0, 1, 3),
+    },
+    "forget": {**_KEY, **_FAULT},
     "leave": {**_KEY, **_FAULT, "how": _one_of("same", "new", "old", "none", "force")},
     "configure": {
         **_FAULT, "namespace": _one_of(*NAMESPACES),
@@ -512,4 +579,4 @@ WALK_RULES: dict[str, dict[str, Callable[[Random], Any]]] = {
         "what": _one_of("checkpoint", "retain", "work off"), "first": _FAULT["fault"], "second": _FAULT["fault"],
     },
 }  # fmt: skip
-WALK_WEIGHTS = (4, 4, 3, 2, 1, 1, 2, 3, 1, 2)
+WALK_WEIGHTS = (4, 4, 3, 2, 2, 1, 1, 1, 2, 3, 1, 2)

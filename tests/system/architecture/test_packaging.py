@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from liveness.version import RELEASE
+
 ROOT = Path(__file__).resolve().parents[3]
 DISTRIBUTED = ("liveness",)
 NOT_DISTRIBUTED = ("tasks", "tests", "bench")
 
+COMMIT = "5ca1ab1e" * 5
 BUILD_WHEEL = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
@@ -35,6 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
             shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=no_caches)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
+    (source / ".commit").write_text(f"{COMMIT}\n")
 
     target = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
@@ -78,3 +82,11 @@ def test_the_wheel_contains_nothing_else(contents: set[str]) -> None:
 def test_the_wheel_installs_the_command(wheel: zipfile.Path) -> None:
     (metadata,) = (entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
     assert "liveness = liveness.cli:main" in (metadata / "entry_points.txt").read_text()
+
+
+def test_a_wheel_between_releases_names_its_commit(wheel: zipfile.Path) -> None:
+    (metadata,) = (entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
+    [version] = [
+        line for line in (metadata / "METADATA").read_text().splitlines() if line.startswith("Version: ")
+    ]
+    assert version == f"Version: {RELEASE}" + ("+g5ca1ab1e5c" if ".dev" in RELEASE else "")

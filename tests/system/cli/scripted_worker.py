@@ -45,8 +45,8 @@ class ScriptedWorker:
             (task,) = ActivityServiceStub(channel).PollActivity(request, timeout=2 * SECONDS_MAX).activities
         return task
 
-    def complete(self, task: ActivityTask, result: bytes) -> None:
-        request = CompleteActivityRequest(result=result, **self._token(task))
+    def complete(self, task: ActivityTask, result: bytes, result_encoding: str = "") -> None:
+        request = CompleteActivityRequest(result=result, result_encoding=result_encoding, **self._token(task))
         with grpc.insecure_channel(self._shell.address) as channel:
             ActivityServiceStub(channel).CompleteActivity(request, timeout=SECONDS_MAX)
 

@@ -155,6 +155,38 @@ def test_the_input_may_be_a_file_or_stdin(shell: Shell, tmp_path: Path) -> None:
     assert base64.b64decode(described(shell, "pipe")["input"]) == b"piped"
 
 
+@pytest.mark.parametrize(
+    ("options", "encoding", "value"),
+    [
+        ((), "binary/null", None),
+        (("--input", '{"width": 200}'), "json/plain", {"width": 200}),
+        (("--input", '"größe"'), "json/plain", "größe"),
+        (("--input", "größe"), "text/plain", "größe"),
+        (("--input", ""), "text/plain", ""),
+        (("--input", "17", "--input-encoding", "text/plain"), "text/plain", "17"),
+        (("--input", "17", "--input-encoding", "own/number"), "own/number", None),
+    ],
+)
+def test_the_encoding_of_an_input_follows_from_its_content(
+    shell: Shell, options: tuple[str, ...], encoding: str, value: object
+) -> None:
+    schedule(shell, "photo", *QUEUE, *options)
+    found = described(shell, "photo")
+    assert (found["input_encoding"], found.get("input_value")) == (encoding, value)
+    with SdkClient(shell.address, namespace=shell.namespace).blocking as client:
+        if encoding != "own/number":
+            assert client.describe("photo", type="resize").input_value() == value
+
+
+def test_results_are_shown_decoded(shell: Shell) -> None:
+    schedule(shell, "photo", *QUEUE, "--input", "17", "--input-encoding", "own/number")
+    worker = ScriptedWorker(shell)
+    worker.complete(worker.take(), b'{"done": true}', "json/plain")
+    assert described(shell, "photo")["result_value"] == {"done": True}
+    shown = fields(shell.ok("activities", "describe", "photo", "--type", "resize"))
+    assert (shown["input"], shown["result"]) == ("17 (encoding own/number)", '{"done": true}')
+
+
 def test_an_input_that_is_too_long_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(bytes(INPUT_BYTES_MAX + 1))

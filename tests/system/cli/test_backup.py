@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from tests.databases import PostgresServer
 from tests.system.cli.server_processes import environment, liveness_command, running_server
 from tests.system.cli.shell import Shell
 
@@ -27,7 +28,7 @@ def test_a_running_server_is_backed_up_and_a_stopped_one_restored(tmp_path: Path
     done = liveness(tmp_path, "restore", "copy.db", "--force")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["restored", "sqlite:///liveness.db"]
-    assert "1 workers became inactive and 0 activities are rescheduled" in done.stderr
+    assert "1 worker became inactive and 0 activities are rescheduled" in done.stderr
     with running_server(tmp_path) as address:
         assert Shell(address).heartbeat("w").lease_epoch > 1_000_000
 
@@ -70,3 +71,32 @@ def test_errors_are_reported_in_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: no.db is not a complete backup: ")
     assert len(done.stderr.splitlines()) == 1
     assert [found.name for found in tmp_path.iterdir()] == []
+    assert (
+        Shell().sentence("restore", "--moved", "--db", db, exit_code=2).startswith("--moved is for Postgre")
+    )
+
+
+def test_a_postgresql_that_is_served_is_not_touched_and_a_moved_one_is_served_as_it_is(
+    tmp_path: Path, postgres: PostgresServer, postgres_database: str
+) -> None:
+    db = postgres.url(postgres_database)
+    with running_server(tmp_path, "--db", db) as address:
+        Shell(address).heartbeat("w")
+        for flag in ("--already-restored", "--moved"):
+            done = liveness(tmp_path, "restore", flag, "--db", db)
+            assert done.returncode == 2
+            assert done.stderr.startswith("error: Nothing was changed: node "), done.stderr
+            assert "stop all nodes" in done.stderr
+        assert Shell(address).heartbeat("w").lease_epoch == 1
+    copy = postgres.create_database(postgres_database)
+    served = liveness(
+        tmp_path, "serve", "--db", postgres.url(copy), "--listen", "127.0.0.1:0", "--shards", "2"
+    )
+    assert served.returncode == 2
+    assert "run `liveness restore --already-restored`" in served.stderr
+    done = liveness(tmp_path, "restore", "--moved", "--db", postgres.url(copy))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["moved", postgres.url(copy)]
+    with running_server(tmp_path, "--db", postgres.url(copy)) as address:
+        assert Shell(address).heartbeat("w").lease_epoch == 1
+    postgres.drop_database(copy)

@@ -135,6 +135,8 @@ def test_an_unknown_setting_cannot_be_shown() -> None:
 
 def test_every_shard_is_listed(shell: Shell) -> None:
     head, *rows = [line.split() for line in shell.ok("shards", "list").splitlines()]
-    assert head[:3] == ["shard", "serving", "epoch"]
-    assert [row[:3] for row in rows] == [["0", "yes", "1"], ["1", "yes", "1"]]
+    assert head[:5] == ["shard", "serving", "owner", "address", "epoch"]
+    [node] = shell.json("nodes", "list")
+    owner = [node["node_id"], node["address"]]
+    assert [row[:5] for row in rows] == [["0", "yes", *owner, "1"], ["1", "yes", *owner, "1"]]
     assert [shard["serving"] for shard in shell.json("shards", "list")] == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from liveness.app import open_store
+from liveness.clock import SystemClock
 from liveness.config.settings import Settings
 from tests.databases import PostgresServer
 from tests.system.cli.server_processes import running_server
@@ -65,6 +67,20 @@ def test_a_closed_database_is_examined_and_unchanged(tmp_path: Path) -> None:
     assert found["tables"]["saw"].endswith("up to date")
     assert found["shards"]["saw"] == "2"
     assert files(tmp_path) == before
+
+
+def test_the_growth_of_a_database_is_shown(tmp_path: Path) -> None:
+    path = stopped_server_database(tmp_path)
+    assert "not known yet" in examine(sqlite(path))[1]["growth"]["saw"]
+    half_a_day_ago_ms = SystemClock().wall_ms() - 12 * 3_600_000
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO sizes VALUES (?, 0)", [half_a_day_ago_ms])
+        connection.commit()
+    growth = examine(sqlite(path))[1]["growth"]
+    assert growth["verdict"] == "ok"
+    assert re.fullmatch(
+        r"\d+ KiB of content; it grows by \d+ KiB a day, so the disk is full in [\d,]+ days", growth["saw"]
+    )
 
 
 def test_a_database_is_examined_while_the_server_runs(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,39 @@ def test_a_frontend_prints_its_address_forwards_calls_and_stops_on_a_signal(
         assert process.wait() == 0
     assert f"liveness workers list --address {address}" in rest
     assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+def test_a_frontend_serves_health_metrics_and_the_api_over_http(tmp_path: Path, server: str) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    with child_process(liveness_command("frontend", "--nodes", server, *flags), tmp_path) as process:
+        assert process.stdout is not None
+        address, _ = first_address(process.stdout)
+        url = process.stdout.readline().split()[-1]
+        Shell(address).heartbeat("through-the-frontend")
+
+        def fetch(path: str) -> str:
+            with urllib.request.urlopen(url + path, timeout=30) as answer:
+                text: str = answer.read().decode()
+                return text
+
+        assert json.loads(fetch("healthz")) == {"status": "SERVING"}
+        assert json.loads(fetch("readyz")) == {"status": "SERVING"}
+        assert "liveness_frontend_nodes 1.0" in fetch("metrics")
+        assert "through-the-frontend" in fetch("v1/namespaces/default/workers")
+
+
+def test_a_frontend_without_nodes_is_not_ready(tmp_path: Path) -> None:
+    flags = ("--nodes", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    with child_process(liveness_command("frontend", *flags), tmp_path) as process:
+        assert process.stdout is not None
+        first_address(process.stdout)
+        url = process.stdout.readline().split()[-1]
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}readyz", timeout=30)
+        with refused.value as answer:
+            assert answer.code == 503
+        with urllib.request.urlopen(f"{url}healthz", timeout=30) as answer:
+            assert answer.status == 200, "a restart would not help"
 
 
 @pytest.mark.parametrize(

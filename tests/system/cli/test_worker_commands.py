@@ -1,4 +1,4 @@
-"""`liveness workers pause`, `resume` and `drain` against a real server, and how the list shows such workers."""
+"""`liveness workers pause`, `resume`, `drain` and `forget` against a real server, and how the list shows such workers."""
 
 from __future__ import annotations
 
@@ -205,6 +205,32 @@ def test_an_inactive_worker_cannot_be_drained(shell: Shell) -> None:
 @pytest.mark.parametrize("limit", ["soon", "-1s", "5"])
 def test_an_invalid_time_limit_is_rejected(limit: str) -> None:
     assert Shell().run("workers", "drain", "w", "--limit", limit).exit_code == 2
+
+
+# -- forget
+
+
+def test_forgetting_frees_the_key_of_an_inactive_worker(shell: Shell) -> None:
+    shell.heartbeat("w")
+    refused = shell.sentence("workers", "forget", "w", "--yes")
+    assert refused == (
+        "Worker w is ACTIVE and is not forgotten; end its lease first, with `liveness workers drain` or "
+        "`liveness workers expire` (WORKER_ACTIVE)."
+    )
+    shell.ok("workers", "expire", "w", "--reason", "test", "--yes")
+    assert shell.run("workers", "forget", "w", stdin="n\n").exit_code == 1
+    assert told(shell, "forget", "w", "--reason", "host is gone", "--yes") == [
+        "Worker w was INACTIVE and is forgotten; the next worker of this key begins above lease epoch 1."
+    ]
+    assert "host is gone" in shell.ok("workers", "history", "w")
+    assert shell.heartbeat("w").lease_epoch == 2
+    shell.ok("workers", "expire", "w", "--reason", "test", "--yes")
+    assert shell.json("workers", "forget", "w", "--yes") == {
+        "previous_state": "WORKER_STATE_INACTIVE",
+        "lease_epoch": "2",
+    }
+    sentence = f"There is no worker w in namespace {shell.namespace} (WORKER_NOT_FOUND)."
+    assert shell.sentence("workers", "forget", "w") == sentence
 
 
 # -- the list

@@ -5,20 +5,15 @@ MIGRATIONS in the environment is the folder of its migrations, one more than our
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from pathlib import Path
 
+import liveness.version
 from liveness.cli import main
 from liveness.store.sql import SqlStore
 from tests.integration.store.next_version import VERSION
 
-
-def version(distribution_name: str) -> str:
-    return VERSION
-
-
 if __name__ == "__main__":
-    importlib.metadata.version = version  # before the modules that read it are imported
+    liveness.version.VERSION = VERSION  # before the modules that read it are imported
     SqlStore.__init__.__defaults__ = (Path(os.environ["MIGRATIONS"]),)
     main(prog_name="liveness")

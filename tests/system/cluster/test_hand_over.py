@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from signal import SIGTERM
@@ -13,6 +12,7 @@ from signal import SIGTERM
 import pytest
 
 from liveness.v1 import worker_pb2
+from liveness.version import VERSION as TODAY
 from tests.crash.scale import seeds
 from tests.integration.store.next_version import NEXT, VERSION, write_migrations
 from tests.system.cluster.cluster_checks import check_cluster
@@ -142,9 +142,8 @@ async def test_workers_do_not_notice_a_rolling_upgrade_to_a_newer_version(
         node.module = "tests.system.cluster.next_version_node"
         node.environ = {**node.environ, "MIGRATIONS": str(migrations)}
 
-    today = version("liveness")
     versions = await restart_all(cluster, cluster_database, tmp_path, report_result, seed=5, prepare=upgrade)
-    assert versions == [{today, VERSION}, {today, VERSION}, {VERSION}]
+    assert versions == [{TODAY, VERSION}, {TODAY, VERSION}, {VERSION}]
     revision = await cluster_database.store_database.run(
         lambda connection: connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
     )

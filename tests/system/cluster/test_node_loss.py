@@ -199,7 +199,9 @@ async def stop_and_continue(
         assert all(
             after[id].epoch > shard.epoch for id, shard in before.items() if shard.node_id == zombie.node_id
         )
-        assert zombie.has_logged("another node has taken shards"), zombie.log_text()
+        # On a busy machine it may find first that its lease is over.
+        losses = ("another node has taken shards", "this node cannot renew its lease")
+        assert any(map(zombie.has_logged, losses)), zombie.log_text()
         load.resume()
     no_steady_worker_lapsed(ledger, load)
     answered = sum(worker is not None for worker in shown)

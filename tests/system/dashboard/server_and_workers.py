@@ -164,6 +164,9 @@ class ApiClient:
         refused = [item for item in answer["items"] if "status" in item]
         assert not refused, refused[0]
 
+    def configure(self, **settings: str) -> None:
+        self._call("PATCH", f"/v1/namespaces/{self.namespace}/config", {"set": settings})
+
     def schedule(self, workflow: str, **fields: Any) -> Any:
         return self.post(
             "activities",

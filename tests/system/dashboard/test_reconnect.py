@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Request, expect
 
+from liveness.store.sql import SqlStore
+from liveness.store.sqlite import SqliteDatabase
 from tests.system.dashboard.screen import Screen
 from tests.system.dashboard.server_and_workers import ApiClient, ServerProcess
 
@@ -43,7 +45,7 @@ async def test_after_a_restart_the_stream_continues_after_the_last_event(
     await reconnecting_screen.open("events")
     api.beat("seen", lease_duration="60s")
     events = reconnecting_screen.page.locator(".event")
-    await expect(events).to_have_count(1)
+    await expect(events).to_have_count(2)
 
     own_server.stop()
     banner = reconnecting_screen.page.locator(".lost-banner")
@@ -60,7 +62,7 @@ async def test_after_a_restart_the_stream_continues_after_the_last_event(
     texts = events.locator(".event-subject")
     await expect(texts.filter(has_text="meanwhile")).to_have_count(1)
     await expect(texts.filter(has_text="seen")).to_have_count(1)
-    await expect(texts.filter(has_text="before")).to_have_count(0)
+    await expect(texts.filter(has_text="before")).to_have_count(1)
     assert resumed
     api.beat("afterwards", lease_duration="60s")
     await expect(texts.filter(has_text="afterwards")).to_have_count(1)
@@ -104,3 +106,35 @@ async def test_the_page_reloads_everything_from_a_server_with_other_data(
     await expect(reconnecting_screen.page.locator(".grid-row .col-key")).to_have_text(["fresh"])
     await expect(reconnecting_screen.page.locator(".line")).to_have_text("live")
     assert not await reconnecting_screen.page_errors()
+
+
+async def test_the_page_starts_anew_if_events_were_deleted_before_it_saw_them(
+    reconnecting_screen: Screen, own_server: ServerProcess, tmp_path: Path
+) -> None:
+    api = ApiClient(own_server.url, reconnecting_screen.namespace)
+    await reconnecting_screen.open("events")
+    api.beat("seen", lease_duration="3600s")
+    subjects = reconnecting_screen.page.locator(".event-subject")
+    await expect(subjects).to_have_text(["seen"])
+    own_server.stop()
+    await expect(reconnecting_screen.page.locator(".lost-banner")).to_be_visible()
+    await reconnecting_screen.page.context.set_offline(True)
+    own_server.start()
+    api.beat("missed", lease_duration="3600s")
+    own_server.stop()
+    await delete_all_events(tmp_path / "liveness.db")
+    own_server.start()
+    await reconnecting_screen.page.context.set_offline(False)
+    await expect(reconnecting_screen.page.locator(".line")).to_have_text("live")
+    await expect(subjects).to_have_count(0)
+    api.beat("afterwards", lease_duration="3600s")
+    await expect(subjects).to_have_text(["afterwards"])
+    assert not await reconnecting_screen.page_errors()
+
+
+async def delete_all_events(database: Path) -> None:
+    store = SqlStore(SqliteDatabase(database))
+    await store.open(16, "tests")
+    shards = await store.take_over(range(16), "tests", wall_ms=0)
+    assert await store.prune_events({shard.shard_id: shard.epoch for shard in shards}, {}, 2**62)
+    await store.close()

@@ -12,6 +12,7 @@ import pytest
 
 from liveness.rpc_details import details_from_trailer
 from liveness.v1 import service_pb2, worker_pb2
+from tests.system.cluster.steady_workers import SteadyWorkers
 from tests.system.envoy.conftest import EnvoyCluster
 from tests.system.server.audit import audit_workers
 from tests.system.server.crash_loop import ReportResult, acknowledged, check
@@ -19,6 +20,8 @@ from tests.system.server.ledger import NAMESPACE, REGISTERED, REPEATED, Beat, Le
 from tests.system.server.load import Load
 from tests.system.server.server_process import ServerProcess
 
+TURN_SECONDS_MAX = 1.0
+"""A worker of this process that was later than this may have lost its lease by its own fault."""
 LEASE_MS = 10_000
 LEASES_MS = (10_000, 12_000)
 """Longer than the take-over of a killed node's shards on a busy machine: until then the answer to a batch waits, and
@@ -112,3 +115,22 @@ async def test_nodes_that_end_behind_the_proxy_cost_no_lease(
     report_result(f"{ledger.acked} acknowledged, {ledger.in_doubt} in doubt, {ledger.lapses} leases lapsed")
     check(ledger)
     assert not ledger.lapsed()
+
+
+async def test_a_node_cut_off_from_the_database_behind_the_proxy_costs_no_lease(
+    envoy_cluster: EnvoyCluster, report_result: ReportResult
+) -> None:
+    """The proxy stops using the node, and what arrives there before is forwarded."""
+    front, nodes = envoy_cluster.envoy, envoy_cluster.nodes
+    async with SteadyWorkers("steady", front.channel, count=24, lease_ms=4_000) as fleet:
+        await fleet.all_answered()
+        envoy_cluster.way_to_database.black_hole()
+        await front.wait_healthy(len(nodes) - 1)
+        for _ in range(5):
+            await fleet.all_answered()
+        envoy_cluster.way_to_database.heal()
+        await front.wait_healthy(len(nodes))
+        await fleet.all_answered()
+    report_result(f"{len(fleet.errors)} errors: {sorted(set(fleet.errors))}")
+    if fleet.slowest_turn_s < TURN_SECONDS_MAX:
+        assert not await fleet.lost_leases(front.liveness)

@@ -150,6 +150,10 @@ class CallProxy(grpc.GenericRpcHandler):
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self.calls: Counter[str] = Counter()
         self.requests: list[tuple[str, bytes]] = []
+        self.time_allowed_s: dict[str, float] = {}
+        """The time until the deadline of the last call of each method."""
+        self.rewrite: dict[str, Callable[[bytes], bytes]] = {}
+        """Changes the requests of these methods."""
         self._to_lose: Counter[str] = Counter()
         self._open: dict[str, threading.Event] = {}
         self._answers_open: dict[str, tuple[threading.Event, threading.Event]] = {}
@@ -206,6 +210,9 @@ class CallProxy(grpc.GenericRpcHandler):
     def _call(self, path: str, name: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.calls[name] += 1
         self.requests.append((name, request))
+        self.time_allowed_s[name] = context.time_remaining() or float("inf")
+        if name in self.rewrite:
+            request = self.rewrite[name](request)
         if (gate := self._open.get(name)) is not None:
             gate.wait(SECONDS_MAX)
         try:

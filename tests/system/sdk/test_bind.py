@@ -291,3 +291,17 @@ def test_workers_can_run_on_two_loops_at_once(server: LivenessServer, namespace:
         return token
 
     assert asyncio.run(one("outer")) == FencingToken(1, 1)
+
+
+async def test_a_binding_to_what_another_worker_holds_is_cancelled_at_once(
+    server: LivenessServer, namespace: str, make: Make
+) -> None:
+    """The order comes on the stream: the next heartbeat is minutes away."""
+    async with make(lease=600) as holder, make(lease=600) as late, holder.claim("photo") as task:
+        key = late.instance_key
+        until(lambda: server.worker(namespace, key).attached)
+        with pytest.raises(ActivityLost):
+            async with late.bind("photo"):
+                await asyncio.Event().wait()
+        until(lambda: not server.worker(namespace, key).cancel_activities)
+        task.check()

@@ -89,6 +89,15 @@ async def test_a_call_whose_answer_was_lost_is_repeated(server: LivenessServer, 
     assert proxy.calls["ScheduleActivity"] == 4
 
 
+async def test_no_try_goes_on_beyond_the_deadline_of_the_call(server: LivenessServer, namespace: str) -> None:
+    with call_proxy(server.address) as proxy:
+        async with Client(proxy.address, namespace=namespace, timeout=2) as client:
+            proxy.lose_answers("ScheduleActivity", 1)
+            await client.schedule("t", id="a", task_queue="queue")
+    assert proxy.calls["ScheduleActivity"] == 2
+    assert 0 < proxy.time_allowed_s["ScheduleActivity"] <= 2
+
+
 async def test_an_unreachable_server_is_reported() -> None:
     address = free_address()
     async with Client(address, timeout=0.3) as client:

@@ -182,6 +182,7 @@ async def test_stream_heartbeats_and_poll_follow_the_calls_to_another_node(
             left, taken = (
                 (one, two) if client._connect().endpoints.current.address == one.address else (two, one)
             )
+            worker.activity("resize")(lambda task: task.id)
             running = asyncio.create_task(worker.run(handle_signals=False))
             key = worker.instance_key
             await _comes_true(lambda: server.worker(namespace, key).attached)
@@ -194,7 +195,6 @@ async def test_stream_heartbeats_and_poll_follow_the_calls_to_another_node(
             assert [left.calls[name] - before[name] for name in FOLLOWING] == [0, 0, 0]
             assert worker.lease_epoch == 1
             await client.schedule("resize", id="photo", task_queue="queue")
-            worker.activity("resize")(lambda task: task.id)
             assert (await client.wait("photo", type="resize")).result == b"photo"
             worker.stop()
             await running

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from liveness.sdk import ActivityLost, FencingToken, LeaseLost, Worker
+from liveness.sdk.attach_stream import AttachStream
 from liveness.sdk.values import to_duration
 from liveness.v1.service_pb2 import AttachResponse
 from liveness.v1.worker_pb2 import (
@@ -148,6 +149,64 @@ async def test_a_server_that_announces_its_close_costs_nothing(own_server: Liven
             assert own_server.bound("default", key) == {"a"}
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_killed_server_costs_nothing_within_the_lease(own_server: LivenessServer, host: str) -> None:
+    """However long it stays away: nobody else could have given the work away."""
+    address = own_server.address.replace("127.0.0.1", host)
+    async with Worker(address, task_queue="queue", lease=600, disconnect_grace=1) as worker:
+        key, stream = worker.instance_key, stream_of(worker)
+        until(lambda: own_server.worker("default", key).attached and is_direct(stream))
+        async with worker.bind("a") as binding:
+            own_server.end(signal.SIGKILL)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(binding.lost.wait(), 2)  # twice the grace
+            own_server.start()
+            until(lambda: own_server.worker("default", key).attached)
+            binding.check()
+            assert own_server.bound("default", key) == {"a"}
+        until(lambda: is_direct(stream))
+        async with worker.bind("b"):
+            own_server.end(signal.SIGKILL)
+            own_server.start()
+            until(lambda: own_server.worker("default", key).attached)
+
+
+async def test_a_proxy_that_ends_costs_the_work_of_those_behind_it(
+    server: LivenessServer, namespace: str
+) -> None:
+    """The proxy's port refuses connections, but the server lives, and counts the grace."""
+    with call_proxy(server.address) as proxy:
+        async with Worker(
+            proxy.address, namespace=namespace, task_queue="queue", lease=600, disconnect_grace=1
+        ) as worker:
+            key, stream = worker.instance_key, stream_of(worker)
+            until(lambda: server.worker(namespace, key).attached and not is_direct(stream))
+
+            async def hold() -> None:
+                async with worker.bind("a"):
+                    await asyncio.to_thread(proxy.close)
+                    await asyncio.wait_for(asyncio.Event().wait(), SECONDS_MAX)
+
+            with pytest.raises(LeaseLost):
+                await hold()
+            until(lambda: server.worker(namespace, key).state == WORKER_STATE_INACTIVE)
+            assert server.worker(namespace, key).inactive_reason == INACTIVE_REASON_DISCONNECTED
+
+
+def stream_of(worker: Worker) -> AttachStream:
+    connection = worker._connection
+    assert connection is not None
+    return connection.stream
+
+
+def is_direct(stream: AttachStream) -> bool:
+    """Wait until the server has said whether the stream is direct, and return what it said."""
+    current = until(lambda: stream._current)
+    assert current is not None
+    until(lambda: current.server_addresses and not current.pings)
+    return current.is_direct
+
+
 async def test_an_acknowledgement_by_a_closing_server_costs_nothing(
     own_server: LivenessServer,
 ) -> None:
@@ -217,7 +276,7 @@ def test_a_killed_process_is_detected_within_the_grace(server: LivenessServer, n
 
 
 @pytest.mark.parametrize("own_key", [True, False])
-def test_a_cleaned_up_worker_continues_only_if_its_key_was_generated(
+def test_a_cleaned_up_worker_continues_in_a_new_session(
     server: LivenessServer, namespace: str, own_key: bool
 ) -> None:
     server.configure(namespace, cleanup_delay=to_duration(0))
@@ -230,13 +289,21 @@ def test_a_cleaned_up_worker_continues_only_if_its_key_was_generated(
         until(lambda: server.worker(namespace, key).state == WORKER_STATE_CLEANED_UP)
         holder.send(signal.SIGCONT)
         holder.next_line("lost:")
-        if own_key:
-            assert holder.next_line("ended:") == ["ended:", "WorkerGone"]
-        else:
-            _, name, another, _, epoch = holder.next_line("holding")
-            assert (name, epoch) == ("a1", "1")
-            assert another != key
-            assert server.bound(namespace, another) == {"a1"}
+        _, name, another, _, epoch = holder.next_line("holding")
+        assert (name, another == key, epoch) == ("a1", own_key, "2" if own_key else "1")
+        assert server.bound(namespace, another) == {"a1"}
+
+
+async def test_a_key_that_said_goodbye_starts_again_after_its_cleanup(
+    server: LivenessServer, namespace: str
+) -> None:
+    server.configure(namespace, cleanup_delay=to_duration(0))
+    for epoch in (1, 2, 3):
+        async with Worker(
+            server.address, namespace=namespace, task_queue="queue", instance_key="mine"
+        ) as worker:
+            assert worker.lease_epoch == epoch
+        until(lambda: server.worker(namespace, "mine").state == WORKER_STATE_CLEANED_UP)
 
 
 async def test_lost_answers_cost_nothing(server: LivenessServer, namespace: str) -> None:

@@ -75,6 +75,7 @@ async def test_only_one_heartbeat_call_is_under_way_at_a_time(server: LivenessSe
 
 
 async def test_plain_heartbeats_have_equal_bytes(server: LivenessServer, namespace: str) -> None:
+    """All but the first, which has no lease yet."""
     labels = {f"label-{number}": f"{number}" for number in range(20)}
     with call_proxy(server.address) as proxy:
         async with Worker(proxy.address, namespace=namespace, lease=1, labels=labels):
@@ -82,8 +83,9 @@ async def test_plain_heartbeats_have_equal_bytes(server: LivenessServer, namespa
         plain = set()
         for request in heartbeats(proxy):
             for beat in request.heartbeats:
-                beat.sequence = 0
-                plain.add(beat.SerializeToString())
+                if beat.sequence > 1:
+                    beat.sequence = 0
+                    plain.add(beat.SerializeToString())
         assert len(plain) == 1
 
 

@@ -109,6 +109,7 @@ async def test_a_full_disk_stops_acknowledgements_until_there_is_room(
         assert server.running, server.log_text()
         assert ledger.in_doubt > 0
         ledger.no_answers_after = None
+        assert server.log_text().count("cannot renew this node's lease") == 1
         disk.repair()
         await acknowledged(ledger, 100)
         load.pause()

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 # The parts that each part may import: `domain ← store ← {expiry, diagnostics} ← engine ← dispatch ← tasks ← integrations`,
-# all below `app`; `sdk → v1, clock, templated_error, rpc_details`. A new part must be added here.
+# all below `app`; `sdk → v1, clock, templated_error, rpc_details, network_addresses, version`. A new part must be added here.
 BELOW: dict[str, set[str]] = {
     part: {f"liveness.{name}" for name in below.split()}
     for part, below in {
@@ -24,28 +24,30 @@ BELOW: dict[str, set[str]] = {
         "liveness.clock": "",
         "liveness.config": "",
         "liveness.templated_error": "",
+        "liveness.version": "",
         "liveness.rpc_details": "",
+        "liveness.network_addresses": "",
         "liveness.domain": "templated_error",
-        "liveness.rpc": "domain rpc_details",
+        "liveness.rpc": "domain rpc_details version",
         "liveness.store": "domain templated_error",
         "liveness.expiry": "domain clock",
         "liveness.diagnostics": "domain store clock",
         "liveness.engine": "domain store expiry diagnostics background clock",
         "liveness.dispatch": "domain engine background clock",
         "liveness.tasks": "domain store expiry engine dispatch background clock",
-        "liveness.telemetry": "domain store engine clock",
-        "liveness.integrations": "domain store engine tasks background clock templated_error",
+        "liveness.telemetry": "domain store engine clock version",
+        "liveness.integrations": "domain store engine tasks background clock templated_error version",
         "liveness.routing": "domain rpc rpc_details v1 background clock",
         "liveness.cluster": "domain store expiry engine routing v1 background clock",
-        "liveness.server": "domain store expiry engine dispatch cluster routing rpc rpc_details telemetry config v1 background clock",
-        "liveness.app": "background clock cluster config dispatch engine integrations routing server store tasks telemetry rpc v1",
-        "liveness.frontend": "background clock cluster config routing rpc server store telemetry v1",
-        "liveness.http": "domain rpc rpc_details v1 background clock",
+        "liveness.server": "domain store expiry engine dispatch cluster routing rpc rpc_details network_addresses telemetry config v1 background clock version",
+        "liveness.app": "background clock cluster config dispatch engine integrations routing server store tasks telemetry rpc v1 version",
+        "liveness.frontend": "background clock cluster config routing rpc server store telemetry v1 version",
+        "liveness.http": "domain rpc rpc_details v1 background clock version",
         "liveness.dashboard": "",
-        "liveness.sdk": "v1 clock templated_error rpc_details",
+        "liveness.sdk": "v1 clock templated_error rpc_details network_addresses version",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",
-        "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1",
+        "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1 version",
         "liveness.__main__": "cli",
         # Public names of modules that lie in other folders.
         "liveness.settings": "config",

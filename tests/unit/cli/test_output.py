@@ -111,7 +111,7 @@ def test_a_message_without_json_form_raises_a_command_error() -> None:
 
 def test_a_time_beyond_the_calendar_is_shown_in_seconds() -> None:
     assert format_time(Worker(start_time=Timestamp(seconds=2**62)), "start_time") == f"{2**62}s since 1970"
-    assert format_time(Worker(start_time=Timestamp(seconds=0)), "start_time") == "1970-01-01 00:00:00Z"
+    assert format_time(Worker(start_time=Timestamp(seconds=0)), "start_time") == "1970-01-01 00:00:00.000Z"
     assert format_time(Worker(), "start_time") == ""
 
 

@@ -98,6 +98,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         takeover_grace_ms = 0
         checkpoint_interval_s = 0.5
         retention_interval_s = 60
+        database_bytes_max = 50_000_000_000
         task_retention_s = 0
         task_attempts_max = 1
         shutdown_timeout_s = 0

@@ -6,51 +6,60 @@ import pytest
 
 from liveness.clock import ManualClock
 from liveness.diagnostics import recent_deaths as recent_deaths_module
-from liveness.diagnostics.evidence import DRIFT_MS, WallTimeConverter
 from liveness.diagnostics.heartbeat_history import HEARTBEATS_KEPT, HeartbeatHistory
 from liveness.diagnostics.recent_deaths import RecentDeaths
 from liveness.diagnostics.stalls import STALLS_KEPT, Stalls
 from liveness.domain.death_certificate import ConcurrentDeaths, Stall
+from liveness.domain.events import LeaseRenewed
 from liveness.domain.keys import WorkerKey
+from liveness.store.codec import RenewalBatch
 
 # -- heartbeat history
+
+
+def record(heartbeat_history: HeartbeatHistory, numbers: list[int], wall_ms: int) -> None:
+    """Record a row of renewals that all came at one time."""
+    heartbeat_history.record(RenewalBatch(numbers, [LeaseRenewed(1, wall_ms, 0, 0)] * len(numbers)), 0)
 
 
 def test_the_history_keeps_the_last_heartbeats_of_each_worker() -> None:
     heartbeat_history = HeartbeatHistory(10)
     for at_ms in range(1_000, 11_000, 1_000):
-        heartbeat_history.record([7, 8], at_ms)
-        heartbeat_history.record([9], at_ms + 1)
+        record(heartbeat_history, [7, 8], at_ms)
+        record(heartbeat_history, [9], at_ms + 1)
     assert heartbeat_history.times_of(7, 10_000) == (5_000, 6_000, 7_000, 8_000, 9_000, 10_000)
     assert len(heartbeat_history.times_of(7, 10_000)) == HEARTBEATS_KEPT
     assert heartbeat_history.times_of(9, 10_001)[-2:] == (9_001, 10_001)
 
 
-def test_the_history_records_a_heartbeat_at_time_zero() -> None:
+def test_each_heartbeat_of_a_row_keeps_its_own_wall_time() -> None:
     heartbeat_history = HeartbeatHistory(10)
-    heartbeat_history.start_lease(7, 0)
-    heartbeat_history.record([7], 5)
-    assert heartbeat_history.times_of(7, 5) == (0, 5)
+    renewals = [LeaseRenewed(1, 1_000, 0, 0), LeaseRenewed(1, 1_040, 0, 0)]
+    heartbeat_history.record(RenewalBatch([7, 8], renewals), 1_790_000_000_000)
+    heartbeat_history.record(RenewalBatch([8, 7], renewals), 1_790_000_060_000)
+    assert heartbeat_history.times_of(7, 1_790_000_061_040) == (1_790_000_001_000, 1_790_000_061_040)
+    assert heartbeat_history.times_of(8, 1_790_000_061_000) == (1_790_000_001_040, 1_790_000_061_000)
 
 
-def test_heartbeat_times_stay_exact_for_decades() -> None:
-    heartbeat_history, year_ms = HeartbeatHistory(10), 366 * 86_400_000
-    heartbeat_history.record([7], 33 * year_ms)
-    heartbeat_history.record([7], 34 * year_ms)
-    assert heartbeat_history.times_of(7, 34 * year_ms) == (33 * year_ms, 34 * year_ms)
+def test_heartbeat_times_stay_exact_until_the_next_century() -> None:
+    heartbeat_history, year_2100_ms = HeartbeatHistory(10), 4_102_444_800_000
+    for at_ms in (year_2100_ms, year_2100_ms + 1):
+        record(heartbeat_history, [7], at_ms)
+    assert heartbeat_history.times_of(7, year_2100_ms + 1) == (year_2100_ms, year_2100_ms + 1)
+
+
+def test_the_history_follows_a_wall_clock_that_is_set_back() -> None:
+    heartbeat_history = HeartbeatHistory(10)
+    record(heartbeat_history, [7], 9_000)
+    record(heartbeat_history, [7], 2_000)
+    assert heartbeat_history.times_of(7, 2_000) == (9_000, 2_000)
+    assert heartbeat_history.times_of(7, 3_000) == (9_000, 2_000, 3_000)
 
 
 def test_the_last_heartbeat_of_an_uncommitted_row_is_taken_from_the_worker() -> None:
     heartbeat_history = HeartbeatHistory(10)
-    heartbeat_history.record([7], 1_000)
+    record(heartbeat_history, [7], 1_000)
     assert heartbeat_history.times_of(7, 1_500) == (1_000, 1_500)
-
-
-def test_the_workers_own_time_replaces_the_time_of_its_row() -> None:
-    heartbeat_history = HeartbeatHistory(10)
-    heartbeat_history.record([7], 1_000)
-    heartbeat_history.record([7, 8], 2_003)
-    assert heartbeat_history.times_of(7, 2_001) == (1_000, 2_001)
 
 
 def test_an_unknown_worker_has_only_its_last_heartbeat() -> None:
@@ -59,22 +68,22 @@ def test_an_unknown_worker_has_only_its_last_heartbeat() -> None:
 
 def test_a_new_lease_starts_a_new_history() -> None:
     heartbeat_history = HeartbeatHistory(10)
-    heartbeat_history.record([7], 1_000)
+    record(heartbeat_history, [7], 1_000)
     heartbeat_history.start_lease(7, 5_000)
-    heartbeat_history.record([7], 6_000)
+    record(heartbeat_history, [7], 6_000)
     assert heartbeat_history.times_of(7, 6_000) == (5_000, 6_000)
 
 
 def test_a_full_history_ignores_new_workers_until_others_are_forgotten() -> None:
     heartbeat_history = HeartbeatHistory(2)
-    heartbeat_history.record([1, 2, 3], 1_000)
-    heartbeat_history.record([1, 2, 3], 2_000)
+    record(heartbeat_history, [1, 2, 3], 1_000)
+    record(heartbeat_history, [1, 2, 3], 2_000)
     assert len(heartbeat_history) == 2
     assert heartbeat_history.times_of(2, 2_000) == (1_000, 2_000)
     assert heartbeat_history.times_of(3, 2_000) == (2_000,)
     heartbeat_history.forget(1)
-    heartbeat_history.record([3], 3_000)
-    heartbeat_history.record([3], 4_000)
+    record(heartbeat_history, [3], 3_000)
+    record(heartbeat_history, [3], 4_000)
     assert heartbeat_history.times_of(3, 4_000) == (3_000, 4_000)
 
 
@@ -106,31 +115,6 @@ def test_only_the_last_stalls_are_kept() -> None:
     kept = stalls.between(0, 10**9)
     assert len(kept) == STALLS_KEPT
     assert kept[-1] == Stall(1_989_000, 1_000)
-
-
-# -- wall times
-
-
-def test_observed_times_convert_to_the_wall_clock_of_their_time() -> None:
-    wall = WallTimeConverter()
-    wall.add_anchor(1_000, 901_000)
-    wall.add_anchor(2_000, 902_000)
-    # The process was paused for a minute, of which the observed clock counted one second.
-    wall.add_anchor(3_000, 962_000)
-    assert (wall.convert(1_500), wall.convert(2_999), wall.convert(3_000), wall.convert(4_000)) == (
-        901_500,
-        902_999,
-        962_000,
-        963_000,
-    )
-    assert wall.convert(400) == 900_400
-
-
-def test_the_conversion_follows_a_slow_drift_of_the_clocks() -> None:
-    wall = WallTimeConverter()
-    for second in range(1_000):
-        wall.add_anchor(second * 1_000, second * 1_001)
-    assert abs(wall.convert(999_000) - 999_999) <= DRIFT_MS
 
 
 # -- recent deaths

@@ -13,6 +13,7 @@ from liveness.domain.worker import BoundActivity
 
 ID = ActivityId("workflow", "run", "charge")
 POLICY = Policy()
+WALL_MS = 1_790_000_000_000
 SPEC = ActivitySpec("resize", "queue", b"input", Retry())
 VERIFY_AFTER_MS = 10
 """The delay after which the service verifies that the worker confirmed a hand-out."""
@@ -35,6 +36,8 @@ class ActivityScenario:
         self.log: list[ActivityEvent] = []
         self.states: list[Activity | None] = [None]
         """The activity before the first event and after each."""
+        self.wall_times: list[int] = []
+        """The wall time of each event."""
 
     @property
     def known(self) -> Activity:
@@ -108,7 +111,8 @@ class ActivityScenario:
 
     def _apply(self, events: decide.ActivityEvents) -> decide.ActivityEvents:
         for event in events:
-            self.activity = evolve(self.activity, event, ID.workflow_id)
+            self.wall_times.append(WALL_MS + self.now_ms)
+            self.activity = evolve(self.activity, event, ID.workflow_id, self.wall_times[-1])
             self.log.append(event)
             self.states.append(self.activity)
         return events

@@ -65,7 +65,7 @@ class Silence(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """Run a timer, whether it is due or not."""
+    """Run a timer, whether it is due or not; or forget the worker, as an operator does."""
 
     kind: str
 
@@ -77,6 +77,8 @@ class Timer(NamedTuple):
                 scenario.clean_up(POLICY)
             elif self.kind == "end drain":
                 scenario.end_drain(POLICY)
+            elif self.kind == "forget now":
+                scenario.forget_now(policy=POLICY)
             else:
                 scenario.forget()
 
@@ -128,7 +130,7 @@ beats = st.builds(
     # Mostly the next number of the session; also repeated, overtaken, skipped and missing ones.
     st.sampled_from([1, 1, 1, 1, 1, 0, -1, 2, None]),
     # Mostly the current session; otherwise almost every command would be a restart.
-    st.sampled_from([None, None, None, None, None, "a", "b", "c", ""]),
+    st.sampled_from([None, None, None, None, None, "a", "b", "c", "d", ""]),
     st.fixed_dictionaries(
         {"bound": some_activities, "unbound": some_activities},
         optional={
@@ -140,12 +142,16 @@ beats = st.builds(
             "successes": st.integers(0, 2),
             "errors": st.integers(0, 2),
             "loop_lag_ms": st.integers(0, 2),
+            "new_incarnation": st.booleans(),
+            "lease_epoch": st.integers(0, 4),
         },
     ),
 )
 leaves = st.builds(Leave, sessions, st.booleans())
 waits = st.builds(Wait, st.sampled_from([1, 9, 30, 60, 250]))
-timers = st.builds(Timer, st.sampled_from(["expire", "clean up", "forget", "end drain"]))
+timers = st.builds(
+    Timer, st.sampled_from(["expire", "clean up", "clean up", "forget", "forget now", "end drain"])
+)
 orders = st.builds(
     Order,
     st.sampled_from(["pause", "resume", "resume", "drain", "attach", "attach", "disconnect"]),

@@ -49,6 +49,8 @@ counts = st.integers(1, INT64_MAX)
 # The sum of two must fit into a column of the store.
 times = st.integers(0, INT64_MAX // 2)
 durations = st.integers(0, INT64_MAX // 2)
+offsets = st.none() | times
+"""Wall time minus observed time, where it is known."""
 
 activity_ids = st.builds(ActivityId, text, text, text)
 bound_activities = st.builds(
@@ -160,8 +162,13 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         cleanup_delay_ms=durations,
         certificate=st.none() | certificates,
     ),
-    events.WorkerCleanedUp: st.builds(events.WorkerCleanedUp, at_ms=times, tombstone_retention_ms=durations),
-    events.WorkerForgotten: st.just(events.WorkerForgotten()),
+    events.WorkerCleanedUp: st.builds(
+        events.WorkerCleanedUp,
+        at_ms=times,
+        tombstone_retention_ms=durations,
+        keeps_sessions=st.booleans(),
+    ),
+    events.WorkerForgotten: st.builds(events.WorkerForgotten, epoch_floor=times, reason=text),
     events.ActivityScheduled: _about_activity(
         events.ActivityScheduled,
         activity_type=text,
@@ -170,9 +177,10 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
         retry=retries,
         at_ms=times,
         due_ms=times,
+        input_encoding=text,
     ),
     events.ActivityStarted: _of_attempt(events.ActivityStarted, verify_ms=times),
-    events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs),
+    events.ActivityCompleted: _of_attempt(events.ActivityCompleted, result=blobs, result_encoding=text),
     events.ActivityAttemptFailed: _of_attempt(events.ActivityAttemptFailed, message=text, due_ms=times),
     events.ActivityFailed: _of_attempt(events.ActivityFailed, message=text),
     events.ActivityGivenBack: _of_attempt(events.ActivityGivenBack, reason=text),
@@ -228,6 +236,7 @@ workers = st.builds(
     inactive_reason=st.none() | reasons,
     inactive_detail=text,
     standing=standings,
+    wall_offset_ms=offsets,
 )
 activities = st.builds(
     Activity,
@@ -245,6 +254,7 @@ activities = st.builds(
     worker=text,
     epoch=numbers,
     since_ms=times,
+    since_wall_ms=st.none() | times,
     due_ms=times,
     failures=numbers,
     deaths=numbers,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.domain.activity import Activity, ActivityState, EndedAttempt
-from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, backoff_ms
+from liveness.domain.activity_decider import ActivitySpec, AttemptHolder, backoff_ms, contradicts_binding
 from liveness.domain.errors import (
     ActivityDiffers,
     ActivityFinished,
@@ -28,7 +28,15 @@ from liveness.domain.events import (
     Retry,
 )
 from liveness.domain.worker import BoundActivity
-from tests.unit.domain.activity_scenario import ID, SPEC, VERIFY_AFTER_MS, ActivityScenario, scheduled, task
+from tests.unit.domain.activity_scenario import (
+    ID,
+    SPEC,
+    VERIFY_AFTER_MS,
+    WALL_MS,
+    ActivityScenario,
+    scheduled,
+    task,
+)
 
 OF: dict[str, Any] = {"run_id": "run", "activity_id": "charge"}
 AVAILABLE, STARTED, WAITING = ActivityState.AVAILABLE, ActivityState.STARTED, ActivityState.WAITING
@@ -75,8 +83,9 @@ def test_a_scheduled_activity_is_available_at_once() -> None:
         ),
     )  # fmt: skip
     assert scenario.known == Activity(
-        ID, AVAILABLE, 1, "queue", b"", (), "resize", b"input", Retry(max_attempts=3), since_ms=1_000
-    )
+        ID, AVAILABLE, 1, "queue", b"", (), "resize", b"input", Retry(max_attempts=3),
+        since_ms=1_000, since_wall_ms=WALL_MS + 1_000,
+    )  # fmt: skip
 
 
 def test_an_activity_scheduled_for_later_becomes_available_when_due() -> None:
@@ -446,3 +455,27 @@ def test_backoff_is_an_integer_and_never_decreases(retry: Retry, failures: int) 
     wait_ms, next_ms = backoff_ms(retry, failures), backoff_ms(retry, failures + 1)
     assert type(wait_ms) is int
     assert 0 <= wait_ms <= next_ms <= retry.max_ms
+
+
+# -- bindings that workers declare by heartbeat
+
+
+@pytest.mark.parametrize(
+    "state", [state for state in ActivityState if state is not ActivityState.CANCEL_REQUESTED]
+)
+def test_an_activity_contradicts_bindings_when_it_is_finished_or_held_by_another(
+    state: ActivityState,
+) -> None:
+    known = in_state(state).known
+    worker, attempt = known.worker or "other", known.attempt
+    expected = {
+        COMPLETED: (True, True, True),
+        FAILED: (True, True, True),
+        CANCELLED: (True, True, True),
+        STARTED: (False, True, True),
+    }.get(state, (False, False, False))
+    assert (
+        contradicts_binding(known, worker, attempt),
+        contradicts_binding(known, worker, attempt + 1),
+        contradicts_binding(known, "somebody else", attempt),
+    ) == expected

@@ -352,8 +352,9 @@ class ActivityMachine(RuleBasedStateMachine):
         """Folding gives the same state from the beginning and from each intermediate state."""
         folded: Activity | None = None
         for index, event in enumerate(self.scenario.log):
-            folded = evolve(folded, event, ID.workflow_id)
-            assert folded == evolve(self.scenario.states[index], event, ID.workflow_id)
+            wall_ms = self.scenario.wall_times[index]
+            folded = evolve(folded, event, ID.workflow_id, wall_ms)
+            assert folded == evolve(self.scenario.states[index], event, ID.workflow_id, wall_ms)
             assert folded == self.scenario.states[index + 1]
         assert folded == self.scenario.activity
 

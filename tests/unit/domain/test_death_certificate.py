@@ -6,11 +6,14 @@ import pytest
 
 from liveness.domain.death_certificate import (
     HEARTBEATS_MAX,
+    NO_OTHER_DEATHS,
     STALLS_MAX,
     ConcurrentDeaths,
+    Death,
     DeathCertificate,
     DeathEvidence,
     Stall,
+    count_others,
     issue_certificate,
     reconstruct_certificate,
 )
@@ -83,7 +86,7 @@ def test_worker_state_does_not_depend_on_the_certificate() -> None:
     worker = silent()
     known, unknown = death_of(worker), death_of(worker, DeathEvidence())
     assert known != unknown
-    assert evolve(worker, known, 9) == evolve(worker, unknown, 9)
+    assert evolve(worker, known, 9, 0) == evolve(worker, unknown, 9, 0)
 
 
 def test_a_certificate_keeps_the_last_heartbeats_and_stalls() -> None:
@@ -96,6 +99,21 @@ def test_a_certificate_keeps_the_last_heartbeats_and_stalls() -> None:
 
 def test_merging_two_incomplete_counts_takes_the_larger_of_each() -> None:
     assert ConcurrentDeaths(1, 5, 6).max_with(ConcurrentDeaths(2, 0, 9)) == ConcurrentDeaths(2, 5, 9)
+
+
+def test_those_who_died_with_a_worker_are_counted_by_host_build_and_namespace() -> None:
+    deaths = [
+        Death("w", "db-3", "b7"), Death("a", "db-3", "b7"), Death("b", "db-3", "b8"), Death("c", "db-4", "b7"),
+    ]  # fmt: skip
+    assert count_others("w", "db-3", "b7", deaths) == ConcurrentDeaths(2, 2, 3)
+    assert count_others("w", "", "", [*deaths, Death("d", "", "")]) == ConcurrentDeaths(0, 0, 4)
+    assert count_others("w", "db-3", "b7", []) == NO_OTHER_DEATHS
+
+
+def test_a_worker_that_died_several_times_counts_once_for_each_host_and_build_it_had() -> None:
+    deaths = [Death("a", "db-3", "b7"), Death("a", "db-3", "b7"), Death("a", "db-4", "b8")]
+    assert count_others("w", "db-3", "b8", deaths) == ConcurrentDeaths(1, 1, 1)
+    assert count_others("a", "db-3", "b7", deaths) == NO_OTHER_DEATHS, "it is no company for itself"
 
 
 # -- deaths written before certificates existed
@@ -121,7 +139,7 @@ def test_the_silence_of_an_old_death_is_unknown_if_the_detail_lacks_it() -> None
 
 def test_the_last_death_of_a_worker_is_completed_from_the_workers_state() -> None:
     worker = silent()
-    found = reconstructed("its stream broke", evolve(worker, death_of(worker), 9))
+    found = reconstructed("its stream broke", evolve(worker, death_of(worker), 9, 0))
     assert (found.silence_ms, found.granted_ms, found.host_name) == (30_000, 30_000, "db-3")
 
 

@@ -53,7 +53,7 @@ FORGOTTEN = WorkerForgotten()
 [RESURRECTED] = in_state(WorkerState.INACTIVE).beat()
 
 ALLOWED: dict[str, tuple[WorkerEvent, set[WorkerState | None]]] = {
-    "registered": (REGISTERED, {None}),
+    "registered": (REGISTERED, {None, WorkerState.CLEANED_UP}),
     "renewed": (RENEWED, {WorkerState.ACTIVE}),
     "replaced": (REPLACED, {WorkerState.ACTIVE}),
     "deactivated": (DEACTIVATED, {WorkerState.ACTIVE}),
@@ -69,10 +69,10 @@ def test_evolve_accepts_each_event_only_in_its_allowed_states(name: str, state: 
     event, allowed = ALLOWED[name]
     worker = in_state(state).worker
     if state in allowed:
-        evolve(worker, event, 9)
+        evolve(worker, event, 9, 0)
     else:
         with pytest.raises(ImpossibleEvent):
-            evolve(worker, event, 9)
+            evolve(worker, event, 9, 0)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_evolve_accepts_each_event_only_in_its_allowed_states(name: str, state: 
 )
 def test_events_that_change_a_worker_need_an_existing_worker(event: WorkerEvent) -> None:
     with pytest.raises(ImpossibleEvent):
-        evolve(None, event, 1)
+        evolve(None, event, 1, 0)
 
 
 def test_an_event_that_is_not_about_a_worker_is_refused() -> None:
     with pytest.raises(ImpossibleEvent, match="ShardTaken is not about a worker"):
-        evolve(registered().known, ShardTaken(epoch=1, owner=""), 2)  # type: ignore[arg-type]
+        evolve(registered().known, ShardTaken(epoch=1, owner=""), 2, 0)  # type: ignore[arg-type]
 
 
 def test_evolve_never_mutates_the_previous_state() -> None:

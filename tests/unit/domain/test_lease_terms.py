@@ -158,6 +158,7 @@ def test_settings_that_zero_disables_accept_zero() -> None:
         "cleanup_delay_ms",
         "tombstone_retention_ms",
         "event_retention_ms",
+        "binding_retention_ms",
         "activity_retention_ms",
         "max_workers",
         "max_worker_deaths",

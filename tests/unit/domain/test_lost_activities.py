@@ -36,7 +36,7 @@ from liveness.domain.events import (
 from liveness.domain.keys import ActivityKey
 from liveness.domain.policy import Policy
 from liveness.domain.reactions import ActivityDueTask, ActivityRescheduleTask, VerifyDispatchTask
-from tests.unit.domain.activity_scenario import ID, POLICY, SPEC, ActivityScenario, scheduled, task
+from tests.unit.domain.activity_scenario import ID, POLICY, SPEC, WALL_MS, ActivityScenario, scheduled, task
 
 OF: dict[str, Any] = {"run_id": "run", "activity_id": "charge"}
 
@@ -76,6 +76,7 @@ def test_a_rescheduled_activity_keeps_queue_and_token_and_raises_its_attempt() -
         token=b"token",
         releases=(ReleasedAttempt("worker-1", 1, 3),),
         since_ms=1_000,
+        since_wall_ms=WALL_MS + 1_000,
         failures=1,
         deaths=1,
     )
@@ -393,7 +394,7 @@ def test_the_timer_of_an_activity_follows_from_its_state() -> None:
 )
 def test_the_first_event_of_an_activity_is_a_schedule_or_a_loss(event: ActivityEvent) -> None:
     with pytest.raises(ImpossibleActivityEvent, match="about an activity that is not known"):
-        evolve(None, event, "workflow")
+        evolve(None, event, "workflow", 0)
 
 
 def test_a_second_schedule_event_is_impossible() -> None:
@@ -401,14 +402,14 @@ def test_a_second_schedule_event_is_impossible() -> None:
     [event] = scenario.log
     assert isinstance(event, ActivityScheduled)
     with pytest.raises(ImpossibleActivityEvent, match="ActivityScheduled about an activity that exists"):
-        evolve(scenario.known, event, "workflow")
+        evolve(scenario.known, event, "workflow", 0)
 
 
 def test_a_start_event_is_impossible_unless_the_activity_is_available() -> None:
     scenario = scheduled()
     scenario.start()
     with pytest.raises(ImpossibleActivityEvent, match="ActivityStarted about an activity that is STARTED"):
-        evolve(scenario.known, scenario.log[-1], "workflow")
+        evolve(scenario.known, scenario.log[-1], "workflow", 0)
 
 
 @pytest.mark.parametrize(
@@ -422,9 +423,9 @@ def test_a_start_event_is_impossible_unless_the_activity_is_available() -> None:
 )
 def test_an_end_event_is_impossible_unless_the_activity_is_started(event: ActivityEvent) -> None:
     with pytest.raises(ImpossibleActivityEvent, match="about an activity that is AVAILABLE"):
-        evolve(scheduled().known, event, "workflow")
+        evolve(scheduled().known, event, "workflow", 0)
 
 
 def test_an_event_that_is_not_about_an_activity_is_refused() -> None:
     with pytest.raises(ImpossibleActivityEvent, match="ShardTaken is not about an activity"):
-        evolve(scheduled().known, ShardTaken(epoch=1, owner=""), "workflow")  # type: ignore[arg-type]
+        evolve(scheduled().known, ShardTaken(epoch=1, owner=""), "workflow", 0)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from liveness.domain.worker import (
 KEY = WorkerKey("default", "worker-1")
 HELD = BoundActivity("flow", "run", "activity", 1, "queue", b"token")
 COUNTS = st.one_of(st.integers(0, 3), st.integers(0, 2**40), st.integers(2**63 - 3, 2**63 - 1))
+WALL_OFFSET_MS = 1_790_000_000_000
 
 workers = st.builds(
     Worker,
@@ -86,7 +87,7 @@ def test_a_plain_renewal_equals_the_result_of_decide_and_evolve(
         policy=Policy(),
         loop_lag_ms=worker.standing.loop_lag_ms,
     )
-    fast = renew_if_plain(worker, sequence, successes, errors, at_ms)
+    fast = renew_if_plain(worker, sequence, successes, errors, at_ms, WALL_OFFSET_MS)
     events = decide_and_evolve(worker, beat, at_ms)
     if fast is None:
         # The fast path declines: the heartbeat is no plain renewal, or a counter is at its maximum.
@@ -96,5 +97,5 @@ def test_a_plain_renewal_equals_the_result_of_decide_and_evolve(
         event, after = fast
         assert (event,) == events
         assert type(event) is LeaseRenewed
-        assert after == evolve(worker, event, 1)
+        assert after == evolve(worker, event, 1, at_ms + WALL_OFFSET_MS)
         assert type(after) is Worker

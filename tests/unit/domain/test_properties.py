@@ -35,6 +35,7 @@ LEGAL_EDGES = {
     (INACTIVE, ACTIVE),
     (INACTIVE, CLEANED_UP),
     (CLEANED_UP, None),
+    (CLEANED_UP, ACTIVE),  # a new incarnation
 }
 
 
@@ -56,7 +57,7 @@ def test_folding_the_events_gives_the_state_at_every_prefix_and_from_every_snaps
     for start, snapshot in enumerate(scenario.states):
         worker = snapshot
         for seq in range(start + 1, len(scenario.log) + 1):
-            worker = evolve(worker, scenario.log[seq - 1], seq)
+            worker = evolve(worker, scenario.log[seq - 1], seq, scenario.wall_times[seq - 1])
             assert worker == scenario.states[seq]
 
 
@@ -73,19 +74,32 @@ def test_a_worker_takes_only_legal_state_transitions(commands: list[Command]) ->
 
 @given(scenarios)
 def test_the_epoch_rises_exactly_with_each_activation(commands: list[Command]) -> None:
+    """Over all lives of the key, also after it was forgotten."""
     scenario = run_commands(commands)
+    highest = 0
     for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
-        if isinstance(event, WorkerRegistered):
+        if isinstance(event, Activation):
             assert after is not None
-            assert after.epoch == 1
-        elif isinstance(event, Activation):
-            assert before is not None
-            assert after is not None
-            assert after.epoch == before.epoch + 1
+            assert after.epoch == highest + 1
+            highest = after.epoch
         elif not isinstance(event, WorkerForgotten):
             assert before is not None
             assert after is not None
             assert after.epoch == before.epoch
+
+
+@given(scenarios)
+def test_a_new_incarnation_has_a_new_session_and_nothing_of_the_earlier_life(commands: list[Command]) -> None:
+    scenario = run_commands(commands)
+    for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
+        if isinstance(event, WorkerRegistered) and before is not None:
+            assert after is not None
+            assert event.session_id not in ("", before.session_id, *before.superseded)
+            assert {*before.superseded, before.session_id} - {""} == set(after.superseded)
+            assert set(after.bindings.values()) == set(event.bindings)
+            assert not after.lost
+            assert not after.standing.paused
+            assert after.number != before.number
 
 
 @given(scenarios)
@@ -315,7 +329,9 @@ def test_the_last_of_several_plain_renewals_gives_the_same_state_as_all(commands
     scenario = run_commands(commands)
     run: list[LeaseRenewed] = []
     start: Worker | None = None
-    for before, event, after in zip(scenario.states, scenario.log, scenario.states[1:], strict=False):
+    for before, event, after, wall_ms in zip(
+        scenario.states, scenario.log, scenario.states[1:], scenario.wall_times, strict=False
+    ):
         if not isinstance(event, LeaseRenewed):
             run = []
             continue
@@ -324,6 +340,6 @@ def test_the_last_of_several_plain_renewals_gives_the_same_state_as_all(commands
         run.append(event)
         assert start is not None
         assert after is not None
-        alone = evolve(start, event, 1)
+        alone = evolve(start, event, 1, wall_ms)
         assert alone is not None
         assert alone._replace(resync=after.resync) == after

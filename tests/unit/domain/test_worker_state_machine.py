@@ -9,6 +9,7 @@ from liveness.domain.errors import (
     SessionNotCurrent,
     SessionSuperseded,
     StaleHeartbeat,
+    WorkerActive,
     WorkerCleanedUp,
     WorkerNotActive,
     WorkerQuotaExceeded,
@@ -17,17 +18,21 @@ from liveness.domain.events import (
     LeaseRenewed,
     SessionReplaced,
     WorkerDeactivated,
+    WorkerEvent,
     WorkerForgotten,
     WorkerRegistered,
     WorkerResurrected,
 )
 from liveness.domain.events import WorkerCleanedUp as WorkerCleanedUpEvent
+from liveness.domain.fold import evolve
 from liveness.domain.policy import Policy
 from liveness.domain.worker import (
     NO_PROFILE,
+    NO_STANDING,
     SUPERSEDED_SESSIONS_MAX,
     InactiveReason,
     Profile,
+    Worker,
     WorkerState,
     WorkerStatus,
 )
@@ -65,14 +70,17 @@ def test_a_workers_number_is_the_sequence_of_its_registration() -> None:
 
 @pytest.mark.parametrize("occupancy", [0, 4])
 def test_a_namespace_below_its_quota_admits_a_worker(occupancy: int) -> None:
-    check_worker_quota("orders", Policy(max_workers=5), occupancy)
+    check_worker_quota("orders", Policy(max_workers=5), occupancy, inactive=0)
 
 
 @pytest.mark.parametrize("occupancy", [5, 6])
 def test_a_namespace_at_its_quota_refuses_a_worker(occupancy: int) -> None:
     with pytest.raises(WorkerQuotaExceeded) as refused:
-        check_worker_quota("orders", Policy(max_workers=5), occupancy)
-    assert str(refused.value) == "Namespace orders has its 5 workers; remove some or raise max_workers."
+        check_worker_quota("orders", Policy(max_workers=5), occupancy, inactive=3)
+    assert str(refused.value) == (
+        "Namespace orders has its 5 workers, 3 of them INACTIVE, which count until their cleanup_delay is over or "
+        "`liveness workers forget` removes them; otherwise raise max_workers."
+    )
 
 
 # -- ACTIVE
@@ -150,6 +158,37 @@ def test_a_worker_remembers_a_bounded_number_of_replaced_sessions() -> None:
     assert len(scenario.known.superseded) == SUPERSEDED_SESSIONS_MAX
     assert scenario.known.superseded[0] == "session-1"
     assert scenario.known.superseded[-1] == f"session-{SUPERSEDED_SESSIONS_MAX}"
+
+
+@pytest.mark.parametrize("state", list(WorkerState))
+def test_a_session_that_holds_an_earlier_lease_is_refused_although_nobody_remembers_it(
+    state: WorkerState,
+) -> None:
+    """Its worker was forgotten, and the key has a new life."""
+    scenario = registered(session_id="first")
+    scenario.go_silent().forget_now()
+    scenario.beat(session_id="second", sequence=1)
+    assert (scenario.known.epoch, scenario.known.superseded) == (2, ())
+    if state is not ACTIVE:
+        scenario.go_silent()
+    if state is CLEANED_UP:
+        scenario.be_cleaned_up()
+    before = scenario.known
+    with pytest.raises(SessionSuperseded):
+        scenario.beat(session_id="first", sequence=9, lease_epoch=1, new_incarnation=True)
+    assert scenario.known == before
+    scenario.beat(session_id="third", sequence=1, new_incarnation=True)
+    assert scenario.known.epoch == 3, "a session without a lease is new"
+
+
+def test_the_lease_epoch_of_the_current_session_decides_nothing() -> None:
+    """The answer that told it the present one may have been lost."""
+    scenario = registered().go_silent()
+    scenario.beat(lease_epoch=1)
+    assert scenario.known.epoch == 2
+    scenario.beat(lease_epoch=1)
+    scenario.beat(lease_epoch=99)
+    assert scenario.known.epoch == 2
 
 
 def test_a_client_without_a_session_is_served_without_session_protection() -> None:
@@ -286,7 +325,7 @@ def test_cleanup_leaves_a_tombstone() -> None:
     scenario.go_silent()
     [event] = scenario.wait(3_600_000).clean_up()
     assert event == WorkerCleanedUpEvent(
-        at_ms=scenario.now_ms, tombstone_retention_ms=POLICY.tombstone_retention_ms
+        at_ms=scenario.now_ms, tombstone_retention_ms=POLICY.tombstone_retention_ms, keeps_sessions=True
     )
     tombstone = scenario.known
     assert tombstone.state is CLEANED_UP
@@ -296,15 +335,111 @@ def test_cleanup_leaves_a_tombstone() -> None:
 
 
 @pytest.mark.parametrize("session_id", ["a", "b", "zombie", ""])
-def test_every_heartbeat_of_a_cleaned_up_worker_is_refused(session_id: str) -> None:
+def test_every_plain_heartbeat_of_a_cleaned_up_worker_is_refused(session_id: str) -> None:
     scenario = registered(session_id="zombie")
     scenario.beat(session_id="a", sequence=1)
     scenario.go_silent().be_cleaned_up()
     before = scenario.known
     with pytest.raises(WorkerCleanedUp) as refused:
         scenario.beat(session_id=session_id, sequence=99)
-    assert str(refused.value) == "Worker worker-1 was cleaned up; register under a new instance key."
+    assert str(refused.value) == (
+        "Worker worker-1 was cleaned up; a new session of its key must say new_incarnation in its first heartbeat."
+    )
     assert scenario.known == before
+
+
+def cleaned_up_after_a_session_change() -> WorkerScenario:
+    scenario = registered(session_id="zombie", bound=(activity("x"),), successes=4, last_error="broken")
+    scenario.beat(session_id="last", sequence=1)
+    scenario.pause()
+    return scenario.go_silent().be_cleaned_up()
+
+
+def test_a_new_incarnation_begins_with_a_clean_slate_at_the_next_epoch() -> None:
+    scenario = cleaned_up_after_a_session_change()
+    tombstone, tasks = scenario.known, len(scenario.tasks)
+    [event] = scenario.beat(session_id="new", sequence=1, bound=(activity("y"),), new_incarnation=True)
+    assert isinstance(event, WorkerRegistered)
+    worker = scenario.known
+    assert (worker.state, worker.epoch, worker.session_id) == (ACTIVE, tombstone.epoch + 1, "new")
+    assert worker.number == len(scenario.log), "renewals of the earlier life cannot be mistaken for its own"
+    assert (scenario.held, scenario.lost, len(scenario.tasks)) == ({("y", 1)}, set(), tasks)
+    assert (worker.successes, worker.last_error, worker.inactive_reason) == (0, "", None)
+    assert worker.standing is NO_STANDING
+    assert worker.superseded == ("zombie", "last")
+
+
+def test_a_repeated_first_heartbeat_begins_no_second_incarnation() -> None:
+    scenario = cleaned_up_after_a_session_change()
+    scenario.beat(session_id="new", sequence=1, new_incarnation=True)
+    before = scenario.known
+    assert scenario.beat(session_id="new", sequence=1, new_incarnation=True) == ()
+    assert scenario.known == before
+
+
+@pytest.mark.parametrize("session_id", ["last", ""])
+def test_no_new_incarnation_begins_without_a_new_session(session_id: str) -> None:
+    scenario = cleaned_up_after_a_session_change()
+    before = scenario.known
+    with pytest.raises(WorkerCleanedUp):
+        scenario.beat(session_id=session_id, sequence=99, new_incarnation=True)
+    assert scenario.known == before
+
+
+def test_a_replaced_session_begins_no_new_incarnation() -> None:
+    scenario = cleaned_up_after_a_session_change()
+    before = scenario.known
+    with pytest.raises(SessionSuperseded):
+        scenario.beat(session_id="zombie", sequence=99, new_incarnation=True)
+    assert scenario.known == before
+
+
+def test_sessions_of_earlier_incarnations_stay_refused() -> None:
+    scenario = cleaned_up_after_a_session_change()
+    scenario.beat(session_id="new", sequence=1, new_incarnation=True)
+    for state in (ACTIVE, INACTIVE, CLEANED_UP):
+        assert scenario.known.state is state
+        for session_id in ("zombie", "last"):
+            with pytest.raises(SessionSuperseded):
+                scenario.beat(session_id=session_id, sequence=99, new_incarnation=True)
+        if state is not CLEANED_UP:
+            scenario.go_silent() if state is ACTIVE else scenario.be_cleaned_up()
+    scenario.beat(session_id="newest", sequence=1, new_incarnation=True)
+    assert (scenario.known.epoch, scenario.known.superseded) == (4, ("zombie", "last", "new"))
+
+
+def test_a_tombstone_of_an_early_version_remembers_no_replaced_sessions() -> None:
+    scenario = registered(session_id="zombie")
+    scenario.beat(session_id="last", sequence=1)
+    scenario.go_silent()
+    tombstone = evolve(scenario.known, WorkerCleanedUpEvent(at_ms=0, tombstone_retention_ms=0), 9, wall_ms=0)
+    assert tombstone is not None
+    assert tombstone.superseded == ()
+
+
+@pytest.mark.parametrize("state", [ACTIVE, INACTIVE])
+@pytest.mark.parametrize(("session_id", "sequence"), [("a", 2), ("a", 1), ("b", 1), ("", 0)])
+def test_new_incarnation_changes_nothing_unless_the_worker_was_cleaned_up(
+    state: WorkerState, session_id: str, sequence: int
+) -> None:
+    def after(*, new_incarnation: bool) -> tuple[tuple[WorkerEvent, ...], Worker | None]:
+        scenario = registered(bound=(activity("x"),))
+        if state is INACTIVE:
+            scenario.go_silent()
+        events = scenario.beat(
+            session_id=session_id,
+            sequence=sequence,
+            bound=(activity("y"),),
+            new_incarnation=new_incarnation,
+        )
+        return events, scenario.worker
+
+    assert after(new_incarnation=True) == after(new_incarnation=False)
+
+
+def test_new_incarnation_registers_a_key_that_is_not_known_as_usual() -> None:
+    scenario = registered(new_incarnation=True)
+    assert (scenario.known.epoch, scenario.known.number) == (1, 1)
 
 
 def test_no_other_command_changes_a_tombstone() -> None:
@@ -320,7 +455,7 @@ def test_no_other_command_changes_a_tombstone() -> None:
 def test_a_tombstone_is_forgotten_when_its_retention_ends() -> None:
     scenario = registered().go_silent().be_cleaned_up()
     assert scenario.wait(POLICY.tombstone_retention_ms - 1).forget() == ()
-    assert scenario.wait(1).forget() == (WorkerForgotten(),)
+    assert scenario.wait(1).forget() == (WorkerForgotten(epoch_floor=2),)
     assert scenario.worker is None
 
 
@@ -337,12 +472,44 @@ def test_only_tombstones_are_forgotten() -> None:
     assert scenario.wait(2**60).forget() == ()
 
 
-def test_a_forgotten_key_registers_at_epoch_one() -> None:
-    scenario = registered().go_silent().be_cleaned_up().wait(POLICY.tombstone_retention_ms)
-    scenario.forget()
-    [event] = scenario.beat(session_id="a", sequence=1)
+def test_a_forgotten_key_registers_above_all_its_earlier_epochs() -> None:
+    scenario = registered()
+    scenario.beat(session_id="b", sequence=1)
+    scenario.go_silent().be_cleaned_up().wait(POLICY.tombstone_retention_ms).forget()
+    [event] = scenario.beat(session_id="c", sequence=1)
     assert isinstance(event, WorkerRegistered)
-    assert (scenario.known.epoch, scenario.known.number) == (1, len(scenario.log))
+    assert (scenario.known.epoch, scenario.known.number) == (3, len(scenario.log))
+
+
+def test_an_operator_frees_the_key_of_an_inactive_worker_by_way_of_its_cleanup() -> None:
+    scenario = registered(bound=(activity("x"),)).go_silent()
+    tasks = list(scenario.tasks)
+    assert scenario.forget_now("host is gone") == (
+        WorkerCleanedUpEvent(
+            at_ms=scenario.now_ms,
+            tombstone_retention_ms=POLICY.tombstone_retention_ms,
+            keeps_sessions=True,
+        ),
+        WorkerForgotten(epoch_floor=2, reason="host is gone"),
+    )
+    assert (scenario.worker, scenario.tasks) == (None, tasks)
+
+
+def test_an_operator_frees_the_key_of_a_tombstone_before_its_retention_ends() -> None:
+    scenario = registered().go_silent().be_cleaned_up(Policy(tombstone_retention_ms=0))
+    assert scenario.forget_now() == (WorkerForgotten(epoch_floor=2),)
+    assert scenario.worker is None
+
+
+def test_an_active_worker_is_not_forgotten() -> None:
+    scenario = registered()
+    with pytest.raises(WorkerActive) as refused:
+        scenario.forget_now()
+    assert str(refused.value) == (
+        "Worker worker-1 is ACTIVE and is not forgotten; end its lease first, with `liveness workers drain` or "
+        "`liveness workers expire`."
+    )
+    assert scenario.known.state is ACTIVE
 
 
 # -- shutdown and forced deactivation

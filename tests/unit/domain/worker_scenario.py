@@ -6,7 +6,7 @@ from typing import Any
 
 from liveness.domain import decider, worker_control
 from liveness.domain.commands import Deactivate, Heartbeat
-from liveness.domain.events import WorkerEvent
+from liveness.domain.events import WorkerEvent, WorkerForgotten
 from liveness.domain.fold import evolve
 from liveness.domain.keys import WorkerKey
 from liveness.domain.policy import Policy
@@ -15,6 +15,7 @@ from liveness.domain.worker import NO_PROFILE, BoundActivity, InactiveReason, Wo
 
 KEY = WorkerKey("orders", "worker-1")
 POLICY = Policy()
+WALL_MS = 1_790_000_000_000
 
 
 def activity(name: str, attempt: int = 1, task_queue: str = "queue", token: bytes = b"") -> BoundActivity:
@@ -48,6 +49,10 @@ class WorkerScenario:
         """Every event so far; an event's sequence is its index plus one."""
         self.states: list[Worker | None] = [None]
         """The worker before the first event and after each."""
+        self.wall_times: list[int] = []
+        """The wall time of each event. The clock is set back now and then."""
+        self.epoch_floor = 1
+        """The floor of the shard: as high as the forgotten workers raised it."""
         self.tasks: list[ActivityRescheduleTask] = []
 
     @property
@@ -82,7 +87,9 @@ class WorkerScenario:
         if sequence is None:
             sequence = self.worker.sequence + 1 if self.worker else 1
         return self._apply(
-            decider.heartbeat(KEY, self.worker, heartbeat(sequence=sequence, **fields), self.now_ms)
+            decider.heartbeat(
+                KEY, self.worker, heartbeat(sequence=sequence, **fields), self.now_ms, self.epoch_floor
+            )
         )
 
     def shut_down(self, session_id: str = "", **fields: Any) -> tuple[WorkerEvent, ...]:
@@ -133,6 +140,9 @@ class WorkerScenario:
     def forget(self) -> tuple[WorkerEvent, ...]:
         return self._apply(decider.forget(self.known, self.now_ms))
 
+    def forget_now(self, reason: str = "", policy: Policy = POLICY) -> tuple[WorkerEvent, ...]:
+        return self._apply(decider.forget_now(KEY, self.known, policy, reason, self.now_ms))
+
     def go_silent(self) -> WorkerScenario:
         """Let the lease expire."""
         self.now_ms = self.known.deadline_ms
@@ -149,8 +159,11 @@ class WorkerScenario:
             if (batch := react(KEY, self.worker, event)) is not None:
                 self.tasks += batch.tasks()
             self.log.append(event)
-            self.worker = evolve(self.worker, event, len(self.log))
+            self.wall_times.append(WALL_MS + self.now_ms - len(self.log) % 3 * 1_000)
+            self.worker = evolve(self.worker, event, len(self.log), self.wall_times[-1])
             self.states.append(self.worker)
+            if isinstance(event, WorkerForgotten):
+                self.epoch_floor = max(self.epoch_floor, event.epoch_floor)
         return events
 
 

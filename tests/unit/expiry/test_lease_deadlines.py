@@ -67,10 +67,13 @@ TAKEN_OVER = Lease(takeovers=(5_000,), grace_until_ms=15_000)
 TAKEN_OVER_LONG_AGO = Lease(takeovers=(5_000,), grace_until_ms=9_000)
 LAST_GRACE = Lease(takeovers=(0, 2_000, 3_000, 4_000), grace_until_ms=14_000)
 NO_GRACE_LEFT = Lease(takeovers=(1_001, 2_000, 3_000, 4_000), grace_until_ms=14_000)
+GRANTED_HERE = Lease(takeovers=(999,), grace_until_ms=15_000)
+RENEWED_AT_TAKE_OVER = Lease(takeovers=(1_000,), grace_until_ms=15_000)
 BROKEN = Lease(broken_ms=3_000, disconnect_grace_ms=2_000)
 BROKEN_LATE = Lease(broken_ms=10_000, disconnect_grace_ms=2_000)
 BROKEN_WITHOUT_GRACE = Lease(broken_ms=3_000)
 BROKEN_AND_TAKEN_OVER = BROKEN._replace(takeovers=(2_000,), grace_until_ms=8_000)
+BROKEN_AND_GRANTED_HERE = BROKEN._replace(takeovers=(999,), grace_until_ms=8_000)
 BROKEN_AND_NO_GRACE_LEFT = NO_GRACE_LEFT._replace(broken_ms=4_500, disconnect_grace_ms=2_000)
 ATTACHED = Lease(disconnect_grace_ms=2_000)
 DRAINING = Lease(drain_ms=6_000)
@@ -86,11 +89,18 @@ TABLE: dict[str, tuple[Lease, int, InactiveReason, int | None]] = {
     "a grace that ends before the lease changes nothing": (TAKEN_OVER_LONG_AGO, 11_000, SILENCE, 11_000),
     "the third take-over in silence still gives a grace": (LAST_GRACE, 14_000, SILENCE, 11_000),
     "the fourth take-over in silence gives none": (NO_GRACE_LEFT, 11_000, SILENCE, 11_000),
+    "a take-over does not delay a lease that this owner granted": (GRANTED_HERE, 11_000, SILENCE, 11_000),
+    "a lease of the millisecond of the take-over is inherited": (
+        RENEWED_AT_TAKE_OVER, 15_000, SILENCE, 11_000,
+    ),
     "a broken stream": (BROKEN, 5_000, DISCONNECT, 5_000),
     "silence before the disconnect grace is over": (BROKEN_LATE, 11_000, SILENCE, 11_000),
     "a broken stream without a grace means nothing": (BROKEN_WITHOUT_GRACE, 11_000, SILENCE, 11_000),
     "a grace without a broken stream means nothing": (ATTACHED, 11_000, SILENCE, 11_000),
     "a take-over delays a disconnect": (BROKEN_AND_TAKEN_OVER, 8_000, DISCONNECT, 5_000),
+    "a take-over does not delay a disconnect if this owner granted the lease": (
+        BROKEN_AND_GRANTED_HERE, 5_000, DISCONNECT, 5_000,
+    ),
     "a take-over delays a disconnect, not an expired lease": (
         BROKEN_AND_NO_GRACE_LEFT, 11_000, SILENCE, 6_500,
     ),
@@ -127,6 +137,21 @@ def test_when_several_terms_are_over_the_strongest_is_the_reason_and_the_first_i
     lease: Lease, now_ms: int, end: LeaseEnd
 ) -> None:
     assert lease.ended_by(now_ms) == end
+
+
+@pytest.mark.parametrize(
+    ("lease", "check_ms"),
+    [
+        (PLAIN, 11_000),
+        (TAKEN_OVER, 13_000),
+        (GRANTED_HERE, 11_000),
+        (BROKEN_AND_TAKEN_OVER, 8_000),
+        (DRAINING, 6_000),
+    ],
+)
+def test_the_timer_fires_before_a_renewal_could_end_the_lease_earlier(lease: Lease, check_ms: int) -> None:
+    now_ms = 3_000
+    assert lease.deadlines().next_check_ms(KEY, lease.worker, now_ms) == check_ms
 
 
 @pytest.mark.parametrize("state", [WorkerState.INACTIVE, WorkerState.CLEANED_UP])

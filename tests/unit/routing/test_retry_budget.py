@@ -9,11 +9,11 @@ from liveness.routing.retry_budget import RetryBudget
 from liveness.routing.routing_table import Member, RoutingTable
 
 
-async def timeouts_of_tries(remaining_s: float) -> list[float]:
+async def timeouts_of_tries(remaining_s: float, *, is_batch: bool = False) -> list[float]:
     """Return the time-out of each try, if every try is refused at once."""
     clock, routes = ManualClock(), RoutingTable(1)
     routes.replace([Member("a", "127.0.0.1:1")], {0: ("a", 1)})
-    retry_budget = RetryBudget(clock, remaining_s)
+    retry_budget = RetryBudget(clock, remaining_s, is_batch=is_batch)
     timeouts_s = []
     while True:
         timeouts_s.append(retry_budget.part_timeout_s())
@@ -34,3 +34,13 @@ async def test_no_try_starts_without_enough_time_for_an_answer() -> None:
 
 async def test_every_try_ends_before_the_deadline() -> None:
     assert max(await timeouts_of_tries(1.0)) <= 0.9
+
+
+async def test_a_batch_is_answered_while_a_third_of_its_time_is_left() -> None:
+    """A lease of 2 s allows its heartbeat 0.67 s. Workers whose shards are served must not miss their answers because
+    those of others are not."""
+    timeouts_s = await timeouts_of_tries(0.66, is_batch=True)
+    assert len(timeouts_s) > 1
+    assert max(timeouts_s) <= 0.44
+    assert min(timeouts_s) >= 0.22
+    assert max(await timeouts_of_tries(60.0, is_batch=True)) == 58.5

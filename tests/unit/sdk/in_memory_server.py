@@ -95,7 +95,7 @@ class InMemoryServer:
     def _apply(self, events: tuple[WorkerEvent, ...]) -> None:
         for event in events:
             self._log += 1
-            self.worker = evolve(self.worker, event, self._log)
+            self.worker = evolve(self.worker, event, self._log, self.now_ms)
 
 
 def _key(activity: BoundActivity) -> AttemptKey:

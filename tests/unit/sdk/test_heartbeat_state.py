@@ -13,11 +13,13 @@ from liveness.sdk.heartbeat_state import (
     BINDING_CHANGES_MAX,
     CALL_TIMEOUT_MS_MAX,
     COALESCE_MS,
+    FULL_BINDINGS_MAX,
     HeartbeatOutcome,
     HeartbeatState,
 )
 from liveness.sdk.rpc_failures import RpcFailure
 from liveness.sdk.values import ActivityRef, ms_to_duration, ref_to_proto
+from liveness.server import wire
 from liveness.v1.worker_pb2 import (
     WORKER_STATE_ACTIVE,
     WORKER_STATE_INACTIVE,
@@ -200,6 +202,42 @@ def test_many_binding_changes_are_split_over_heartbeats(conversation: HeartbeatC
     assert conversation.heartbeat_state.due_ms == conversation.now_ms, "callers wait for the rest"
     second, heartbeat_outcome = conversation.beat()
     assert len(second.bound_activities) == len(heartbeat_outcome.held) == 50
+
+
+def hold_all(conversation: HeartbeatConversation, refs: list[ActivityRef]) -> None:
+    for first in range(0, len(refs), BINDING_CHANGES_MAX):
+        conversation.hold(*refs[first : first + BINDING_CHANGES_MAX])
+
+
+def test_many_ends_of_bindings_are_split_over_heartbeats(conversation: HeartbeatConversation) -> None:
+    refs = [ActivityRef(f"a{number}") for number in range(BINDING_CHANGES_MAX + 50)]
+    hold_all(conversation, refs)
+    for ref in refs:
+        conversation.heartbeat_state.unbind(ref, conversation.now_ms)
+    assert [len(conversation.beat()[0].unbound_activities) for _ in range(3)] == [BINDING_CHANGES_MAX, 50, 0]
+
+
+def test_a_set_too_large_for_a_heartbeat_is_sent_once_it_is_small_enough(
+    conversation: HeartbeatConversation,
+) -> None:
+    """A server of an older version allowed more. The worker does not beat without a pause meanwhile."""
+    refs = [ActivityRef(f"a{number}") for number in range(FULL_BINDINGS_MAX + 1)]
+    hold_all(conversation, refs)
+    sent, _ = conversation.beat(answer(resync=True))
+    sent, _ = conversation.beat(answer(resync=True))
+    assert not sent.full_bindings
+    due_ms = conversation.heartbeat_state.due_ms
+    assert due_ms is not None
+    assert due_ms > conversation.now_ms
+    conversation.heartbeat_state.unbind(refs[0], conversation.now_ms)
+    conversation.beat(answer(resync=True))
+    assert conversation.heartbeat_state.due_ms == conversation.now_ms
+    sent, _ = conversation.beat()
+    assert (sent.full_bindings, len(sent.bound_activities)) == (True, FULL_BINDINGS_MAX)
+
+
+def test_the_limits_of_a_heartbeat_are_those_of_the_server() -> None:
+    assert (BINDING_CHANGES_MAX, FULL_BINDINGS_MAX) == (wire.BINDING_CHANGES_MAX, wire.FULL_BINDINGS_MAX)
 
 
 def test_changes_during_a_heartbeat_go_into_the_next_one(
@@ -510,6 +548,21 @@ def test_a_restart_under_a_new_key_keeps_pending_binds(conversation: HeartbeatCo
     message, heartbeat_outcome = conversation.beat()
     assert (message.worker_instance_key, message.sequence) == ("worker-2", 1)
     assert heartbeat_outcome.held == (A,)
+
+
+def test_a_session_says_that_it_is_new_until_it_is_answered() -> None:
+    profile = WorkerHeartbeat(worker_instance_key="worker-1", session_id="s", new_incarnation=True)
+    conversation = HeartbeatConversation()
+    conversation.heartbeat_state = HeartbeatState(profile, 0)
+    assert conversation.send().new_incarnation
+    conversation.heartbeat_state.handle_no_reply(conversation.now_ms, 0.5)
+    assert conversation.send().new_incarnation, "it may not have arrived"
+    conversation.heartbeat_state.handle_failure(refusal("RATE_LIMITED"), conversation.now_ms, 0.5)
+    first = conversation.beat(answer(7))[0]
+    assert (first.new_incarnation, first.lease_epoch) == (True, 0)
+    second = conversation.beat(answer(7))[0]
+    assert (second.new_incarnation, second.lease_epoch) == (False, 7)
+    assert not conversation.beat()[0].new_incarnation
 
 
 def test_losing_all_attempts_keeps_pending_binds(conversation: HeartbeatConversation) -> None:

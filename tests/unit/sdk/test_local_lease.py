@@ -135,6 +135,29 @@ def test_a_stream_closed_by_the_server_does_not_start_the_grace() -> None:
     assert local_lease.deadline_ms(known) == LEASE_MS - 200
 
 
+def test_the_end_of_the_server_that_counts_the_grace_leaves_the_lease() -> None:
+    known = attached_at(0)
+    assert local_lease.deadline_ms(known) == 2_940
+    known = local_lease.server_ended(known, 2_939)
+    assert local_lease.deadline_ms(known) == 9_800
+
+
+def test_the_end_of_the_server_after_the_grace_comes_too_late() -> None:
+    """The server may have ended the lease before."""
+    known = attached_at(0)
+    assert local_lease.server_ended(known, 2_940) == known
+
+
+def test_the_end_of_the_server_says_nothing_about_a_stream_that_it_may_have_confirmed() -> None:
+    known = local_lease.attach_requested(attached_at(0), GRACE_MS, 1_000)
+    assert local_lease.server_ended(known, 1_500) == known
+
+
+def attached_at(at_ms: int) -> LocalLease:
+    known = local_lease.renewed(LocalLease(), at_ms, LEASE_MS)
+    return local_lease.attached(local_lease.attach_requested(known, GRACE_MS, at_ms), GRACE_MS, at_ms)
+
+
 def test_a_stream_cannot_break_before_it_is_opened() -> None:
     """For example after the server was unreachable for longer than the grace, and first answers an old
     heartbeat."""

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from liveness.sdk import ActivityRef, ActivityState, FencingToken, InvalidArgument, RetryPolicy
 from liveness.sdk.values import (
     duration_to_ms,
-    encode_payload,
     ms_to_duration,
     ref_from_proto,
     ref_to_proto,
@@ -80,32 +79,6 @@ def test_a_plain_id_becomes_a_reference_named_after_the_activity_type() -> None:
     assert to_activity_ref("photo-17") == ActivityRef("photo-17", "-", "-")
     ref = ActivityRef("order", "run", "charge", 3)
     assert to_activity_ref(ref, "resize") is ref
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, b""),
-        (b"\xff\x00", b"\xff\x00"),
-        (bytearray(b"ab"), b"ab"),
-        ("grün", "grün".encode()),
-        ({"width": 200}, b'{"width": 200}'),
-        ([1, None], b"[1, null]"),
-        (7, b"7"),
-        (False, b"false"),
-    ],
-)
-def test_payloads_are_encoded_from_none_bytes_text_and_json_values(value: object, expected: bytes) -> None:
-    assert encode_payload(value) == expected
-
-
-def test_a_value_that_json_cannot_represent_is_refused_with_its_type() -> None:
-    with pytest.raises(InvalidArgument, match="Event"):
-        encode_payload(Event())
-
-
-class Event:
-    pass
 
 
 def test_every_proto_activity_state_has_an_sdk_state() -> None:

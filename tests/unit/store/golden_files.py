@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from liveness.domain.activity import Activity
+from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import BoundActivity, Worker
 from liveness.store.codec import LogEntry, LogRow, RenewalState
-from tests.unit.store import golden_v1, golden_v2, golden_v3, golden_v4
+from tests.unit.store import golden_v1, golden_v2, golden_v3, golden_v4, golden_v5, golden_v6, golden_v7
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARD = 5
@@ -30,6 +31,7 @@ class Version(NamedTuple):
     renewal_states: list[RenewalState]
     settings: dict[str, float]
     take_overs: tuple[int, ...]
+    deaths: list[Death]
 
     def rows(self) -> list[LogRow]:
         lines = (GOLDEN / f"{self.name}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -52,6 +54,15 @@ VERSIONS = [
         known.PULSES,
         known.SETTINGS,
         known.TAKE_OVERS,
+        getattr(known, "DEATHS", []),
     )
-    for name, known in (("v1", golden_v1), ("v2", golden_v2), ("v3", golden_v3), ("v4", golden_v4))
+    for name, known in (
+        ("v1", golden_v1),
+        ("v2", golden_v2),
+        ("v3", golden_v3),
+        ("v4", golden_v4),
+        ("v5", golden_v5),
+        ("v6", golden_v6),
+        ("v7", golden_v7),
+    )
 ]

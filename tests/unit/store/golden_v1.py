@@ -87,6 +87,11 @@ def activation(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def without_wall_times(workers: dict[str, Worker | None]) -> dict[str, Worker | None]:
+    """Workers as the rows of versions 1 to 4 hold them: these do not store when the last heartbeat came."""
+    return {name: worker and worker._replace(wall_offset_ms=None) for name, worker in workers.items()}
+
+
 MEANING: list[LogEntry] = [
     about(None, 0, ShardTaken(epoch=1, owner="node-1 (process 1)"), seq=1),
     about(None, 10, ConfigChanged(set={"cleanup_delay_ms": 60_000.0, "worker_heartbeat_rate": 0.5}, unset=("max_workers",)), seq=2, namespace="orders"),
@@ -147,6 +152,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
         resync=True,
         inactive_reason=None,
         inactive_detail="",
+        wall_offset_ms=WALL_MS,
     ),
     "worker-2": Worker(
         number=4,
@@ -168,6 +174,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
         resync=False,
         inactive_reason=InactiveReason.SHUTDOWN,
         inactive_detail="",
+        wall_offset_ms=WALL_MS,
     ),
     "worker-3": None,
 }
@@ -178,12 +185,15 @@ MOVED_MAIL = Activity(
     task_queue="mails",
     token=b"\x00\xff",
     releases=(ReleasedAttempt("worker-1", 1, 2),),
+    since_wall_ms=WALL_MS + 9_200,
 )
 FINAL_ACTIVITIES = {MOVED_MAIL.id: MOVED_MAIL}
 
 SETTINGS = {"cleanup_delay_ms": 60_000.0, "worker_heartbeat_rate": 0.5}
 TAKE_OVERS = (0, 12_345)
 PULSES = [RenewalState(3, 10, 14_000, 8, 3, True), RenewalState(4, 0, 2_000, 0, 0, False)]
-STORED_WORKERS = {"worker": FINAL_WORKERS["worker-1"], "tombstone": FINAL_WORKERS["worker-2"]}
-STORED_ACTIVITIES = {"activity": MOVED_MAIL}
+STORED_WORKERS = without_wall_times(
+    {"worker": FINAL_WORKERS["worker-1"], "tombstone": FINAL_WORKERS["worker-2"]}
+)
+STORED_ACTIVITIES = {"activity": MOVED_MAIL._replace(since_wall_ms=None)}
 STORED_BINDING = CHARGE

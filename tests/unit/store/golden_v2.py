@@ -56,7 +56,7 @@ from liveness.domain.worker import (
     WorkerStatus,
 )
 from liveness.store.codec import LogEntry, RenewalBatch, RenewalState
-from tests.unit.store.golden_v1 import CHARGE, MAIL, PROFILE, SHIP, WALL_MS, activation
+from tests.unit.store.golden_v1 import CHARGE, MAIL, PROFILE, SHIP, WALL_MS, activation, without_wall_times
 
 RETRY = Retry(initial_ms=500, coefficient=1.5, max_ms=60_000, max_attempts=5, max_deaths=0)
 
@@ -225,6 +225,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
             loop_lag_ms=1_500,
             handed={id_of("hold"): True, id_of("new"): False},
         ),
+        wall_offset_ms=WALL_MS,
     ),
     "worker-2": Worker(
         number=4,
@@ -247,6 +248,7 @@ FINAL_WORKERS: dict[str, Worker | None] = {
         inactive_reason=None,
         inactive_detail="",
         standing=Standing(loop_lag_ms=9),
+        wall_offset_ms=WALL_MS,
     ),
     "worker-3": None,
 }
@@ -342,11 +344,14 @@ HOLD = final(
     since_ms=6_600,
     due_ms=16_600,
 )
-FINAL_ACTIVITIES = {activity.id: activity for activity in (RESIZE, CROP, POISON, MOVED, DROPPED, HOLD)}
+FINAL_ACTIVITIES = {
+    activity.id: activity._replace(since_wall_ms=WALL_MS + activity.since_ms)
+    for activity in (RESIZE, CROP, POISON, MOVED, DROPPED, HOLD)
+}
 
 SETTINGS = {"paused": 1.0, "worker_heartbeat_rate": 0.5}
 TAKE_OVERS = (0, 12_345)
 PULSES = [RenewalState(3, 1, 7_000, 7, 2, False), RenewalState(4, 9, 8_000, 0, 0, True)]
-STORED_WORKERS = {"worker": FINAL_WORKERS["worker-1"], "tombstone": TOMBSTONE}
+STORED_WORKERS = without_wall_times({"worker": FINAL_WORKERS["worker-1"], "tombstone": TOMBSTONE})
 STORED_ACTIVITIES = {"completed": RESIZE, "held": HOLD, "quarantined": POISON}
 STORED_BINDING = CHARGE

@@ -3,8 +3,9 @@
 import dataclasses
 import json
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
+import msgspec
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
@@ -147,14 +148,34 @@ renewal_states = st.builds(
     strategies.numbers,
     strategies.numbers,
     st.booleans(),
+    st.sampled_from([None, 0, 1_790_000_000_000, 1_790_000_000_001]),
 )
 
 
 @given(st.lists(renewal_states, max_size=10))
 def test_renewal_states_of_a_checkpoint_round_trip(given_states: list[RenewalState]) -> None:
-    decoded = codec.decode_renewal_states(codec.encode_renewal_states(given_states))
+    decoded = sorted(codec.decode_renewal_states(codec.encode_renewal_states(given_states)), key=repr)
+    given_states = sorted(given_states, key=repr)
     assert decoded == given_states
     assert types_within(decoded) == types_within(given_states)
+
+
+def test_version_0_1_0_reads_a_checkpoint_with_wall_times() -> None:
+    """It decodes tuples of exactly these fields, and skips states whose number is of no worker."""
+
+    class State(NamedTuple):
+        number: int
+        sequence: int
+        renewed_ms: int
+        successes: int
+        errors: int
+        resync: bool
+
+    states = [RenewalState(n, 1, n * 100, 7, 0, False, 1_790_000_000_000 + n % 2) for n in range(1, 5)]
+    read = msgspec.json.decode(codec.encode_renewal_states(states), type=list[State])
+    known = {state.number: state for state in read if state.number in range(1, 5)}
+    assert known == {state.number: State(*state[:6]) for state in states}
+    assert len(read) == len(states) + 2, "states with the same offset share one entry for it"
 
 
 @given(strategies.settings)

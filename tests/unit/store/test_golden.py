@@ -1,7 +1,7 @@
 """Every version decodes the rows of earlier versions and folds them to the same state.
 
 The files in `golden` are frozen; see the README beside them. Their decoded values are in `golden_v1` to
-`golden_v4`.
+`golden_v7`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from liveness.domain import activity as activities
 from liveness.domain.activity import Activity
-from liveness.domain.events import WorkerDeactivated
+from liveness.domain.events import WorkerCleanedUp, WorkerDeactivated, WorkerForgotten
 from liveness.domain.fold import evolve
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import InactiveReason, Worker
@@ -51,9 +51,10 @@ def test_folding_the_golden_log_gives_the_same_workers(version: Version) -> None
     for entry in map(decode_entry, version.rows()):
         if isinstance(entry.event, RenewalBatch):
             for number, renewal in zip(entry.event.worker_numbers, entry.event.renewals, strict=True):
-                workers[numbers[number]] = evolve(workers[numbers[number]], renewal, entry.seq)
+                wall_ms = entry.wall_ms - entry.observed_ms + renewal.at_ms
+                workers[numbers[number]] = evolve(workers[numbers[number]], renewal, entry.seq, wall_ms)
         elif entry.worker is not None:
-            after = evolve(workers.get(entry.worker), entry.event, entry.seq)  # type: ignore[arg-type]
+            after = evolve(workers.get(entry.worker), entry.event, entry.seq, entry.wall_ms)  # type: ignore[arg-type]
             workers[entry.worker] = after
             if after is not None:
                 numbers[after.number] = entry.worker
@@ -67,7 +68,7 @@ def test_folding_the_golden_log_gives_the_same_activities(version: Version) -> N
         if entry.workflow_id is not None:
             event = entry.event
             id = ActivityId(entry.workflow_id, event.run_id, event.activity_id)  # type: ignore[union-attr]
-            known[id] = activities.evolve(known.get(id), event, entry.workflow_id)  # type: ignore[arg-type]
+            known[id] = activities.evolve(known.get(id), event, entry.workflow_id, entry.wall_ms)  # type: ignore[arg-type]
     assert known == version.activities
 
 
@@ -84,6 +85,8 @@ def test_golden_projections_decode_to_their_recorded_values(version: Version) ->
     assert codec.decode_renewal_states(forms.pop("pulses")) == version.renewal_states
     assert codec.decode_settings(forms.pop("settings")) == version.settings
     assert codec.decode_takeovers(forms.pop("take_overs")) == version.take_overs
+    if version.deaths:
+        assert codec.decode_deaths(forms.pop("deaths")) == version.deaths
     assert forms == {}, "every stored form has a recorded value"
 
 
@@ -122,7 +125,8 @@ def test_a_version_without_certificates_still_reads_deaths() -> None:
         at_ms: int
         cleanup_delay_ms: int
 
-    deaths = [row for row in NEWEST.rows() if row.kind == WorkerDeactivated.__name__]
+    with_certificates = VERSIONS[3]
+    deaths = [row for row in with_certificates.rows() if row.kind == WorkerDeactivated.__name__]
     known = [entry.event for entry in VERSIONS[1].meaning if isinstance(entry.event, WorkerDeactivated)]
     assert any("certificate" in row.payload for row in deaths)
     assert [msgspec.json.decode(row.payload, type=Deactivated) for row in deaths] == [
@@ -137,6 +141,27 @@ def test_a_version_without_certificates_still_reads_deaths() -> None:
     assert {row.version for row in NEWEST.rows()} == {1}
 
 
+def test_a_version_without_incarnations_still_reads_tombstones_and_forgotten_workers() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class CleanedUp:
+        """The event before tombstones remembered sessions."""
+
+        at_ms: int
+        tombstone_retention_ms: int
+
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Forgotten:
+        """The event before there was a floor."""
+
+    for row in NEWEST.rows():
+        if row.kind == WorkerCleanedUp.__name__:
+            assert "keeps_sessions" in row.payload
+            assert msgspec.json.decode(row.payload, type=CleanedUp).tombstone_retention_ms > 0
+        elif row.kind == WorkerForgotten.__name__:
+            assert "epoch_floor" in row.payload
+            assert msgspec.json.decode(row.payload, type=Forgotten) == Forgotten()
+
+
 def test_this_version_still_writes_golden_projections() -> None:
     assert NEWEST.forms() == written_forms(NEWEST)
 
@@ -149,6 +174,7 @@ def written_forms(version: Version) -> dict[str, str]:
         "pulses": codec.encode_renewal_states(version.renewal_states),
         "settings": codec.encode_settings(version.settings),
         "take_overs": codec.encode_takeovers(version.take_overs),
+        "deaths": codec.encode_deaths(version.deaths),
     }
 
 

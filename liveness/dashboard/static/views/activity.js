@@ -12,6 +12,7 @@ import { activityName, activityState, counted } from '../words.js';
 import { ActivityButtons } from './activities.js';
 
 const SHOWN_CHARACTERS = 20_000;
+const KNOWN_ENCODINGS = ['json/plain', 'text/plain', 'binary/plain', 'binary/null'];
 
 export function Activity({ ns, params }) {
   const id = { workflow_id: params.workflow ?? '', run_id: params.run ?? '', activity_id: params.activity ?? '' };
@@ -31,7 +32,7 @@ export function Activity({ ns, params }) {
     ${error && html`<${Failure} error=${error} />`}
     ${!activity && !error && html`<${Loading} />`}
     ${activity && html`<${Facts} ns=${ns} activity=${activity} />
-      <div class="columns"><${Payload} title="Input" bytes=${activity.input} /><${Payload} title="Result" bytes=${activity.result} /></div>`}
+      <div class="columns"><${Payload} title="Input" bytes=${activity.input} encoding=${activity.input_encoding} /><${Payload} title="Result" bytes=${activity.result} encoding=${activity.result_encoding} /></div>`}
   </div>`;
 }
 
@@ -62,12 +63,13 @@ function policyWords(policy) {
   return wait === null ? times : `${times}, ${showDuration(wait)} apart, then ${policy.backoff_coefficient} × longer each, up to ${showDuration(parseDuration(policy.maximum_interval))}`;
 }
 
-function Payload({ title, bytes }) {
-  return html`<section class="card"><h2>${title}</h2>${bytes ? html`<pre>${readable(bytes)}</pre>` : html`<p class="mute">None.</p>`}</section>`;
+function Payload({ title, bytes, encoding }) {
+  const named = encoding && !KNOWN_ENCODINGS.includes(encoding) && html`<p class="mute">Encoding <${Name}>${encoding}<//></p>`;
+  return html`<section class="card"><h2>${title}</h2>${bytes ? html`<pre>${readable(bytes, encoding)}</pre>` : html`<p class="mute">None.</p>`}${named}</section>`;
 }
 
-/** Decodes base64 to JSON or text if it is any, else returns it as it is. */
-function readable(base64) {
+/** Decodes base64 to text if it is any, and lays out JSON; else returns it as it is. A text or bytes that look like JSON stay as they are. */
+function readable(base64, encoding) {
   let text;
   try {
     text = new TextDecoder('utf-8', { fatal: true }).decode(Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)));
@@ -75,7 +77,7 @@ function readable(base64) {
     text = `base64: ${base64}`;
   }
   try {
-    text = JSON.stringify(JSON.parse(text), null, 2);
+    if (!encoding || encoding === 'json/plain') text = JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     // not JSON
   }

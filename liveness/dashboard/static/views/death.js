@@ -72,7 +72,7 @@ function Certificate({ ns, death }) {
         ${death.stalls.length === 0
           ? html`<p class="mute">No. It was listening all the time.</p>`
           : html`<ul class="plain">${death.stalls.map(
-              (stall) => html`<li key=${stall.time}><b><${Time} ms=${parseTime(stall.time)} /></b> ${stall.take_over ? 'another server took over' : 'it stood still'}${parseDuration(stall.duration) !== null ? ` for ${showDuration(parseDuration(stall.duration))}` : ''}; none of that counted.</li>`,
+              (stall) => html`<li key=${stall.time}><b><${Time} ms=${parseTime(stall.time)} /></b> ${stall.take_over ? 'another server took over' : 'it stood still or heard calls late'}${parseDuration(stall.duration) !== null ? ` for ${showDuration(parseDuration(stall.duration))}` : ''}; none of that counted.</li>`,
             )}</ul>`}
       </div>
       <${ConcurrentDeaths} death=${death} /></div>

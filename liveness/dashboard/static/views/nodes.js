@@ -2,7 +2,7 @@
 import { get } from '../api.js';
 import { useCell } from '../cell.js';
 import { allNamespaces } from '../fleet.js';
-import { html, useMemo, useRef, useState } from '../html.js';
+import { html, useMemo, useState } from '../html.js';
 import { Badge } from '../parts/badge.js';
 import { Failure, Loading } from '../parts/notice.js';
 import { Name, Time } from '../parts/text.js';
@@ -14,24 +14,19 @@ const ASK_EVERY_MS = 3 * SECOND;
 
 export function Nodes() {
   const [state, setState] = useState({ nodes: null, shards: [], relay: null, error: null });
-  const relaying = useRef(true);
   usePolling(async (signal) => {
     try {
       const [{ nodes }, { shards }, relay] = await Promise.all([
         get('/v1/nodes', {}, { signal }),
         get('/v1/shards', {}, { signal }),
-        relaying.current ? get('/v1/relay', {}, { signal }).catch(refused) : null,
+        // Most servers have no relay, and would refuse.
+        allNamespaces.summary.value?.relays ? get('/v1/relay', {}, { signal }).catch(() => null) : null,
       ]);
       setState({ nodes, shards, relay, error: null });
     } catch (error) {
       if (!signal.aborted) setState((was) => ({ ...was, error }));
     }
   }, ASK_EVERY_MS, []);
-  /** Most servers have no relay; then its status is not requested again. */
-  const refused = (error) => {
-    if (error.reason === 'RELAY_NOT_CONFIGURED') relaying.current = false;
-    return null;
-  };
   const { nodes, shards, relay, error } = state;
   if (!nodes) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   return html`<div class="stack">

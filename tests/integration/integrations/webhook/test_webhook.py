@@ -15,7 +15,6 @@ from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import version
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import Any, NamedTuple
@@ -36,6 +35,7 @@ from liveness.integrations.webhook.signature import sign, verify_signature
 from liveness.integrations.webhook.sink import WebhookFailed, WebhookSink, sink_selector
 from liveness.tasks.queue_runner import DELIVERY_TIMEOUT_S
 from liveness.v1 import activity_pb2, admin_pb2
+from liveness.version import VERSION
 from tests.integration.engine.engine import activity as bound
 from tests.integration.engine.engine import duration
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness
@@ -55,6 +55,7 @@ ACTIVITY = Activity(
     releases=(ReleasedAttempt("worker-1", 7, 3),),
     type="resize",
     input=b"\x00photo\xfe",
+    input_encoding="binary/plain",
 )
 KEY = ActivityKey("orders", *ACTIVITY.id)
 TASK = ActivityRescheduleTask(
@@ -166,7 +167,7 @@ async def test_a_delivery_contains_everything_the_other_engine_needs(receiver: R
     (request,) = receiver.requests
     assert request.path == "/hooks?team=a%20b"
     assert request.headers["Content-Type"] == "application/json"
-    assert request.headers["User-Agent"] == f"liveness/{version('liveness')}"
+    assert request.headers["User-Agent"] == f"liveness/{VERSION}"
     assert json.loads(request.body) == {
         "delivery": request.headers["Liveness-Delivery"],
         "namespace": "orders",
@@ -177,6 +178,7 @@ async def test_a_delivery_contains_everything_the_other_engine_needs(receiver: R
         "task_queue": "resize",
         "activity_type": "resize",
         "input": b64encode(b"\x00photo\xfe").decode(),
+        "input_encoding": "binary/plain",
         "token": b64encode(b"\x00\xff").decode(),
         "lost_from": {"worker_instance_key": "worker-1", "lease_epoch": 7, "attempt": 3, "died": True},
     }

@@ -10,10 +10,24 @@ from random import Random
 import pytest
 
 from liveness.clock import SystemClock
-from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing
+from liveness.integrations.relay.broker import (
+    Broker,
+    BrokerConfig,
+    BrokerDown,
+    MessageRefused,
+    NatsClientMissing,
+)
+from liveness.integrations.relay.subjects import reschedules_subject
 from tests.system.cli.shell import Shell
-from tests.system.integrations.relay.nats_servers import NatsServer, one_server
-from tests.system.integrations.relay.relay_server import lose, relay_server, status, until, until_done
+from tests.system.integrations.relay.nats_servers import STREAM, NatsServer, one_server
+from tests.system.integrations.relay.relay_server import (
+    TIMEOUT_S,
+    lose,
+    relay_server,
+    status,
+    until,
+    until_done,
+)
 from tests.system.server.conftest import MakeServer
 from tests.system.server.server_process import run_to_end
 
@@ -83,3 +97,25 @@ async def test_a_server_that_cannot_relay_does_not_start(tmp_path: Path) -> None
     assert ended.stderr == (
         "error: The server cannot relay: relay_creds_file needs the package nkeys; install nats-py[nkeys].\n"
     )
+
+
+async def test_messages_to_the_broker_are_counted_by_outcome(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as nats:
+        config = BrokerConfig((nats.url,), (nats.url,), "", STREAM, 1)
+        broker, connected = Broker(config, SystemClock(), Random()), asyncio.Event()
+        broker.on_connected.append(connected.set)
+        running = asyncio.ensure_future(broker.run())
+        try:
+            await asyncio.wait_for(connected.wait(), TIMEOUT_S)
+            subject = reschedules_subject("orders", "resize", 0)
+            assert not await broker.publish(subject, "id", b"once")
+            assert await broker.publish(subject, "id", b"once")
+            with pytest.raises(MessageRefused):
+                await broker.publish(subject, "too large", bytes(2_000_000))
+            await nats.kill()
+            with pytest.raises(BrokerDown):
+                await broker.publish(subject, "later", b"x")
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        assert broker.publishes == {"acknowledged": 1, "duplicate": 1, "refused": 1, "down": 1}

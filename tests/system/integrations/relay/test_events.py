@@ -252,6 +252,38 @@ async def test_a_node_that_lost_a_shard_does_not_move_its_cursor(store: FaultySt
         await relay.engine.crash()
 
 
+@pytest.mark.usefixtures("quiet")
+async def test_events_that_were_deleted_before_they_were_relayed_are_reported(
+    store: FaultyStore, store_database: StoreDatabase, tmp_path: Path
+) -> None:
+    """The server ran without its relay for longer than events are kept."""
+    async with one_server(tmp_path) as broker:
+        first = relay_engine(store, broker)
+        await first.start()
+        await started_engine(store)
+        await first.end()
+        for number in range(3):
+            await first.engine.beat("w", session_id=str(number))
+        await first.engine.stop()
+
+        again = FaultyStore(store_database.connect())
+        await again.open(4, "tests")
+        snapshots = await again.take_over(range(4), "tests", 0)
+        assert await again.prune_events({shard.shard_id: shard.epoch for shard in snapshots}, {}, 2**62)
+        second = relay_engine(again, broker)
+        await second.start()
+        await second.engine.beat("v")
+
+        async def relayed() -> bool:
+            bodies = [body(message) for message in await messages([broker], EVENTS)]
+            return any(event.get("worker_instance_key") == "v" for event in bodies)
+
+        await until(relayed, "the relay goes on after the gap")
+        assert 3 <= second.relay.deleted_unpublished <= 3 + 2 * 4
+        await second.end()
+        await second.engine.stop()
+
+
 async def test_the_subject_names_the_namespace(make_server: MakeServer, tmp_path: Path) -> None:
     async with one_server(tmp_path) as broker:
         server = relay_server(make_server, tmp_path, [broker], "--relay-events")

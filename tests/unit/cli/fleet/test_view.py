@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from liveness.cli.fleet.reader import WORKERS_MAX
+from liveness.cli.fleet.stats import stats
 from liveness.cli.fleet.view import FleetView
-from liveness.cli.fleet.view_state import Sort, ViewState
+from liveness.cli.fleet.view_state import Sort, Viewport, ViewState
 from liveness.v1.fleet_pb2 import (
-    ALERT_KIND_QUARANTINE,
+    ALERT_KIND_NO_ACTIVE_WORKERS,
     ALERT_KIND_STORM,
+    ALERT_KIND_UNPOLLED_QUEUE,
     Alert,
+    AlertKind,
     FleetSample,
     NamespaceFleet,
 )
@@ -67,7 +73,7 @@ def test_rates_cover_the_last_seconds_and_counts_the_last_minute() -> None:
     assert "active      7 " in shown
     assert "expiries    2,505/min" in shown
     assert "reschedules 10/min" in shown
-    assert "queue       3 " in shown
+    assert "waiting     0, 3 tasks " in shown
 
 
 def test_without_samples_the_figures_are_empty() -> None:
@@ -132,10 +138,46 @@ def test_the_heading_marks_the_sort_column() -> None:
 
 def test_the_first_alerts_are_banners_and_the_rest_is_counted() -> None:
     storm = Alert(kind=ALERT_KIND_STORM, message="14 workers of orders died within 60 s.")
-    others = [Alert(kind=ALERT_KIND_QUARANTINE, message=f"alert {n}") for n in range(4)]
+    others = [Alert(kind=kind, message="look") for kind in AlertKind.values() if kind > ALERT_KIND_STORM]
     lines = rendered_lines(frame(fleet=fleet(alerts=[storm, *others])))
     assert " STORM: 14 workers of orders died within 60 s." in lines
-    assert " QUARANTINE: alert 1  (and 2 more)" in lines
+    assert f" DEAD LETTERS: look  (and {len(others) - 2} more)" in lines
+
+
+def test_alerts_of_one_kind_share_a_banner() -> None:
+    dead = [
+        Alert(kind=ALERT_KIND_NO_ACTIVE_WORKERS, namespace=name, message=f"4 workers of {name} died.")
+        for name in ("a", "b", "c\x1b")
+    ]
+    unpolled = Alert(kind=ALERT_KIND_UNPOLLED_QUEUE, namespace="a", message="341 activities of a wait.")
+    shown = frame(fleet=fleet(alerts=[*dead, unpolled]))
+    lines = rendered_lines(shown)
+    assert any(
+        line.startswith(" NO ACTIVE WORKERS (3): 4 workers of a died. Also in: b, c") for line in lines
+    )
+    assert " UNPOLLED QUEUE: 341 activities of a wait." in lines
+    assert len(FleetView(shown).banners()) == 4, "a pipe gets them all"
+
+
+def test_a_zero_where_workers_died_is_red() -> None:
+    def style(**counts: Any) -> str:
+        namespaces = [NamespaceFleet(namespace="orders", **counts)]
+        view = FleetView(frame(fleet=fleet(namespaces=namespaces)))
+        head = view.head(120, Viewport(0, 0))[1]
+        assert head.plain.startswith("0 active")
+        return str(head.get_style_at_offset(Console(), 0))
+
+    assert style(dead=4, inactive=4) == "bold red"
+    assert style(inactive=4) == "dim"
+
+
+def test_activities_that_nobody_polls_for_are_marked() -> None:
+    sample = FleetSample(available_activities=341, queue_depth=2)
+    quiet = NamespaceFleet(namespace="orders", active=1, available_activities=341)
+    unpolled = NamespaceFleet(namespace="orders", active=1, available_activities=341, unpolled_activities=341)
+    for namespace, alarming in ((quiet, False), (unpolled, True)):
+        [stat] = [stat for stat in stats(fleet([sample], namespaces=[namespace])) if stat.name == "waiting"]
+        assert (stat.value_text, stat.is_alarming) == ("341, 2 tasks", alarming)
 
 
 def test_a_stale_view_is_marked() -> None:
