@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ T = TypeVar("T")
 ANSWER_S_MAX = 10.0
 """As in `liveness/store/postgres.py`: the longest wait for an answer."""
 RESET_S = 0.05
+RETRANSMISSIONS_S = (0.2, 0.4, 0.8, 1.6, 2.0)
+"""TCP sends a lost packet again after these times, each after the one before; then the connection's time-out of 5 s is over."""
 
 
 class TransactionFault(Enum):
@@ -175,18 +177,37 @@ class NodeDatabase:
         session = _Session(done)
         own = shared.sessions.setdefault(self._owner, set())
         own.add(session)
-        refused: StoreError = (CommitRejected if writes else ReadFailed)(detail="simulated: no connection")
-        if self._process.host in shared.cut:
-            self._process.at(loop.time() + shared.random.choice((RESET_S, 5.0)), _fail, done, refused)
+        if self._process.host not in shared.cut:
+            self._send(self._delay_s(), work, session, writes)
+        elif shared.random.random() < 0.5:
+            self._process.at(loop.time() + RESET_S, _fail, done, _not_sent(writes))
         else:
-            shared.process.at(loop.time() + self._delay_s(), self._arrive, work, session, writes)
-            silent: StoreError = (CommitUnknown if writes else ReadFailed)(detail="simulated: no answer")
-            limit = self._process.at(loop.time() + ANSWER_S_MAX, _fail, done, silent)
-            done.add_done_callback(lambda _: limit.cancel())
+            self._retransmit(0, work, session, writes)
         try:
             return await done
         finally:
             own.discard(session)
+
+    def _retransmit(
+        self, number: int, work: Callable[[Connection], T], session: _Session, writes: bool
+    ) -> None:
+        """Send the transaction as often as TCP does, until the host is no longer cut off."""
+        if self._process.host not in self._shared.cut:
+            self._send(0, work, session, writes)
+        elif number < len(RETRANSMISSIONS_S):
+            at = self._shared.loop.time() + RETRANSMISSIONS_S[number]
+            self._process.at(at, self._retransmit, number + 1, work, session, writes)
+        else:
+            _fail(session.done, _not_sent(writes))
+
+    def _send(
+        self, delay_s: float, work: Callable[[Connection], T], session: _Session, writes: bool
+    ) -> None:
+        now, done = self._shared.loop.time(), session.done
+        self._shared.process.at(now + delay_s, self._arrive, work, session, writes)
+        silent: StoreError = (CommitUnknown if writes else ReadFailed)(detail="simulated: no answer")
+        limit = self._process.at(now + ANSWER_S_MAX, _fail, done, silent)
+        done.add_done_callback(lambda _: limit.cancel())
 
     def _arrive(self, work: Callable[[Connection], T], session: _Session, writes: bool) -> None:
         """Run the transaction at the database."""
@@ -248,10 +269,14 @@ class NodeDatabase:
             else:
                 self._answer(_succeed, session.done, result)
 
-    def _answer(self, tell: Callable[..., None], *args: Any) -> None:
-        """Answer the process, if it still runs."""
-        if self._process.host not in self._shared.cut:
-            self._process.at(self._shared.loop.time() + self._delay_s(), tell, *args)
+    def _answer(self, tell: Callable[..., None], *args: Any, number: int = 0) -> None:
+        """Answer the process, if it still runs, as often as TCP does until it can be reached."""
+        shared = self._shared
+        if self._process.host not in shared.cut:
+            self._process.at(shared.loop.time() + self._delay_s(), tell, *args)
+        elif number < len(RETRANSMISSIONS_S):
+            again = partial(self._answer, tell, *args, number=number + 1)
+            shared.process.at(shared.loop.time() + RETRANSMISSIONS_S[number], again)
 
     def _delay_s(self) -> float:
         low, high = self._health.delay_s
@@ -273,6 +298,10 @@ class NodeDatabase:
 
     async def close(self) -> None:
         pass
+
+
+def _not_sent(writes: bool) -> StoreError:
+    return (CommitRejected if writes else ReadFailed)(detail="simulated: no connection")
 
 
 def _succeed(done: asyncio.Future[Any], result: object) -> None:

@@ -11,19 +11,7 @@ from tests.simulation.plan import StormSettings, plan_of
 from tests.simulation.world import live
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        1,
-        pytest.param(
-            2,
-            marks=pytest.mark.xfail(
-                strict=True, reason="a worker fences itself although only one node is cut off for long"
-            ),
-        ),
-        3,
-    ],
-)
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_lease_is_lost_by_nodes_that_are_cut_off(seed: int) -> None:
     plan = replace(
         plan_of(seed),
