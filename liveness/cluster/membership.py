@@ -109,6 +109,8 @@ class Membership(NodeListener):
         self._own_lease = OwnLease(self._clock, own_row.lease_ms, refresh_interval_ms(own_row.lease_ms))
         self.lost: frozenset[str] = frozenset()
         """Ids of nodes in the registry whose lease is over."""
+        self._registered_addresses: tuple[str, ...] = ()
+        """Addresses of all other nodes in the registry, lost ones too: those may have come back since."""
         self.is_fully_serving = False
         """Whether this node serves all shards that are assigned to it."""
         self._has_been_serving = False
@@ -321,6 +323,9 @@ class Membership(NodeListener):
             if self._renews_lease and not self._is_single_node and not self._has_lost_shards(view):
                 self._directory.lease_renewed(self._own_lease.until_ms(began_ms))
             others = [row for row in view.nodes if row.node_id != self.node_id]
+            self._registered_addresses = tuple(
+                dict.fromkeys(row.address for row in others if row.address != self._own_row.address)
+            )
             self._record_lost_nodes(
                 self._failure_detector.refresh(others, began_ms, self._clock.monotonic_ms())
             )
@@ -449,7 +454,11 @@ class Membership(NodeListener):
     async def _follow_other_nodes(self) -> None:
         """Learn from other nodes which of them serves which shard, until this node's lease is renewed."""
         source = NodeRouteSource(
-            self._peers.addresses(), self._routes, self._clock, self._peers.connect, own_node_id=self.node_id
+            self._registered_addresses,
+            self._routes,
+            self._clock,
+            self._peers.connect,
+            own_node_id=self.node_id,
         )
         renewed = asyncio.ensure_future(self._own_lease.wait_until_renewed())
         try:

@@ -97,8 +97,8 @@ class SharedDatabase:
         self.loop = loop
         self.random = random
         self.process = Process(loop, "database", "database")
-        self.cut: set[str] = set()
-        """Hosts that cannot reach the database."""
+        self.cut: dict[str, float] = {}
+        """Hosts that cannot reach the database, with the time since when."""
         self.on_commit: Callable[[sqlite3.Connection, str], None] = lambda _, __: None
         """Called after each transaction that wrote, with its host."""
         self.on_transaction_fault: Callable[[TransactionFault, Process], None] = lambda _, __: None

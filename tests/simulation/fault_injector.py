@@ -147,11 +147,11 @@ class FaultInjector:
         if node_host.host in world.database.cut:
             return
         world.note(f"{node_host.host} is cut off from the database for {seconds:.2f} s", node_host.host)
-        world.database.cut.add(node_host.host)
+        world.database.cut[node_host.host] = world.now()
         world.listening_time.away(node_host.host, world.now())
 
         def heal() -> None:
-            world.database.cut.discard(node_host.host)
+            world.database.cut.pop(node_host.host, None)
             world.listening_time.back(node_host.host, world.now())
 
         self._for_a_while(seconds, heal)

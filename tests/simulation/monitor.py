@@ -254,7 +254,9 @@ class Monitor:
                 or node_host.host not in world.database.cut
             ):
                 continue
-            since = cut_since[process] = self._cut_since.get(process, world.now())
+            seen_since = self._cut_since.get(process, world.now())
+            # Between two cuts the host may have reached the database for less than a tick.
+            since = cut_since[process] = max(seen_since, world.database.cut[node_host.host])
             if world.now() - since <= world.plan.node_lease_ms / 1_000:
                 continue
             if server.membership.is_ready or server.node.shards():

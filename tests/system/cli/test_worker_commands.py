@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from liveness.v1.worker_pb2 import ActivityRef
 from tests.system.cli.scripted_worker import ScriptedWorker
+from tests.system.cli.server_processes import running_server
 from tests.system.cli.shell import UNUSED_ADDRESS, Shell
 
 STAYS = "because the whole namespace is paused; `liveness workers resume --all` resumes it"
@@ -210,7 +212,13 @@ def test_an_invalid_time_limit_is_rejected(limit: str) -> None:
 # -- forget
 
 
-def test_forgetting_frees_the_key_of_an_inactive_worker(shell: Shell) -> None:
+def test_forgetting_frees_the_key_of_an_inactive_worker(tmp_path: Path) -> None:
+    """On a server of its own: forgetting raises the lease epochs of other workers of the shard."""
+    with running_server(tmp_path) as address:
+        _forget_and_register_again(Shell(address, "namespace"))
+
+
+def _forget_and_register_again(shell: Shell) -> None:
     shell.heartbeat("w")
     refused = shell.sentence("workers", "forget", "w", "--yes")
     assert refused == (

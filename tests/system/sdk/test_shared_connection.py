@@ -24,12 +24,13 @@ def heartbeats(proxy: CallProxy) -> list[RecordWorkerHeartbeatsRequest]:
 
 
 def threads() -> Counter[str]:
-    """Return the SDK's threads; threads of a store that an earlier test closed may still be ending."""
+    """Return the SDK's threads, without those of a store."""
     names = [thread.name for thread in threading.enumerate()]
     return Counter(name for name in names if name.startswith("liveness-") and "sqlite" not in name)
 
 
 async def test_workers_of_a_process_share_their_calls(server: LivenessServer, namespace: str) -> None:
+    until(lambda: not threads())  # those of an earlier test may still be ending
     with call_proxy(server.address) as proxy:
         async with AsyncExitStack() as stack:
             workers = [

@@ -34,9 +34,9 @@ async def test_the_documented_consumer_takes_each_delivery_once(
         try:
 
             async def taken() -> bool:
-                if not (tmp_path / "inbox.db").exists():
-                    return False
                 with closing(sqlite3.connect(tmp_path / "inbox.db")) as db:
+                    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'inbox'").fetchone():
+                        return False
                     rows = db.execute("SELECT json_extract(activity, '$.activity_id') FROM inbox").fetchall()
                 return sorted(name for (name,) in rows) == sorted(names)
 
