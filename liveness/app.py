@@ -35,6 +35,8 @@ from liveness.routing.channels import ChannelPool
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
+from liveness.security.private_listener import PrivateListener
+from liveness.security.tls_settings import make_listener_tls
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -124,6 +126,10 @@ class Server:
         self._tracer = create_tracer(settings.traces, service="liveness-server", instance=self._node_id)
         self._broker = make_broker(settings, self._clock, self._random)
         self._given_sink_selector = select_sink
+        self.tls = make_listener_tls(settings, self._clock)
+        """None if the listeners use plain text."""
+        self.private_listener: PrivateListener | None = None
+        """How HTTP in this process reaches gRPC; None: by the public listener."""
         self._running = AsyncExitStack()
         """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
@@ -163,6 +169,8 @@ class Server:
         stack.push_async_callback(self.store.close)
         self._bind()
         stack.push_async_callback(self._unbind)
+        if self.private_listener is not None:
+            stack.callback(self.private_listener.close)
         self._build()
         self._register_listeners()
         self._register_services()
@@ -173,13 +181,15 @@ class Server:
             await self.membership.join()
         self.node.start(tick=self._self_driven)
         self._push_shutdown(stack)
+        if self.tls is not None:
+            self._tasks.start(self.tls.run())
         if self._self_driven:
             self._start_background_work()
         self._health.serve()
 
     def _start_background_work(self) -> None:
         settings = self._settings
-        self._tasks.start(ReceiveProbe(self._platform.connect, self.address, self.node).run())
+        self._tasks.start(self._make_receive_probe().run())
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -194,6 +204,11 @@ class Server:
                 checkpoint_interval_s=settings.checkpoint_interval_s,
                 retention_interval_s=settings.retention_interval_s,
             )
+
+    def _make_receive_probe(self) -> ReceiveProbe:
+        if (tls := self.tls) is None:
+            return ReceiveProbe(self._platform.connect, self.address, self.node)
+        return ReceiveProbe(tls.connect, self.address, self.node, lambda: tls.certificate)
 
     def _push_shutdown(self, stack: AsyncExitStack) -> None:
         """Register the first part of an orderly stop, for a server that has begun to serve."""
@@ -270,10 +285,15 @@ class Server:
             ]
         )
         try:
-            port = self._grpc.add_insecure_port(settings.listen)
+            if self.tls is None:
+                port = self._grpc.add_insecure_port(settings.listen)
+            else:
+                port = self._grpc.add_secure_port(settings.listen, self.tls.grpc_credentials())
         except RuntimeError as error:
             raise ListenFailed(listen=settings.listen) from error
         self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
+        if self.tls is not None:
+            self.private_listener = PrivateListener.add_to(self._grpc)
 
     async def _unbind(self) -> None:
         """Release the port after a start that failed before anything was accepted."""

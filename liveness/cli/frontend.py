@@ -31,6 +31,18 @@ from liveness.version import VERSION
     "--http-hosts", metavar="A,B", help="More host names under which clients reach HTTP.  [default: none]"
 )
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option(
+    "--tls-cert-file", metavar="FILE", help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]"
+)
+@click.option("--tls-key-file", metavar="FILE", help="The key of that certificate.")
+@click.option(
+    "--tls-client-ca-file", metavar="FILE", help="The authorities that sign certificates of clients."
+)
+@click.option(
+    "--tls-client-auth",
+    metavar="WHEN",
+    help="Whether clients must have a certificate: optional or required.  [default: optional]",
+)
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
@@ -54,6 +66,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.frontend_process import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled
+    from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
@@ -65,7 +78,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TracingNotInstalled) as error:
+    except (StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     sys.exit(code)
 
@@ -91,7 +104,7 @@ def banner(settings: FrontendSettings, address: str, url: str = "", program: str
             f"  nodes         {settings.nodes_without_password}",
             "",
             "Try next, in another terminal:",
-            f"  {program} workers list --address {client_address}",
+            f"  {program} workers list --address {client_address}{' --tls' if settings.tls_cert_file else ''}",
             "",
             "Ctrl-C stops it.",
         ]

@@ -35,7 +35,7 @@ async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None]
     if listen_address is not None:
         try:
             http_server = await start_http(
-                frontend.address,
+                frontend,
                 listen_address,
                 SystemClock(),
                 http=settings.http,

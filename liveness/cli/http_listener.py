@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
 
 from liveness.clock import Clock
 from liveness.config.settings import HTTP_OFF, host_port
@@ -13,6 +15,8 @@ from liveness.store.errors import StoreUnusable
 
 if TYPE_CHECKING:
     from liveness.http.server import HttpServer
+    from liveness.security.listener_tls import ListenerTls
+    from liveness.security.private_listener import PrivateListener
 
 
 class HttpListenFailed(StoreUnusable):
@@ -34,8 +38,16 @@ def bind_http(http: str) -> ListenAddress | None:
         raise HttpListenFailed(http=http, why=_describe(error)) from error
 
 
+class GrpcServer(Protocol):
+    """A server or a frontend that has started."""
+
+    address: str
+    tls: ListenerTls | None
+    private_listener: PrivateListener | None
+
+
 async def start_http(
-    grpc_address: str,
+    grpc_server: GrpcServer,
     listen_address: ListenAddress,
     clock: Clock,
     *,
@@ -46,9 +58,19 @@ async def start_http(
     """Serve HTTP as a client of this process's own gRPC listener. `http`: the setting, for the error message."""
     from liveness.http.server import HttpServer
 
+    tls, private_listener = grpc_server.tls, grpc_server.private_listener
+    by_tls = tls is not None and private_listener is None
     http_server = HttpServer(
-        loopback_address(grpc_address), listen_address, clock, hosts=hosts, metrics=metrics
+        loopback_address(grpc_server.address) if private_listener is None else private_listener.address,
+        listen_address,
+        clock,
+        hosts=hosts,
+        metrics=metrics,
+        connect=tls.connect if tls is not None and by_tls else grpc.aio.insecure_channel,
+        ssl_context=None if tls is None else tls.http_context(),
     )
+    if tls is not None and by_tls:
+        tls.on_changed.append(http_server.reconnect)
     try:
         await http_server.start()
     except OSError as error:

@@ -65,6 +65,18 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @click.option(
     "--relay-replicas", metavar="N", help="Replicas of the stream, if the server creates it.  [default: 1]"
 )
+@click.option(
+    "--tls-cert-file", metavar="FILE", help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]"
+)
+@click.option("--tls-key-file", metavar="FILE", help="The key of that certificate.")
+@click.option(
+    "--tls-client-ca-file", metavar="FILE", help="The authorities that sign certificates of clients."
+)
+@click.option(
+    "--tls-client-auth",
+    metavar="WHEN",
+    help="Whether clients must have a certificate: optional or required.  [default: optional]",
+)
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
@@ -91,6 +103,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
+    from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreError, StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
@@ -102,7 +115,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TracingNotInstalled) as error:
+    except (StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     except StoreError as error:
         message = f"the server cannot start on {settings.db_without_password}: {error}"
@@ -132,6 +145,7 @@ def banner(settings: Settings, address: str, url: str = "", program: str = "live
     if listen_address.host in WILDCARD_HOSTS:
         client_address = f"{WILDCARD_HOSTS[listen_address.host]}:{listen_address.port}"
     option = "" if client_address == "127.0.0.1:7400" else f" --address {client_address}"
+    option += " --tls" if settings.tls_cert_file else ""
     lines = [
         f"liveness {VERSION} is ready",
         f"  listening on  {address}",
@@ -143,7 +157,7 @@ def banner(settings: Settings, address: str, url: str = "", program: str = "live
         f"  {program} config get{option}",
         *([f"  curl {url}v1/namespaces/default/workers"] if url else []),
     ]
-    if settings.reflection:
+    if settings.reflection and not settings.tls_cert_file:
         heartbeat = '{"namespace": "default", "heartbeat": {"worker_instance_key": "worker-1"}}'
         call = "liveness.v1.LivenessService/RecordWorkerHeartbeat"
         lines.append(f"  grpcurl -plaintext -d '{heartbeat}' {client_address} {call}")

@@ -60,7 +60,7 @@ async def serve(
     if listen_address is not None:
         try:
             http_server = await start_http(
-                server.address,
+                server,
                 listen_address,
                 clock or SystemClock(),
                 http=settings.http,

@@ -9,7 +9,13 @@ import msgspec
 
 from liveness.config.formats import SQLITE, is_address, without_password
 from liveness.config.setting_types import SettingType, list_setting
-from liveness.config.settings import HTTP_OFF, SETTING_TYPES, SettingsError, load_values
+from liveness.config.settings import (
+    HTTP_OFF,
+    SETTING_TYPES,
+    SettingsError,
+    check_tls_settings,
+    load_values,
+)
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +29,13 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     usual port."""
     http_hosts: tuple[str, ...] = ()
     """Further host names under which clients reach HTTP."""
+    tls_cert_file: str = ""
+    """The certificate of the public listeners, gRPC and HTTP, and those of intermediate authorities; empty: no TLS."""
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""
+    """The authorities that sign certificates of clients; empty: clients are not asked for certificates."""
+    tls_client_auth: str = "optional"
+    """Whether a client must have a certificate: optional or required."""
     reflection: bool = True
     log_level: str = "info"
     log_format: str = "auto"
@@ -31,6 +44,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The OTLP collector that gets the traces; empty: none."""
 
     def __post_init__(self) -> None:
+        check_tls_settings(self)
         if not self.db and not self.nodes:
             raise SettingsError("a frontend must know where its nodes are; set --nodes or --db.")
         if self.db and self.nodes:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -52,7 +52,21 @@ CONFIG_VARIABLE = "LIVENESS_CONFIG"
 FRONTEND_ONLY = ("nodes",)
 """Names of settings that only a frontend has; see `liveness.config.frontend_settings`."""
 HTTP_OFF = "off"
+TLS_CLIENT_AUTH_REQUIRED = "required"
 DAY_S = 86_400
+
+
+class TlsSettings(Protocol):
+    """The settings of TLS, which a server and a frontend have."""
+
+    @property
+    def tls_cert_file(self) -> str: ...
+    @property
+    def tls_key_file(self) -> str: ...
+    @property
+    def tls_client_ca_file(self) -> str: ...
+    @property
+    def tls_client_auth(self) -> str: ...
 
 
 class SettingsError(Exception):
@@ -66,6 +80,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The address of the HTTP API and the dashboard, or `off`."""
     http_hosts: tuple[str, ...] = ()
     """Further host names under which clients reach HTTP, for instance through a reverse proxy."""
+    tls_cert_file: str = ""
+    """The certificate of the public listeners, gRPC and HTTP, and those of intermediate authorities; empty: no TLS."""
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""
+    """The authorities that sign certificates of clients; empty: clients are not asked for certificates."""
+    tls_client_auth: str = "optional"
+    """Whether a client must have a certificate: optional or required."""
     advertise: str = ""
     """The address at which other nodes and frontends reach this node; empty: that of `listen`."""
     node_lease_ms: int = 4_000
@@ -124,6 +145,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if value is None:
                 raise _invalid_value(f"setting {name}", given, setting_type)
             force_setattr(self, name, value)
+        check_tls_settings(self)
         if self.webhook_url:
             self._check_webhook()
         if self.relay:
@@ -180,11 +202,35 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1:7400"
     """One address, or several with commas between them."""
     namespace: str = "default"
+    tls: bool = False
+    """Connect with TLS. The other settings of TLS imply it."""
+    tls_ca_file: str = ""
+    """The authorities that sign the certificates of servers; empty: those that this system trusts."""
+    tls_client_cert_file: str = ""
+    tls_client_key_file: str = ""
+    tls_server_name: str = ""
+    """The name in the server's certificate, if it is not the one in the address."""
+    token_file: str = ""
+    """The file with the token that says who calls."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The distinct addresses, of nodes of the same cluster."""
         return tuple(dict.fromkeys(split_list(self.address)))
+
+
+def check_tls_settings(settings: TlsSettings) -> None:
+    if bool(settings.tls_cert_file) != bool(settings.tls_key_file):
+        given, missing = (
+            ("tls_cert_file", "tls_key_file") if settings.tls_cert_file else ("tls_key_file", "tls_cert_file")
+        )
+        raise SettingsError(f"{given} is set without {missing}; TLS needs both.")
+    if settings.tls_client_ca_file and not settings.tls_cert_file:
+        raise SettingsError("tls_client_ca_file is set without tls_cert_file; TLS needs both.")
+    if settings.tls_client_auth == TLS_CLIENT_AUTH_REQUIRED and not settings.tls_client_ca_file:
+        raise SettingsError(
+            "tls_client_auth is required, but nothing says which certificates are good; set tls_client_ca_file."
+        )
 
 
 # -- the type of each setting
@@ -214,6 +260,10 @@ SETTING_TYPES: Mapping[str, SettingType] = {
         lambda text: text == "" or is_address(text),
         "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:7400",
     ),
+    "tls_cert_file": _FILE_NAME,
+    "tls_key_file": _FILE_NAME,
+    "tls_client_ca_file": _FILE_NAME,
+    "tls_client_auth": choice_setting("optional", TLS_CLIENT_AUTH_REQUIRED),
     "node_lease_ms": int_setting(500, 600_000),
     "db_connections": int_setting(2, 1_000),
     "shards": int_setting(1, 4_096),
@@ -270,6 +320,14 @@ CLIENT_SETTING_TYPES: Mapping[str, SettingType] = {
         f"{_HOST_PORT}, or several with commas between them",
     ),
     "namespace": string_setting(bool, "the name of a namespace, not empty"),
+    "tls": bool_setting(),
+    "tls_ca_file": _FILE_NAME,
+    "tls_client_cert_file": _FILE_NAME,
+    "tls_client_key_file": _FILE_NAME,
+    "tls_server_name": string_setting(
+        lambda text: text == "" or is_host_name(text), "the name of a host, without a port"
+    ),
+    "token_file": _FILE_NAME,
 }
 
 

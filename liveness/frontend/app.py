@@ -22,6 +22,8 @@ from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
+from liveness.security.private_listener import PrivateListener
+from liveness.security.tls_settings import make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.shutdown_gate import ShutdownGate
@@ -110,6 +112,10 @@ class Frontend:
         self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=self._instance)
         self.address = ""
         """host:port, with the actual port if port 0 was set."""
+        self.tls = make_listener_tls(settings, self._clock)
+        """None if the listeners use plain text."""
+        self.private_listener: PrivateListener | None = None
+        """How HTTP in this process reaches gRPC; None: by the public listener."""
 
     async def __aenter__(self) -> Frontend:
         await self.start()
@@ -177,9 +183,15 @@ class Frontend:
         server.add_generic_rpc_handlers((unknown_methods,))
         host, _, _ = settings.listen.rpartition(":")
         try:
-            port = server.add_insecure_port(settings.listen)
+            if self.tls is None:
+                port = server.add_insecure_port(settings.listen)
+            else:
+                port = server.add_secure_port(settings.listen, self.tls.grpc_credentials())
         except RuntimeError as error:
             raise ListenFailed(listen=settings.listen) from error
+        if self.tls is not None:
+            self.private_listener = PrivateListener.add_to(server)
+            self._tasks.start(self.tls.run())
         await server.start()
         self.address = f"{host}:{port}"
 
@@ -206,6 +218,8 @@ class Frontend:
         await self._tasks.close()
         await self.gateway.close()
         await self._source.close()
+        if self.private_listener is not None:
+            self.private_listener.close()
         if self._tracer is not None:
             await self._tracer.close()
 

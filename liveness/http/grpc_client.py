@@ -36,12 +36,23 @@ _OPTIONS = (
 
 
 class GrpcClient:
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    def __init__(self, address: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
+        """`connect`: opens a channel, given an address and options."""
+        self._address = address
+        self._connect = connect
+        self._channel = connect(address, options=_OPTIONS)
         self._callables: dict[str, Any] = {}
+        self._replaced: list[Any] = []
+
+    def reconnect(self) -> None:
+        """Use a new channel for new calls. Calls and streams on the previous ones go on."""
+        self._replaced.append(self._channel)
+        self._channel = self._connect(self._address, options=_OPTIONS)
+        self._callables = {}
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in (*self._replaced, self._channel):
+            await channel.close()
 
     def start_call(
         self, method: MethodDescriptor, request: Message, headers: Headers, timeout_s: float | None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvicorn
@@ -65,13 +67,17 @@ class HttpServer:
         static: Path = STATIC,
         streams_max: int = STREAMS_MAX,
         body_reader: BodyReader | None = None,
+        connect: Callable[..., Any] = grpc.aio.insecure_channel,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics."""
-        self.url = listen_address.url
+        """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics.
+        `connect`: opens the channel to `grpc_address`. `ssl_context`: None to serve plain HTTP."""
+        self.url = listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
+        self._ssl_context = ssl_context
         self._listen_address = listen_address
         self._metrics = metrics
         self._tasks = BackgroundTasks("http server")
-        self._grpc_client = GrpcClient(grpc_address)
+        self._grpc_client = GrpcClient(grpc_address, connect)
         path_handlers: dict[str, PathHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
         if metrics is not None:
             path_handlers["/metrics"] = self._metrics_response
@@ -102,6 +108,8 @@ class HttpServer:
                 h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
             )
         )
+        self._uvicorn.config.load()
+        self._uvicorn.config.ssl = self._ssl_context
         self._serve_task = self._tasks.start(self._uvicorn.serve(sockets=[self._listen_address.socket]))
         try:
             # uvicorn sets a flag when it listens; it has no event to wait for.
@@ -114,6 +122,10 @@ class HttpServer:
             self._listen_address.socket.close()
             await self._grpc_client.close()
             raise
+
+    def reconnect(self) -> None:
+        """Use a new channel to the node, with the node's new certificate."""
+        self._grpc_client.reconnect()
 
     def stop_accepting(self) -> None:
         """Accept no connections any more and end the streams. Calls in flight are answered as long as the node runs.

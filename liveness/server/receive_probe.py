@@ -44,25 +44,35 @@ async def _answer(_request: bytes, _context: grpc.aio.ServicerContext[Any, Any])
 
 
 class ReceiveProbe:
-    def __init__(self, connect: Callable[..., Any], address: str, node: Node) -> None:
-        """`address`: the address that this server listens on."""
+    def __init__(
+        self,
+        connect: Callable[..., Any],
+        address: str,
+        node: Node,
+        certificate: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`address`: the address that this server listens on. `certificate`: returns another object when `connect` must
+        be called again, because the server's certificate was replaced."""
         self._connect = connect
+        self._certificate = certificate
         self._address = _own_address(address)
         self._node = node
         self._unreachable_since_ms: int | None = None
 
     async def run(self) -> None:
         node = self._node
-        channel = self._connect(self._address, options=CHANNEL_OPTIONS)
-        receive = channel.unary_unary(f"/{SERVICE_NAME}/{METHOD_NAME}")
         node.receive_progress.start_measuring()
-        try:
-            while not node.listening.is_stopped:
-                wait_ms = await self._probe(receive)
-                if wait_ms:
-                    await wait_for_event(node.receive_progress.probe_wanted, node.clock, wait_ms)
-        finally:
-            await channel.close()
+        while not node.listening.is_stopped:
+            certificate = self._certificate()
+            channel = self._connect(self._address, options=CHANNEL_OPTIONS)
+            receive = channel.unary_unary(f"/{SERVICE_NAME}/{METHOD_NAME}")
+            try:
+                while not node.listening.is_stopped and certificate is self._certificate():
+                    wait_ms = await self._probe(receive)
+                    if wait_ms:
+                        await wait_for_event(node.receive_progress.probe_wanted, node.clock, wait_ms)
+            finally:
+                await channel.close()
 
     async def _probe(self, receive: Callable[..., Any]) -> int:
         """Send a probe. Returns how long to wait before the next one if no lease waits for it."""

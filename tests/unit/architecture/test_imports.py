@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 # The parts that each part may import: `domain ← store ← {expiry, diagnostics} ← engine ← dispatch ← tasks ← integrations`,
-# all below `app`; `sdk → v1, clock, templated_error, rpc_details, network_addresses, version`. A new part must be added here.
+# all below `app`; `sdk → v1, client_credentials, clock, templated_error, rpc_details, network_addresses, version`. A new part must be added here.
 BELOW: dict[str, set[str]] = {
     part: {f"liveness.{name}" for name in below.split()}
     for part, below in {
@@ -27,6 +27,8 @@ BELOW: dict[str, set[str]] = {
         "liveness.version": "",
         "liveness.rpc_details": "",
         "liveness.network_addresses": "",
+        "liveness.client_credentials": "network_addresses",
+        "liveness.security": "config templated_error clock",
         "liveness.domain": "templated_error",
         "liveness.rpc": "domain rpc_details version",
         "liveness.store": "domain templated_error",
@@ -40,14 +42,14 @@ BELOW: dict[str, set[str]] = {
         "liveness.routing": "domain rpc rpc_details v1 background clock",
         "liveness.cluster": "domain store expiry engine routing v1 background clock",
         "liveness.server": "domain store expiry engine dispatch cluster routing rpc rpc_details network_addresses telemetry config v1 background clock version",
-        "liveness.app": "background clock cluster config dispatch engine integrations routing server store tasks telemetry rpc v1 version",
-        "liveness.frontend": "background clock cluster config routing rpc server store telemetry v1 version",
+        "liveness.app": "background clock cluster config dispatch engine integrations routing security server store tasks telemetry rpc v1 version",
+        "liveness.frontend": "background clock cluster config routing rpc security server store telemetry v1 version",
         "liveness.http": "domain rpc rpc_details v1 background clock version",
         "liveness.dashboard": "",
-        "liveness.sdk": "v1 clock templated_error rpc_details network_addresses version",
+        "liveness.sdk": "v1 client_credentials clock templated_error rpc_details network_addresses version",
         "liveness.demo": "sdk v1 clock",
         "liveness.testing": "app clock config domain",
-        "liveness.cli": "app clock config demo domain engine frontend http rpc rpc_details store telemetry v1 version",
+        "liveness.cli": "app client_credentials clock config demo domain engine frontend http rpc rpc_details security store telemetry v1 version",
         "liveness.__main__": "cli",
         # Public names of modules that lie in other folders.
         "liveness.settings": "config",
