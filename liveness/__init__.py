@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from liveness.sdk import ActivityRef, Client, FencingToken, RetryPolicy, Worker
+    from liveness.sdk import TLS, ActivityRef, Client, FencingToken, RetryPolicy, TokenFile, Worker
 
-__all__ = ["ActivityRef", "Client", "FencingToken", "RetryPolicy", "Worker"]
+__all__ = ["TLS", "ActivityRef", "Client", "FencingToken", "RetryPolicy", "TokenFile", "Worker"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -107,7 +106,7 @@ def replace(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_bytes(content)
     temporary.chmod(0o600)
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def _issue(

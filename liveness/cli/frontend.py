@@ -32,7 +32,9 @@ from liveness.version import VERSION
 )
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option(
-    "--tls-cert-file", metavar="FILE", help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]"
+    "--tls-cert-file",
+    metavar="FILE",
+    help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]",
 )
 @click.option("--tls-key-file", metavar="FILE", help="The key of that certificate.")
 @click.option(

@@ -66,7 +66,9 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     "--relay-replicas", metavar="N", help="Replicas of the stream, if the server creates it.  [default: 1]"
 )
 @click.option(
-    "--tls-cert-file", metavar="FILE", help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]"
+    "--tls-cert-file",
+    metavar="FILE",
+    help="The certificate for gRPC and HTTP, in PEM format.  [default: no TLS]",
 )
 @click.option("--tls-key-file", metavar="FILE", help="The key of that certificate.")
 @click.option(

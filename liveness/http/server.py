@@ -72,7 +72,9 @@ class HttpServer:
     ) -> None:
         """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics.
         `connect`: opens the channel to `grpc_address`. `ssl_context`: None to serve plain HTTP."""
-        self.url = listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
+        self.url = (
+            listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
+        )
         self._ssl_context = ssl_context
         self._listen_address = listen_address
         self._metrics = metrics

@@ -6,10 +6,12 @@ async with Worker("localhost:7400", task_queue="resize") as worker:
     await worker.run()
 """
 
+from liveness.client_credentials import TLS, TokenFile
 from liveness.sdk.binding import Binding
 from liveness.sdk.client import ActivityInfo, BlockingClient, Client, Scheduled
 from liveness.sdk.converter import Converter, DefaultConverter, Payload
 from liveness.sdk.errors import (
+    AccessRefused,
     ActivityDiffers,
     ActivityFinished,
     ActivityHeld,
@@ -22,11 +24,14 @@ from liveness.sdk.errors import (
     CannotStart,
     GiveUp,
     InvalidArgument,
+    InvalidCredentials,
     LeaseLost,
     LivenessSdkError,
     NamespaceUnknown,
     NoNewWork,
+    NotAuthenticated,
     NotConvertible,
+    NotPermitted,
     QuotaReached,
     RetryLater,
     ServerAway,
@@ -42,6 +47,8 @@ from liveness.sdk.values import ActivityRef, ActivityState, FencingToken, RetryP
 from liveness.sdk.worker import Worker
 
 __all__ = [
+    "TLS",
+    "AccessRefused",
     "ActivityDiffers",
     "ActivityFinished",
     "ActivityHeld",
@@ -63,12 +70,15 @@ __all__ = [
     "FencingToken",
     "GiveUp",
     "InvalidArgument",
+    "InvalidCredentials",
     "LeaseLost",
     "LivenessSdkError",
     "LostSignal",
     "NamespaceUnknown",
     "NoNewWork",
+    "NotAuthenticated",
     "NotConvertible",
+    "NotPermitted",
     "Payload",
     "QuotaReached",
     "RetryLater",
@@ -78,6 +88,7 @@ __all__ = [
     "SessionReplaced",
     "Stats",
     "Task",
+    "TokenFile",
     "VersionMismatch",
     "Worker",
     "WorkerEnded",

@@ -45,6 +45,15 @@ RECHECK_MS = 25
 read the messages that arrived meanwhile."""
 RECONNECT_BACKOFF_MS = (100, 1_000)
 
+REFUSED_CODES = frozenset(
+    {
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
+"""The server refuses the stream itself, not a worker on it."""
+
 log = logging.getLogger("liveness.sdk")
 
 WorkerId: TypeAlias = tuple[str, str]
@@ -236,7 +245,7 @@ class AttachStream:
             self._unattended |= dict.fromkeys(current.attached & self._sessions.keys(), current)
         for broken in {*self._unattended.values()} if not self._closed else ():
             Thread(target=self._probe, args=(broken,), name="liveness-probe", daemon=True).start()
-        if rpc_failure.code is grpc.StatusCode.UNIMPLEMENTED:
+        if rpc_failure.code in REFUSED_CODES:
             for session in list(self._sessions.values()):
                 session.on_attach_failed(rpc_failure)
         if self._closed or self._reconnect_timer is not None or not self._sessions:

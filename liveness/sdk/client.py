@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Self, TypeVar, overload
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from liveness.client_credentials import TLS, Token
 from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
-from liveness.sdk.connection import Connection, UnaryMethod
+from liveness.sdk.connection import Connection, UnaryMethod, credentials_for
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter, Payload, decode, encode, parse_json
 from liveness.sdk.failover import ServerEndpoint
 from liveness.sdk.rpc_failures import RpcFailed, activity_error
@@ -128,11 +129,16 @@ class Client:
         namespace: str = "default",
         timeout: float = 10.0,
         converter: Converter = DEFAULT_CONVERTER,
+        tls: bool | TLS | None = None,
+        token: Token | None = None,
     ) -> None:
         """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list. `timeout`: seconds for which a
-        call is tried again while no node can serve it. `converter`: encodes inputs and decodes results."""
+        call is tried again while no node can serve it. `converter`: encodes inputs and decodes results. `tls`: True, or a `TLS` with files; None: as
+        the LIVENESS_TLS_* variables say. `token`: says who calls; a text, a `TokenFile`, or a function that returns it; None: the file
+        that LIVENESS_TOKEN_FILE names."""
         self._converter = converter
         self._addresses = parse_addresses(address)
+        self._credentials = credentials_for(self._addresses, tls, token)
         self._namespace = namespace
         self._timeout_ms = int(timeout * 1_000)
         self._connection: Connection | None = None
@@ -265,7 +271,7 @@ class Client:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = Connection.acquire(self._addresses)
+            self._connection = Connection.acquire(self._addresses, self._credentials)
         return self._connection
 
     async def _call(self, name: str, request: Message, ref: ActivityRef) -> Any:

@@ -1,4 +1,4 @@
-"""The connection to a cluster: one per process and list of addresses, shared by all its workers and clients."""
+"""The connection to a cluster: one per process, list of addresses and credentials, shared by all its workers and clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
+from liveness.client_credentials import (
+    TLS,
+    Credentials,
+    CredentialsError,
+    LoadedCredentials,
+    Token,
+    resolve_credentials,
+)
 from liveness.clock import SystemClock
 from liveness.sdk import rpc_failures, traces
 from liveness.sdk.addresses import format_addresses
 from liveness.sdk.attach_stream import AttachStream
+from liveness.sdk.credentials_watch import CredentialsWatch
+from liveness.sdk.errors import InvalidCredentials
 from liveness.sdk.failover import ServerEndpoint, ServerEndpoints
 from liveness.sdk.heartbeat_sender import HeartbeatSender
 from liveness.sdk.heartbeat_state import BACKOFF_MS
@@ -26,6 +36,8 @@ from liveness.sdk.scheduler import SchedulerThread
 CALL_TIMEOUT_SECONDS = 5.0
 LAST_TRY_MS = 20
 """No try starts with less time than this."""
+RENEWED_LINGER_MS = 30_000
+"""How long the channel with the previous certificates stays open: longer than any poll lasts."""
 LINGER_MS = 1_000
 """How long the channel to the previous node stays open after a failover. A node that stops in order still answers pending
 calls and polls, and announces that it closes its stream; a node that hangs never does."""
@@ -46,6 +58,16 @@ SelectMethod: TypeAlias = Callable[[ServerEndpoint], UnaryMethod]
 """Selects the method to call on the current node."""
 
 
+def credentials_for(addresses: tuple[str, ...], tls: bool | TLS | None, token: Token | None) -> Credentials:
+    """The credentials that a program names, and else the environment. Raises InvalidCredentials."""
+    try:
+        credentials = resolve_credentials(tls, token)
+        credentials.check_addresses(addresses)
+    except CredentialsError as error:
+        raise InvalidCredentials(detail=str(error)) from None
+    return credentials
+
+
 def uncancellable_future() -> Future[Any]:
     """A future that a waiting caller cannot cancel: only its creator completes it."""
     future: Future[Any] = Future()
@@ -56,30 +78,49 @@ def uncancellable_future() -> Future[Any]:
 class Connection:
     """Created by `Connection.acquire(addresses)`; each user calls `release` when done."""
 
-    _shared: ClassVar[dict[tuple[int, tuple[str, ...]], Connection]] = {}
+    _shared: ClassVar[dict[tuple[object, ...], Connection]] = {}
     _lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, addresses: tuple[str, ...], shared_key: tuple[object, ...], credentials: LoadedCredentials
+    ) -> None:
         self.address = format_addresses(addresses)
-        self._addresses = addresses
+        self._shared_key = shared_key
         self.clock = SystemClock()
         self.random = Random()
-        self.endpoints = ServerEndpoints(addresses, self.random, self._on_endpoint_left)
+        self.endpoints = ServerEndpoints(
+            addresses, self.random, self._on_endpoint_left, credentials.open_channel
+        )
         self.scheduler = SchedulerThread(self.clock, "liveness-sdk", self._on_thread_failure)
-        self.heartbeat_sender = HeartbeatSender(self.scheduler, self.endpoints, self.random)
+        self.credentials_watch = CredentialsWatch(credentials, self.scheduler, self._renew_channel)
+        self.heartbeat_sender = HeartbeatSender(
+            self.scheduler, self.endpoints, self.random, self.credentials_watch.reload_token
+        )
         self.stream = AttachStream(self.scheduler, self.endpoints, self.random)
         self.on_thread_failure: dict[int, Callable[[], None]] = {}
         self._user_count = 0
         self._pending_calls: set[Future[Any]] = set()
         self.scheduler.start()
+        self.credentials_watch.start()
 
     @classmethod
-    def acquire(cls, addresses: tuple[str, ...]) -> Connection:
+    def acquire(cls, addresses: tuple[str, ...], credentials: Credentials | None = None) -> Connection:
+        """Raises InvalidCredentials if the credentials cannot be read."""
+        credentials = credentials or Credentials()
+        shared_key = os.getpid(), addresses, credentials.shared_key
         with cls._lock:
-            shared_key = os.getpid(), addresses
+            connection = cls._shared.get(shared_key)
+            if connection is not None:
+                connection._user_count += 1
+                return connection
+        try:
+            loaded = LoadedCredentials(credentials)  # without the lock, because this may take a while
+        except CredentialsError as error:
+            raise InvalidCredentials(detail=str(error)) from None
+        with cls._lock:
             connection = cls._shared.get(shared_key)
             if connection is None:
-                connection = cls._shared[shared_key] = cls(addresses)
+                connection = cls._shared[shared_key] = cls(addresses, shared_key, loaded)
             connection._user_count += 1
             return connection
 
@@ -88,7 +129,8 @@ class Connection:
             self._user_count -= 1
             if self._user_count:
                 return
-            self._shared.pop((os.getpid(), self._addresses), None)
+            self._shared.pop(self._shared_key, None)
+        self.credentials_watch.stop()
         self.scheduler.call_soon(self.stream.close)
         self.scheduler.stop()
         self.endpoints.close_all()
@@ -113,6 +155,7 @@ class Connection:
         outcome.add_done_callback(self._pending_calls.discard)
         wait_ms = BACKOFF_MS[0]
         failures = 0
+        token_reloaded = False
         parent_context = traces.current_span_context()
 
         def time_left_ms() -> float:
@@ -135,7 +178,7 @@ class Connection:
             call.add_done_callback(lambda done: self.scheduler.call_soon(lambda: on_done(endpoint, done)))
 
         def on_done(endpoint: ServerEndpoint, call: Any) -> None:
-            nonlocal wait_ms, failures
+            nonlocal wait_ms, failures, token_reloaded
             if call.code() is grpc.StatusCode.OK:
                 self.endpoints.mark_success(endpoint)
                 outcome.set_result(call.result())
@@ -144,6 +187,10 @@ class Connection:
             failures += 1
             retry_now = self.endpoints.report_failure(endpoint, rpc_failure, failures)
             left_ms = time_left_ms()
+            if rpc_failure.code is grpc.StatusCode.UNAUTHENTICATED and not token_reloaded:
+                token_reloaded = True
+                if left_ms > LAST_TRY_MS and self.credentials_watch.reload_token(attempt):
+                    return
             is_too_late = left_ms <= max(LAST_TRY_MS, rpc_failure.retry_after_ms)
             if is_too_late or not should_retry(rpc_failure):
                 outcome.set_exception(RpcFailed(rpc_failure))
@@ -170,6 +217,13 @@ class Connection:
     def _on_endpoint_left(self, endpoint: ServerEndpoint) -> None:
         self.scheduler.call_soon(self.heartbeat_sender.on_failover)
         self.scheduler.call_at(self.scheduler.now_ms() + LINGER_MS, lambda: self.endpoints.close(endpoint))
+
+    def _renew_channel(self) -> None:
+        """The certificates have changed. Calls on the previous channel go on; new ones use the new certificates."""
+        previous = self.endpoints.renew()
+        self.scheduler.call_at(
+            self.scheduler.now_ms() + RENEWED_LINGER_MS, lambda: self.endpoints.close(previous)
+        )
 
     def _on_thread_failure(self) -> None:
         for callback in list(self.on_thread_failure.values()):

@@ -20,7 +20,11 @@ LivenessSdkError
 │   ├── AlreadyBound
 │   ├── BindingRefused
 │   └── NoNewWork
+├── AccessRefused           the server does not let this program do it
+│   ├── NotAuthenticated
+│   └── NotPermitted
 ├── InvalidArgument         the program must be changed
+│   ├── InvalidCredentials
 │   └── NotConvertible
 ├── CallFailed              any other failure of a call
 └── Outcome                 raised by handlers to end an attempt
@@ -157,10 +161,32 @@ class NoNewWork(ActivityRefused):
     template = "{activity} was not given to this worker, which is paused or drained: {detail}"
 
 
+class AccessRefused(_TemplatedSdkError):
+    template = "The server at {address} refused {call}: {detail}"
+
+    address: str
+    call: str
+    detail: str
+
+
+class NotAuthenticated(AccessRefused):
+    template = "The server at {address} does not know who calls {call}: {detail} Set token= or LIVENESS_TOKEN_FILE to a valid token."
+
+
+class NotPermitted(AccessRefused):
+    template = "The server at {address} does not permit {call}: {detail} Ask its operator for a grant, or use another token."
+
+
 class InvalidArgument(_TemplatedSdkError):
     template = "The server refused the request: {detail}"
 
     detail: str
+
+
+class InvalidCredentials(InvalidArgument):
+    """A token, certificate or key cannot be read, or must not be sent."""
+
+    template = "The credentials cannot be used: {detail}."
 
 
 class NotConvertible(InvalidArgument):

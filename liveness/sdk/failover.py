@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -50,6 +50,8 @@ another one; but distant nodes need time to connect. So the timeout starts short
 log = logging.getLogger("liveness.sdk")
 
 T = TypeVar("T")
+OpenChannel: TypeAlias = Callable[[str, Sequence[tuple[str, Any]]], grpc.Channel]
+"""Opens a channel, given an address and options."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,18 +64,24 @@ class ServerEndpoint:
     activities: ActivityServiceStub
 
     @classmethod
-    def connect(cls, address: str, connect_timeout_ms: int) -> ServerEndpoint:
+    def connect(
+        cls, address: str, connect_timeout_ms: int, open_channel: OpenChannel = grpc.insecure_channel
+    ) -> ServerEndpoint:
         """Open a lazy channel: it connects when it is first used."""
         options = (*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", connect_timeout_ms))
-        channel = grpc.insecure_channel(address, options=options)
+        channel = open_channel(address, options)
         return cls(address, channel, LivenessServiceStub(channel), ActivityServiceStub(channel))
 
 
 class ServerEndpoints:
-    """Only the scheduler's thread may call `mark_success`, `report_failure` and `close`; any thread may call the rest."""
+    """Only the scheduler's thread may call `mark_success`, `report_failure`, `renew` and `close`; any thread may call the rest."""
 
     def __init__(
-        self, addresses: Sequence[str], random: Random, on_abandoned: Callable[[ServerEndpoint], None]
+        self,
+        addresses: Sequence[str],
+        random: Random,
+        on_abandoned: Callable[[ServerEndpoint], None],
+        open_channel: OpenChannel = grpc.insecure_channel,
     ) -> None:
         """`on_abandoned` is called after each failover with the previous endpoint. Its calls still run until `close`."""
         # Each process has its own order: a fleet spreads over the nodes, and the workers of a dead node over the others.
@@ -82,6 +90,7 @@ class ServerEndpoints:
         self._failover_count = 0
         """Failovers since a call was last answered."""
         self._on_abandoned = on_abandoned
+        self._open_channel = open_channel
         self._lock = Lock()
         self._abandoned_endpoints: set[ServerEndpoint] = set()
         self.current = self._open_endpoint()
@@ -115,6 +124,14 @@ class ServerEndpoints:
             self._switch(rpc_failure)
         return endpoint is not self.current and failures < len(self)
 
+    def renew(self) -> ServerEndpoint:
+        """Open a channel with the current certificates to the same address. Returns the previous endpoint; its calls still
+        run until `close`."""
+        with self._lock:
+            previous, self.current = self.current, self._open_endpoint()
+            self._abandoned_endpoints.add(previous)
+        return previous
+
     def close(self, endpoint: ServerEndpoint) -> None:
         """Close the channel. Its pending calls end as CANCELLED."""
         with self._lock:
@@ -135,4 +152,5 @@ class ServerEndpoints:
         self._on_abandoned(abandoned)
 
     def _open_endpoint(self) -> ServerEndpoint:
-        return ServerEndpoint.connect(self._addresses[self._current_index], self.connect_timeout_ms)
+        address = self._addresses[self._current_index]
+        return ServerEndpoint.connect(address, self.connect_timeout_ms, self._open_channel)

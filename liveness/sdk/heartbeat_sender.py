@@ -7,6 +7,7 @@ due a little later. Everything here runs on the scheduler's thread.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +17,7 @@ from liveness.sdk import rpc_failures, traces
 from liveness.sdk.failover import ServerEndpoint, ServerEndpoints
 from liveness.sdk.heartbeat_state import HeartbeatOutcome, HeartbeatState
 from liveness.sdk.rpc_failures import RpcFailure
-from liveness.sdk.scheduler import SchedulerThread, Timer
+from liveness.sdk.scheduler import Action, SchedulerThread, Timer
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsRequest, RecordWorkerHeartbeatsResponse
 
 BATCH_HEARTBEATS_MAX = 1_000
@@ -47,10 +48,20 @@ class _NamespaceBatch:
         self.failures = 0
         """Consecutive calls in which no heartbeat was answered."""
         self.timer: Timer | None = None
+        self.token_reloaded = False
+        """The token was read again, and no call has been answered since."""
 
 
 class HeartbeatSender:
-    def __init__(self, scheduler: SchedulerThread, endpoints: ServerEndpoints, random: Random) -> None:
+    def __init__(
+        self,
+        scheduler: SchedulerThread,
+        endpoints: ServerEndpoints,
+        random: Random,
+        reload_token: Callable[[Action], bool] = lambda _: False,
+    ) -> None:
+        """`reload_token(then)` reads the token again and then runs `then`; it returns False if there is no token."""
+        self._reload_token = reload_token
         self._scheduler = scheduler
         self._endpoints = endpoints
         self._random = random
@@ -145,7 +156,14 @@ class HeartbeatSender:
         call: Any,
     ) -> None:
         batch = self._batches[namespace]
+        if call.code() is grpc.StatusCode.UNAUTHENTICATED and not batch.token_reloaded:
+            batch.token_reloaded = True
+            # The call counts as pending until then, so that nothing is sent with the old token.
+            if self._reload_token(lambda: self._send_again(namespace, included, heartbeat_states)):
+                return
         batch.call = None
+        if call.code() is grpc.StatusCode.OK:
+            batch.token_reloaded = False
         replies = _parse_replies(call, len(included))
         retry_now = self._should_retry_now(batch, replies)
         for session, heartbeat_state, reply in zip(included, heartbeat_states, replies, strict=True):
@@ -160,6 +178,19 @@ class HeartbeatSender:
                 outcome = heartbeat_state.handle_reply(reply.result, now_ms)
             if heartbeat_state is session.heartbeat_state:
                 session.apply_outcome(outcome)
+        self.schedule(namespace)
+
+    def _send_again(
+        self, namespace: str, included: list[HeartbeatSource], heartbeat_states: list[HeartbeatState]
+    ) -> None:
+        """Repeat the heartbeats as they were, with the token that has been read again."""
+        self._batches[namespace].call = None
+        rpc_failure = RpcFailure(grpc.StatusCode.UNAVAILABLE, message="the token was refused")
+        for session, heartbeat_state in zip(included, heartbeat_states, strict=True):
+            if heartbeat_state is session.heartbeat_state:
+                heartbeat_state.handle_failure(
+                    rpc_failure, self._scheduler.now_ms(), self._random.random(), retry_now=True
+                )
         self.schedule(namespace)
 
     def _should_retry_now(self, batch: _NamespaceBatch, replies: list[Reply]) -> bool:

@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status
 
 from liveness.rpc_details import parse_details, status_code, status_from_trailer
 from liveness.sdk.errors import (
+    AccessRefused,
     ActivityDiffers,
     ActivityFinished,
     ActivityHeld,
@@ -22,6 +23,8 @@ from liveness.sdk.errors import (
     LivenessSdkError,
     NamespaceUnknown,
     NoNewWork,
+    NotAuthenticated,
+    NotPermitted,
     QuotaReached,
     ServerAway,
     SessionReplaced,
@@ -101,6 +104,12 @@ def failure_of_call(call: grpc.Call) -> RpcFailure:
     return RpcFailure(call.code(), message=call.details() or "")
 
 
+_ACCESS_ERRORS: dict[grpc.StatusCode, type[AccessRefused]] = {
+    grpc.StatusCode.UNAUTHENTICATED: NotAuthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
+}
+
+
 def worker_error(
     rpc_failure: RpcFailure, call: str, *, address: str, namespace: str, worker: str
 ) -> LivenessSdkError:
@@ -118,6 +127,9 @@ def worker_error(
             return VersionMismatch(level=API_LEVEL, address=address, detail=f"it does not know {call}.")
         case "INVALID_ARGUMENT" | "INVALID_FIELD" | "MALFORMED_REQUEST":
             return InvalidArgument(detail=str(rpc_failure))
+    refusal = _ACCESS_ERRORS.get(rpc_failure.code)
+    if refusal is not None:
+        return refusal(address=address, call=call, detail=str(rpc_failure))
     return CallFailed(
         call=call, detail=rpc_failure.message.rstrip("."), code=rpc_failure.reason or rpc_failure.code.name
     )

@@ -184,11 +184,14 @@ class Runner:
             rpc_failure.is_retryable
             or rpc_failure.reason in RETRY_LATER_REASONS
             or rpc_failure.reason in FATAL_REASONS
+            or rpc_failure.code is grpc.StatusCode.UNAUTHENTICATED
         ):
             if (
                 rpc_failure.reason in WORKER_NOT_LIVE_REASONS
                 or rpc_failure.reason in FATAL_REASONS
                 or rpc_failure.reason.startswith("WORKER_")
+                # The heartbeat reads the token again, and ends the worker if that does not help.
+                or rpc_failure.code is grpc.StatusCode.UNAUTHENTICATED
             ):
                 self._session.send_heartbeat_now()
             self._poll_wait_ms = min(max(self._poll_wait_ms * 2, BACKOFF_MS[0]), BACKOFF_MS[1])

@@ -378,7 +378,7 @@ class WorkerSession:
     def on_attach_failed(self, rpc_failure: RpcFailure) -> None:
         if self._has_ended:
             return
-        if rpc_failure.code.name == "UNIMPLEMENTED":
+        if rpc_failure.code.name in ("UNIMPLEMENTED", "PERMISSION_DENIED"):
             self._stop(self._worker_error(rpc_failure, "Attach"))
             return
         log.debug("%s was not attached: %s", self.key, rpc_failure)

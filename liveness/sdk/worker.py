@@ -21,15 +21,16 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from liveness.client_credentials import TLS, Token, connect_failure_hint
 from liveness.sdk.addresses import Addresses, format_addresses, parse_addresses
 from liveness.sdk.binding import Binding, Claim
-from liveness.sdk.connection import Connection
+from liveness.sdk.connection import Connection, credentials_for
 from liveness.sdk.converter import DEFAULT_CONVERTER, Converter
 from liveness.sdk.errors import InvalidArgument, ServerAway, VersionMismatch, WorkerStopped
 from liveness.sdk.handlers import HANDLERS_MAX, Handler, RegisteredHandler, inspect_handler
 from liveness.sdk.held_attempt import call_on_loop
 from liveness.sdk.loop_lag import LoopLagProbe
-from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, worker_error
+from liveness.sdk.rpc_failures import API_LEVEL, RpcFailed, RpcFailure, worker_error
 from liveness.sdk.runner import Runner
 from liveness.sdk.session import WorkerSession
 from liveness.sdk.task import Stats
@@ -85,17 +86,22 @@ class Worker:
         identity: str = "",
         capabilities: Sequence[str] = (),
         converter: Converter = DEFAULT_CONVERTER,
+        tls: bool | TLS | None = None,
+        token: Token | None = None,
     ) -> None:
         """`address`: one node, or several nodes of one cluster: "a:7400,b:7400" or a list; the worker uses one of them and
         fails over when it does not answer. `instance_key`: unique per process; generated if None. `lease`: seconds for
         which the worker counts as alive after each heartbeat; None uses the namespace's default. `disconnect_grace`:
         seconds for which its connection may be gone before the lease ends; None for as long as the lease. `stop_timeout`:
         seconds for which handlers may continue after the worker is told to stop. `converter`: decodes inputs and encodes
-        results."""
+        results. `tls`: True, or a `TLS` with files; None: as
+        the LIVENESS_TLS_* variables say. `token`: says who calls; a text, a `TokenFile`, or a function that returns it; None: the file
+        that LIVENESS_TOKEN_FILE names."""
         if max_concurrent < 1:
             raise InvalidArgument(detail="max_concurrent must be at least 1.")
         self._addresses = parse_addresses(address)
         self._address = format_addresses(self._addresses)
+        self._credentials = credentials_for(self._addresses, tls, token)
         self._namespace = namespace
         self._configured_key = instance_key
         self._lease = lease
@@ -289,7 +295,7 @@ class Worker:
     def _start_steps(self) -> Iterator[_WaitStep]:
         if self._connection is not None:
             raise InvalidArgument(detail="a worker is for one `with` only; make another.")
-        connection = self._connection = Connection.acquire(self._addresses)
+        connection = self._connection = Connection.acquire(self._addresses, self._credentials)
         try:
             yield from self._register(connection)
         except BaseException:
@@ -333,7 +339,7 @@ class Worker:
         if isinstance(error, RpcFailed):
             rpc_failure = error.rpc_failure
             if rpc_failure.is_retryable:
-                raise ServerAway(address=self._address, detail=str(rpc_failure))
+                raise ServerAway(address=self._address, detail=self._connect_failure(rpc_failure))
             raise worker_error(
                 rpc_failure, "GetServerInfo", address=self._address, namespace=self._namespace, worker=""
             )
@@ -345,6 +351,10 @@ class Worker:
                 f"it is version {info.version} and speaks levels {info.api_level_min} to {info.api_level}."
             )
             raise VersionMismatch(level=API_LEVEL, address=self._address, detail=detail)
+
+    def _connect_failure(self, rpc_failure: RpcFailure) -> str:
+        uses_tls = self._credentials.tls is not None
+        return connect_failure_hint(rpc_failure.message, uses_tls=uses_tls) or str(rpc_failure)
 
     def _stop_steps(self, timeout_s: float) -> Iterator[_WaitStep]:
         session, connection = self._session, self._connection

@@ -97,9 +97,7 @@ class ListenerTls:
             self._rejected, self._is_rejection_logged = None, False
             return
         try:
-            certificate = await asyncio.to_thread(
-                check_tls_files, self._paths, read, self._clock.wall_ms()
-            )
+            certificate = await asyncio.to_thread(check_tls_files, self._paths, read, self._clock.wall_ms())
         except TlsFilesUnusable as error:
             self._reject(read, error)
             return
@@ -122,7 +120,9 @@ class ListenerTls:
         other, so they do not match for a moment."""
         if rejected == self._rejected and not self._is_rejection_logged:
             self._is_rejection_logged = True
-            logger.error("the new TLS files cannot be used; going on with the last certificate", why=str(error))
+            logger.error(
+                "the new TLS files cannot be used; going on with the last certificate", why=str(error)
+            )
         elif rejected != self._rejected:
             self._rejected, self._is_rejection_logged = rejected, False
 

@@ -133,5 +133,7 @@ def _make_http_context(paths: TlsPaths, files: TlsFiles) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED if paths.requires_client_cert else ssl.CERT_OPTIONAL
     except (ssl.SSLError, OSError) as error:
         why = getattr(error, "reason", None) or error.strerror or str(error)
-        raise TlsFilesUnusable(detail=f"{paths.cert_file} and {paths.key_file} were refused: {why}") from error
+        raise TlsFilesUnusable(
+            detail=f"{paths.cert_file} and {paths.key_file} were refused: {why}"
+        ) from error
     return context

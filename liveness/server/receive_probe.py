@@ -60,19 +60,22 @@ class ReceiveProbe:
         self._unreachable_since_ms: int | None = None
 
     async def run(self) -> None:
-        node = self._node
-        node.receive_progress.start_measuring()
-        while not node.listening.is_stopped:
-            certificate = self._certificate()
-            channel = self._connect(self._address, options=CHANNEL_OPTIONS)
-            receive = channel.unary_unary(f"/{SERVICE_NAME}/{METHOD_NAME}")
-            try:
-                while not node.listening.is_stopped and certificate is self._certificate():
-                    wait_ms = await self._probe(receive)
-                    if wait_ms:
-                        await wait_for_event(node.receive_progress.probe_wanted, node.clock, wait_ms)
-            finally:
-                await channel.close()
+        self._node.receive_progress.start_measuring()
+        while not self._node.listening.is_stopped:
+            await self._run_on_one_channel()
+
+    async def _run_on_one_channel(self) -> None:
+        """Return when the server stops, or its certificate was replaced."""
+        node, certificate = self._node, self._certificate()
+        channel = self._connect(self._address, options=CHANNEL_OPTIONS)
+        receive = channel.unary_unary(f"/{SERVICE_NAME}/{METHOD_NAME}")
+        try:
+            while not node.listening.is_stopped and self._certificate() is certificate:
+                wait_ms = await self._probe(receive)
+                if wait_ms:
+                    await wait_for_event(node.receive_progress.probe_wanted, node.clock, wait_ms)
+        finally:
+            await channel.close()
 
     async def _probe(self, receive: Callable[..., Any]) -> int:
         """Send a probe. Returns how long to wait before the next one if no lease waits for it."""

@@ -172,7 +172,9 @@ async def test_certificates_rotate_under_load_without_a_failed_call(
                     assert tls.certificate is not before
                     # A call of each kind between two rotations.
                     await eventually(
-                        lambda earlier=calls_before: all(calls[kind] > count for kind, count in earlier.items())
+                        lambda earlier=calls_before: all(
+                            calls[kind] > count for kind, count in earlier.items()
+                        )
                     )
             finally:
                 rotated.set()
@@ -296,7 +298,7 @@ async def test_http_without_unix_sockets_uses_tls_and_survives_a_rotation(
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds. The files are looked at once a second, which nothing announces."""
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from liveness.app import Server
 from liveness.cli.http_listener import bind_http, start_http
@@ -76,12 +77,10 @@ async def heartbeat(channel: Any, key: str = "w-1") -> None:
 
 async def refusal(channel: Any) -> str:
     """Return why a heartbeat failed."""
-    try:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
         await heartbeat(channel)
-    except grpc.aio.AioRpcError as error:
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        return error.details() or ""
-    raise AssertionError("the call was accepted")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    return caught.value.details() or ""
 
 
 def client_context(ca_pem: bytes) -> ssl.SSLContext:

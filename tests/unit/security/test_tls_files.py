@@ -34,7 +34,8 @@ def refusal(files: TlsFolder, client_ca_file: Path | None = None) -> str:
     with pytest.raises(TlsFilesUnusable) as caught:
         load(files, client_ca_file)
     message = str(caught.value)
-    assert message.endswith(".") and "\n" not in message
+    assert message.endswith(".")
+    assert "\n" not in message
     return message
 
 
