@@ -19,6 +19,7 @@ from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.client_credentials import TLS, Token, connect_failure_hint
@@ -43,6 +44,7 @@ SDK_NAME = "liveness-python"
 SHUTDOWN_TIMEOUT_SECONDS = 5.0
 STOP_MARGIN_SECONDS = 1.0
 """Time for bodies to stop after they were told to."""
+REASON_TIMEOUT_SECONDS = 0.25
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("liveness.sdk")
@@ -318,6 +320,14 @@ class Worker:
             ),
         )
         yield _WaitStep(server_info, self._start_timeout + STOP_MARGIN_SECONDS)
+        if _has_timed_out(server_info):
+            # The call waited for a connection. One that does not wait fails with the reason why there is none.
+            server_info = connection.call(
+                lambda endpoint: endpoint.liveness.GetServerInfo,
+                GetServerInfoRequest(namespace=self._namespace),
+                timeout_s=REASON_TIMEOUT_SECONDS,
+            )
+            yield _WaitStep(server_info, STOP_MARGIN_SECONDS)
         self._check_server(server_info)
         wall_ms = connection.clock.wall_ms()
         self._profile.start_time.CopyFrom(
@@ -439,6 +449,11 @@ class Worker:
         if self._stop_reason:
             self._stop_at_once = True
         self.stop(f"it got {number.name}")
+
+
+def _has_timed_out(server_info: Future[GetServerInfoResponse]) -> bool:
+    error = server_info.exception() if server_info.done() else None
+    return isinstance(error, RpcFailed) and error.rpc_failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _handler_or_default(

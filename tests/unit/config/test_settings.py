@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from liveness.config.frontend_settings import load_frontend_settings
 from liveness.config.settings import (
     SETTING_TYPES,
     ClientSettings,
@@ -535,3 +536,27 @@ def test_relay_queues_of_a_namespace_that_is_not_served_are_refused() -> None:
     assert refusal({"namespaces": "a", "relay": "nats://h", "relay_queues": "c/*"}, {}) == (
         "relay_queues has c/*, but c is not among the namespaces that are served: a."
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tls_cert_file": "server.pem"}, "tls_cert_file is set without tls_key_file; TLS needs both."),
+        ({"tls_key_file": "server.key"}, "tls_key_file is set without tls_cert_file; TLS needs both."),
+        (
+            {"tls_client_ca_file": "clients.pem"},
+            "tls_client_ca_file is set without tls_cert_file; TLS needs both.",
+        ),
+        (
+            {"tls_cert_file": "server.pem", "tls_key_file": "server.key", "tls_client_auth": "required"},
+            "tls_client_auth is required, but nothing says which certificates are good; set tls_client_ca_file.",
+        ),
+    ],
+)
+def test_settings_of_tls_that_contradict_each_other(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError) as of_server:
+        load_settings(settings, {})
+    assert str(of_server.value) == message
+    with pytest.raises(SettingsError) as of_frontend:
+        load_frontend_settings({"nodes": "a:7400", **settings}, {})
+    assert str(of_frontend.value) == message
