@@ -77,6 +77,6 @@ def main() -> None:
       liveness workers list --state active  the workers that are alive
       liveness doctor                       check this installation
 
-    Client commands find the server through --address or LIVENESS_ADDRESS. The options --address, --namespace and --json
-    are accepted before and after a client command; the last one wins. Other commands refuse those that they do not use.
+    Client commands find the server through --address or LIVENESS_ADDRESS. The options --address, --namespace, --json,
+    --token-file and those of --tls are accepted before and after a client command; the last one wins. Other commands refuse those that they do not use.
     """

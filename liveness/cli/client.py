@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -16,8 +16,16 @@ from google.protobuf.message import Message
 from liveness.cli import durations
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_note
-from liveness.cli.shared_options import address_option, json_option, namespace_option
-from liveness.config.settings import SettingsError, load_client_settings
+from liveness.cli.shared_options import CONNECTION_NAMES, connection_options, json_option, namespace_option
+from liveness.client_credentials import (
+    TLS,
+    Credentials,
+    CredentialsError,
+    LoadedCredentials,
+    TokenFile,
+    connect_failure_hint,
+)
+from liveness.config.settings import ClientSettings, SettingsError, load_client_settings
 from liveness.rpc_details import details_from_trailer
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
@@ -51,6 +59,13 @@ TRANSIENT_CODES = frozenset(
 )
 
 
+# What to do when the server does not let the caller do it.
+ACCESS_ADVICE = {
+    grpc.StatusCode.UNAUTHENTICATED: "set LIVENESS_TOKEN_FILE, or --token-file, to the file with a valid token",
+    grpc.StatusCode.PERMISSION_DENIED: "ask an admin for the grant, or set LIVENESS_TOKEN_FILE to another token's file",
+}
+
+
 class ServerUnavailable(CommandError):
     """No server answered, or the server cannot serve at the moment."""
 
@@ -65,6 +80,7 @@ class Client:
     activities: ActivityServiceStub
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
+    credentials: Credentials = field(default_factory=Credentials)
 
     def call(self, method: Callable[..., Response], request: Message) -> Response:
         try:
@@ -80,7 +96,7 @@ class Client:
 
     def reconnect(self) -> AbstractContextManager[Client]:
         """Connect again after a failure, perhaps to another node."""
-        return connect(self.addresses, self.namespace, self.timeout_s)
+        return connect(self.addresses, self.namespace, self.timeout_s, self.credentials)
 
     def list_all(
         self,
@@ -106,10 +122,12 @@ class Client:
 
     def _error_message(self, call: grpc.Call, reason: str) -> str:
         code, details = call.code(), call.details() or ""
+        if code in ACCESS_ADVICE:
+            return f"{details.rstrip('.')} ({reason or code.name}); {ACCESS_ADVICE[code]}."
         if reason:
             return f"{details.rstrip('.')} ({reason})."
         if code is grpc.StatusCode.UNAVAILABLE:
-            return no_server_message(self.address)
+            return no_connection_message(self.address, details, uses_tls=self.credentials.tls is not None)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return (
                 f"{self.address} did not answer within {durations.format_ms(round(self.timeout_s * 1_000))}"
@@ -130,15 +148,49 @@ def no_server_message(*addresses: str) -> str:
     return f"no liveness server answers at {listed}; start one with `liveness serve`"
 
 
-def open_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+def no_connection_message(address: str, details: str, *, uses_tls: bool) -> str:
+    """`details`: gRPC's own."""
+    hint = connect_failure_hint(details, uses_tls=uses_tls)
+    if not hint:
+        return no_server_message(address)
+    options = "" if uses_tls else " (--tls, --tls-ca-file)"
+    return f"cannot connect to {address}: {hint}{options}"
+
+
+def credentials_of(settings: ClientSettings) -> Credentials:
+    """Refuses to send a token in plain text beyond loopback."""
+    try:
+        tls = (
+            TLS(
+                settings.tls_ca_file or None,
+                settings.tls_client_cert_file or None,
+                settings.tls_client_key_file or None,
+                settings.tls_server_name,
+            )
+            if settings.uses_tls
+            else None
+        )
+        credentials = Credentials(tls, TokenFile(settings.token_file) if settings.token_file else None)
+        credentials.check_addresses(settings.addresses)
+    except CredentialsError as error:
+        raise UsageError(f"{error}") from None
+    return credentials
+
+
+def load_credentials(credentials: Credentials) -> LoadedCredentials:
+    try:
+        return LoadedCredentials(credentials)
+    except CredentialsError as error:
+        raise UsageError(f"{error}") from None
 
 
 @contextmanager
-def first_responding(addresses: tuple[str, ...], timeout_s: float) -> Iterator[tuple[str, grpc.Channel]]:
+def first_responding(
+    addresses: tuple[str, ...], timeout_s: float, credentials: LoadedCredentials
+) -> Iterator[tuple[str, grpc.Channel]]:
     """Yield the first address that answers a harmless call. So the command itself is never sent to two nodes."""
     for address in addresses:
-        with open_channel(address) as channel:
+        with credentials.open_channel(address, CHANNEL_OPTIONS) as channel:
             if len(addresses) == 1 or _is_responding(channel, timeout_s / len(addresses)):
                 yield address, channel
                 return
@@ -146,8 +198,10 @@ def first_responding(addresses: tuple[str, ...], timeout_s: float) -> Iterator[t
 
 
 @contextmanager
-def connect(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Iterator[Client]:
-    with first_responding(addresses, timeout_s) as (server, channel):
+def connect(
+    addresses: tuple[str, ...], namespace: str, timeout_s: float, credentials: Credentials
+) -> Iterator[Client]:
+    with first_responding(addresses, timeout_s, load_credentials(credentials)) as (server, channel):
         yield Client(
             server,
             namespace,
@@ -156,6 +210,7 @@ def connect(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Ite
             AdminServiceStub(channel),
             ActivityServiceStub(channel),
             addresses,
+            credentials,
         )
 
 
@@ -201,13 +256,15 @@ def client_command(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def run(*, address: str | None, timeout: float, namespace: str | None = None, **rest: Any) -> None:
-            check_utf8(address, namespace, *rest.values())
+        def run(*, timeout: float, namespace: str | None = None, **rest: Any) -> None:
+            flags = {name: rest.pop(name) for name in CONNECTION_NAMES}
+            check_utf8(*flags.values(), namespace, *rest.values())
             try:
-                settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
+                settings = load_client_settings({**flags, "namespace": namespace}, os.environ)
             except SettingsError as error:
                 raise UsageError(str(error)) from error
-            with connect(settings.addresses, settings.namespace, timeout) as client:
+            credentials = credentials_of(settings)
+            with connect(settings.addresses, settings.namespace, timeout, credentials) as client:
                 command(client, **rest)
 
         options: list[Callable[..., Any]] = [
@@ -219,7 +276,7 @@ def client_command(
                 help="How long to wait for the server.",
             ),
             json_option,
-            address_option,
+            connection_options,
         ]
         if namespace:
             options.append(namespace_option)

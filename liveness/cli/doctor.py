@@ -12,12 +12,13 @@ from typing import Any, cast
 import click
 import grpc
 
-from liveness.cli.client import open_channel
+from liveness.cli.client import CHANNEL_OPTIONS, credentials_of, load_credentials
 from liveness.cli.doctor_checks import CheckResult, CheckStatus, failed, ok, warning
 from liveness.cli.errors import UsageError
 from liveness.cli.output import print_json, print_table
 from liveness.cli.serve import settings_from_flags
-from liveness.cli.shared_options import address_option, json_option
+from liveness.cli.shared_options import connection_options, json_option
+from liveness.client_credentials import LoadedCredentials, connect_failure_hint
 from liveness.config.extras import INSTALL_SERVER_PARTS, server_parts_installed, server_parts_needed
 from liveness.config.settings import Settings, SettingsError, load_client_settings
 
@@ -37,9 +38,9 @@ HEALTH_SERVING = b"\x08\x01"
     "--db", metavar="URL", help="The database to check.  [default: the one `liveness serve` would use]"
 )
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
-@address_option
+@connection_options
 @json_option
-def doctor(*, db: str | None, config: str | None, address: str | None, as_json: bool) -> None:
+def doctor(*, db: str | None, config: str | None, as_json: bool, **connection: Any) -> None:
     """Check this installation, the database and the disk under it. Never changes the database.
 
     Exits with 1 if a check failed; warnings do not count.
@@ -55,14 +56,15 @@ def doctor(*, db: str | None, config: str | None, address: str | None, as_json: 
     if db is not None and not with_database:
         raise UsageError(server_parts_needed("liveness doctor --db"))
     try:
-        client = load_client_settings({"address": address}, os.environ)
+        client = load_client_settings(connection, os.environ)
     except SettingsError as error:
         raise UsageError(str(error)) from error
+    credentials = load_credentials(credentials_of(client))
     results = [
         ok("Python", platform.python_version()),
         *_check_versions(PACKAGES),
         *(_check_server_parts(settings) if with_database else [_server_parts_missing()]),
-        *map(_check_server, client.addresses),
+        *(_check_server(address, credentials) for address in client.addresses),
     ]
     if as_json:
         print_json([_to_json(result) for result in results])
@@ -112,13 +114,17 @@ def _check_database(settings: Settings) -> Iterator[CheckResult]:
     return doctor_postgres.run_checks(settings.db, settings.shards)
 
 
-def _check_server(address: str) -> CheckResult:
-    with open_channel(address) as channel:
+def _check_server(address: str, credentials: LoadedCredentials) -> CheckResult:
+    with credentials.open_channel(address, CHANNEL_OPTIONS) as channel:
         try:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HEALTH_CHECK)
             answer = check(HEALTH_REQUEST, timeout=ANSWER_TIMEOUT_S)
         except grpc.RpcError as error:
-            code = cast(grpc.Call, error).code()  # an RpcError of a call is also a Call
+            call = cast(grpc.Call, error)  # an RpcError of a call is also a Call
+            code = call.code()
+            hint = connect_failure_hint(call.details() or "", uses_tls=credentials.uses_tls)
+            if hint:
+                return warning("server", f"cannot connect to {address}", f"{hint[0].upper()}{hint[1:]}.")
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return warning("server", f"none answers at {address}", "Start one with `liveness serve`.")
             return warning(

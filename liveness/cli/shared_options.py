@@ -33,10 +33,48 @@ JSON: dict[str, Any] = {
     "is_flag": True,
     "help": "Print JSON, for programs.",
 }
+TLS: dict[str, Any] = {
+    "param_decls": ("--tls",),
+    "is_flag": True,
+    "default": None,
+    "help": "Connect with TLS.  [default: LIVENESS_TLS, or on if a file for TLS is given]",
+}
+TLS_CA_FILE: dict[str, Any] = {
+    "param_decls": ("--tls-ca-file",),
+    "metavar": "FILE",
+    "help": "Who signs the server's certificate.  [default: LIVENESS_TLS_CA_FILE or this system's authorities]",
+}
+TLS_CLIENT_CERT_FILE: dict[str, Any] = {
+    "param_decls": ("--tls-client-cert-file",),
+    "metavar": "FILE",
+    "help": "Your own certificate.  [default: LIVENESS_TLS_CLIENT_CERT_FILE]",
+}
+TLS_CLIENT_KEY_FILE: dict[str, Any] = {
+    "param_decls": ("--tls-client-key-file",),
+    "metavar": "FILE",
+    "help": "Its key.  [default: LIVENESS_TLS_CLIENT_KEY_FILE]",
+}
+TOKEN_FILE: dict[str, Any] = {
+    "param_decls": ("--token-file",),
+    "metavar": "FILE",
+    "help": "The file with your token.  [default: LIVENESS_TOKEN_FILE]",
+}
+CONNECTION = (TOKEN_FILE, TLS_CLIENT_KEY_FILE, TLS_CLIENT_CERT_FILE, TLS_CA_FILE, TLS, ADDRESS)
+"""How to reach the server, and who calls. Options are shown in the reverse order."""
+CONNECTION_NAMES = (
+    "address",
+    "tls",
+    "tls_ca_file",
+    "tls_client_cert_file",
+    "tls_client_key_file",
+    "token_file",
+)
 
 
-def address_option(command: CommandFunction) -> CommandFunction:
-    return _option(command, **ADDRESS)
+def connection_options(command: CommandFunction) -> CommandFunction:
+    for option in CONNECTION:
+        command = _option(command, **option)
+    return command
 
 
 def namespace_option(command: CommandFunction) -> CommandFunction:
@@ -56,23 +94,21 @@ class SharedOptionsGroup(click.Group):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [click.Option(**shared) for shared in (ADDRESS, NAMESPACE, JSON)]
+        self.params += [click.Option(**shared) for shared in (*reversed(CONNECTION), NAMESPACE, JSON)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         # Taken out of `params`, so that the group's own function need not accept them.
-        address, namespace, as_json = (
-            ctx.params.pop(name, None) for name in ("address", "namespace", "as_json")
-        )
-        ctx.obj = {
-            option: argument
-            for option, argument, is_given in (
-                ("--address", f"--address={address}", address is not None),
-                ("--namespace", f"--namespace={namespace}", namespace is not None),
-                ("--json", "--json", as_json),
-            )
-            if is_given
-        }
+        given = {name: ctx.params.pop(name, None) for name in (*CONNECTION_NAMES, "namespace", "as_json")}
+        ctx.obj = {}
+        for name, value in given.items():
+            option = "--json" if name == "as_json" else "--" + name.replace("_", "-")
+            if value is True:
+                ctx.obj[option] = option
+            elif value:
+                ctx.obj[option] = f"{option}={value}"
+            elif value == "":
+                ctx.obj[option] = f"{option}="
         return rest
 
     def resolve_command(

@@ -202,8 +202,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1:7400"
     """One address, or several with commas between them."""
     namespace: str = "default"
-    tls: bool = False
-    """Connect with TLS. The other settings of TLS imply it."""
+    tls: bool | None = None
+    """Whether to connect with TLS; None: if any other setting of TLS is set."""
     tls_ca_file: str = ""
     """The authorities that sign the certificates of servers; empty: those that this system trusts."""
     tls_client_cert_file: str = ""
@@ -217,6 +217,11 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     def addresses(self) -> tuple[str, ...]:
         """The distinct addresses, of nodes of the same cluster."""
         return tuple(dict.fromkeys(split_list(self.address)))
+
+    @property
+    def uses_tls(self) -> bool:
+        files = (self.tls_ca_file, self.tls_client_cert_file, self.tls_client_key_file, self.tls_server_name)
+        return any(files) if self.tls is None else self.tls
 
 
 def check_tls_settings(settings: TlsSettings) -> None:

@@ -53,7 +53,7 @@ class ServerClient:
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
         self._liveness = LivenessServiceStub(self._channel)
-        self._client = Client(address, namespace=NAMESPACE, timeout=CALL_TIMEOUT_SECONDS)
+        self._client = Client(address, namespace=NAMESPACE, timeout=CALL_TIMEOUT_SECONDS, tls=False, token="")
         self._event_queue: SimpleQueue[Event | grpc.RpcError] = SimpleQueue()
         self._stream = self._liveness.WatchEvents(
             WatchEventsRequest(namespace=NAMESPACE, from_beginning=True)
