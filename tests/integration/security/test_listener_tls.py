@@ -6,6 +6,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,10 @@ async def test_http_without_unix_sockets_uses_tls_and_survives_a_rotation(
         await eventually(lambda: tls.certificate is not before)
         assert (await http_get(server.http_port, WORKERS_PATH, context))[0] == 200
     assert not list(too_long.iterdir())
+
+
+def has_advanced(calls: dict[str, int], before: dict[str, int]) -> bool:
+    return all(calls[kind] > count for kind, count in before.items())
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

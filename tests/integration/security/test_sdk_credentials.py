@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from liveness.sdk import (
     Worker,
 )
 from liveness.sdk.connection import Connection
+from liveness.sdk.failover import ServerEndpoint
 from tests.certificates import Authority, TlsFolder, make_tls_folder
 from tests.integration.security.test_listener_tls import eventually
 from tests.integration.security.tls_server import tls_server
@@ -60,18 +62,20 @@ async def test_every_call_and_stream_carries_the_token(
     tmp_path: Path, check: TokenCheck, logged: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     check.accepted = {CANARY}
-    async with token_server(tmp_path, check) as server:
-        async with Worker(server.address, task_queue="q", token=CANARY) as worker:
+    async with (
+        token_server(tmp_path, check) as server,
+        Worker(server.address, task_queue="q", token=CANARY) as worker,
+        Client(server.address, token=CANARY) as client,
+    ):
 
-            @worker.activity("greet")
-            async def greet(task: object) -> str:
-                worker.stop()
-                return "done"
+        @worker.activity("greet")
+        async def greet(task: object) -> str:
+            worker.stop()
+            return "done"
 
-            async with Client(server.address, token=CANARY) as client:
-                job = await client.schedule("greet", id="a-1", task_queue="q")
-                await worker.run(handle_signals=False)
-                assert (await client.wait(job.ref)).value() == "done"
+        job = await client.schedule("greet", id="a-1", task_queue="q")
+        await worker.run(handle_signals=False)
+        assert (await client.wait(job.ref)).value() == "done"
     methods = {method for method, _ in check.received}
     assert {"GetServerInfo", "RecordWorkerHeartbeats", "Attach", "PollActivity"} <= methods
     assert {"ScheduleActivity", "CompleteActivity", "DescribeActivity", "ShutdownWorker"} <= methods
@@ -111,19 +115,19 @@ async def test_a_token_that_stays_refused_ends_the_work(tmp_path: Path, check: T
         return "only"
 
     check.accepted = {"only"}
-    async with token_server(tmp_path, check) as server:
-        async with Worker(server.address, lease=60, task_queue="q", token=token) as worker:
-            with pytest.raises(LeaseLost, match="LIVENESS_TOKEN_FILE"):
-                async with worker.bind("held"):
-                    begun, calls_before = len(check.received), calls
-                    check.accepted = set()
-                    worker._live_session().send_heartbeat_now()  # rather than wait a third of the lease
-                    await until_cancelled()
-            with pytest.raises(NotAuthenticated):
-                _ = worker.instance_key
-            heartbeats = [m for m, _ in check.received[begun:] if m == "RecordWorkerHeartbeats"]
-            assert len(heartbeats) == 2
-            assert calls == calls_before + 1
+    async with (
+        token_server(tmp_path, check) as server,
+        Worker(server.address, lease=60, task_queue="q", token=token) as worker,
+    ):
+        begun, calls_before = len(check.received), calls
+        with pytest.raises(LeaseLost, match="LIVENESS_TOKEN_FILE"):
+            await hold_until_lost(worker, check.accepted.clear)
+        with pytest.raises(NotAuthenticated):
+            _ = worker.instance_key
+        methods = [method for method, _ in check.received[begun:]]
+        # The first binds the activity, the second is refused, and so is the third, after the token was read again.
+        assert methods.count("RecordWorkerHeartbeats") == 3
+        assert calls == calls_before + 1
 
 
 async def test_permission_denied_ends_the_worker_at_once(tmp_path: Path, check: TokenCheck) -> None:
@@ -131,10 +135,7 @@ async def test_permission_denied_ends_the_worker_at_once(tmp_path: Path, check: 
     async with token_server(tmp_path, check) as server:
         async with Worker(server.address, lease=60, task_queue="q", token="good") as worker:
             with pytest.raises(LeaseLost, match="does not permit RecordWorkerHeartbeats"):
-                async with worker.bind("held"):
-                    check.denied_methods = {"RecordWorkerHeartbeats"}
-                    worker._live_session().send_heartbeat_now()
-                    await until_cancelled()
+                await hold_until_lost(worker, lambda: check.denied_methods.add("RecordWorkerHeartbeats"))
         with pytest.raises(NotPermitted, match="Ask its operator for a grant"):
             async with Worker(server.address, token="good"):
                 pass
@@ -152,16 +153,18 @@ async def test_a_client_reads_its_token_file_again(tmp_path: Path, check: TokenC
     token_file = tmp_path / "token"
     token_file.write_text("first\n")
     check.accepted = {"first"}
-    async with token_server(tmp_path, check) as server:
-        async with Client(server.address, token=TokenFile(token_file)) as client:
-            await client.schedule("t", id="a", task_queue="q")
-            token_file.write_text("second\n")
-            check.accepted = {"second"}
-            await client.schedule("t", id="b", task_queue="q")
-            token_file.write_text("wrong\n")
-            check.accepted = set()
-            with pytest.raises(NotAuthenticated, match="Set token= or LIVENESS_TOKEN_FILE to a valid token"):
-                await client.schedule("t", id="c", task_queue="q")
+    async with (
+        token_server(tmp_path, check) as server,
+        Client(server.address, token=TokenFile(token_file)) as client,
+    ):
+        await client.schedule("t", id="a", task_queue="q")
+        token_file.write_text("second\n")
+        check.accepted = {"second"}
+        await client.schedule("t", id="b", task_queue="q")
+        token_file.write_text("wrong\n")
+        check.accepted = set()
+        with pytest.raises(NotAuthenticated, match="Set token= or LIVENESS_TOKEN_FILE to a valid token"):
+            await client.schedule("t", id="c", task_queue="q")
 
 
 async def test_the_token_file_of_the_environment(
@@ -221,9 +224,11 @@ async def test_a_worker_that_cannot_connect_says_why(
 
 
 async def test_a_worker_survives_the_rotation_of_the_authority(
-    tmp_path: Path, files: TlsFolder, authority: Authority
+    tmp_path: Path, files: TlsFolder, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new CA is distributed beside the old one, then the server's certificate changes, then the old CA is removed."""
+    # So that the stream has to move, too.
+    monkeypatch.setattr("liveness.sdk.connection.RENEWED_LINGER_MS", 100)
     next_authority = Authority("next CA")
     async with (
         tls_server(tmp_path, **files.settings) as server,
@@ -239,11 +244,10 @@ async def test_a_worker_survives_the_rotation_of_the_authority(
         for ca_pem in (authority.cert_pem + next_authority.cert_pem, next_authority.cert_pem):
             before = connection.endpoints.current
             files.ca_file.write_bytes(ca_pem)
-            await eventually(lambda before=before: connection.endpoints.current is not before)
+            await eventually(partial(has_new_channel, connection, before))
             if ca_pem != next_authority.cert_pem:
                 files.rotate(next_authority)
                 await tls.reload()
-                assert b"PRIVATE" not in tls.certificate.files.cert_chain
         sequence = worker._live_session().heartbeat_state.sequence
         await eventually(lambda: worker._live_session().heartbeat_state.sequence > sequence + 2)
         assert not binding.lost.is_set()
@@ -296,9 +300,15 @@ async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
         assert CANARY not in str(caught.value)
 
 
-async def until_cancelled() -> None:
-    """Wait as the body of a binding that the worker ends."""
-    async with asyncio.timeout(30):
+def has_new_channel(connection: Connection, before: ServerEndpoint) -> bool:
+    return connection.endpoints.current is not before
+
+
+async def hold_until_lost(worker: Worker, refuse: Callable[[], None]) -> None:
+    """Hold an activity while the server begins to refuse heartbeats."""
+    async with worker.bind("held"), asyncio.timeout(30):
+        refuse()
+        worker._live_session().send_heartbeat_now()  # rather than wait a third of the lease
         await asyncio.Event().wait()
 
 

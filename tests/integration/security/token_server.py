@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         self.received: list[tuple[str, str | None]] = []
         """Each call: the method and its authorization."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         method = handler_call_details.method.rpartition("/")[2]
         authorization = dict(handler_call_details.invocation_metadata).get("authorization")
         if method != "Receive":  # the server's calls to itself

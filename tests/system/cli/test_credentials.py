@@ -17,6 +17,7 @@ from liveness.cli import COMMANDS, main
 from tests.certificates import Authority, TlsFolder, make_tls_folder
 from tests.system.cli.server_processes import child_process, environment, liveness_command, running_server
 from tests.system.cli.shell import Shell
+from tests.system.cli.watch_process import watch_process
 
 CANARY = "lvt_canary_0a1b2c3d4e"
 
@@ -130,20 +131,14 @@ def test_the_token_is_neither_in_the_process_list_nor_in_the_output(tmp_path: Pa
     token_file = tmp_path / "token"
     token_file.write_text(CANARY)
     with running_server(tmp_path) as address:
-        command = liveness_command("watch", "--address", address, "--token-file", str(token_file))
-        process = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        try:
+        with watch_process(address, "default", "--json", "--token-file", str(token_file)) as watch:
             Shell(address).heartbeat("w-1")
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert CANARY.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-            assert CANARY.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
-        finally:
-            process.terminate()
-            output, _ = process.communicate(timeout=30)
-    assert CANARY not in line + output
+            line = watch.line()
+            process = Path(f"/proc/{watch.process.pid}")
+            assert CANARY.encode() not in (process / "cmdline").read_bytes()
+            assert CANARY.encode() not in (process / "environ").read_bytes()
+            _, output, errors = watch.end()
+        assert CANARY not in line + output + errors
     assert CANARY not in (tmp_path / "server.log").read_text()
 
 
@@ -169,7 +164,7 @@ def test_a_frontend_with_tls(tmp_path: Path, files: TlsFolder) -> None:
         flags = ("--nodes", node, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *files.flags)
         with child_process(liveness_command("frontend", *flags), tmp_path) as process:
             assert process.stdout is not None
-            lines = []
+            lines: list[str] = []
             while not lines or "nodes " not in lines[-1]:
                 lines.append(process.stdout.readline())
             address = next(line.split()[-1] for line in lines if "listening on" in line)
