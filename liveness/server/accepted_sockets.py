@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
-OPEN_FILES = "/proc/self/fd"
+OPEN_FILES = Path("/proc/self/fd")
 NEVER = 1 << 30
 """More bytes than a socket's buffer holds. Linux lowers the mark to half of the largest buffer (3 MiB by default)."""
 AT_ONCE = 1
@@ -51,17 +52,17 @@ class AcceptedSockets:
         then mean another file.
         """
         try:
-            descriptors = os.listdir(OPEN_FILES)
+            descriptors = [int(entry.name) for entry in OPEN_FILES.iterdir()]
         except OSError:
             return
         for descriptor in descriptors:
-            duplicate = _duplicate_socket(int(descriptor))
+            duplicate = _duplicate_socket(descriptor)
             if duplicate is None:
                 continue
             with duplicate:
-                if duplicate.family in (socket.AF_INET, socket.AF_INET6):
-                    if duplicate.getsockname()[1] == self._port:
-                        yield duplicate
+                is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6)
+                if is_tcp and duplicate.getsockname()[1] == self._port:
+                    yield duplicate
 
 
 def _duplicate_socket(descriptor: int) -> socket.socket | None:

@@ -12,7 +12,9 @@ import pytest
 
 from liveness.server.accepted_sockets import AcceptedSockets
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists open files and honours the mark")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lists open files and honours the mark"
+)
 
 
 class Listener:
