@@ -244,7 +244,7 @@ class Server:
     async def _stop_grpc(self) -> None:
         if self.node.is_committing:
             clock = self._clock if self._self_driven else None
-            await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), clock)
+            await self._gate.stop(self._grpc, self.address, self._settings.shutdown_timeout_s, clock)
         else:
             await self._grpc.stop(None)  # calls in flight would wait for their commits in vain
 

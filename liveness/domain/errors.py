@@ -130,6 +130,14 @@ class SessionSuperseded(Refused):
     worker: str
 
 
+class AttachmentReplaced(Refused):
+    reason = "ATTACHMENT_REPLACED"
+    template = "A newer stream has attached worker {worker} with attach_number {newest}; use a higher number than that."
+
+    worker: str
+    newest: int
+
+
 class SessionNotCurrent(Refused):
     reason = "SESSION_NOT_CURRENT"
     template = "Session {session_id} is not the current one of worker {worker}."

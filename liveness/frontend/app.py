@@ -146,17 +146,17 @@ class Frontend:
             tracer=self._tracer,
             record_try=self.telemetry.forwarded.record,
         )
+        self._gate = ShutdownGate()
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: bool(routes.members())}
         )
-        await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels))
+        await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls))
         self._tasks.start(self._refresher.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
         self._grpc = server = grpc.aio.server(
             options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
         )
-        self._gate = ShutdownGate()
         for descriptor in SERVICES:
             register_service(
                 server,
@@ -202,7 +202,7 @@ class Frontend:
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()
         self.gateway.close_streams()
-        await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), self._clock)
+        await self._gate.stop(self._grpc, self.address, self._settings.shutdown_timeout_s, self._clock)
         await self._tasks.close()
         await self.gateway.close()
         await self._source.close()

@@ -107,7 +107,7 @@ def _make_handler(
     call = _make_unary(serve, wait_all_durable, admit, router, gate)
     if tracer is not None:
         call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
-    return grpc.unary_unary_rpc_method_handler(_counted(call, stats), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_counted(call, stats, gate), parse, _serialize)
 
 
 def _serialize(answer: Message | bytes) -> bytes:
@@ -158,15 +158,20 @@ def _make_unary(
 
 
 def _counted(
-    call: Callable[..., Awaitable[Message | bytes]], stats: MethodStats
+    call: Callable[..., Awaitable[Message | bytes]], stats: MethodStats, gate: ShutdownGate
 ) -> Callable[..., Awaitable[Message | bytes]]:
+    calls = gate.calls
+
     async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         seconds = stopwatch()
+        calls.count += 1
         try:
             answer = await call(request, context)
         except BaseException as error:
             stats.record(_final_code(error, context), seconds())
             raise
+        finally:
+            calls.count -= 1
         stats.record(OK, seconds())
         return answer
 
@@ -241,8 +246,9 @@ def _make_streaming(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Message | bytes]:
         try:
-            async for message in stream(request, context):
-                yield message
+            with gate.calls:
+                async for message in stream(request, context):
+                    yield message
         except BaseException as error:
             stats.record(_final_code(error, context), None)
             raise
