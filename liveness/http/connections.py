@@ -263,7 +263,9 @@ class LimitedListener(socket.socket):
         self._reserve = _open_reserve()
         if had_reserve:
             raise ConnectionAbortedError from error
-        self._must_pause = True  # asyncio gets the error, goes on with its tries, and then pauses for a second
+        self._must_pause = (
+            True  # asyncio gets the error, goes on with its tries, and then pauses for a second
+        )
 
     def _close_reserve(self) -> None:
         if self._reserve is not None:

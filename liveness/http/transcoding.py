@@ -33,7 +33,6 @@ TEXT_CHARS_MAX = 350 * 1024
 MESSAGE_CHARS_MAX = 200
 
 
-
 class MalformedJson(InvalidRequest):
     reason = "MALFORMED_JSON"
     template = "The body is not valid JSON: {detail}."
@@ -147,7 +146,8 @@ def _check_names(message: Descriptor, value: Any, prefix: str) -> Any:
             raise UnknownField(field=_truncate(prefix + name), type=message.name, known=known)
         if field.name in checked:
             raise UnfitBody(
-                type=message.name, detail=f"{prefix}{field.name} occurs twice, as {field.name} and {field.camelcase_name}"
+                type=message.name,
+                detail=f"{prefix}{field.name} occurs twice, as {field.name} and {field.camelcase_name}",
             )
         checked[field.name] = _check_field_names(field, part, f"{prefix}{field.name}.")
     return checked

@@ -49,9 +49,13 @@ async def refused_head(http_connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    "begin", [idle, half_head, half_second_head, body_that_nobody_reads, refused_head], ids=lambda each: each.__name__
+    "begin",
+    [idle, half_head, half_second_head, body_that_nobody_reads, refused_head],
+    ids=lambda each: each.__name__,
 )
-async def test_a_connection_without_a_request_is_closed_after_ten_seconds(http_harness: HttpHarness, begin) -> None:  # type: ignore[no-untyped-def]
+async def test_a_connection_without_a_request_is_closed_after_ten_seconds(
+    http_harness: HttpHarness, begin
+) -> None:  # type: ignore[no-untyped-def]
     async with http_harness.client.connect() as http_connection:
         await begin(http_connection)
         await pass_time(http_harness, 1_000)  # the server has seen everything
@@ -116,7 +120,9 @@ async def test_half_requests_of_a_client_are_closed_oldest_first(stopped_harness
         assert (await half[-1].answer()).code == 200
 
 
-async def test_a_client_with_requests_on_all_of_its_connections_gets_no_more(stopped_harness: HttpHarness) -> None:
+async def test_a_client_with_requests_on_all_of_its_connections_gets_no_more(
+    stopped_harness: HttpHarness,
+) -> None:
     await stopped_harness.open(connections=4)
     other = Client(stopped_harness.port, source="127.0.0.2")
     async with watching(stopped_harness.client) as one, watching(stopped_harness.client) as two:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from contextlib import suppress
 
 import pytest
 
@@ -92,7 +92,6 @@ async def test_a_malformed_chunk_after_the_response_began_ends_the_connection_wi
         code, _ = await http_connection.head()
         assert code == 200
         http_connection.writer.write(b"no size\r\n")
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError, ValueError)):
-            while True:
-                await anext(http_connection.chunks())
+        with suppress(ConnectionError):
+            await http_connection.reader.read()  # until the server ends the connection
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.integration.http.http_client import Client
 from liveness.v1.worker_pb2 import WorkerHeartbeat
+from tests.integration.http.http_client import Client
 from tests.system.cli.server_processes import child_process, first_address, heartbeat, liveness_command
 from tests.system.http.test_process import BEAT
 
@@ -19,13 +19,13 @@ HALF = b"GET /healthz HTTP/1.1\r\nHost: a\r\n"
 
 
 @contextmanager
-def serving_with(
-    folder: Path, soft: int, hard: int
-) -> Iterator[tuple[subprocess.Popen[str], str, Client]]:
+def serving_with(folder: Path, soft: int, hard: int) -> Iterator[tuple[subprocess.Popen[str], str, Client]]:
     """Start a server with limits on its descriptors. Returns it with its gRPC address and its HTTP client."""
     flags = ("--listen", "127.0.0.1:0", "--shards", "2", "--http", "127.0.0.1:0")
     limits = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"'
-    with child_process(["/bin/sh", "-c", limits, "sh", *liveness_command("serve", *flags)], folder) as process:
+    with child_process(
+        ["/bin/sh", "-c", limits, "sh", *liveness_command("serve", *flags)], folder
+    ) as process:
         assert process.stdout is not None
         address, _ = first_address(process.stdout)
         port = int(process.stdout.readline().strip().rstrip("/").rpartition(":")[2])

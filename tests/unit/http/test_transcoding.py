@@ -247,9 +247,21 @@ def test_a_body_may_repeat_a_path_variable_but_not_contradict_it() -> None:
         (HEARTBEAT, "", b'{"lease_duration": []}', "heartbeat.lease_duration must be one value"),
         (HEARTBEAT, "", b'{"labels": []}', "The body does not fit"),
         (HEARTBEAT, "", b'{"bound_activities": [[]]}', "heartbeat.bound_activities must not hold lists"),
-        (HEARTBEAT, "", b'{"task_queue": "q", "taskQueue": "r"}', "heartbeat.task_queue occurs twice, as task_queue"),
-        (HEARTBEAT, "", b'{"bound_activities": [{"run_id": "", "runId": ""}]}', "bound_activities.run_id occurs twice"),
+        (
+            HEARTBEAT,
+            "",
+            b'{"task_queue": "q", "taskQueue": "r"}',
+            "heartbeat.task_queue occurs twice, as task_queue",
+        ),
+        (
+            HEARTBEAT,
+            "",
+            b'{"bound_activities": [{"run_id": "", "runId": ""}]}',
+            "bound_activities.run_id occurs twice",
+        ),
         (HEARTBEAT, "", b'{"labels": {"a": "1", "a": "2"}}', "'a' occurs twice"),
+        (HEARTBEAT, "", b'{"\\ud800": 1}', "There is no field heartbeat.? in the body"),
+        (HEARTBEAT, "", b'{"status": "\\ud800"}', "The body does not fit"),
         (PAUSE, "", b"[]", "The body does not fit"),
         (PAUSE, "", b"5", "The body does not fit"),
         (PAUSE, "reason=x", b"{}", "There is no query parameter reason for PauseWorkers"),
@@ -323,9 +335,17 @@ def test_characters_in_texts_do_not_count_as_values(text: str) -> None:
         ("BATCH", {"heartbeats": [{}] * 1_001}, "heartbeats must be at most 1000 per call"),
         ("HEARTBEAT", {"bound_activities": [{}] * 1_001}, "heartbeat.bound_activities must be at most 1000"),
         ("HEARTBEAT", {"capabilities": [""] * 10_001}, "heartbeat.capabilities must be at most 10000"),
-        ("HEARTBEAT", {"labels": {str(n): "" for n in range(10_001)}}, "heartbeat.labels must be at most 10000"),
+        (
+            "HEARTBEAT",
+            {"labels": {str(n): "" for n in range(10_001)}},
+            "heartbeat.labels must be at most 10000",
+        ),
         ("HEARTBEAT", {"labels": {"a": "x" * 400_000}}, "heartbeat.labels must be at most 358400 characters"),
-        ("HEARTBEAT", {"last_error": "x" * 400_000}, "heartbeat.last_error must be at most 358400 characters"),
+        (
+            "HEARTBEAT",
+            {"last_error": "x" * 400_000},
+            "heartbeat.last_error must be at most 358400 characters",
+        ),
     ],
 )
 def test_long_lists_and_texts_are_refused_before_messages_are_built(
