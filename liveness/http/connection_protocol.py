@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from liveness.http.connections import Connections, OpenConnection
@@ -102,7 +102,8 @@ class LimitedProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete and not self._is_refused:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete and not self._is_refused:
             self._connections.set_busy(self._connection)
 
     def on_response_complete(self) -> None:
@@ -126,7 +127,7 @@ class LimitedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not valid HTTP, and read no further requests from this connection."""
         self._is_refused = True
-        cycle = self.cycle
+        cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             # The body of a request that is being handled is malformed.
             cycle.disconnected = True

@@ -168,7 +168,7 @@ def _check_field_names(field: FieldDescriptor, value: Any, prefix: str) -> Any:
         return _check_value_names(field, value, prefix)
     if not field.is_repeated or any(isinstance(part, list) for part in value):
         what = "be one value, not a list" if not field.is_repeated else "not hold lists"
-        raise UnfitBody(type=field.containing_type.name, detail=f"{name} must {what}")
+        raise UnfitBody(type=field.full_name.split(".")[-2], detail=f"{name} must {what}")
     return [_check_value_names(field, part, prefix) for part in value]
 
 

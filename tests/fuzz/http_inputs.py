@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from liveness.http.endpoints import Endpoint, endpoints_of
+from liveness.http.endpoints import WHOLE_BODY, Endpoint, endpoints_of
 from liveness.http.fields import FieldPath
 from liveness.http.openapi import SERVICES
 
@@ -220,11 +220,13 @@ class HttpInputs:
     def _body(self, endpoint: Endpoint) -> bytes:
         if self._odd(0.1):
             return self._random.choice(RAW_JSON)
-        message = endpoint.method.input_type
-        if endpoint.body and endpoint.body != "*":
-            message = message.fields_by_name[endpoint.body].message_type
         if not endpoint.body:
             return b"" if self._flip(0.9) else b"{}"
+        message = endpoint.method.input_type
+        if endpoint.body != WHOLE_BODY:
+            field = message.fields_by_name[endpoint.body]
+            assert field.message_type is not None
+            message = field.message_type
         value = self._message(message, 0) if self._flip(0.95) else self._scalar()
         if isinstance(value, dict) and self._flip(0.7):
             for segment in endpoint.segments:  # the path says them already

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -54,8 +55,8 @@ async def refused_head(http_connection: Connection) -> None:
     ids=lambda each: each.__name__,
 )
 async def test_a_connection_without_a_request_is_closed_after_ten_seconds(
-    http_harness: HttpHarness, begin
-) -> None:  # type: ignore[no-untyped-def]
+    http_harness: HttpHarness, begin: Callable[[Connection], Awaitable[None]]
+) -> None:
     async with http_harness.client.connect() as http_connection:
         await begin(http_connection)
         await pass_time(http_harness, 1_000)  # the server has seen everything
