@@ -4,6 +4,7 @@ LivenessError
 ├── InvalidRequest          the client must change the request
 │   ├── InvalidField
 │   ├── MalformedRequest
+│   │   └── RequestTooLarge
 │   ├── PageTokenInvalid
 │   └── ResumeTokenInvalid
 ├── Refused                 the request is valid, the state does not allow it
@@ -89,6 +90,13 @@ class MalformedRequest(InvalidRequest):
     template = "The request is not a valid protobuf message: {detail}."
 
     detail: str
+
+
+class RequestTooLarge(MalformedRequest):
+    """A request that is refused before it is parsed."""
+
+    reason = "REQUEST_TOO_LARGE"
+    template = "The request has {detail}."
 
 
 class PageTokenInvalid(InvalidRequest):

@@ -24,6 +24,7 @@ from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
+from liveness.server.listener_options import server_options
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError, StoreUnusable
@@ -38,7 +39,6 @@ logger = structlog.get_logger("liveness.frontend")
 
 CONNECTIONS_MAX = 2
 """It reads the registry, one read after the other; the second connection replaces one that hangs."""
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
@@ -154,9 +154,7 @@ class Frontend:
         self._tasks.start(self._refresher.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
-        self._grpc = server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
-        )
+        self._grpc = server = grpc.aio.server(options=server_options())
         for descriptor in SERVICES:
             register_service(
                 server,

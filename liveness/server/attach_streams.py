@@ -224,6 +224,8 @@ class AttachStreams(NodeListener):
         if node.shard_table()[shard.id] is not shard:
             raise node.unavailable_reason(shard.id)  # handed over meanwhile, with the terms
         self._check_is_newest(key, stream, attached)
+        # The lease may have ended while the terms were committed. A worker that is told "attached" relies on it.
+        worker_control.check_lease_is_live(key, shard.describe(key), session_id)
         # Only now: before the terms are durable, a broken stream must not mark the worker.
         before = self._by_worker.get(key)
         if before is not None and before is not stream:

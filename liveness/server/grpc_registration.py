@@ -28,6 +28,7 @@ from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
 from liveness.rpc_details import DETAILS_KEY
 from liveness.server.all_nodes import is_local_only
+from liveness.server.request_bounds import RequestBounds
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.errors import NoSpaceLeft, StoreError
 from liveness.telemetry.call_stats import OK, CallStats, MethodStats
@@ -91,7 +92,7 @@ def _make_handler(
     stats: MethodStats,
     gate: ShutdownGate,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    parse = _make_parser(GetMessageClass(method.input_type))
+    parse = _make_parser(GetMessageClass(method.input_type), RequestBounds(method))
     if method.client_streaming:
         if router is not None and router.rule.kind is RoutingKind.STREAM:
             serve = router.forward_attach
@@ -115,11 +116,13 @@ def _serialize(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-def _make_parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest]:
+def _make_parser(kind: type[Message], bounds: RequestBounds) -> Callable[[bytes], Message | MalformedRequest]:
     """The parser returns an error as a value, because gRPC would answer INTERNAL for a malformed request."""
-    from_string = kind.FromString
+    from_string, check = kind.FromString, bounds.check
 
     def parse(data: bytes) -> Message | MalformedRequest:
+        if (error := check(data)) is not None:
+            return error
         try:
             return from_string(data)
         except DecodeError as error:

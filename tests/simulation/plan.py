@@ -139,7 +139,7 @@ def plan_of(seed: int) -> Plan:
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
         deaths_max=random.choice((2, 3)),
         storm_settings=random.choice(STORM_SETTINGS),
-        checks_declared_bindings=seed % 2 == 0,
+        checks_declared_bindings=seed % 4 == 0,
     )
     if seed % LARGE_EVERY != 0 and seed % STARVED_EVERY == 0:
         return _starved(plan)

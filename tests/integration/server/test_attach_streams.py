@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
+from liveness.domain.commands import Deactivate
+from liveness.domain.events import DisconnectGraceGranted
+from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.worker import InactiveReason
+from liveness.engine.listener import NodeListener
+from liveness.engine.shard import PreparedCommit
 from liveness.network_addresses import network_name
 from liveness.v1 import worker_pb2
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
@@ -292,6 +299,25 @@ async def test_an_attach_request_that_is_older_than_the_one_that_counts_is_refus
     seen = await activity_client.harness.describe()
     assert (seen.state, seen.suspect, seen.attached) == (ACTIVE, False, True)
     await other.cut()
+
+
+class LeaseEnder(NodeListener):
+    """Ends a worker's lease as soon as its grace is durable, before any caller that waits for that goes on."""
+
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
+        for prepared in commits:
+            if any(isinstance(entry.event, DisconnectGraceGranted) for entry in prepared.commit.entries):
+                command = Deactivate(InactiveReason.SHUTDOWN, "", Policy(), "")
+                prepared.shard.deactivate(WorkerKey(NAMESPACE, "w"), command)
+
+
+async def test_a_worker_whose_lease_ends_while_it_is_attached_is_refused(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    activity_client.harness.server.node.add_listener(LeaseEnder())
+    attached = await stream.attach()
+    assert unpack_status(attached.status).reason == "WORKER_NOT_ACTIVE"
 
 
 async def test_numbers_of_another_session_are_not_compared(
