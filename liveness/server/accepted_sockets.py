@@ -23,27 +23,28 @@ class AcceptedSockets:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._names: set[tuple[str, int]] = set()
+        """The addresses of the listening sockets. They are closed before reading resumes."""
 
     def stop_reading(self) -> bool:
         """Leave what arrives from now on unread. Returns whether this system can do so."""
-        return self._set_low_water_mark(NEVER)
+        # Listeners first: connections that are accepted meanwhile inherit the mark.
+        for opened in self._sockets():
+            if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, NEVER)
+                self._names.add(opened.getsockname()[:2])
+        self._set_low_water_mark(NEVER)
+        return bool(self._names)
 
     def resume_reading(self) -> None:
         self._set_low_water_mark(AT_ONCE)
 
-    def _set_low_water_mark(self, mark: int) -> bool:
-        """Set it for listeners first: connections that are accepted meanwhile inherit it."""
-        listening = set()
+    def _set_low_water_mark(self, mark: int) -> None:
+        # Another listener of this process may have the same port at another address.
+        is_wildcard = bool(self._names & {("0.0.0.0", self._port), ("::", self._port)})
         for opened in self._sockets():
-            if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if is_wildcard or opened.getsockname()[:2] in self._names:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
-                listening.add(opened.getsockname()[:2])
-        for opened in self._sockets():
-            name = opened.getsockname()[:2]
-            # Another listener of this process may have the same port at another address.
-            if name in listening or listening & {("0.0.0.0", self._port), ("::", self._port)}:
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
-        return bool(listening)
 
     def _sockets(self) -> Iterator[socket.socket]:
         """Each socket with this port at its own end.

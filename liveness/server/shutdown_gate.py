@@ -68,6 +68,7 @@ class ShutdownGate:
         is_unread = sockets.stop_reading()
         if is_unread:
             await self._wait_until_quiet(clock, READ_CALLS_MS, READ_CALLS_MS_MAX)
+        had_calls = bool(self.calls.count)
         stopping = asyncio.ensure_future(server.stop(timeout_s))
         try:
             if self._held_count and not is_unread:
@@ -76,7 +77,8 @@ class ShutdownGate:
             self._opened.set()
         if is_unread:
             if await self._calls_finished(clock):
-                await clock.sleep(SEND_MS)
+                if had_calls:
+                    await clock.sleep(SEND_MS)
                 await server.stop(None)
             else:
                 sockets.resume_reading()

@@ -23,6 +23,9 @@ class Listener:
         self._socket = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.port: int = self._socket.getsockname()[1]
 
+    def close(self) -> None:
+        self._socket.close()
+
     def connection(self) -> Connection:
         client = self._stack.enter_context(socket.create_connection(("127.0.0.1", self.port)))
         accepted, _ = self._socket.accept()
@@ -67,6 +70,7 @@ def test_connections_old_and_new_are_not_read_until_reading_resumes(stack: ExitS
     for connection in (old, new):
         connection.send()
         assert not connection.wakes_its_reader
+    listener.close()  # as gRPC does when it stops
     sockets.resume_reading()
     assert old.wakes_its_reader
     assert new.wakes_its_reader
