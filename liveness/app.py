@@ -46,6 +46,7 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
+from liveness.server.listener_options import server_options
 from liveness.server.liveness_service import LivenessService
 from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import ReceiveProbe, register_receive_probe
@@ -79,7 +80,6 @@ from liveness.version import VERSION
 
 logger = structlog.get_logger("liveness.app")
 
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 ADVANCE_STEP_MS = 250
 POLL_INTERVAL_MS = 1_000
 SERVICES = (
@@ -259,7 +259,7 @@ class Server:
     async def _stop_grpc(self) -> None:
         if self.node.is_committing:
             clock = self._clock if self._self_driven else None
-            await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), clock)
+            await self._gate.stop(self._grpc, self.address, self._settings.shutdown_timeout_s, clock)
         else:
             await self._grpc.stop(None)  # calls in flight would wait for their commits in vain
 
@@ -278,12 +278,7 @@ class Server:
         """Take the port, so that the address is known to everything that is built next. Nothing is accepted yet."""
         settings = self._settings
         self._is_listening = False
-        self._grpc = self._platform.listener(
-            options=[
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.so_reuseport", 0),
-            ]
-        )
+        self._grpc = self._platform.listener(options=server_options())
         try:
             if self.tls is None:
                 port = self._grpc.add_insecure_port(settings.listen)

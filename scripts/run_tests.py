@@ -1,9 +1,9 @@
 """make test: run the tests on all cores, and repeat a few failed timing-sensitive tests alone.
 
-Tests with real processes, signals, leases of seconds or a browser share the machine with all other tests. A test that
-failed because the machine stalled passes when nothing else runs; a test that found a bug fails again. The last lines
-count and name the unsteady tests: those that failed among the others and passed alone. Tests below other folders are
-not repeated, and nothing is repeated after a run with many failures.
+Tests with real processes, databases, signals, leases of seconds or a browser share the machine with all other tests. A test
+that failed because the machine stalled passes when nothing else runs; a test that found a bug fails again. The last lines
+count and name the unsteady tests: those that failed among the others and passed alone. Each of them is a fault to mend, in the
+test or in the product. Tests below other folders are not repeated, and nothing is repeated after a run with many failures.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED = Path(".pytest_cache", "v", "cache", "lastfailed")
-TIMING_SENSITIVE = ("tests/system/", "tests/crash/")
-RERUNS_MAX = 3
+TIMING_SENSITIVE = ("tests/integration/", "tests/system/", "tests/crash/")
+RERUNS_MAX = 8
 TESTS_FAILED = 1
 """pytest's exit code after a complete run in which tests failed."""
 

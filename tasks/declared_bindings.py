@@ -54,6 +54,8 @@ class DeclaredBindings(NodeListener):
         self._pending: dict[str, list[tuple[str, Sequence[BoundActivity]]]] = {}
         """By namespace: workers, and what they declared."""
         self._pending_count = 0
+        self.pending_max = PENDING_MAX
+        """While this many bindings wait to be checked, further ones are not; the worker's lease timer checks them later."""
         self._empty_until_ms: dict[str, int] = {}
         """Namespaces that had no activities when they were last looked at."""
         self._checks = BackgroundTasks("declared bindings")
@@ -85,7 +87,7 @@ class DeclaredBindings(NodeListener):
             self._add(key.namespace, key.instance_key, declared)
 
     def _add(self, namespace: str, worker: str, bound: Sequence[BoundActivity]) -> None:
-        if self._pending_count < PENDING_MAX:
+        if self._pending_count < self.pending_max:
             self._pending.setdefault(namespace, []).append((worker, bound))
             self._pending_count += len(bound)
 

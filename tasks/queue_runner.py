@@ -1,7 +1,9 @@
 """Executes the stored queues: claim → validate → execute → record, each task on its own.
 
 Only the owner of a shard executes its queue, batch by batch. Within a batch every task succeeds, is retried with backoff
-or is dead-lettered by itself: one poison activity blocks no other, and neither does a sink that hangs.
+or is dead-lettered by itself: one poison activity blocks no other, and neither does a sink that hangs. Only what concerns
+the shard or the store as a whole, and passes, interrupts a batch; any other error is a failed attempt of the task
+that caused it.
 
 A sink that reports itself down costs no task an attempt. The runner parks the tasks for that sink, each with one write,
 does not read them in the meantime, and attempts them again when the sink is back.
@@ -24,7 +26,7 @@ from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
-from liveness.store.errors import StoreError
+from liveness.store.errors import StoreError, ValueRefused
 from liveness.tasks.activity_reschedule import ActivityReschedule, activity_key_of
 from liveness.tasks.contract import Done, Failed, Postponed, QueueOutcome, Stale
 from liveness.tasks.sinks import SinkDown, deliveries_max
@@ -207,14 +209,20 @@ class QueueRunner(NodeListener):
         """Take the activities from their workers. That completes tasks for our own matching; the others are delivered."""
         outcomes: dict[int, QueueOutcome] = {}
         to_deliver: list[tuple[StoredTask, Activity]] = []
-        await self._ownership.load([activity_key_of(stored.task) for stored in batch])
+        outcomes.update(await self._load_activities(batch))
         for stored in batch:
-            if not self._reschedule.validate(stored.task, shard):
-                outcomes[stored.task_id] = Stale()
+            if stored.task_id in outcomes:
                 continue
-            policy = self._node.policies.of(stored.task.namespace)
-            activity = self._reschedule.release_activity(stored.task, shard, policy)
-            if activity.state is ActivityState.RELEASED:
+            try:
+                activity = self._release_activity(stored, shard)
+            except (Unavailable, StoreError):
+                raise
+            except Exception as error:  # noqa: BLE001  # recorded with the task
+                outcomes[stored.task_id] = _failed(error)
+                continue
+            if activity is None:
+                outcomes[stored.task_id] = Stale()
+            elif activity.state is ActivityState.RELEASED:
                 to_deliver.append((stored, activity))
             else:
                 outcomes[stored.task_id] = Done()
@@ -230,6 +238,30 @@ class QueueRunner(NodeListener):
             self._delivering[shard.id].add(stored.task_id)
             self._deliveries.start(self._deliver(stored, activity))
 
+    async def _load_activities(self, batch: Sequence[StoredTask]) -> dict[int, QueueOutcome]:
+        """Bring the activities of the tasks into memory. Returns the failures of tasks with names that the database
+        refuses, by task. The last wait is the one for the names that it takes."""
+        keys = {stored.task_id: activity_key_of(stored.task) for stored in batch}
+        failures: dict[int, QueueOutcome] = {}
+        try:
+            await self._ownership.load(list(keys.values()))
+        except ValueRefused:
+            for task_id, key in tuple(keys.items()):
+                try:
+                    await self._ownership.load([key])
+                except ValueRefused as error:
+                    failures[task_id] = _failed(error)
+                    del keys[task_id]
+            await self._ownership.load(list(keys.values()))
+        return failures
+
+    def _release_activity(self, stored: StoredTask, shard: Shard) -> Activity | None:
+        """Take the activity from its worker. Returns None if the task is stale."""
+        if not self._reschedule.validate(stored.task, shard):
+            return None
+        policy = self._node.policies.of(stored.task.namespace)
+        return self._reschedule.release_activity(stored.task, shard, policy)
+
     async def _deliver(self, stored: StoredTask, activity: Activity) -> None:
         """Deliver one activity in a task of its own, so that a sink that hangs delays nothing else."""
         try:
@@ -238,7 +270,10 @@ class QueueRunner(NodeListener):
             await self._ownership.load([activity_key_of(stored.task)])
             shard = self._node.shard_by_id(stored.shard_id)
             if isinstance(outcome, Done):
-                self._reschedule.mark_delivered(stored.task, shard)
+                try:
+                    self._reschedule.mark_delivered(stored.task, shard)
+                except Exception as error:  # noqa: BLE001  # recorded with the task
+                    outcome = _failed(error)
             update = self._task_update(stored, outcome, shard.now_ms())
             shard.update_task(update)
             await self._node.wait_durable(shard)
@@ -261,8 +296,8 @@ class QueueRunner(NodeListener):
                 await self._reschedule.deliver(stored.task, activity)
         except SinkDown as error:
             return Postponed(str(error)[:ERROR_CHARS_MAX])
-        except Exception as error:  # noqa: BLE001  # the one catch-all: the error is recorded with the task
-            return Failed(f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
+        except Exception as error:  # noqa: BLE001  # recorded with the task
+            return _failed(error)
         return Done()
 
     def _task_update(self, stored: StoredTask, outcome: QueueOutcome, now_ms: int) -> TaskUpdate:
@@ -281,3 +316,7 @@ class QueueRunner(NodeListener):
         state = TaskState.DEAD_LETTERED if is_dead_lettered else TaskState.RETRYING
         due_ms = now_ms + backoff_ms(attempts, self._random)
         return TaskUpdate(stored.task_id, state, due_ms, attempts, outcome.error)
+
+
+def _failed(error: Exception) -> Failed:
+    return Failed(f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from liveness.cli.descriptor_limit import raise_descriptor_limit
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import SystemClock
 from liveness.config.frontend_settings import FrontendSettings
@@ -20,6 +21,7 @@ logger = structlog.get_logger("liveness.frontend")
 async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None] | None = None) -> int:
     """Run until SIGTERM or SIGINT, and return the exit code. `on_ready` is called with the addresses of gRPC and of HTTP."""
     configure_logging(settings.log_level, settings.log_format)
+    raise_descriptor_limit()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)

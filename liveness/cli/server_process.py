@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from liveness.app import Server
+from liveness.cli.descriptor_limit import raise_descriptor_limit
 from liveness.cli.http_listener import HttpListenFailed, bind_http, start_http
 from liveness.clock import Clock, SystemClock
 from liveness.config.settings import Settings
@@ -35,6 +36,7 @@ async def serve(
 ) -> int:
     """Run until SIGTERM or SIGINT, and return the exit code. `on_ready` is called with the addresses of gRPC and of HTTP."""
     configure_logging(settings.log_level, settings.log_format)
+    raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.disable()  # recovery creates up to a million objects, and none of them is garbage

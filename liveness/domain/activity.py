@@ -40,6 +40,9 @@ from liveness.domain.reactions import ActivityDueTask, VerifyDispatchTask
 from liveness.domain.worker import BoundActivity
 
 REMEMBERED_RELEASES_MAX = 32
+ATTEMPT_MAX = 2_000_000_000
+"""The highest attempt that is handed out, or that a worker may declare. It is far enough below 2^31, the limit of the API,
+that the number after it fits too."""
 
 
 class ActivityState(IntEnum):

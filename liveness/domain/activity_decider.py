@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from liveness.domain.activity import FINISHED_ACTIVITY_STATES, Activity, ActivityState, ReleasedAttempt
+from liveness.domain.activity import (
+    ATTEMPT_MAX,
+    FINISHED_ACTIVITY_STATES,
+    Activity,
+    ActivityState,
+    ReleasedAttempt,
+)
 from liveness.domain.errors import (
     ActivityDiffers,
     ActivityHeld,
@@ -104,7 +110,12 @@ def start(
 
 
 def attempt_to_start(activity: Activity, floor: int) -> int:
-    return max(activity.attempt, floor)
+    # An activity that has reached the limit stays there: its later holders differ in worker and epoch only.
+    return min(max(activity.attempt, floor), ATTEMPT_MAX)
+
+
+def _next_attempt(attempt: int) -> int:
+    return min(attempt, ATTEMPT_MAX) + 1
 
 
 def _started(
@@ -182,7 +193,9 @@ def give_back(activity: Activity, holder: AttemptHolder, reason: str, at_ms: int
     _check_held(activity, holder)
     return (
         ActivityGivenBack(**_end_fields(activity, holder, at_ms), reason=reason),
-        ActivityMadeAvailable(**_id_fields(activity.id), attempt=activity.attempt + 1, at_ms=at_ms),
+        ActivityMadeAvailable(
+            **_id_fields(activity.id), attempt=_next_attempt(activity.attempt), at_ms=at_ms
+        ),
     )
 
 
@@ -247,7 +260,7 @@ def restart(activity: Activity, at_ms: int) -> ActivityEvents:
         raise ActivityNotRetryable(activity=format_activity_id(activity.id), state=activity.state.name)
     return (
         ActivityMadeAvailable(
-            **_id_fields(activity.id), attempt=activity.attempt + 1, at_ms=at_ms, fresh=True
+            **_id_fields(activity.id), attempt=_next_attempt(activity.attempt), at_ms=at_ms, fresh=True
         ),
     )
 
@@ -337,7 +350,7 @@ def reschedule(
         message = f"worker {task.worker} was lost with the last attempt allowed"
         ended = AttemptHolder(task.worker, task.epoch, lost.attempt)._asdict()
         return (*taken, ActivityFailed(**_id_fields(id), **ended, at_ms=at_ms, message=message))
-    attempt = max(max(activity.attempt if activity else 0, lost.attempt) + 1, policy.token_floor)
+    attempt = max(_next_attempt(max(activity.attempt if activity else 0, lost.attempt)), policy.token_floor)
     if to_other_engine:
         return (taken[0], ActivityReleased(**_id_fields(id), attempt=attempt))
     return (*taken, ActivityMadeAvailable(**_id_fields(id), attempt=attempt, at_ms=at_ms))

@@ -4,6 +4,7 @@ LivenessError
 ├── InvalidRequest          the client must change the request
 │   ├── InvalidField
 │   ├── MalformedRequest
+│   │   └── RequestTooLarge
 │   ├── PageTokenInvalid
 │   └── ResumeTokenInvalid
 ├── Refused                 the request is valid, the state does not allow it
@@ -91,6 +92,13 @@ class MalformedRequest(InvalidRequest):
     detail: str
 
 
+class RequestTooLarge(MalformedRequest):
+    """A request that is refused before it is parsed."""
+
+    reason = "REQUEST_TOO_LARGE"
+    template = "The request has {detail}."
+
+
 class PageTokenInvalid(InvalidRequest):
     reason = "PAGE_TOKEN_INVALID"
     template = "page_token does not belong to this request; use the one from the previous page, with the same filter."
@@ -128,6 +136,14 @@ class SessionSuperseded(Refused):
 
     session_id: str
     worker: str
+
+
+class AttachmentReplaced(Refused):
+    reason = "ATTACHMENT_REPLACED"
+    template = "A newer stream has attached worker {worker} with attach_number {newest}; use a higher number than that."
+
+    worker: str
+    newest: int
 
 
 class SessionNotCurrent(Refused):

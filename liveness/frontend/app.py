@@ -26,6 +26,7 @@ from liveness.security.private_listener import PrivateListener
 from liveness.security.tls_settings import make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
+from liveness.server.listener_options import server_options
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError, StoreUnusable
@@ -40,7 +41,6 @@ logger = structlog.get_logger("liveness.frontend")
 
 CONNECTIONS_MAX = 2
 """It reads the registry, one read after the other; the second connection replaces one that hangs."""
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
@@ -152,17 +152,15 @@ class Frontend:
             tracer=self._tracer,
             record_try=self.telemetry.forwarded.record,
         )
+        self._gate = ShutdownGate()
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: bool(routes.members())}
         )
-        await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels))
+        await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls))
         self._tasks.start(self._refresher.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
-        self._grpc = server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
-        )
-        self._gate = ShutdownGate()
+        self._grpc = server = grpc.aio.server(options=server_options())
         for descriptor in SERVICES:
             register_service(
                 server,
@@ -214,7 +212,7 @@ class Frontend:
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()
         self.gateway.close_streams()
-        await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), self._clock)
+        await self._gate.stop(self._grpc, self.address, self._settings.shutdown_timeout_s, self._clock)
         await self._tasks.close()
         await self.gateway.close()
         await self._source.close()

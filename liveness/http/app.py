@@ -16,7 +16,8 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from liveness.domain.errors import LivenessError, ShuttingDown
-from liveness.http.body_reader import BodyReader
+from liveness.http.body_reader import BodyReader, body_bytes_max
+from liveness.http.client_shares import client_of
 from liveness.http.endpoints import EndpointTable, Match, MethodNotAllowed
 from liveness.http.errors import HttpError, from_error, from_rpc_error, http_error
 from liveness.http.event_streams import EventStreams, set_resume_token
@@ -134,7 +135,7 @@ class HttpApp:
         query: str = request.scope["query_string"].decode("latin-1")
         if not match.endpoint.body:
             return build_request(match, query, b"")
-        async with self._body_reader.read(request) as body:
+        async with self._body_reader.read(request, body_bytes_max(match.endpoint.method)) as body:
             return await self._run_off_loop_if_large(len(body), lambda: build_request(match, query, body))  # type: ignore[no-any-return]
 
     async def _run_off_loop_if_large(self, size: int, work: Callable[[], Any]) -> Any:
@@ -145,12 +146,12 @@ class HttpApp:
     async def _stream(self, match: Match, request: Request, send: Send) -> None:
         if request.method == "HEAD":
             raise _method_not_allowed("HEAD", ("GET",))
-        self._streams.check_capacity()
-        timeout_s = requested_timeout_s(request.headers)
-        message = await self._message(match, request)
-        set_resume_token(message, request.headers)
-        call = self._grpc_client.start_call(match.endpoint.method, message, request.headers, timeout_s)
-        await self._streams.send_events(call, request.receive, send)
+        with self._streams.reserve(client_of(request.scope.get("client"))):
+            timeout_s = requested_timeout_s(request.headers)
+            message = await self._message(match, request)
+            set_resume_token(message, request.headers)
+            call = self._grpc_client.start_call(match.endpoint.method, message, request.headers, timeout_s)
+            await self._streams.send_events(call, request.receive, send)
 
 
 def json_response(content: bytes, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -10,6 +10,8 @@ A comment line is sent every 15 s, so that proxies do not close a silent connect
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -19,6 +21,7 @@ from starlette.types import Receive, Send
 
 from liveness.clock import Clock
 from liveness.domain.errors import ShuttingDown
+from liveness.http.client_shares import ClientShares
 from liveness.http.errors import HttpError, from_rpc_error, http_error
 from liveness.http.grpc_client import wait_disconnected
 from liveness.http.json_output import json_bytes, to_json_value
@@ -48,21 +51,32 @@ def set_resume_token(request: Any, headers: Headers) -> None:
 class EventStreams:
     def __init__(self, clock: Clock, streams_max: int) -> None:
         self._clock = clock
-        self._streams_max = streams_max
+        self._shares = ClientShares(streams_max)
         self._open: set[Any] = set()
         self._closing = asyncio.Event()
 
-    def check_capacity(self) -> None:
+    @contextmanager
+    def reserve(self, client: str) -> Iterator[None]:
+        """Count a stream of the client for as long as the block lasts."""
         if self._closing.is_set():
             raise ShuttingDown
-        if len(self._open) >= self._streams_max:
-            raise http_error(
-                503,
-                grpc.StatusCode.UNAVAILABLE,
-                "TOO_MANY_STREAMS",
-                f"All {self._streams_max} event streams of this server are in use; close some, or use another node.",
-                retry_after_s=10,
-            )
+        if not self._shares.try_take(client):
+            raise self._too_many(client)
+        try:
+            yield
+        finally:
+            self._shares.give_back(client)
+
+    def _too_many(self, client: str) -> HttpError:
+        in_use = self._shares.total - self._shares.free
+        return http_error(
+            503,
+            grpc.StatusCode.UNAVAILABLE,
+            "TOO_MANY_STREAMS",
+            f"Of the {self._shares.total} event streams of this server {in_use} are in use, {self._shares.held(client)} of them "
+            "by this client's address; close some, or use another node.",
+            retry_after_s=10,
+        )
 
     def close(self) -> None:
         """End all streams, also those whose clients do not read."""

@@ -44,6 +44,8 @@ class FieldPath:
 
 def field_named(message: Descriptor, name: str) -> FieldDescriptor | None:
     """The field with this name in the proto file, or with this name in lowerCamelCase."""
+    if not name.isascii():
+        return None  # protobuf's own lookup fails on half of a surrogate pair
     return message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
 
 
@@ -77,7 +79,7 @@ def parse_text(path: FieldPath, text: str) -> Any:
 
 def enum_value(enum: EnumDescriptor, value: Any) -> Any:
     """Complete a short name: ACTIVE is WORKER_STATE_ACTIVE."""
-    if isinstance(value, str) and value not in enum.values_by_name:
+    if isinstance(value, str) and value.isascii() and value not in enum.values_by_name:
         full = f"{_upper_snake(enum.name)}_{value}"
         if full in enum.values_by_name:
             return full

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.http.app import HttpApp, PathHandler, internal_error, json_response
 from liveness.http.body_reader import BodyReader
+from liveness.http.connection_protocol import LimitedProtocol
+from liveness.http.connections import Connections, LimitedListener, connections_max
 from liveness.http.endpoints import EndpointTable, endpoints_of
 from liveness.http.errors import from_rpc_error
 from liveness.http.event_streams import STREAMS_MAX, EventStreams
@@ -33,9 +36,6 @@ from liveness.http.openapi import SERVICES, document_file
 from liveness.http.static_files import read_files
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
-HEADERS_BYTES_MAX = 128 * 1024
-"""Per request. A resume token contains a number for each shard."""
-CONNECTIONS_MAX = 2_000
 SHUTDOWN_TIMEOUT_S = 2
 """How long clients may take to read their last answers when the server stops."""
 HEALTH_TIMEOUT_S = 5.0
@@ -67,17 +67,20 @@ class HttpServer:
         static: Path = STATIC,
         streams_max: int = STREAMS_MAX,
         body_reader: BodyReader | None = None,
+        connections: int | None = None,
         connect: Callable[..., Any] = grpc.aio.insecure_channel,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics.
-        `connect`: opens the channel to `grpc_address`. `ssl_context`: None to serve plain HTTP."""
+        `connections`: how many at most; None: as the process's descriptors allow. `connect`: opens the channel to
+        `grpc_address`. `ssl_context`: None to serve plain HTTP."""
         self.url = (
             listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
         )
         self._ssl_context = ssl_context
         self._listen_address = listen_address
         self._metrics = metrics
+        self._connections = Connections(clock, connections or connections_max())
         self._tasks = BackgroundTasks("http server")
         self._grpc_client = GrpcClient(grpc_address, connect)
         path_handlers: dict[str, PathHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
@@ -98,7 +101,7 @@ class HttpServer:
         self._uvicorn = _UvicornWithoutSignals(
             uvicorn.Config(
                 ServerErrorMiddleware(self._app, handler=internal_error),
-                http="h11",
+                http=partial(LimitedProtocol, connections=self._connections),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -106,13 +109,13 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONNECTIONS_MAX,
-                h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
             )
         )
         self._uvicorn.config.load()
         self._uvicorn.config.ssl = self._ssl_context
-        self._serve_task = self._tasks.start(self._uvicorn.serve(sockets=[self._listen_address.socket]))
+        listener = LimitedListener(self._listen_address.socket, self._connections)
+        self._serve_task = self._tasks.start(self._uvicorn.serve(sockets=[listener]))
+        self._tasks.start(self._connections.close_overdue())
         try:
             # uvicorn sets a flag when it listens; it has no event to wait for.
             while not self._uvicorn.started and not self._serve_task.done():  # noqa: ASYNC110
@@ -120,8 +123,8 @@ class HttpServer:
             if self._serve_task.done():
                 await self._serve_task
         except BaseException:
-            self._serve_task.cancel()
-            self._listen_address.socket.close()
+            await self._tasks.close()
+            listener.close()
             await self._grpc_client.close()
             raise
 
@@ -146,6 +149,7 @@ class HttpServer:
                 connection.transport.abort()
             self._uvicorn.force_exit = True
         await self._serve_task
+        await self._tasks.close()
         self._app.shutdown_executor()
         await self._grpc_client.close()
 

@@ -22,6 +22,14 @@ from liveness.http.endpoints import WHOLE_BODY, Match
 from liveness.http.fields import FieldPath, enum_value, field_named, field_path, is_scalar, parse_text
 
 QUERY_FIELDS_MAX = 1_000
+VALUES_MAX = 100_000
+"""In a body. A thousand heartbeats have a few dozen values each."""
+MESSAGES_PER_LIST_MAX = 1_000
+"""No call takes more: heartbeats of a batch, activities of a heartbeat."""
+TEXTS_PER_LIST_MAX = 10_000
+"""Also of names and numbers in a list, and of entries in a map."""
+TEXT_CHARS_MAX = 350 * 1024
+"""A payload of 256 KiB in base64. ParseDict searches each text with a regular expression, during which no thread can run."""
 MESSAGE_CHARS_MAX = 200
 
 
@@ -30,6 +38,13 @@ class MalformedJson(InvalidRequest):
     template = "The body is not valid JSON: {detail}."
 
     detail: str
+
+
+class TooManyValues(InvalidRequest):
+    reason = "TOO_MANY_VALUES"
+    template = "The body has more than {limit} values; send it in several calls."
+
+    limit: int
 
 
 class UnfitBody(InvalidRequest):
@@ -80,12 +95,28 @@ def build_request(match: Match, query: str, body: bytes) -> Message:
 def _json(body: bytes) -> Any:
     if not body.strip():
         return {}
+    if _has_too_many_values(body):
+        raise TooManyValues(limit=VALUES_MAX)
     try:
         return json.loads(
             body.decode(), object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant
         )
     except (ValueError, RecursionError) as error:
         raise MalformedJson(detail=_truncate(str(error))) from None
+
+
+def _has_too_many_values(body: bytes) -> bool:
+    """Count values by what comes before each of them. A parsed value takes 20 times the memory of its JSON and more."""
+    if body.count(b",") + body.count(b"[") + body.count(b"{") <= VALUES_MAX:
+        return False
+    # Texts may contain the same characters, so leave them out. There are at most two for each value, and two quotes around each.
+    quotes_max = 4 * VALUES_MAX
+    parts = body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', quotes_max)
+    outside = b"".join(parts[::2])
+    return (
+        len(parts) > quotes_max
+        or outside.count(b",") + outside.count(b"[") + outside.count(b"{") > VALUES_MAX
+    )
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -107,25 +138,50 @@ def _check_names(message: Descriptor, value: Any, prefix: str) -> Any:
         return value
     if not isinstance(value, dict):
         raise UnfitBody(type=message.name, detail=f"{prefix.rstrip('.') or 'it'} must be an object")
-    checked = {}
+    checked: dict[str, Any] = {}
     for name, part in value.items():
         field = field_named(message, name)
         if field is None:
             known = ", ".join(message.fields_by_name)
             raise UnknownField(field=_truncate(prefix + name), type=message.name, known=known)
-        checked[name] = _check_field_names(field, part, f"{prefix}{field.name}.")
+        if field.name in checked:
+            raise UnfitBody(
+                type=message.name,
+                detail=f"{prefix}{field.name} occurs twice, as {field.name} and {field.camelcase_name}",
+            )
+        checked[field.name] = _check_field_names(field, part, f"{prefix}{field.name}.")
     return checked
 
 
 def _check_field_names(field: FieldDescriptor, value: Any, prefix: str) -> Any:
-    if isinstance(value, list):
-        return [_check_field_names(field, part, prefix) for part in value]
+    name = prefix.rstrip(".")
+    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+    limit = TEXTS_PER_LIST_MAX if is_map or field.message_type is None else MESSAGES_PER_LIST_MAX
+    if field.is_repeated and isinstance(value, list | dict) and len(value) > limit:
+        raise InvalidField(field=name, rule=f"must be at most {limit} per call")
+    if is_map:
+        if isinstance(value, dict):
+            for each in (*value, *value.values()):
+                _check_length(name, each)
+        return value
+    if not isinstance(value, list):
+        return _check_value_names(field, value, prefix)
+    if not field.is_repeated or any(isinstance(part, list) for part in value):
+        what = "be one value, not a list" if not field.is_repeated else "not hold lists"
+        raise UnfitBody(type=field.full_name.split(".")[-2], detail=f"{name} must {what}")
+    return [_check_value_names(field, part, prefix) for part in value]
+
+
+def _check_value_names(field: FieldDescriptor, value: Any, prefix: str) -> Any:
+    _check_length(prefix.rstrip("."), value)
     if field.enum_type is not None:
         return enum_value(field.enum_type, value)
-    nested = field.message_type
-    if nested is None or nested.GetOptions().map_entry:
-        return value
-    return _check_names(nested, value, prefix)
+    return value if field.message_type is None else _check_names(field.message_type, value, prefix)
+
+
+def _check_length(name: str, value: Any) -> None:
+    if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
+        raise InvalidField(field=name, rule=f"must be at most {TEXT_CHARS_MAX} characters")
 
 
 def _parameters(match: Match, query: str) -> Mapping[FieldPath, Any]:

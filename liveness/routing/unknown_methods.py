@@ -10,6 +10,7 @@ import grpc
 from liveness.routing import rpc_failures
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarding import TARGET_NODE_HEADER, Forwarder, caller_metadata, metadata_for_caller
+from liveness.rpc.calls_in_flight import CallsInFlight
 
 PACKAGE = "/liveness.v1."
 INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
@@ -18,9 +19,10 @@ INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
 class UnknownMethodHandler(grpc.GenericRpcHandler):
     """The last handler: gRPC calls it for methods that no other handler serves."""
 
-    def __init__(self, forwarder: Forwarder, channels: ChannelPool) -> None:
+    def __init__(self, forwarder: Forwarder, channels: ChannelPool, calls: CallsInFlight) -> None:
         self._forwarder = forwarder
         self._channels = channels
+        self._calls = calls
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -32,8 +34,9 @@ class UnknownMethodHandler(grpc.GenericRpcHandler):
         async def forward(
             requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
         ) -> AsyncIterator[bytes]:
-            async for message in self._forward(path, requests, context):
-                yield message
+            with self._calls:
+                async for message in self._forward(path, requests, context):
+                    yield message
 
         return grpc.stream_stream_rpc_method_handler(forward)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
 from random import Random
 from threading import Thread
@@ -137,6 +138,8 @@ class AttachStream:
         """Consecutive streams on which no worker was attached."""
         self._ping_timer: Timer | None = None
         self._ping_number = 0
+        self._attach_numbers = count(1)
+        """A server that sees an older stream's request after a newer one's recognises it by its lower number."""
         self._unattended: dict[WorkerId, _StreamCall] = {}
         """Workers whose direct stream broke and that have not requested to be attached since."""
         self._closed = False
@@ -199,7 +202,10 @@ class AttachStream:
         worker_id = session.namespace, session.key
         current.attaching[worker_id] = self._scheduler.now_ms()
         request = AttachRequest.Attach(
-            namespace=session.namespace, worker_instance_key=session.key, session_id=session.session_id
+            namespace=session.namespace,
+            worker_instance_key=session.key,
+            session_id=session.session_id,
+            attach_number=next(self._attach_numbers),
         )
         if session.grace_ms is not None:
             request.disconnect_grace.CopyFrom(ms_to_duration(session.grace_ms))

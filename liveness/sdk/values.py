@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from liveness.sdk.errors import InvalidArgument
 from liveness.v1 import activity_pb2, worker_pb2
 
-ATTEMPT_MAX = 2**31 - 1
+ATTEMPT_MAX = 2_000_000_000
 NANOS_PER_MS = 1_000_000
 
 
@@ -48,7 +48,7 @@ class ActivityRef:
 
     def __post_init__(self) -> None:
         if not 1 <= self.attempt <= ATTEMPT_MAX:
-            raise InvalidArgument(detail=f"attempt must be from 1 to 2^31 - 1, not {self.attempt}.")
+            raise InvalidArgument(detail=f"attempt must be from 1 to {ATTEMPT_MAX}, not {self.attempt}.")
 
     @property
     def key(self) -> AttemptKey:

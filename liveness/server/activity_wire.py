@@ -10,15 +10,20 @@ from liveness.domain.activity_decider import ActivitySpec, AttemptHolder
 from liveness.domain.errors import InvalidField
 from liveness.domain.events import Retry
 from liveness.domain.keys import ActivityId, ActivityKey
-from liveness.server.validation import duration_ms, optional_identifier, require_identifier
-from liveness.server.wire import duration, timestamp
+from liveness.server.validation import (
+    STATES_MAX,
+    check_count,
+    duration_ms,
+    optional_identifier,
+    require_identifier,
+)
+from liveness.server.wire import attempt_number, duration, timestamp
 from liveness.store.api import ActivityFilter
 from liveness.v1 import activity_pb2
 
 PAYLOAD_BYTES_MAX = 256 * 1024
 ENCODING_BYTES_MAX = 64
 ACTIVITY_TYPES_PER_POLL_MAX = 1_000
-ATTEMPT_MAX = 2**31 - 1
 EPOCH_MAX = 2**63 - 1
 COEFFICIENT_MAX = 1_000.0
 
@@ -117,6 +122,7 @@ def holder(
 
 def activity_filter(message: activity_pb2.ActivityFilter) -> ActivityFilter:
     states = set()
+    check_count("filter.states", message.states, STATES_MAX)
     for number in message.states:
         if number not in _STATES_BY_NUMBER:
             raise InvalidField(field="filter.states", rule="is not one of the known values")
@@ -146,7 +152,7 @@ def task_message(activity: Activity) -> activity_pb2.ActivityTask:
         task_queue=activity.task_queue,
         input=activity.input,
         lease_epoch=activity.epoch,
-        attempt=activity.attempt,
+        attempt=attempt_number(activity.attempt),
         failures=activity.failures,
         last_failure=activity.last_failure,
         token=activity.token,
@@ -168,7 +174,7 @@ def activity_message(
         state=state_number(activity),
         activity_type=activity.type,
         task_queue=activity.task_queue,
-        attempt=activity.attempt,
+        attempt=attempt_number(activity.attempt),
         failures=activity.failures,
         worker_deaths=activity.deaths,
         worker_instance_key=activity.worker,

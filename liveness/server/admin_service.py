@@ -23,7 +23,14 @@ from liveness.server.all_nodes import CALL_TIMEOUT_S, AllNodes, ResponseT, is_lo
 from liveness.server.fleet import Fleet
 from liveness.server.orders_handlers import OrdersHandlers
 from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
-from liveness.server.validation import optional_identifier, page_size, require_identifier, text
+from liveness.server.validation import (
+    STATES_MAX,
+    check_count,
+    optional_identifier,
+    page_size,
+    require_identifier,
+    text,
+)
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
 from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2
 
@@ -224,6 +231,7 @@ class AdminService:
     async def list_tasks(self, request: admin_pb2.ListTasksRequest) -> admin_pb2.ListTasksResponse:
         namespace = optional_identifier("namespace", request.namespace) or None
         size = page_size(request.page_size)
+        check_count("states", request.states, STATES_MAX)
         known = {state.value for state in TaskState}
         if any(state not in known for state in request.states):
             raise InvalidField(

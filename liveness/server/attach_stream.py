@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import NamedTuple
 
 from liveness.domain.errors import LivenessError
 from liveness.domain.keys import WorkerKey
@@ -13,15 +14,23 @@ REPLIES_MAX = 20_000
 """The server ends the stream of a client that sends requests and reads no replies."""
 
 
+class Attached(NamedTuple):
+    """A worker on a stream, as its attach request named it."""
+
+    session_id: str
+    number: int
+    """Its place among the attach requests of the session; 0 if the client does not say."""
+
+
 class AttachStream:
-    __slots__ = ("_output_ready", "ended", "error", "orders", "replies", "sessions")
+    __slots__ = ("_output_ready", "ended", "error", "orders", "replies", "workers")
 
     is_forwarded = False
     """Whether the client is connected to another node or a frontend, which forwards its stream."""
 
     def __init__(self) -> None:
-        self.sessions: dict[WorkerKey, str] = {}
-        """Workers attached by this stream, with their session id."""
+        self.workers: dict[WorkerKey, Attached] = {}
+        """Workers attached by this stream."""
         self.replies: deque[AttachResponse] = deque()
         self.orders: dict[WorkerKey, None] = {}
         """Workers whose current orders must be sent."""

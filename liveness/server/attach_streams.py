@@ -1,8 +1,9 @@
 """Attach: streams that workers keep open. The server sends orders on them and notices when they break.
 
-The stream that attached a worker last counts; the end of any other stream does not affect the worker. If that stream
-ends without a detach and the worker asked for a disconnect grace, the shard marks the worker as disconnected. A stream
-that the server ends itself, because it stops, marks no worker.
+The stream that attached a worker last counts, in the order in which the client sent its requests if it numbers them; the
+end of any other stream does not affect the worker. If that stream ends without a detach and the worker asked for a
+disconnect grace, the shard marks the worker as disconnected. A stream that the server ends itself, because it stops,
+marks no worker.
 
 A client is connected to this node (`attach`), or to another node or a frontend that forwards its stream (`relay`, see
 `server/forwarded_streams.py`).
@@ -17,7 +18,13 @@ from typing import TypeVar
 
 from liveness.background import BackgroundTasks
 from liveness.domain import worker_control
-from liveness.domain.errors import InvalidField, LivenessError, MalformedRequest, Unavailable
+from liveness.domain.errors import (
+    AttachmentReplaced,
+    InvalidField,
+    LivenessError,
+    MalformedRequest,
+    Unavailable,
+)
 from liveness.domain.keys import WorkerKey
 from liveness.domain.worker import Worker
 from liveness.engine.listener import NodeListener
@@ -25,7 +32,7 @@ from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.rpc.status import status_of
 from liveness.server import wire
-from liveness.server.attach_stream import AttachStream
+from liveness.server.attach_stream import Attached, AttachStream
 from liveness.server.direct_connections import OwnAddresses
 from liveness.server.forwarded_streams import ForwardingCall
 from liveness.server.validation import duration_ms, require_identifier
@@ -52,7 +59,8 @@ class AttachStreams(NodeListener):
 
     def is_attached(self, key: WorkerKey, session_id: str) -> bool:
         stream = self._by_worker.get(key)
-        return stream is not None and stream.sessions.get(key) == session_id
+        attached = None if stream is None else stream.workers.get(key)
+        return attached is not None and attached.session_id == session_id
 
     def attached_count(self) -> int:
         return len(self._by_worker)
@@ -78,7 +86,7 @@ class AttachStreams(NodeListener):
             if not stream.is_forwarded:
                 continue
             del self._by_worker[key]
-            stream.sessions.pop(key, None)
+            stream.workers.pop(key, None)
             stream.orders.pop(key, None)
             stream.on_worker_moved(key)
 
@@ -169,7 +177,7 @@ class AttachStreams(NodeListener):
             await self._attach(stream, request.attach)
         elif kind == "detach":
             key = WorkerKey(request.detach.namespace, request.detach.worker_instance_key)
-            if stream.sessions.pop(key, None) is not None and self._by_worker.get(key) is stream:
+            if stream.workers.pop(key, None) is not None and self._by_worker.get(key) is stream:
                 del self._by_worker[key]
         else:
             raise InvalidField(field="request", rule="must be attach, detach or ping")
@@ -204,24 +212,42 @@ class AttachStreams(NodeListener):
         grace_ms = 0
         if request.HasField("disconnect_grace"):
             grace_ms = duration_ms("disconnect_grace", request.disconnect_grace)
-        if len(stream.sessions) >= WORKERS_PER_STREAM_MAX:
+        if len(stream.workers) >= WORKERS_PER_STREAM_MAX:
             raise InvalidField(
                 field="attach", rule=f"must be for at most {WORKERS_PER_STREAM_MAX} workers a stream"
             )
+        attached = Attached(session_id, request.attach_number)
+        self._check_is_newest(key, stream, attached)
         shard = node.shard(*key)
         shard.change_worker(key, worker_control.attach(key, shard.describe(key), session_id, grace_ms))
         await node.wait_durable(shard)
         if node.shard_table()[shard.id] is not shard:
             raise node.unavailable_reason(shard.id)  # handed over meanwhile, with the terms
+        self._check_is_newest(key, stream, attached)
+        # The lease may have ended while the terms were committed. A worker that is told "attached" relies on it.
+        worker_control.check_lease_is_live(key, shard.describe(key), session_id)
         # Only now: before the terms are durable, a broken stream must not mark the worker.
         before = self._by_worker.get(key)
         if before is not None and before is not stream:
-            before.sessions.pop(key, None)
+            before.workers.pop(key, None)
             before.on_worker_replaced(key)
-        stream.sessions[key] = session_id
+        stream.workers[key] = attached
         self._by_worker[key] = stream
         shard.mark_connected(key)
         return shard.describe(key).standing.grace_ms
+
+    def _check_is_newest(self, key: WorkerKey, stream: AttachStream, attached: Attached) -> None:
+        """Refuse a stream that its client left for the one that has attached the worker.
+
+        A node that forwards streams attaches workers again at a shard's new owner, and may do so for a stream of which
+        it does not know yet that its client has left it. The end of such a stream must not mark the worker.
+        """
+        newest = self._by_worker.get(key)
+        if newest is None or newest is stream:
+            return
+        present = newest.workers[key]
+        if present.session_id == attached.session_id and 0 < attached.number < present.number:
+            raise AttachmentReplaced(worker=key.instance_key, newest=present.number)
 
     async def pop_orders(self, streams: Sequence[StreamT]) -> list[tuple[StreamT, AttachResponse]]:
         """Returns the durable orders of workers that wait on these streams."""
@@ -262,7 +288,7 @@ class AttachStreams(NodeListener):
 
     def close_stream(self, stream: AttachStream, *, is_broken: bool) -> None:
         """`is_broken`: the client's stream ended without detaching its workers."""
-        for key, session_id in stream.sessions.items():
+        for key, attached in stream.workers.items():
             if self._by_worker.get(key) is not stream:
                 continue  # another stream has attached it since
             del self._by_worker[key]
@@ -273,6 +299,6 @@ class AttachStreams(NodeListener):
             except Unavailable:
                 continue  # the shard moved or is read again: the break does not count
             worker = shard.workers.get(key)
-            if worker is not None and worker.session_id == session_id:
+            if worker is not None and worker.session_id == attached.session_id:
                 shard.mark_disconnected(key)
-        stream.sessions.clear()
+        stream.workers.clear()

@@ -11,9 +11,8 @@ from liveness.cluster.quotas import Quotas
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.domain.activity import Activity
-from liveness.domain.activity_decider import AttemptHolder
 from liveness.domain.errors import MalformedRequest
-from liveness.domain.keys import ActivityKey, WorkerKey
+from liveness.domain.keys import WorkerKey
 from liveness.engine.node import Node
 from liveness.expiry.death_rate import DeathCount
 from liveness.routing.routing_table import Owner, RoutingTable
@@ -21,6 +20,8 @@ from liveness.server import activity_wire, cluster_wire
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.liveness_service import LivenessService
+from liveness.server.validation import optional_identifier, require_identifier
+from liveness.server.wire import worker_key
 from liveness.v1 import cluster_pb2 as pb
 
 
@@ -91,6 +92,7 @@ class ClusterService:
         )
 
     async def hint(self, request: pb.HintRequest) -> pb.HintResponse:
+        cluster_wire.check_hint(request, self._node.shard_count)
         for shard_id in request.wake_shards:
             self._queue_waker.wake(shard_id)
         for route in request.owned:
@@ -127,68 +129,65 @@ class ClusterService:
         return self._liveness_service.relay(requests)
 
     async def look_up_workers(self, request: pb.LookUpWorkersRequest) -> pb.LookUpWorkersResponse:
-        found = await self._liveness_service.look_up_workers(request.namespace, request.worker_instance_keys)
+        found = await self._liveness_service.look_up_workers(cluster_wire.worker_keys(request))
         return pb.LookUpWorkersResponse(workers=found)
 
     async def look_at_holders(self, request: pb.LookAtHoldersRequest) -> pb.LookAtHoldersResponse:
-        questions = [
-            (WorkerKey(q.namespace, q.worker_instance_key), cluster_wire.activity_id(q.id))
-            for q in request.questions
-        ]
-        found = await self._ownership_responder.look_up(questions)
+        found = await self._ownership_responder.look_up(cluster_wire.questions(request))
         return pb.LookAtHoldersResponse(answers=map(cluster_wire.holder_view_message, found))
 
     async def bind_attempts(self, request: pb.BindAttemptsRequest) -> pb.BindAttemptsResponse:
         epoch, bound = await self._ownership_responder.bind(
-            WorkerKey(request.namespace, request.worker_instance_key),
-            request.session_id,
-            [cluster_wire.bound_activity(ref) for ref in request.activities],
+            worker_key(request.namespace, request.worker_instance_key),
+            optional_identifier("session_id", request.session_id),
+            cluster_wire.bound_activities(request.activities),
         )
         return pb.BindAttemptsResponse(lease_epoch=epoch, bound=bound)
 
     async def unbind_attempt(self, request: pb.UnbindAttemptRequest) -> pb.UnbindAttemptResponse:
         unbound = await self._ownership_responder.unbind(
-            WorkerKey(request.namespace, request.worker_instance_key),
+            worker_key(request.namespace, request.worker_instance_key),
             cluster_wire.activity_id(request.id),
-            request.attempt,
+            cluster_wire.attempt(request.attempt),
             taken=request.taken,
         )
         return pb.UnbindAttemptResponse(unbound=unbound)
 
     async def find_not_held(self, request: pb.FindNotHeldRequest) -> pb.FindNotHeldResponse:
-        found = await self._ownership_responder.find_not_held(
-            [cluster_wire.held_attempt(message) for message in request.attempts]
-        )
+        found = await self._ownership_responder.find_not_held(cluster_wire.held_attempts(request))
         return pb.FindNotHeldResponse(not_held=map(cluster_wire.held_attempt_message, found))
 
     async def hand_out(self, request: pb.HandOutRequest) -> pb.HandOutResponse:
         found = await self._matching.hand_out_to_remote(
-            WorkerKey(request.namespace, request.worker_instance_key),
-            request.session_id,
-            request.task_queue,
-            request.max_activities,
-            frozenset(request.activity_types) or None,
+            worker_key(request.namespace, request.worker_instance_key),
+            optional_identifier("session_id", request.session_id),
+            optional_identifier("task_queue", request.task_queue),
+            cluster_wire.hand_out_limit(request.max_activities),
+            activity_wire.activity_types(request.activity_types),
         )
         return pb.HandOutResponse(activities=map(activity_wire.task_message, found))
 
     async def take_back(self, request: pb.TakeBackRequest) -> pb.TakeBackResponse:
-        for ref in request.activities:
-            key = ActivityKey(request.namespace, ref.workflow_id, ref.run_id, ref.activity_id)
-            holder = AttemptHolder(request.worker_instance_key, request.lease_epoch, ref.attempt)
+        for key, holder in cluster_wire.taken_back(request):
             self._ownership.withdraw(key, holder, "the poll that it was handed to had ended")
         await self._node.wait_all_durable()
         return pb.TakeBackResponse()
 
     async def return_slots(self, request: pb.ReturnSlotsRequest) -> pb.ReturnSlotsResponse:
-        return pb.ReturnSlotsResponse(returned=await self._quotas.return_unused(request.namespace))
+        namespace = require_identifier("namespace", request.namespace)
+        return pb.ReturnSlotsResponse(returned=await self._quotas.return_unused(namespace))
 
     async def count_deaths(self, request: pb.CountDeathsRequest) -> pb.CountDeathsResponse:
         """Serves nodes of version 0.1.0, which add up what all nodes remember."""
-        key = WorkerKey(request.namespace, request.worker_instance_key)
         found = self._node.recent_deaths.deaths_around(
-            key, request.host_name, request.build_id, request.wall_ms
+            worker_key(request.namespace, request.worker_instance_key),
+            optional_identifier("host_name", request.host_name),
+            optional_identifier("build_id", request.build_id),
+            cluster_wire.wall_ms(request.wall_ms),
         )
         return pb.CountDeathsResponse(**found._asdict())
 
     async def get_fleet_share(self, request: pb.GetFleetShareRequest) -> pb.GetFleetShareResponse:
+        optional_identifier("namespace", request.namespace)
+        cluster_wire.range_ms(request.range_ms)
         return await self._fleet.share(request)

@@ -11,7 +11,7 @@ from liveness.domain.events import WorkerDeactivated
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.domain.worker import BoundActivity
 from liveness.server.activity_wire import state_number
-from liveness.server.wire import activity_ref, duration, timestamp
+from liveness.server.wire import activity_ref, attempt_number, duration, timestamp
 from liveness.v1 import death_pb2
 
 
@@ -95,6 +95,6 @@ def _lost_activity_message(
     known = current.get(ActivityKey(namespace, *activity.id))
     if known is not None:
         message.state = state_number(known)
-        message.attempt = known.attempt
+        message.attempt = attempt_number(known.attempt)
         message.worker_instance_key = known.worker
     return message

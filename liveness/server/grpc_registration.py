@@ -28,6 +28,7 @@ from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
 from liveness.rpc_details import DETAILS_KEY
 from liveness.server.all_nodes import is_local_only
+from liveness.server.request_bounds import RequestBounds
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.errors import NoSpaceLeft, StoreError
 from liveness.telemetry.call_stats import OK, CallStats, MethodStats
@@ -91,7 +92,7 @@ def _make_handler(
     stats: MethodStats,
     gate: ShutdownGate,
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    parse = _make_parser(GetMessageClass(method.input_type))
+    parse = _make_parser(GetMessageClass(method.input_type), RequestBounds(method))
     if method.client_streaming:
         if router is not None and router.rule.kind is RoutingKind.STREAM:
             serve = router.forward_attach
@@ -107,7 +108,7 @@ def _make_handler(
     call = _make_unary(serve, wait_all_durable, admit, router, gate)
     if tracer is not None:
         call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
-    return grpc.unary_unary_rpc_method_handler(_counted(call, stats), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_counted(call, stats, gate), parse, _serialize)
 
 
 def _serialize(answer: Message | bytes) -> bytes:
@@ -115,11 +116,13 @@ def _serialize(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-def _make_parser(kind: type[Message]) -> Callable[[bytes], Message | MalformedRequest]:
+def _make_parser(kind: type[Message], bounds: RequestBounds) -> Callable[[bytes], Message | MalformedRequest]:
     """The parser returns an error as a value, because gRPC would answer INTERNAL for a malformed request."""
-    from_string = kind.FromString
+    from_string, check = kind.FromString, bounds.check
 
     def parse(data: bytes) -> Message | MalformedRequest:
+        if (error := check(data)) is not None:
+            return error
         try:
             return from_string(data)
         except DecodeError as error:
@@ -158,15 +161,20 @@ def _make_unary(
 
 
 def _counted(
-    call: Callable[..., Awaitable[Message | bytes]], stats: MethodStats
+    call: Callable[..., Awaitable[Message | bytes]], stats: MethodStats, gate: ShutdownGate
 ) -> Callable[..., Awaitable[Message | bytes]]:
+    calls = gate.calls
+
     async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         seconds = stopwatch()
+        calls.count += 1
         try:
             answer = await call(request, context)
         except BaseException as error:
             stats.record(_final_code(error, context), seconds())
             raise
+        finally:
+            calls.count -= 1
         stats.record(OK, seconds())
         return answer
 
@@ -241,8 +249,9 @@ def _make_streaming(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Message | bytes]:
         try:
-            async for message in stream(request, context):
-                yield message
+            with gate.calls:
+                async for message in stream(request, context):
+                    yield message
         except BaseException as error:
             stats.record(_final_code(error, context), None)
             raise

@@ -330,11 +330,10 @@ class LivenessService:
             row.key, worker, self._worker_context(row.key, worker, shard), include_activities=False
         )
 
-    async def look_up_workers(self, namespace: str, instance_keys: Iterable[str]) -> list[worker_pb2.Worker]:
+    async def look_up_workers(self, keys: Iterable[WorkerKey]) -> list[worker_pb2.Worker]:
         """Returns the present state of workers of this node, for a list that another node builds."""
         found = []
-        for instance_key in instance_keys:
-            key = WorkerKey(namespace, instance_key)
+        for key in keys:
             shard = self._node.shard(*key)
             worker = shard.workers.get(key)
             if worker is not None:

@@ -15,7 +15,7 @@ from liveness.dispatch.remote import HeldAttempt, RemoteOwnershipResponder
 from liveness.dispatch.worker_bindings import Binding, HolderView
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import AttemptHolder
-from liveness.domain.errors import ShardMoved, ShardUnavailable, Unavailable
+from liveness.domain.errors import InvalidRequest, ShardMoved, ShardUnavailable, Unavailable
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, shard_of
 from liveness.domain.worker import BoundActivity
 from liveness.routing.routing_table import Owner, RoutingTable
@@ -27,7 +27,7 @@ from liveness.server.cluster_wire import (
     holder_view,
     id_message,
 )
-from liveness.server.wire import activity_ref
+from liveness.server.wire import activity_ref, attempt_number
 from liveness.v1 import cluster_pb2, worker_pb2
 
 CALL_TIMEOUT_S = 3.0
@@ -65,7 +65,7 @@ class RemoteNodes:
             subset = [questions[index] for index in indexes]
             try:
                 answers = await self._view_holders(worker_key.namespace, worker_key.instance_key, subset)
-            except Unavailable:
+            except (Unavailable, InvalidRequest):
                 return
             found.update(zip(indexes, answers, strict=True))
 
@@ -124,7 +124,7 @@ class RemoteNodes:
             namespace=worker_key.namespace,
             worker_instance_key=worker_key.instance_key,
             id=id_message(id),
-            attempt=attempt,
+            attempt=attempt_number(attempt),
             taken=taken,
         )
 
@@ -166,7 +166,7 @@ class RemoteNodes:
                         lambda: self._ownership_responder.find_not_held(subset),
                     )
                 )
-            except Unavailable:
+            except (Unavailable, InvalidRequest):
                 return
 
         names = [(held_attempt.worker.namespace, held_attempt.id.workflow_id) for held_attempt in attempts]
@@ -201,7 +201,7 @@ class RemoteNodes:
             namespace=key.namespace,
             worker_instance_key=holder.worker,
             lease_epoch=holder.epoch,
-            activities=[worker_pb2.ActivityRef(**key.id._asdict(), attempt=holder.attempt)],
+            activities=[worker_pb2.ActivityRef(**key.id._asdict(), attempt=attempt_number(holder.attempt))],
         )
         owner = self._owner(key.namespace, key.workflow_id)
         if owner.node_id == self._node_id:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -14,6 +15,8 @@ from liveness.domain.policy import DURATION_MS_MAX
 TEXT_BYTES_MAX = 4_096
 SEQUENCE_MAX = 2**63 - 1
 COUNTER_MAX = 2**40
+STATES_MAX = 100
+"""In a filter, in which a state may be repeated."""
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHARS_WITHIN_LIMIT = IDENTIFIER_BYTES_MAX // 4
 
@@ -65,6 +68,12 @@ def timestamp_ns(field: str, value: Timestamp) -> int:
     if not -62_135_596_800 <= value.seconds <= 253_402_300_799 or not 0 <= value.nanos <= 999_999_999:
         raise InvalidField(field=field, rule="must lie in the years 1 to 9999 with nanos below one second")
     return value.seconds * 1_000_000_000 + value.nanos
+
+
+def check_count(field: str, values: Sized, count_max: int) -> None:
+    """Check the length of a list before anything loops over it. Empty elements count."""
+    if len(values) > count_max:
+        raise InvalidField(field=field, rule=f"must have at most {count_max} elements")
 
 
 def page_size(value: int) -> int:

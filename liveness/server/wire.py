@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from liveness.domain.activity import ATTEMPT_MAX
 from liveness.domain.commands import Heartbeat
 from liveness.domain.errors import InvalidField
 from liveness.domain.keys import WorkerKey
@@ -27,6 +28,8 @@ from liveness.engine.shard import HeartbeatOutcome
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
+    STATES_MAX,
+    check_count,
     duration_ms,
     is_short_printable_ascii,
     optional_identifier,
@@ -44,6 +47,9 @@ METADATA_BYTES_MAX = 16 * 1024
 BINDING_CHANGES_MAX = 200
 FULL_BINDINGS_MAX = BINDINGS_PER_WORKER_MAX
 TOKEN_BYTES_MAX = 2 * 1024
+LABELS_MAX = 1_000
+CAPABILITIES_MAX = 1_000
+UNSET_MAX = 100
 
 _STATES = {state.value for state in WorkerState}
 _STATUSES = {status.value: status for status in WorkerStatus}
@@ -97,8 +103,8 @@ def heartbeat(
         session_id,
         sequence,
         requested_ms,
-        _activities("heartbeat.bound_activities", bound) if bound else (),
-        _activities("heartbeat.unbound_activities", unbound) if unbound else (),
+        activities("heartbeat.bound_activities", bound) if bound else (),
+        activities("heartbeat.unbound_activities", unbound) if unbound else (),
         full,
         _profile(beat, last_error, known),
         status,
@@ -114,6 +120,10 @@ def heartbeat(
 
 def _profile(beat: worker_pb2.WorkerHeartbeat, last_error: str, known: Worker | None) -> Profile:
     labels, capabilities = beat.labels, beat.capabilities
+    if labels:
+        check_count("heartbeat.labels", labels, LABELS_MAX)
+    if capabilities:
+        check_count("heartbeat.capabilities", capabilities, CAPABILITIES_MAX)
     profile = Profile(
         beat.worker_identity,
         beat.task_queue,
@@ -152,7 +162,7 @@ def _check_profile(profile: Profile, last_error: str) -> None:
         )
 
 
-def _activities(field: str, refs: Iterable[worker_pb2.ActivityRef]) -> tuple[BoundActivity, ...]:
+def activities(field: str, refs: Iterable[worker_pb2.ActivityRef]) -> tuple[BoundActivity, ...]:
     return tuple([_activity(field, ref) for ref in refs])
 
 
@@ -165,7 +175,8 @@ def _activity(field: str, ref: worker_pb2.ActivityRef) -> BoundActivity:
     )
     attempt, token = ref.attempt, ref.token
     # A heartbeat may name a thousand: one cheap check for all rules, and the single rules only if it fails.
-    is_valid = workflow_id and run_id and activity_id and attempt >= 0 and len(token) <= TOKEN_BYTES_MAX
+    is_valid = workflow_id and run_id and activity_id and 0 <= attempt <= ATTEMPT_MAX
+    is_valid = is_valid and len(token) <= TOKEN_BYTES_MAX
     if not is_valid or not is_short_printable_ascii(workflow_id + run_id + activity_id + task_queue):
         _check_activity(field, ref)
     return tuple.__new__(BoundActivity, (workflow_id, run_id, activity_id, attempt or 1, task_queue, token))
@@ -174,6 +185,8 @@ def _activity(field: str, ref: worker_pb2.ActivityRef) -> BoundActivity:
 def _check_activity(field: str, ref: worker_pb2.ActivityRef) -> None:
     if ref.attempt < 0:
         raise InvalidField(field=f"{field}.attempt", rule="must not be negative")
+    if ref.attempt > ATTEMPT_MAX:
+        raise InvalidField(field=f"{field}.attempt", rule=f"must be at most {ATTEMPT_MAX}")
     if len(ref.token) > TOKEN_BYTES_MAX:
         raise InvalidField(field=f"{field}.token", rule=f"must be at most {TOKEN_BYTES_MAX} bytes")
     require_identifier(f"{field}.workflow_id", ref.workflow_id)
@@ -190,6 +203,7 @@ def worker_key(namespace: str, instance_key: str) -> WorkerKey:
 
 def worker_filter(message: WorkerFilterMessage) -> WorkerFilter:
     states = set()
+    check_count("filter.states", message.states, STATES_MAX)
     for number in message.states:
         if int(number) not in _STATES:
             raise InvalidField(field="filter.states", rule="must be ACTIVE, INACTIVE or CLEANED_UP")
@@ -218,7 +232,8 @@ def config_values(message: admin_pb2.NamespaceConfig) -> dict[str, float]:
     return found
 
 
-def config_field_names(names: Iterable[str]) -> tuple[str, ...]:
+def config_field_names(names: Collection[str]) -> tuple[str, ...]:
+    check_count("unset", names, UNSET_MAX)
     known = {field.name: _policy_name(field.name) for field in admin_pb2.NamespaceConfig.DESCRIPTOR.fields}
     for name in names:
         if name not in known:
@@ -231,6 +246,11 @@ def _policy_name(name: str) -> str:
 
 
 # -- to messages
+
+
+def attempt_number(attempt: int) -> int:
+    """Stored attempts may be too large for the API, because earlier versions let workers declare any number."""
+    return min(attempt, 2**31 - 1)
 
 
 def duration(ms: int) -> Duration:
@@ -283,7 +303,7 @@ def heartbeat_result(
 
 
 def activity_ref(activity: BoundActivity) -> worker_pb2.ActivityRef:
-    return worker_pb2.ActivityRef(**activity._asdict())
+    return worker_pb2.ActivityRef(**activity._replace(attempt=attempt_number(activity.attempt))._asdict())
 
 
 class WorkerContext(NamedTuple):

@@ -6,6 +6,7 @@ StoreError
 │   └── NoSpaceLeft       because the disk is full
 ├── CommitUnknown         it may or may not have been committed
 ├── ReadFailed            a read failed; it would have changed nothing
+│   └── ValueRefused      because of a value in the query: it fails every time
 ├── StoreBroken           durability can no longer be promised: stop acknowledging and exit
 └── StoreUnusable         the store cannot be opened
     ├── CannotOpenStore
@@ -63,6 +64,10 @@ class ReadFailed(StoreError):
     template = "The database could not be read: {detail}."
 
     detail: str
+
+
+class ValueRefused(ReadFailed):
+    template = "The database takes no such value: {detail}."
 
 
 class StoreBroken(StoreError):

@@ -14,7 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import QueuePool
 
 from liveness.store.database import ConnectionCounts
-from liveness.store.errors import CommitRejected, CommitUnknown, NoSpaceLeft, ReadFailed, StoreError
+from liveness.store.errors import (
+    CommitRejected,
+    CommitUnknown,
+    NoSpaceLeft,
+    ReadFailed,
+    StoreError,
+    ValueRefused,
+)
 from liveness.store.postgres_hosts import PrimaryConnector
 
 T = TypeVar("T")
@@ -38,6 +45,8 @@ _SESSION_SETTINGS = {
 }
 
 DISK_FULL = "53100"
+DATA_EXCEPTION = "22"
+"""The class of all errors that a value causes, such as a text with a NUL."""
 """The SQLSTATE of a statement that needed more disk space than there is."""
 
 _GENERATION = "generation"
@@ -147,7 +156,8 @@ class PostgresDatabase:
             async with self._read_limit, self._engine.connect() as connection:
                 return await connection.run_sync(work)
         except _CONNECTION_ERRORS as error:
-            raise ReadFailed(detail=_describe_error(error)) from error
+            is_refused = _sqlstate(error).startswith(DATA_EXCEPTION)
+            raise (ValueRefused if is_refused else ReadFailed)(detail=_describe_error(error)) from error
 
     async def end_sessions(self, owners: Collection[str]) -> int:
         query = select(func.count(func.pg_terminate_backend(_pg_sessions.c.pid))).where(
@@ -176,8 +186,12 @@ def _session_name(owner: str) -> str:
 
 def _rejection(error: Exception) -> CommitRejected:
     """Why a transaction was certainly not committed."""
-    is_full = getattr(getattr(error, "orig", None), "sqlstate", "") == DISK_FULL
+    is_full = _sqlstate(error) == DISK_FULL
     return (NoSpaceLeft if is_full else CommitRejected)(detail=_describe_error(error))
+
+
+def _sqlstate(error: Exception) -> str:
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
 
 
 def _describe_error(error: Exception) -> str:

@@ -566,10 +566,16 @@ class AttachRequest(_message.Message):
         WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
         SESSION_ID_FIELD_NUMBER: _builtins.int
         DISCONNECT_GRACE_FIELD_NUMBER: _builtins.int
+        ATTACH_NUMBER_FIELD_NUMBER: _builtins.int
         namespace: _builtins.str
         worker_instance_key: _builtins.str
         """ACTIVE, in this session."""
         session_id: _builtins.str
+        attach_number: _builtins.int
+        """Rises with every attach request of a session, over all its streams: the highest one counts. A request with a lower
+        number comes from a stream that the client has left, and is refused with ATTACHMENT_REPLACED. 0: unknown; the
+        request that arrives last counts.
+        """
         @_builtins.property
         def disconnect_grace(self) -> _duration_pb2.Duration:
             """Becomes part of the granted lease, clamped to it. Unset: the end of the stream means nothing."""
@@ -581,10 +587,11 @@ class AttachRequest(_message.Message):
             worker_instance_key: _builtins.str = ...,
             session_id: _builtins.str = ...,
             disconnect_grace: _duration_pb2.Duration | None = ...,
+            attach_number: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_number", b"attach_number", "disconnect_grace", b"disconnect_grace", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

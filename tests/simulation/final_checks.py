@@ -72,6 +72,8 @@ class FinalChecks:
             if run is None or not run.process.alive or run.process.stopped or run.ended or run.leaving:
                 continue
             worker = world.audit.workers.get(key)
+            if worker is None and run.last_refusal == "WORKER_QUOTA_EXCEEDED":
+                continue  # an operator forgot it, and another worker has its place now
             if worker is None or worker.state != ACTIVE or not run.trusts_its_lease:
                 state = None if worker is None else worker.state
                 world.report(

@@ -95,6 +95,8 @@ class NodeHost:
             world.note(f"{self.host} could not start: {error}", self.host)
             process.kill()
             return
+        if not plan.checks_declared_bindings:
+            server.declared_bindings.pending_max = 0
         self.server = server
         world.note(f"{self.host} serves", self.host)
         process.spawn(self._run_maintenance(server))

@@ -82,6 +82,8 @@ class Plan:
     storm_settings: StormSettings
     disconnect_graces_ms: tuple[int, ...] = ()
     """The disconnect graces that workers ask for. Empty in worlds without streams."""
+    checks_declared_bindings: bool = True
+    """Whether nodes find bindings that contradict the activity, as long as they are not overloaded."""
     only: tuple[int, ...] | None = None
     """Numbers of the faults that take place; None for all."""
 
@@ -137,6 +139,7 @@ def plan_of(seed: int) -> Plan:
         quota=random.choice((1_000_000, max(2, workers // namespaces - 1))),
         deaths_max=random.choice((2, 3)),
         storm_settings=random.choice(STORM_SETTINGS),
+        checks_declared_bindings=seed % 4 == 0,
     )
     if seed % LARGE_EVERY != 0 and seed % STARVED_EVERY == 0:
         return _starved(plan)

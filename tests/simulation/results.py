@@ -13,7 +13,7 @@ from typing import Any
 from liveness.version import RELEASE
 from tests.simulation.plan import ACTS, STARVE
 from tests.simulation.rules import RULES
-from tests.simulation.sometimes import SITUATIONS
+from tests.simulation.sometimes import COINCIDENCES, SITUATIONS
 from tests.simulation.world import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,9 @@ class RunTotals:
             self.violations[outcome.seed] = outcome.violation
 
     def rare(self, often: int) -> list[str]:
-        return [name for name in SITUATIONS if self.sometimes[name] < often]
+        return [
+            name for name in SITUATIONS if self.sometimes[name] < min(often, COINCIDENCES.get(name, often))
+        ]
 
 
 def as_json(total: RunTotals, first: int, took_s: float) -> dict[str, Any]:

@@ -73,6 +73,9 @@ SITUATIONS = (
     "same key alive in two namespaces",
 )
 
+COINCIDENCES = {"reschedule found stale": 3}
+"""Situations that nodes prevent wherever they can, so that few worlds reach them, with how often many worlds must."""
+
 
 class Sometimes:
     def __init__(self) -> None:

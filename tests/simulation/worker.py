@@ -74,6 +74,8 @@ class Run:
         """Why the run ended by itself, if it did."""
         self.holds: dict[AttemptKey, Hold] = {}
         self.leaving = False
+        self.last_refusal = ""
+        """The reason for which its last heartbeat was refused; empty if it was applied."""
         self._answered: dict[AttemptKey, asyncio.Future[bool]] = {}
         self._bound = 0
         world.audit.sessions[self.session] = self.key
@@ -166,12 +168,13 @@ class Run:
             else:
                 [item] = response.items
                 if item.HasField("status"):
+                    rpc_failure = rpc_failures.failure_of_status(item.status)
+                    self.last_refusal = rpc_failure.reason
                     heartbeat_outcome = heartbeat_state.handle_failure(
-                        rpc_failures.failure_of_status(item.status),
-                        clock.monotonic_ms(),
-                        self.random.random(),
+                        rpc_failure, clock.monotonic_ms(), self.random.random()
                     )
                 else:
+                    self.last_refusal = ""
                     heartbeat_outcome = heartbeat_state.handle_reply(item.result, clock.monotonic_ms())
             self._hear(heartbeat_outcome)
 

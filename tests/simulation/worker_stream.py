@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -53,6 +54,7 @@ class WorkerStream:
         self._must_reattach = False
         """The server refused to attach the worker on the current stream."""
         self._number = 0
+        self._attach_numbers = count(1)
         self._broken: OpenStream | None = None
         """The direct stream that broke last, if the worker has not requested to be attached since."""
         self._kept: tuple[float, frozenset[AttemptKey]] | None = None
@@ -138,6 +140,7 @@ class WorkerStream:
             worker_instance_key=key,
             session_id=run.session,
             disconnect_grace=ms_to_duration(self._grace_ms),
+            attach_number=next(self._attach_numbers),
         )
         self._send(stream, AttachRequest(attach=request))
 

@@ -94,14 +94,18 @@ def _event(block: str) -> ServerEvent | str:
 
 
 class Client:
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", source: str | None = None) -> None:
+        """`source`: the client's own address, for instance 127.0.0.2."""
         self.port = port
         self.host = host
+        self._local_address = None if source is None else (source, 0)
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
         async with asyncio.timeout(TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(self.host, self.port)
+            reader, writer = await asyncio.open_connection(
+                self.host, self.port, local_addr=self._local_address
+            )
             try:
                 yield Connection(reader, writer, f"{self.host}:{self.port}")
             finally:

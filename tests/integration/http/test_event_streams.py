@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from tests.integration.http.http_client import Client, ServerEvent
@@ -170,6 +170,21 @@ async def test_a_disconnected_client_frees_its_stream(stopped_harness: HttpHarne
         assert answer.headers["retry-after"] == "10"
     while (await _code(stopped_harness.client)) == 503:
         await asyncio.sleep(0)
+
+
+async def test_streams_of_one_client_leave_some_for_others(stopped_harness: HttpHarness) -> None:
+    await stopped_harness.open(streams_max=4)
+    greedy = Client(stopped_harness.port, source="127.0.0.2")
+    async with AsyncExitStack() as streams:
+        for _ in range(4):
+            http_connection = await streams.enter_async_context(greedy.connect())
+            await http_connection.send("GET", EVENTS)
+            code, _ = await http_connection.head()
+            if code == 503:
+                break
+        async with watching(stopped_harness.client) as source:
+            await stopped_harness.harness.beat("a")
+            assert await source.until(1) == registered("a")
 
 
 async def _code(client: Client) -> int:

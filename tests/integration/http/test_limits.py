@@ -17,18 +17,27 @@ MIB = 1024 * 1024
 
 async def test_a_too_large_body_is_refused_before_it_is_sent(client: Client) -> None:
     async with client.connect() as http_connection:
-        await http_connection.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(16 * MIB + 1)})
+        await http_connection.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(4 * MIB + 1)})
         answer = await http_connection.answer()
     assert (answer.code, answer.error["reason"]) == (413, "BODY_TOO_LARGE")
-    assert "16 MiB" in answer.error["message"]
+    assert "4 MiB" in answer.error["message"]
 
 
-async def test_a_chunked_body_is_refused_at_the_size_limit(stopped_harness: HttpHarness) -> None:
-    await stopped_harness.open(body_reader=BodyReader(body_bytes_max=1_000))
-    head = f"POST {HEARTBEAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    async with stopped_harness.client.connect() as http_connection:
+async def test_a_call_without_payload_may_have_only_a_small_body(client: Client) -> None:
+    async with client.connect() as http_connection:
+        await http_connection.send(
+            "POST", "/v1/namespaces/orders/workers/w/expire", {**JSON, "Content-Length": str(64 * 1024 + 1)}
+        )
+        answer = await http_connection.answer()
+    assert (answer.code, answer.error["reason"]) == (413, "BODY_TOO_LARGE")
+    assert "64 KiB" in answer.error["message"]
+
+
+async def test_a_chunked_body_is_refused_at_the_size_limit(client: Client) -> None:
+    head = "POST /v1/namespaces/orders/workers/w/expire HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with client.connect() as http_connection:
         http_connection.writer.write(
-            head.encode() + b"Transfer-Encoding: chunked\r\n\r\n400\r\n" + b" " * 1024 + b"\r\n"
+            head.encode() + b"Transfer-Encoding: chunked\r\n\r\n10001\r\n" + b" " * 0x10001 + b"\r\n"
         )
         answer = await http_connection.answer()
     assert (answer.code, answer.error["reason"]) == (413, "BODY_TOO_LARGE")
@@ -38,7 +47,7 @@ async def test_the_total_size_of_all_bodies_is_limited(
     stopped_harness: HttpHarness,
 ) -> None:
     await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000))
-    body = json.dumps({"last_error": "x" * 6_000}).encode()
+    body = json.dumps({"last_error": "x" * 4_000}).encode()
     async with stopped_harness.client.connect() as slow:
         await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
         refused = await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)
@@ -51,13 +60,29 @@ async def test_the_total_size_of_all_bodies_is_limited(
 
 
 async def test_a_body_that_never_ends_times_out_and_frees_its_bytes(stopped_harness: HttpHarness) -> None:
-    await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000, read_timeout_s=0.2))
-    body = json.dumps({"last_error": "x" * 6_000}).encode()
+    await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000, start_timeout_s=0.2))
+    body = json.dumps({"last_error": "x" * 4_000}).encode()
     async with stopped_harness.client.connect() as slow:
         await slow.send("POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1])
         answer = await slow.answer()
         assert (answer.code, answer.error["reason"]) == (408, "BODY_TOO_SLOW")
         assert (await stopped_harness.client.ask("POST", HEARTBEAT, JSON, body)).code == 200
+
+
+async def test_slow_bodies_of_one_client_leave_room_for_those_of_others(stopped_harness: HttpHarness) -> None:
+    await stopped_harness.open(body_reader=BodyReader(total_bytes_max=10_000))
+    slow_client = Client(stopped_harness.port, source="127.0.0.2")
+    body = json.dumps({"last_error": "x" * 4_800}).encode()
+    async with slow_client.connect() as slow, slow_client.connect() as slower:
+        for http_connection in (slow, slower):
+            await http_connection.send(
+                "POST", HEARTBEAT, {**JSON, "Content-Length": str(len(body))}, body[:-1]
+            )
+        for _ in range(3):  # so that the slow ones have arrived
+            small = json.dumps({"last_error": "x" * 2_500}).encode()
+            assert (await stopped_harness.client.ask("POST", HEARTBEAT, JSON, small)).code == 200
+        refused = await asyncio.wait_for(slower.answer(), 10)
+        assert (refused.code, refused.error["reason"]) == (503, "TOO_MANY_BODIES")
 
 
 async def test_connections_use_tcp_keepalive(http_harness: HttpHarness) -> None:

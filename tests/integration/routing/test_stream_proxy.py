@@ -26,19 +26,25 @@ class Stream:
         self._client = client
         self.call: Any = client.liveness.Attach()
 
-    async def attach(self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s") -> Any:
-        await self.request_attach(worker, grace_ms, session)
+    async def attach(
+        self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s", number: int = 0
+    ) -> Any:
+        await self.request_attach(worker, grace_ms, session, number)
         return (await self.read()).attached
 
-    async def request_attach(self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s") -> None:
-        request = AttachRequest.Attach(namespace=NAMESPACE, worker_instance_key=worker, session_id=session)
+    async def request_attach(
+        self, worker: str, grace_ms: int | None = GRACE_MS, session: str = "s", number: int = 0
+    ) -> None:
+        request = AttachRequest.Attach(
+            namespace=NAMESPACE, worker_instance_key=worker, session_id=session, attach_number=number
+        )
         if grace_ms is not None:
             request.disconnect_grace.CopyFrom(duration(grace_ms))
         await self.call.write(AttachRequest(attach=request))
 
-    async def attach_fully(self, *workers: str) -> None:
+    async def attach_fully(self, *workers: str, number: int = 0) -> None:
         for worker in workers:
-            attached = await self.attach(worker)
+            attached = await self.attach(worker, number=number)
             assert not attached.HasField("status"), attached.status
             assert (await self.read()).orders.worker_instance_key == worker
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
+from liveness.domain.commands import Deactivate
+from liveness.domain.events import DisconnectGraceGranted
+from liveness.domain.keys import WorkerKey
+from liveness.domain.policy import Policy
+from liveness.domain.worker import InactiveReason
+from liveness.engine.listener import NodeListener
+from liveness.engine.shard import PreparedCommit
 from liveness.network_addresses import network_name
 from liveness.v1 import worker_pb2
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
@@ -28,9 +35,14 @@ class Stream:
             method, AttachRequest.SerializeToString, AttachResponse.FromString
         )()
 
-    async def attach(self, worker: str = "w", grace_ms: int | None = 2_000, session: str = "") -> Any:
+    async def attach(
+        self, worker: str = "w", grace_ms: int | None = 2_000, session: str = "", number: int = 0
+    ) -> Any:
         request = AttachRequest.Attach(
-            namespace=NAMESPACE, worker_instance_key=worker, session_id=session or f"session-{worker}"
+            namespace=NAMESPACE,
+            worker_instance_key=worker,
+            session_id=session or f"session-{worker}",
+            attach_number=number,
         )
         if grace_ms is not None:
             request.disconnect_grace.CopyFrom(duration(grace_ms))
@@ -264,6 +276,59 @@ async def test_the_stream_of_a_replaced_session_does_not_count(
     await activity_client.harness.advance(20_000)
     seen = await activity_client.harness.describe()
     assert (seen.state, seen.suspect, seen.attached) == (ACTIVE, False, False)
+
+
+@pytest.mark.parametrize(
+    ("present", "late", "is_refused"),
+    [(2, 1, True), (2, 2, False), (2, 3, False), (2, 0, False), (0, 1, False)],
+)
+async def test_an_attach_request_that_is_older_than_the_one_that_counts_is_refused(
+    activity_client: ActivityClient, stream: Stream, present: int, late: int, is_refused: bool
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach(number=present)
+    other = Stream(activity_client.harness)
+    attached = await other.attach(grace_ms=1_000, number=late)
+    assert attached.HasField("status") is is_refused
+    if is_refused:
+        assert unpack_status(attached.status).reason == "ATTACHMENT_REPLACED"
+    await (other if is_refused else stream).ping()
+    await (other if is_refused else stream).cut()
+    await (stream if is_refused else other).ping()
+    await activity_client.harness.advance(5_000)
+    seen = await activity_client.harness.describe()
+    assert (seen.state, seen.suspect, seen.attached) == (ACTIVE, False, True)
+    await other.cut()
+
+
+class LeaseEnder(NodeListener):
+    """Ends a worker's lease as soon as its grace is durable, before any caller that waits for that goes on."""
+
+    def committed(self, commits: Sequence[PreparedCommit]) -> None:
+        for prepared in commits:
+            if any(isinstance(entry.event, DisconnectGraceGranted) for entry in prepared.commit.entries):
+                command = Deactivate(InactiveReason.SHUTDOWN, "", Policy(), "")
+                prepared.shard.deactivate(WorkerKey(NAMESPACE, "w"), command)
+
+
+async def test_a_worker_whose_lease_ends_while_it_is_attached_is_refused(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    activity_client.harness.server.node.add_listener(LeaseEnder())
+    attached = await stream.attach()
+    assert unpack_status(attached.status).reason == "WORKER_NOT_ACTIVE"
+
+
+async def test_numbers_of_another_session_are_not_compared(
+    activity_client: ActivityClient, stream: Stream
+) -> None:
+    await activity_client.beat(lease_ms=60_000)
+    await stream.attach(number=9)
+    await activity_client.harness.beat(session_id="next", sequence=1, lease_ms=60_000)
+    other = Stream(activity_client.harness)
+    assert not (await other.attach(session="next", number=1)).HasField("status")
+    await other.cut()
 
 
 async def test_orders_are_sent_on_the_stream_at_once(activity_client: ActivityClient, stream: Stream) -> None:

@@ -231,9 +231,10 @@ class CallProxy(grpc.GenericRpcHandler):
         return answer
 
     def _stream(self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        self.calls[path.rsplit("/", 1)[1]] += 1
+        name = path.rsplit("/", 1)[1]
+        self.calls[name] += 1
         pass_on: Any = self._channel.stream_stream(path)
-        call = pass_on(requests)
+        call = pass_on(self._recorded(name, requests))
         context.add_callback(call.cancel)
         try:
             for response in call:
@@ -241,6 +242,11 @@ class CallProxy(grpc.GenericRpcHandler):
                     yield response
         except grpc.RpcError as error:
             _fail_alike(error, context)
+
+    def _recorded(self, name: str, requests: Iterator[bytes]) -> Iterator[bytes]:
+        for request in requests:
+            self.requests.append((name, request))
+            yield request
 
 
 def _fail_alike(error: grpc.RpcError, context: grpc.ServicerContext) -> None:

@@ -13,7 +13,7 @@ import pytest
 from liveness.sdk import ActivityLost, FencingToken, LeaseLost, Worker
 from liveness.sdk.attach_stream import AttachStream
 from liveness.sdk.values import to_duration
-from liveness.v1.service_pb2 import AttachResponse
+from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 from liveness.v1.worker_pb2 import (
     INACTIVE_REASON_DISCONNECTED,
     INACTIVE_REASON_LEASE_EXPIRED,
@@ -116,6 +116,27 @@ async def test_a_process_that_was_stopped_reads_its_stream_before_it_gives_up(
             scheduler.call_soon(stand_still)
             assert not await asyncio.to_thread(seen.get, timeout=SECONDS_MAX)
             await asyncio.to_thread(until, lambda: current.timed_out)
+
+
+async def test_attach_requests_are_numbered_over_all_streams_of_a_session(
+    server: LivenessServer, namespace: str
+) -> None:
+    """So that a server can tell a stream that the worker has left from the one that replaced it."""
+    with call_proxy(server.address) as proxy:
+
+        def attach_requests() -> list[AttachRequest.Attach]:
+            requests = [AttachRequest.FromString(data) for name, data in proxy.requests if name == "Attach"]
+            return [request.attach for request in requests if request.HasField("attach")]
+
+        async with Worker(proxy.address, namespace=namespace, lease=3_600, disconnect_grace=1):
+            await asyncio.to_thread(until, attach_requests)
+            proxy.is_muted.set()
+            await asyncio.to_thread(until, lambda: proxy.calls["Attach"] > 1)
+            proxy.is_muted.clear()
+            await asyncio.to_thread(until, lambda: len(attach_requests()) > 1)
+        first, second, *_ = attach_requests()
+        assert first.session_id == second.session_id
+        assert 0 < first.attach_number < second.attach_number
 
 
 async def test_a_grace_counts_from_its_request(server: LivenessServer, namespace: str) -> None:

@@ -99,3 +99,30 @@ def test_a_plain_renewal_equals_the_result_of_decide_and_evolve(
         assert type(event) is LeaseRenewed
         assert after == evolve(worker, event, 1, at_ms + WALL_OFFSET_MS)
         assert type(after) is Worker
+
+
+def test_a_repeated_or_older_sequence_is_no_plain_renewal() -> None:
+    worker = Worker(
+        number=1,
+        state=WorkerState.ACTIVE,
+        session_id="session",
+        sequence=5,
+        epoch=1,
+        granted_ms=1_000,
+        renewed_ms=0,
+        deadline_ms=1_000,
+        bindings=NO_BINDINGS,
+        lost=NO_BINDINGS,
+        superseded=(),
+        profile=NO_PROFILE,
+        status=next(iter(WorkerStatus)),
+        last_error="",
+        successes=0,
+        errors=0,
+        resync=False,
+        inactive_reason=None,
+        inactive_detail="",
+    )
+    assert renew_if_plain(worker, 6, 1, 0, 10, WALL_OFFSET_MS) is not None
+    assert renew_if_plain(worker, 5, 1, 0, 10, WALL_OFFSET_MS) is None
+    assert renew_if_plain(worker, 4, 1, 0, 10, WALL_OFFSET_MS) is None

@@ -1,0 +1,102 @@
+"""Random requests for any method, from its descriptor: mostly plausible names, with odd values in every kind of field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+INT32 = (0, 1, 2, -1, 99, 1_000, 2**31 - 1, -(2**31))
+INT64 = (*INT32, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63))
+UINT64 = (0, 1, 2, 99, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
+DOUBLES = (0.0, 1.0, 1.5, -1.0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf"))
+TEXTS = (
+    "",
+    "",
+    "a\0b",
+    "x" * 255,
+    "x" * 256,
+    "é" * 127,
+    "\u202e",
+    "😀",
+    "a\nb",
+    " ",
+    "-",
+    "%",
+    "../..",
+    "x" * 5_000,
+)
+PAYLOADS = (b"", b"\0", b"\xff" * 10, b"x" * 3_000)
+ENUMS = (0, 1, 2, 3, 4, 5, 99, -1, 2**31 - 1)
+DEPTH_MAX = 4
+
+NAMES = {
+    "namespace": ("orders", "orders", "orders", "other"),
+    "worker_instance_key": ("w", "w", "w2", "unknown"),
+    "session_id": ("", "s", "s2"),
+    "workflow_id": ("f", "f", "g"),
+    "run_id": ("r",),
+    "activity_id": ("a", "b"),
+    "task_queue": ("q", "q2", ""),
+    "node_id": ("n1", "n2"),
+    "address": ("127.0.0.1:1",),
+    "unset": ("max_workers", "paused", "nothing"),
+}
+"""What fields with these names usually hold, so that many requests get past validation."""
+
+
+def random_request(kind: Descriptor, random: Random) -> Message:
+    message = GetMessageClass(kind)()
+    _fill(message, random, 0)
+    return message
+
+
+def _fill(message: Message, random: Random, depth: int) -> None:
+    is_odd = random.random() < 0.5
+    """Half of all messages have plausible names only."""
+    for field in message.DESCRIPTOR.fields:
+        if field.name not in NAMES and random.random() < 0.4:
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            for _ in range(random.randrange(3)):
+                getattr(message, field.name)[random.choice(TEXTS)] = random.choice(TEXTS)
+        elif field.message_type is not None:
+            if depth >= DEPTH_MAX:
+                continue
+            if field.is_repeated:
+                for _ in range(random.randrange(4)):
+                    _fill(getattr(message, field.name).add(), random, depth + 1)
+            else:
+                part = getattr(message, field.name)
+                part.SetInParent()
+                _fill(part, random, depth + 1)
+        elif field.is_repeated:
+            getattr(message, field.name).extend(
+                _value(field, random, is_odd) for _ in range(random.randrange(4))
+            )
+        else:
+            setattr(message, field.name, _value(field, random, is_odd))
+
+
+def _value(field: FieldDescriptor, random: Random, is_odd: bool) -> Any:
+    if field.name in NAMES and not (is_odd and random.random() < 0.3):
+        return random.choice(NAMES[field.name])
+    return _VALUES[field.cpp_type](random, field)
+
+
+_VALUES: dict[int, Callable[[Random, FieldDescriptor], Any]] = {
+    FieldDescriptor.CPPTYPE_INT32: lambda random, _: random.choice(INT32),
+    FieldDescriptor.CPPTYPE_INT64: lambda random, _: random.choice(INT64),
+    FieldDescriptor.CPPTYPE_UINT64: lambda random, _: random.choice(UINT64),
+    FieldDescriptor.CPPTYPE_UINT32: lambda random, _: random.choice(INT32[:6]),
+    FieldDescriptor.CPPTYPE_DOUBLE: lambda random, _: random.choice(DOUBLES),
+    FieldDescriptor.CPPTYPE_BOOL: lambda random, _: random.random() < 0.5,
+    FieldDescriptor.CPPTYPE_ENUM: lambda random, _: random.choice(ENUMS),
+    FieldDescriptor.CPPTYPE_STRING: lambda random, field: (
+        random.choice(PAYLOADS) if field.type == FieldDescriptor.TYPE_BYTES else random.choice(TEXTS)
+    ),
+}
