@@ -54,10 +54,11 @@ class BodyReader:
         client = client_of(request.scope.get("client"))
         parts: list[bytes] = []
         size = taken = 0
-        started_s = asyncio.get_running_loop().time()
         try:
             try:
                 async with asyncio.timeout(self._start_timeout_s) as deadline:
+                    first_deadline_s = deadline.when()
+                    assert first_deadline_s is not None
                     async for part in request.stream():
                         size += len(part)
                         if size > bytes_max:
@@ -66,16 +67,16 @@ class BodyReader:
                             raise _buffer_full()
                         taken += len(part)
                         parts.append(part)
-                        deadline.reschedule(started_s + self._time_for(size))
+                        deadline.reschedule(first_deadline_s + self._more_time_for(size))
             except TimeoutError:
                 raise self._too_slow() from None
             yield b"".join(parts)
         finally:
             self._shares.give_back(client, taken)
 
-    def _time_for(self, size: int) -> float:
+    def _more_time_for(self, size: int) -> float:
         """A slow client must not hold the memory of its body longer than a line of 16 KiB/s needs."""
-        return min(self._start_timeout_s + size / BYTES_PER_S_MIN, self._read_timeout_s)
+        return min(size / BYTES_PER_S_MIN, self._read_timeout_s - self._start_timeout_s)
 
     def _too_slow(self) -> HttpError:
         return http_error(
