@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from random import Random
 from types import TracebackType
+from typing import Any
 
 import structlog
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
@@ -16,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock, ManualClock, SystemClock
 from liveness.cluster.cluster_directory import ClusterDirectory
+from liveness.cluster.hint_check import READ_GAP_MS_MIN
 from liveness.cluster.hints import HintSender
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
@@ -31,10 +34,13 @@ from liveness.engine.node import Node
 from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing, no_publishes
 from liveness.integrations.relay.relay import Relay
 from liveness.integrations.webhook.sink import sink_selector as webhook_sink_selector
+from liveness.network_addresses import split_address
 from liveness.routing.channels import ChannelPool
+from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
+from liveness.security.tls import ClusterTls, cluster_tls
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -45,8 +51,9 @@ from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.liveness_service import LivenessService
+from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
-from liveness.server.receive_probe import ReceiveProbe, register_receive_probe
+from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json
@@ -84,14 +91,15 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
 )
+CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
 
 
 class ListenFailed(StoreUnusable):
-    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."
+    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with {flag}."
 
     listen: str
+    flag: str = "--listen"
 
 
 class RelayUnusable(StoreUnusable):
@@ -128,6 +136,10 @@ class Server:
         """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
         """host:port, with the port that the operating system assigned."""
+        self.cluster_address = ""
+        """The same of the cluster's listener; empty if there is none."""
+        self._tls = cluster_tls(settings)
+        self._connect_peer = platform.connect if self._tls is None else self._tls.connect
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -161,14 +173,15 @@ class Server:
             stack.push_async_callback(self._tracer.close)
         self.store = await open_store(settings, self._node_id, self._platform)
         stack.push_async_callback(self.store.close)
-        self._bind()
         stack.push_async_callback(self._unbind)
+        self._bind()
         self._build()
         self._register_listeners()
         self._register_services()
         self._push_release(stack)
         self._is_listening = True
-        await self._grpc.start()
+        for listener in self._listeners:
+            await listener.start()
         with _gc_paused():
             await self.membership.join()
         self.node.start(tick=self._self_driven)
@@ -179,7 +192,9 @@ class Server:
 
     def _start_background_work(self) -> None:
         settings = self._settings
-        self._tasks.start(ReceiveProbe(self._platform.connect, self.address, self.node).run())
+        self._tasks.start(ReceiveProbe(self._probed_listeners(), self.node).run())
+        if self._tls is not None:
+            self._tasks.start(self._tls.watch(self._clock))
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -226,6 +241,7 @@ class Server:
             self._tasks.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
+            *([self._cluster_service.close] if self.cluster_address else []),
             self.matching.close,
             self.reconciler.close,
             self.declared_bindings.close,
@@ -244,9 +260,17 @@ class Server:
     async def _stop_grpc(self) -> None:
         if self.node.is_committing:
             clock = self._clock if self._self_driven else None
-            await self._gate.stop(self._grpc.stop(self._settings.shutdown_timeout_s), clock)
+            await self._gate.stop(self._stop_listeners(), clock)
         else:
-            await self._grpc.stop(None)  # calls in flight would wait for their commits in vain
+            for listener in self._listeners:
+                await listener.stop(None)  # calls in flight would wait for their commits in vain
+
+    async def _stop_listeners(self) -> None:
+        """Stop the public listener, and then that of the cluster: until other nodes and frontends know that this node is gone,
+        they get refusals there that send them elsewhere."""
+        end_ms = self._clock.monotonic_ms() + self._settings.shutdown_timeout_s * 1_000
+        for listener in self._listeners:
+            await listener.stop(max(end_ms - self._clock.monotonic_ms(), 0) / 1_000)
 
     async def _deregister(self) -> None:
         if not self.node.committer.broken:
@@ -260,26 +284,36 @@ class Server:
         return self._settings.sqlite_path is not None
 
     def _bind(self) -> None:
-        """Take the port, so that the address is known to everything that is built next. Nothing is accepted yet."""
-        settings = self._settings
+        """Take the ports, so that the addresses are known to everything that is built next. Nothing is accepted yet."""
         self._is_listening = False
-        self._grpc = self._platform.listener(
+        self._listeners: list[Any] = []
+        self._grpc, self.address = self._listen(self._settings.listen, None, "--listen")
+        if listen := self._settings.cluster_listen_address:
+            self._cluster_grpc, self.cluster_address = self._listen(listen, self._tls, "--cluster-listen")
+
+    def _listen(self, listen: str, tls: ClusterTls | None, flag: str) -> tuple[Any, str]:
+        server = self._platform.listener(
             options=[
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.so_reuseport", 0),
             ]
         )
+        self._listeners.append(server)
         try:
-            port = self._grpc.add_insecure_port(settings.listen)
+            if tls is None:
+                port = server.add_insecure_port(listen)
+            else:
+                port = server.add_secure_port(listen, tls.server_credentials())
         except RuntimeError as error:
-            raise ListenFailed(listen=settings.listen) from error
-        self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
+            raise ListenFailed(listen=listen, flag=flag) from error
+        return server, f"{listen.rpartition(':')[0]}:{port}"
 
     async def _unbind(self) -> None:
         """Release the port after a start that failed before anything was accepted."""
         if not self._is_listening:
-            await self._grpc.start()  # gRPC releases the port of a server only if it was started
-            await self._grpc.stop(None)
+            for listener in self._listeners:
+                await listener.start()  # gRPC releases the port of a server only if it was started
+                await listener.stop(None)
 
     def _build(self) -> None:
         """Build the components, each after those that it needs."""
@@ -302,7 +336,7 @@ class Server:
         )
         self._tasks = BackgroundTasks("server", on_failure=node.fail)
         own_row = self._own_row()
-        self.peers = Peers(node.owner, own_row.address, self._platform.connect)
+        self.peers = Peers(node.owner, own_row.address, self._connect_peer)
         self.hints = HintSender(self.routes, self.peers)
         self.ownership_responder = RemoteOwnershipResponder(node)
         remote_nodes = (
@@ -410,7 +444,7 @@ class Server:
             self.node.add_listener(listener)
 
     def _register_services(self) -> None:
-        node, server = self.node, self._grpc
+        node = self.node
         workers = LivenessService(
             node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
         )
@@ -418,19 +452,24 @@ class Server:
             workers,
             ActivityService(node, self.ownership, self.matching),
             AdminService(node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay),
-            ClusterService(
+        )
+        self._gate = ShutdownGate()
+        for descriptor, service in zip(SERVICES, services, strict=True):
+            self._register_service(self._grpc, descriptor, service, self.gateway)
+        if self.cluster_address:
+            listener: Any = (
+                self._cluster_grpc if self._tls is None else PeerGuard(self._cluster_grpc, self._clock)
+            )
+            for descriptor, service in zip(SERVICES, services, strict=True):
+                self._register_service(listener, descriptor, service, ForwardedCalls(node.owner))
+            self._cluster_service = ClusterService(
                 node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
                 self.matching, self.queue, self.feed, self.quotas, workers, self.fleet,
-            ),
-        )  # fmt: skip
-        admit = node.policies.admit if self._settings.namespaces else None
-        self._gate = gate = ShutdownGate()
-        for descriptor, service in zip(SERVICES, services, strict=True):
-            gateway = None if isinstance(service, ClusterService) else self.gateway
-            register_service(
-                server, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
-                self.telemetry.calls, gate,
+                READ_GAP_MS_MIN if self._self_driven else 0,
             )  # fmt: skip
+            self._register_service(listener, CLUSTER_SERVICE, self._cluster_service, None)
+            register_receive_probe(listener)
+        server = self._grpc
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register_receive_probe(server)
         if self._settings.reflection:
@@ -438,6 +477,29 @@ class Server:
             reflection.enable_server_reflection(
                 [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
             )
+
+    def _register_service(
+        self,
+        listener: Any,
+        descriptor: ServiceDescriptor,
+        service: object,
+        gateway: Gateway | ForwardedCalls | None,
+    ) -> None:
+        node = self.node
+        admit = node.policies.admit if self._settings.namespaces else None
+        register_service(
+            listener, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
+            self.telemetry.calls, self._gate,
+        )  # fmt: skip
+
+    def _probed_listeners(self) -> list[Listener]:
+        listeners = [Listener(self.address, self._platform.connect)]
+        if self.cluster_address:
+            # The certificate is one of the advertised host; the probe comes over loopback or by the listening address.
+            host, _ = split_address(self._own_row().address)
+            options = () if self._tls is None else (("grpc.ssl_target_name_override", host),)
+            listeners.append(Listener(self.cluster_address, self._connect_peer, options))
+        return listeners
 
     def _configured_sink_selector(self) -> SinkSelector:
         settings = self._settings
@@ -456,7 +518,7 @@ class Server:
         node = self.node
         return Gateway(
             self.routes,
-            ChannelPool(self._platform.connect),
+            ChannelPool(self._connect_peer),
             self._clock,
             own_node_id=node.owner,
             owns_shard=node.serves,
@@ -483,7 +545,8 @@ class Server:
         return NodeRow(
             node_id=self._node_id,
             kind=SERVER_KIND,
-            address=settings.advertise or _advertised_address(self.address, platform.host),
+            address=settings.advertise
+            or _advertised_address(self.cluster_address or self.address, platform.host),
             host=platform.host,
             process_id=platform.process_id,
             version=VERSION,
