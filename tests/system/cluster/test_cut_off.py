@@ -72,7 +72,7 @@ async def readyz(node: Node) -> int:
 
 @asynccontextmanager
 async def frontend_of(*nodes: Node) -> AsyncIterator[grpc.aio.Channel]:
-    addresses = tuple(node.fixed_address for node in nodes)
+    addresses = tuple(node.cluster_address for node in nodes)
     async with Frontend(FrontendSettings(nodes=addresses, listen="127.0.0.1:0")) as frontend:
         channel = grpc.aio.insecure_channel(frontend.address)
         yield channel
