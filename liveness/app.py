@@ -241,7 +241,7 @@ class Server:
             self._tasks.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
-            *([self._cluster_service.close] if self.cluster_address else []),
+            *([self.cluster_service.close] if self.cluster_address else []),
             self.matching.close,
             self.reconciler.close,
             self.declared_bindings.close,
@@ -462,12 +462,12 @@ class Server:
             )
             for descriptor, service in zip(SERVICES, services, strict=True):
                 self._register_service(listener, descriptor, service, ForwardedCalls(node.owner))
-            self._cluster_service = ClusterService(
+            self.cluster_service = ClusterService(
                 node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
                 self.matching, self.queue, self.feed, self.quotas, workers, self.fleet,
                 READ_GAP_MS_MIN if self._self_driven else 0,
             )  # fmt: skip
-            self._register_service(listener, CLUSTER_SERVICE, self._cluster_service, None)
+            self._register_service(listener, CLUSTER_SERVICE, self.cluster_service, None)
             register_receive_probe(listener)
         server = self._grpc
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

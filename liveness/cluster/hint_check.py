@@ -43,5 +43,9 @@ class HintCheck:
         finally:
             self._is_running = False
 
+    async def wait(self) -> None:
+        """Wait until everything has been read that hints asked for."""
+        await self._tasks.wait()
+
     async def close(self) -> None:
         await self._tasks.close()

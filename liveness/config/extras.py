@@ -8,6 +8,7 @@ SERVER_PACKAGES = (
     "alembic",
     "apscheduler",
     "asyncpg",
+    "cryptography",
     "grpc_health",
     "grpc_reflection",
     "h11",

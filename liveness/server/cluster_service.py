@@ -88,10 +88,10 @@ class ClusterService:
         self._quotas = quotas
         self._liveness_service = liveness_service
         self._fleet = fleet
-        self._hint_check = HintCheck(self._read_registry, node.clock, hint_gap_ms)
+        self.hint_check = HintCheck(self._read_registry, node.clock, hint_gap_ms)
 
     async def close(self) -> None:
-        await self._hint_check.close()
+        await self.hint_check.close()
 
     async def get_routes(self, request: pb.GetRoutesRequest) -> pb.GetRoutesResponse:
         routes = self._routes
@@ -116,7 +116,7 @@ class ClusterService:
         if request.released or request.members_changed:
             self._membership.refresh_soon()
         if request.released or self._says_news(request):
-            self._hint_check.request()
+            self.hint_check.request()
         if request.config_changed and self._node.apply_stored_config(await self._node.store.load_config()):
             self._node.policy_changed()
         answer = pb.HintResponse()

@@ -85,7 +85,9 @@ async def test_a_node_does_not_start_while_another_machine_is_alive_under_the_sa
 ) -> None:
     first = await start()
     with pytest.raises(AddressTaken) as refused:
-        await start(machine_of_its_own(first.cluster_address, machine="another one"), advertise=first.cluster_address)
+        await start(
+            machine_of_its_own(first.cluster_address, machine="another one"), advertise=first.cluster_address
+        )
     assert refused.value.node_id == first.node.owner
     assert len(first.node.shards()) == SHARDS
 

@@ -19,8 +19,8 @@ from liveness.domain.errors import LivenessError, ShardMoved, ShardUnavailable
 from liveness.domain.keys import shard_of
 from liveness.frontend.app import SERVICES
 from liveness.routing.channels import ChannelPool
-from liveness.routing.forwarding import target_node
 from liveness.routing.forwarded_calls import ForwardedCalls
+from liveness.routing.forwarding import target_node
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.routing_table import Owner as Route

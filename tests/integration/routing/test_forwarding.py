@@ -84,7 +84,9 @@ async def test_calls_for_any_node_are_spread_over_nodes_that_are_not_leaving(clu
     assert [len(owner.recorder.received) for owner in cluster.owners.values()] == [2, 2]
     a, b = cluster.owners.values()
     owners = {shard: (owner.node_id, owner.epoch) for shard, owner in cluster.routes.owners().items()}
-    cluster.routes.replace([Member("a", a.cluster_address, leaving=True), Member("b", b.cluster_address)], owners)
+    cluster.routes.replace(
+        [Member("a", a.cluster_address, leaving=True), Member("b", b.cluster_address)], owners
+    )
     for _ in range(3):
         await cluster.client.liveness.GetServerInfo(info)
     assert [len(owner.recorder.received) for owner in cluster.owners.values()] == [2, 5]
@@ -154,7 +156,8 @@ async def test_two_nodes_with_one_address_are_detected(cluster: Cluster) -> None
     a, b = cluster.owners.values()
     epoch = 9
     cluster.routes.replace(
-        [Member("a", a.cluster_address), Member("b", a.cluster_address)], dict.fromkeys(range(SHARDS), ("b", epoch))
+        [Member("a", a.cluster_address), Member("b", a.cluster_address)],
+        dict.fromkeys(range(SHARDS), ("b", epoch)),
     )
     refused = await refusal(cluster.client.liveness.DescribeWorker(describe_request("w")))
     assert (refused.reason, refused.fields) == ("WRONG_NODE", {"node_id": "a", "wanted": "b"})

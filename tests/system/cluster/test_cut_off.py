@@ -152,7 +152,7 @@ async def test_a_cluster_of_one_without_its_database_refuses_quickly_and_comes_b
         node = Node(
             cluster_database.url.replace(address, way.address),
             shards=SHARDS,
-            flags=("--listen", "127.0.0.1:0"),
+            flags=("--listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0"),
             environ={**SHORT_NODE_LEASE, "LIVENESS_HTTP": "off"},
         )
         try:
