@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from random import Random
 from types import TracebackType
+from typing import Any
 
+import grpc
 import structlog
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_reflection.v1alpha import reflection
@@ -16,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock, ManualClock, SystemClock
 from liveness.cluster.cluster_directory import ClusterDirectory
+from liveness.cluster.hint_check import READ_GAP_MS_MIN
 from liveness.cluster.hints import HintSender
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
@@ -31,11 +35,14 @@ from liveness.engine.node import Node
 from liveness.integrations.relay.broker import Broker, BrokerConfig, NatsClientMissing, no_publishes
 from liveness.integrations.relay.relay import Relay
 from liveness.integrations.webhook.sink import sink_selector as webhook_sink_selector
+from liveness.network_addresses import split_address
 from liveness.routing.channels import ChannelPool
+from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
 from liveness.security.private_listener import PrivateListener
+from liveness.security.tls import cluster_tls
 from liveness.security.tls_settings import make_listener_tls
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
@@ -46,10 +53,11 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
-from liveness.server.listener_options import server_options
+from liveness.server.listener_options import CONCURRENT_STREAMS_MAX, PEER_STREAMS_MAX, server_options
 from liveness.server.liveness_service import LivenessService
+from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
-from liveness.server.receive_probe import ReceiveProbe, register_receive_probe
+from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.server.wire import event_json
@@ -86,14 +94,15 @@ SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-    cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"],
 )
+CLUSTER_SERVICE = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
 
 
 class ListenFailed(StoreUnusable):
-    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with --listen."
+    template = "Cannot listen on {listen}: it is in use, or not an address of this machine; choose another with {flag}."
 
     listen: str
+    flag: str = "--listen"
 
 
 class RelayUnusable(StoreUnusable):
@@ -134,6 +143,10 @@ class Server:
         """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
         """host:port, with the port that the operating system assigned."""
+        self.cluster_address = ""
+        """The same of the cluster's listener; empty if there is none."""
+        self._cluster_tls = cluster_tls(settings)
+        self._connect_peer = platform.connect if self._cluster_tls is None else self._cluster_tls.connect
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -167,8 +180,8 @@ class Server:
             stack.push_async_callback(self._tracer.close)
         self.store = await open_store(settings, self._node_id, self._platform)
         stack.push_async_callback(self.store.close)
-        self._bind()
         stack.push_async_callback(self._unbind)
+        self._bind()
         if self.private_listener is not None:
             stack.callback(self.private_listener.close)
         self._build()
@@ -176,7 +189,8 @@ class Server:
         self._register_services()
         self._push_release(stack)
         self._is_listening = True
-        await self._grpc.start()
+        for listener in self._listeners:
+            await listener.start()
         with _gc_paused():
             await self.membership.join()
         self.node.start(tick=self._self_driven)
@@ -189,7 +203,9 @@ class Server:
 
     def _start_background_work(self) -> None:
         settings = self._settings
-        self._tasks.start(self._make_receive_probe().run())
+        self._tasks.start(ReceiveProbe(self._probed_listeners(), self.node).run())
+        if self._cluster_tls is not None:
+            self._tasks.start(self._cluster_tls.watch(self._clock))
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -204,11 +220,6 @@ class Server:
                 checkpoint_interval_s=settings.checkpoint_interval_s,
                 retention_interval_s=settings.retention_interval_s,
             )
-
-    def _make_receive_probe(self) -> ReceiveProbe:
-        if (tls := self.tls) is None:
-            return ReceiveProbe(self._platform.connect, self.address, self.node)
-        return ReceiveProbe(tls.connect, self.address, self.node, lambda: tls.certificate)
 
     def _push_shutdown(self, stack: AsyncExitStack) -> None:
         """Register the first part of an orderly stop, for a server that has begun to serve."""
@@ -241,6 +252,7 @@ class Server:
             self._tasks.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
+            *([self.cluster_service.close] if self.cluster_address else []),
             self.matching.close,
             self.reconciler.close,
             self.declared_bindings.close,
@@ -260,8 +272,12 @@ class Server:
         if self.node.is_committing:
             clock = self._clock if self._self_driven else None
             await self._gate.stop(self._grpc, self.address, self._settings.shutdown_timeout_s, clock)
+            # Until other nodes and frontends know that this node is gone, they get refusals here that send them elsewhere.
+            for listener in self._listeners[1:]:
+                await listener.stop(self._settings.shutdown_timeout_s)
         else:
-            await self._grpc.stop(None)  # calls in flight would wait for their commits in vain
+            for listener in self._listeners:
+                await listener.stop(None)  # calls in flight would wait for their commits in vain
 
     async def _deregister(self) -> None:
         if not self.node.committer.broken:
@@ -275,26 +291,43 @@ class Server:
         return self._settings.sqlite_path is not None
 
     def _bind(self) -> None:
-        """Take the port, so that the address is known to everything that is built next. Nothing is accepted yet."""
-        settings = self._settings
+        """Take the ports, so that the addresses are known to everything that is built next. Nothing is accepted yet."""
         self._is_listening = False
-        self._grpc = self._platform.listener(options=server_options())
-        try:
-            if self.tls is None:
-                port = self._grpc.add_insecure_port(settings.listen)
-            else:
-                port = self._grpc.add_secure_port(settings.listen, self.tls.grpc_credentials())
-        except RuntimeError as error:
-            raise ListenFailed(listen=settings.listen) from error
-        self.address = f"{settings.listen.rpartition(':')[0]}:{port}"
+        self._listeners: list[Any] = []
+        credentials = None if self.tls is None else self.tls.grpc_credentials()
+        self._grpc, self.address = self._listen(self._settings.listen, credentials, "--listen")
         if self.tls is not None:
             self.private_listener = PrivateListener.add_to(self._grpc)
+        if listen := self._settings.cluster_listen_address:
+            credentials = None if self._cluster_tls is None else self._cluster_tls.server_credentials()
+            self._cluster_grpc, self.cluster_address = self._listen(
+                listen, credentials, "--cluster-listen", PEER_STREAMS_MAX
+            )
+
+    def _listen(
+        self,
+        listen: str,
+        credentials: grpc.ServerCredentials | None,
+        flag: str,
+        streams_max: int = CONCURRENT_STREAMS_MAX,
+    ) -> tuple[Any, str]:
+        server = self._platform.listener(options=server_options(concurrent_streams_max=streams_max))
+        self._listeners.append(server)
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(listen)
+            else:
+                port = server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise ListenFailed(listen=listen, flag=flag) from error
+        return server, f"{listen.rpartition(':')[0]}:{port}"
 
     async def _unbind(self) -> None:
         """Release the port after a start that failed before anything was accepted."""
         if not self._is_listening:
-            await self._grpc.start()  # gRPC releases the port of a server only if it was started
-            await self._grpc.stop(None)
+            for listener in self._listeners:
+                await listener.start()  # gRPC releases the port of a server only if it was started
+                await listener.stop(None)
 
     def _build(self) -> None:
         """Build the components, each after those that it needs."""
@@ -317,7 +350,7 @@ class Server:
         )
         self._tasks = BackgroundTasks("server", on_failure=node.fail)
         own_row = self._own_row()
-        self.peers = Peers(node.owner, own_row.address, self._platform.connect)
+        self.peers = Peers(node.owner, own_row.address, self._connect_peer)
         self.hints = HintSender(self.routes, self.peers)
         self.ownership_responder = RemoteOwnershipResponder(node)
         remote_nodes = (
@@ -425,7 +458,7 @@ class Server:
             self.node.add_listener(listener)
 
     def _register_services(self) -> None:
-        node, server = self.node, self._grpc
+        node = self.node
         workers = LivenessService(
             node, self.feed, self.streams, self._random, self.telemetry, self.quotas, self.all_nodes
         )
@@ -433,19 +466,26 @@ class Server:
             workers,
             ActivityService(node, self.ownership, self.matching),
             AdminService(node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay),
-            ClusterService(
+        )
+        self._gate = ShutdownGate()
+        for descriptor, service in zip(SERVICES, services, strict=True):
+            self._register_service(self._grpc, descriptor, service, self.gateway)
+        if self.cluster_address:
+            listener: Any = (
+                self._cluster_grpc
+                if self._cluster_tls is None
+                else PeerGuard(self._cluster_grpc, self._clock)
+            )
+            for descriptor, service in zip(SERVICES, services, strict=True):
+                self._register_service(listener, descriptor, service, ForwardedCalls(node.owner))
+            self.cluster_service = ClusterService(
                 node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
                 self.matching, self.queue, self.feed, self.quotas, workers, self.fleet,
-            ),
-        )  # fmt: skip
-        admit = node.policies.admit if self._settings.namespaces else None
-        self._gate = gate = ShutdownGate()
-        for descriptor, service in zip(SERVICES, services, strict=True):
-            gateway = None if isinstance(service, ClusterService) else self.gateway
-            register_service(
-                server, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
-                self.telemetry.calls, gate,
+                READ_GAP_MS_MIN if self._self_driven else 0,
             )  # fmt: skip
+            self._register_service(listener, CLUSTER_SERVICE, self.cluster_service, None)
+            register_receive_probe(listener)
+        server = self._grpc
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register_receive_probe(server)
         if self._settings.reflection:
@@ -453,6 +493,35 @@ class Server:
             reflection.enable_server_reflection(
                 [*names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME], server
             )
+
+    def _register_service(
+        self,
+        listener: Any,
+        descriptor: ServiceDescriptor,
+        service: object,
+        gateway: Gateway | ForwardedCalls | None,
+    ) -> None:
+        node = self.node
+        admit = node.policies.admit if self._settings.namespaces else None
+        register_service(
+            listener, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
+            self.telemetry.calls, self._gate,
+        )  # fmt: skip
+
+    def _probed_listeners(self) -> list[Listener]:
+        tls = self.tls
+        public = (
+            Listener(self.address, self._platform.connect)
+            if tls is None
+            else Listener(self.address, tls.connect, certificate=lambda: tls.certificate)
+        )
+        listeners = [public]
+        if self.cluster_address:
+            # The certificate is one of the advertised host; the probe comes over loopback or by the listening address.
+            host, _ = split_address(self._own_row().address)
+            options = () if self._cluster_tls is None else (("grpc.ssl_target_name_override", host),)
+            listeners.append(Listener(self.cluster_address, self._connect_peer, options))
+        return listeners
 
     def _configured_sink_selector(self) -> SinkSelector:
         settings = self._settings
@@ -471,7 +540,7 @@ class Server:
         node = self.node
         return Gateway(
             self.routes,
-            ChannelPool(self._platform.connect),
+            ChannelPool(self._connect_peer),
             self._clock,
             own_node_id=node.owner,
             owns_shard=node.serves,
@@ -498,7 +567,8 @@ class Server:
         return NodeRow(
             node_id=self._node_id,
             kind=SERVER_KIND,
-            address=settings.advertise or _advertised_address(self.address, platform.host),
+            address=settings.advertise
+            or _advertised_address(self.cluster_address or self.address, platform.host),
             host=platform.host,
             process_id=platform.process_id,
             version=VERSION,

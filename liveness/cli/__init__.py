@@ -28,6 +28,7 @@ COMMANDS = {
     "activities": CommandEntry("activities", "List, schedule, cancel and retry activities."),
     "tasks": CommandEntry("tasks", "List, retry and discard queued tasks."),
     "nodes": CommandEntry("nodes", "List the nodes of the cluster."),
+    "cluster": CommandEntry("cluster", "Create the certificates that nodes and frontends show each other."),
     "relay": CommandEntry("relay", "Show the state of the message relay, and replay messages."),
     "shards": CommandEntry("shards", "List the shards with their state."),
     "config": CommandEntry("config", "Show and change the settings of namespaces."),

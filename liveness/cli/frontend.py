@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import UsageError, fail_server
 from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
 from liveness.cli.server_parts import needs_server_parts
@@ -19,9 +20,14 @@ from liveness.version import VERSION
 
 
 @click.command()
-@click.option("--nodes", metavar="HOST:PORT,…", help="Some of the nodes; they know the others.")
+@click.option(
+    "--nodes",
+    metavar="HOST:PORT,…",
+    help="Cluster addresses of some of the nodes (--cluster-listen); they know the others.",
+)
 @click.option("--db", metavar="URL", help="Find the nodes in their database instead: postgresql://…")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
+@cluster_tls_options
 @click.option(
     "--http",
     metavar="HOST:PORT",
@@ -58,9 +64,9 @@ def frontend(*, config: str | None, **flags: Any) -> None:
 
     \b
     Examples:
-      liveness frontend --nodes a.example:7400,b.example:7400
+      liveness frontend --nodes 127.0.0.1:8400,127.0.0.1:8410
       liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
-      liveness frontend --nodes a.example:7400 --http 0.0.0.0:7480
+      liveness frontend --nodes a.example:8400 --cluster-cert-file frontend.pem --cluster-key-file frontend.key --cluster-ca-file ca.pem
     """
     settings = settings_from_flags(flags, config)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
@@ -68,6 +74,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.frontend_process import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled
+    from liveness.security.tls import TlsFilesInvalid
     from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreUnusable
 
@@ -80,7 +87,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (StoreUnusable, TlsFilesInvalid, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     sys.exit(code)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
@@ -33,8 +34,16 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
     "--http-hosts", metavar="A,B", help="More host names under which clients reach HTTP.  [default: none]"
 )
 @click.option(
-    "--advertise", metavar="HOST:PORT", help="Where other nodes reach this one.  [default: --listen]"
+    "--cluster-listen",
+    metavar="HOST:PORT",
+    help="Where to listen for other nodes and frontends.  [default: PostgreSQL: --listen with its port + 1000; SQLite: none]",
 )
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Where other nodes and frontends reach this one.  [default: --cluster-listen]",
+)
+@cluster_tls_options
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
 @click.option("--namespaces", metavar="A,B", help="The namespaces to serve.  [default: any]")
@@ -105,6 +114,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
+    from liveness.security.tls import TlsFilesInvalid
     from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreError, StoreUnusable
 
@@ -117,7 +127,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (StoreUnusable, TlsFilesInvalid, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     except StoreError as error:
         message = f"the server cannot start on {settings.db_without_password}: {error}"

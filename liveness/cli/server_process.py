@@ -73,7 +73,13 @@ async def serve(
             await server.stop()
             raise
     url = "" if http_server is None else http_server.url
-    logger.info("serving", address=server.address, http=url, shards=settings.shards)
+    logger.info(
+        "serving",
+        address=server.address,
+        cluster=server.cluster_address,
+        http=url,
+        shards=settings.shards,
+    )
     if on_ready is not None:
         on_ready(server.address, url)
     stopping = asyncio.create_task(stop.wait())

@@ -109,6 +109,8 @@ class Membership(NodeListener):
         self._own_lease = OwnLease(self._clock, own_row.lease_ms, refresh_interval_ms(own_row.lease_ms))
         self.lost: frozenset[str] = frozenset()
         """Ids of nodes in the registry whose lease is over."""
+        self._registered: dict[str, str] = {}
+        """The address of each other node in the registry, by id."""
         self._registered_addresses: tuple[str, ...] = ()
         """Addresses of all other nodes in the registry, lost ones too: those may have come back since."""
         self.is_fully_serving = False
@@ -135,6 +137,10 @@ class Membership(NodeListener):
     @property
     def node_id(self) -> str:
         return self._own_row.node_id
+
+    def is_registered(self, node_id: str, address: str) -> bool:
+        """Whether the registry named another node with this id and address when it was last read."""
+        return self._registered.get(node_id) == address
 
     @property
     def lease_ms(self) -> int:
@@ -304,7 +310,7 @@ class Membership(NodeListener):
     async def _renew_and_plan(self) -> RebalancePlan:
         async with self._refresh_lock:
             self._refresh_requested.clear()
-            began_ms = self._clock.monotonic_ms()
+            began_ms, report_count = self._clock.monotonic_ms(), self._routes.report_count
             self._own_row = self._own_row._replace(
                 beat=self._own_row.beat + 1, renewed_wall_ms=self._clock.wall_ms()
             )
@@ -323,6 +329,7 @@ class Membership(NodeListener):
             if self._renews_lease and not self._is_single_node and not self._has_lost_shards(view):
                 self._directory.lease_renewed(self._own_lease.until_ms(began_ms))
             others = [row for row in view.nodes if row.node_id != self.node_id]
+            self._registered = {row.node_id: row.address for row in others}
             self._registered_addresses = tuple(
                 dict.fromkeys(row.address for row in others if row.address != self._own_row.address)
             )
@@ -337,7 +344,9 @@ class Membership(NodeListener):
             if was_cut_off:
                 logger.info("lease renewed: the database can be reached again")
                 self._on_serving_changed()
-            return self._make_plan(view, [row for row in others if row.node_id not in self.lost])
+            return self._make_plan(
+                view, [row for row in others if row.node_id not in self.lost], report_count
+            )
 
     def _retire(self, why: StoreUnusable) -> None:
         """Leave the shards to other nodes: this one must not write to the database any more, and cannot serve again. It
@@ -364,13 +373,13 @@ class Membership(NodeListener):
             logger.info("node is back, or was removed from the registry", node=node_id)
         self.lost = frozenset(lost)
 
-    def _make_plan(self, view: ClusterView, others: Collection[NodeRow]) -> RebalancePlan:
+    def _make_plan(self, view: ClusterView, others: Collection[NodeRow], report_count: int) -> RebalancePlan:
         live_nodes = {row.node_id: row for row in (*others, self._own_row)}
         states = Counter(row.state for row in live_nodes.values())
         self.node_counts = {state.name: states[state] for state in NodeState} | {"LOST": len(self.lost)}
         self._peers.set_addresses([row.address for row in others])
         self._directory.set_observed_times({head.shard_id: head.observed_ms for head in view.shards})
-        self._update_routes(view, live_nodes.values())
+        self._update_routes(view, live_nodes.values(), report_count)
         self._assign_shards(
             frozenset(row.address for row in live_nodes.values() if row.state is NodeState.SERVING)
         )
@@ -394,11 +403,24 @@ class Membership(NodeListener):
         self._update_serving()
         return plan
 
-    def _update_routes(self, view: ClusterView, live_nodes: Collection[NodeRow]) -> None:
+    def _update_routes(
+        self, view: ClusterView, live_nodes: Collection[NodeRow], report_count: int | None = None
+    ) -> None:
         self._routes.replace(
             [Member(row.node_id, row.address, row.state is NodeState.LEAVING) for row in live_nodes],
             {head.shard_id: (head.owner, head.epoch) for head in view.shards},
+            report_count,
         )
+
+    def apply_owners(self, view: ClusterView, report_count: int) -> None:
+        """Update the routes from a read of the registry between two refreshes. `report_count`: that of the routes when the
+        read began. Which nodes are alive is left to the refreshes."""
+        if not self.is_cut_off:
+            self._routes.replace(
+                self._routes.members(),
+                {head.shard_id: (head.owner, head.epoch) for head in view.shards},
+                report_count,
+            )
 
     def _update_serving(self) -> None:
         assigned = [

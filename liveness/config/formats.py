@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -63,6 +64,17 @@ def split_list(text: str) -> list[str]:
 def is_address(text: str) -> bool:
     address = host_port(text)
     return address is not None and address.port > 0
+
+
+def is_loopback(text: str) -> bool:
+    """Whether HOST:PORT is reached from this machine only. A name other than localhost may lead anywhere."""
+    address = host_port(text)
+    if address is None:
+        return False
+    try:
+        return ip_address(address.host).is_loopback
+    except ValueError:
+        return address.host.lower() == "localhost"
 
 
 def is_host_name(text: str) -> bool:

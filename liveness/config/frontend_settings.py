@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from liveness.config import cluster_settings
 from liveness.config.formats import SQLITE, is_address, without_password
 from liveness.config.setting_types import SettingType, list_setting
 from liveness.config.settings import (
@@ -22,7 +23,14 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     db: str = ""
     """The database in which the nodes register; empty: use `nodes`."""
     nodes: tuple[str, ...] = ()
-    """Addresses of some nodes, HOST:PORT each; they know the others."""
+    """Cluster addresses of some nodes, HOST:PORT each; they know the others."""
+    cluster_cert_file: str = ""
+    """The certificate that this frontend shows nodes."""
+    cluster_key_file: str = ""
+    cluster_ca_file: str = ""
+    """The authorities whose certificates nodes must show."""
+    insecure: bool = False
+    """Allow listeners beyond loopback without TLS and authentication; also calls to nodes beyond loopback without TLS."""
     listen: str = "127.0.0.1:7401"
     http: str = HTTP_OFF
     """Where to serve HTTP: health, metrics, the API, the dashboard. Off, because a node on the same machine may use the
@@ -53,6 +61,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise SettingsError(
                 "a frontend finds nodes in a PostgreSQL database only; name the node of this one with --nodes."
             )
+        cluster_settings.check_frontend(self)
 
     @property
     def nodes_without_password(self) -> str:
@@ -61,7 +70,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 FRONTEND_SETTING_TYPES: Mapping[str, SettingType] = {
     "nodes": list_setting(
-        is_address, "HOST:PORT of nodes with commas between them, for example a:7400,b:7400"
+        is_address, "HOST:PORT of nodes with commas between them, for example a:8400,b:8400"
     ),
     **{name: SETTING_TYPES[name] for name in FrontendSettings.__struct_fields__ if name in SETTING_TYPES},
 }

@@ -12,6 +12,10 @@ from liveness.config.formats import display_value, split_list
 _BOOLS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 
 
+class SettingsError(Exception):
+    """A setting is invalid. The message is one sentence for the person who set it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettingType:
     parse: Callable[..., Any]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import force_setattr
 
+from liveness.config import cluster_settings
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,
@@ -36,6 +37,7 @@ from liveness.config.formats import (
 from liveness.config.formats import HostPort as HostPort
 from liveness.config.formats import host_port as host_port
 from liveness.config.formats import without_password as without_password
+from liveness.config.setting_types import SettingsError as SettingsError
 from liveness.config.setting_types import (
     SettingType,
     bool_setting,
@@ -69,10 +71,6 @@ class TlsSettings(Protocol):
     def tls_client_auth(self) -> str: ...
 
 
-class SettingsError(Exception):
-    """A setting is invalid. The message is one sentence for the person who set it."""
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     db: str = "sqlite:///liveness.db"
     listen: str = "127.0.0.1:7400"
@@ -87,8 +85,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The authorities that sign certificates of clients; empty: clients are not asked for certificates."""
     tls_client_auth: str = "optional"
     """Whether a client must have a certificate: optional or required."""
+    cluster_listen: str = ""
+    """The address at which other nodes and frontends call this node, apart from clients. Empty: on PostgreSQL the host of
+    `listen` and its port + 1000; on SQLite none, because no other node can share the database."""
     advertise: str = ""
-    """The address at which other nodes and frontends reach this node; empty: that of `listen`."""
+    """The address at which other nodes and frontends reach this node; empty: that of the cluster listener."""
+    cluster_cert_file: str = ""
+    """The certificate that this node shows other nodes and frontends; see `liveness.security.tls`."""
+    cluster_key_file: str = ""
+    cluster_ca_file: str = ""
+    """The authorities whose certificates other nodes and frontends must show."""
+    insecure: bool = False
+    """Allow listeners beyond loopback without TLS and authentication."""
     node_lease_ms: int = 4_000
     """A node that has not renewed its own lease for this long loses its shards to other nodes."""
     db_connections: int = 8
@@ -146,6 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise _invalid_value(f"setting {name}", given, setting_type)
             force_setattr(self, name, value)
         check_tls_settings(self)
+        cluster_settings.check(self)
         if self.webhook_url:
             self._check_webhook()
         if self.relay:
@@ -192,6 +201,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def sqlite_path(self) -> Path | None:
         """None if the database is PostgreSQL."""
         return Path(self.db.removeprefix(SQLITE)) if self.db.startswith(SQLITE) else None
+
+    @property
+    def cluster_listen_address(self) -> str:
+        """Where the cluster listener binds; empty: there is none."""
+        return cluster_settings.listen_address(self)
 
     @property
     def db_without_password(self) -> str:
@@ -263,12 +277,18 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     ),
     "advertise": string_setting(
         lambda text: text == "" or is_address(text),
-        "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:7400",
+        "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:8400",
     ),
     "tls_cert_file": _FILE_NAME,
     "tls_key_file": _FILE_NAME,
     "tls_client_ca_file": _FILE_NAME,
     "tls_client_auth": choice_setting("optional", TLS_CLIENT_AUTH_REQUIRED),
+    "cluster_listen": string_setting(
+        lambda text: text == "" or host_port(text) is not None,
+        "HOST:PORT, for example 10.0.0.7:8400; port 0 takes any free one",
+    ),
+    **cluster_settings.TLS_SETTING_TYPES,
+    "insecure": bool_setting(),
     "node_lease_ms": int_setting(500, 600_000),
     "db_connections": int_setting(2, 1_000),
     "shards": int_setting(1, 4_096),

@@ -254,6 +254,11 @@ class EventsNotRelayed(Refused):
     template = "This server relays reschedules, but no events; start it with --relay-events."
 
 
+class NotForwarded(Refused):
+    reason = "NOT_FORWARDED"
+    template = "This is the cluster's port, for nodes and frontends; call this node where it listens for clients (--listen)."
+
+
 class Exists(LivenessError):
     reason = "EXISTS"
     template = "It exists already."
@@ -309,6 +314,17 @@ class RateLimited(Exhausted):
 
     whose: str
     retry_after_ms: int
+
+
+class PeerNotAllowed(LivenessError):
+    reason = "PEER_NOT_ALLOWED"
+    template = (
+        "The certificate of this peer is one of a {kind}, which may not call {method}; only a node may."
+    )
+
+    kind: str
+    """`frontend`, or `stranger` if its certificate names no kind."""
+    method: str
 
 
 class NotFound(LivenessError):

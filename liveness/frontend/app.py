@@ -23,6 +23,7 @@ from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
 from liveness.security.private_listener import PrivateListener
+from liveness.security.tls import cluster_tls
 from liveness.security.tls_settings import make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
@@ -74,7 +75,7 @@ class DatabaseRouteSource:
         return self._store.connection_counts()
 
     async def refresh(self) -> bool:
-        started_ms = self._clock.monotonic_ms()
+        started_ms, report_count = self._clock.monotonic_ms(), self._routes.report_count
         try:
             view = await self._store.read_cluster()
         except StoreError as error:
@@ -92,6 +93,7 @@ class DatabaseRouteSource:
                 if node.node_id not in lost
             ],
             {head.shard_id: (head.owner, head.epoch) for head in view.shards},
+            report_count,
         )
         return True
 
@@ -110,6 +112,7 @@ class Frontend:
         self._tasks = BackgroundTasks("frontend", on_failure=lambda error: self._health.stop_serving())
         self._instance = f"{socket.gethostname()}:{os.getpid()}"
         self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=self._instance)
+        self._tls = cluster_tls(settings)
         self.address = ""
         """host:port, with the actual port if port 0 was set."""
         self.tls = make_listener_tls(settings, self._clock)
@@ -130,13 +133,14 @@ class Frontend:
         """Return as soon as the frontend listens. Its health service says whether any node can be reached."""
         settings, clock = self._settings, self._clock
         self.routes = routes = RoutingTable(0)
+        connect = grpc.aio.insecure_channel if self._tls is None else self._tls.connect
         self._source = (
             DatabaseRouteSource(settings.db, routes, clock, self._instance)
             if settings.db
-            else NodeRouteSource(settings.nodes, routes, clock)
+            else NodeRouteSource(settings.nodes, routes, clock, connect)
         )
         self._refresher = RouteRefresher(self._source.refresh, clock, self._on_refreshed)
-        channels = ChannelPool()
+        channels = ChannelPool(connect)
         source = self._source
         self.telemetry = FrontendTelemetry(
             lambda: len(routes.members()),
@@ -158,6 +162,8 @@ class Frontend:
         )
         await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls))
         self._tasks.start(self._refresher.run())
+        if self._tls is not None:
+            self._tasks.start(self._tls.watch(clock))
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
         self._grpc = server = grpc.aio.server(options=server_options())

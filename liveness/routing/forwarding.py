@@ -30,10 +30,10 @@ does not set it: the node has to ask the others."""
 IMMEDIATE_RETRIES_MAX = 4
 """Nodes with outdated routes may send a call in circles."""
 
-_TRANSPORT_METADATA = frozenset(
-    {TARGET_NODE_HEADER, LOCAL_ONLY_HEADER, "user-agent", "content-type", "te", "host", "accept-encoding"}
-)
+_TRANSPORT_METADATA = frozenset({"user-agent", "content-type", "te", "host", "accept-encoding"})
 """Set by each gRPC client itself, as is everything that begins with grpc-; not forwarded."""
+_OWN_PREFIXES = ("grpc-", ":", "liveness-")
+"""Metadata that begins with liveness- is what nodes and frontends say to each other. A client's is ignored and goes no further."""
 
 
 RecordTry = Callable[[str, str, float | None], None]
@@ -55,7 +55,7 @@ def caller_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metad
     return tuple(
         (name, value)
         for name, value in metadata or ()
-        if name not in _TRANSPORT_METADATA and not name.startswith(("grpc-", ":"))
+        if name not in _TRANSPORT_METADATA and not name.startswith(_OWN_PREFIXES)
     )
 
 
@@ -63,7 +63,7 @@ def metadata_for_caller(metadata: Metadata) -> Metadata:
     return tuple(
         (name, value)
         for name, value in metadata
-        if name == DETAILS_KEY or (name not in _TRANSPORT_METADATA and not name.startswith(("grpc-", ":")))
+        if name == DETAILS_KEY or (name not in _TRANSPORT_METADATA and not name.startswith(_OWN_PREFIXES))
     )
 
 

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
 from liveness.clock import Clock
-from liveness.domain.errors import NoNodeReachable, WrongNode
+from liveness.domain.errors import NoNodeReachable
 from liveness.domain.keys import shard_of
 from liveness.routing import rpc_failures
 from liveness.routing.batches import HEARTBEATS_PER_CALL_MAX, Batch
@@ -25,9 +25,7 @@ from liveness.routing.forwarding import (
     RpcResponse,
     caller_metadata,
     ignore_try,
-    is_local_only,
     metadata_for_caller,
-    target_node,
 )
 from liveness.routing.owner_connection import OpenStream
 from liveness.routing.retry_budget import RetryBudget
@@ -139,7 +137,7 @@ class Gateway:
 
 
 class MethodRouter:
-    """Routes the calls of one method."""
+    """Routes the calls of one method that clients made. Metadata of theirs cannot choose the node."""
 
     def __init__(self, gateway: Gateway, rule: RoutingRule, path: str) -> None:
         self.rule = rule
@@ -148,14 +146,8 @@ class MethodRouter:
         self._shard_key = rule.shard_key
 
     def is_local(self, request: Any, context: Context) -> bool:
-        """Whether this node serves the call itself: because it owns the shard, or because the call was forwarded to it."""
+        """Whether this node serves the call itself, because it owns the shard."""
         gateway = self._gateway
-        target = target_node(context.invocation_metadata())
-        if target is not None:
-            # A forwarded call is not forwarded again: two nodes that each take the other for the owner would never stop.
-            if target != gateway.own_node_id:
-                raise WrongNode(node_id=gateway.own_node_id or "a frontend", wanted=target)
-            return True
         if gateway.own_node_id is None:
             return False
         if self._shard_key is not None:
@@ -165,12 +157,12 @@ class MethodRouter:
         return self.rule.kind is not RoutingKind.HEARTBEAT_BATCH and not gateway.is_cut_off()
 
     def is_local_only(self, context: Context) -> bool:
-        """Whether the caller wants the answer for this node's shards only."""
-        return is_local_only(context.invocation_metadata())
+        """Whether the caller wants the answer for this node's shards only. Clients cannot ask for that."""
+        return False
 
     def can_forward(self, context: Context) -> bool:
         """Whether this node may forward a call whose shard it does not own any more."""
-        return target_node(context.invocation_metadata()) is None
+        return True
 
     # -- unary
 

@@ -1,7 +1,8 @@
 """The routing table: which node serves which shard, as far as this process knows. It is a cache: only the owner decides what it serves.
 
 The table is refreshed at intervals from the database or from a node. Changes arrive sooner from nodes that took or released a
-shard, and from refusals of former owners. Where two sources disagree, the higher epoch is right.
+shard, and from refusals of former owners. Where two sources disagree, the higher epoch is right, except that a read of the
+database is right about everything that was reported before it began: a wrong report does not last.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class RoutingTable:
         self._owners: list[Owner | None] = [None] * shard_count
         self._epochs = [0] * shard_count
         """The highest epoch known of each shard."""
+        self._reported: dict[int, int] = {}
+        """The number of the last report about each shard."""
+        self.report_count = 0
+        """How many reports there were about shards. A reader of the database notes it before it reads."""
         self._change_event = asyncio.Event()
         self.on_change: list[Callable[[], None]] = []
         """Called synchronously with every change, before the tasks in `wait_for_change` resume."""
@@ -59,16 +64,26 @@ class RoutingTable:
     def owners(self) -> Mapping[int, Owner]:
         return {shard_id: owner for shard_id, owner in enumerate(self._owners) if owner is not None}
 
-    def replace(self, members: Iterable[Member], owners: Mapping[int, tuple[str, int]]) -> None:
+    def replace(
+        self,
+        members: Iterable[Member],
+        owners: Mapping[int, tuple[str, int]],
+        read_after_report: int | None = None,
+    ) -> None:
         """Replace the whole table. `owners`: node and epoch of each owned shard. A shard whose owner is not a member has no
-        owner."""
+        owner. `read_after_report`: what `report_count` was when the read of the database began; None if it comes from a node,
+        which may know less than was reported here before."""
         before = self._members, list(self._owners)
         self._members = {member.node_id: member for member in members}
         for shard_id in range(self.shard_count):
             node_id, epoch = owners.get(shard_id, ("", self._epochs[shard_id]))
-            if epoch < self._epochs[shard_id]:
+            if epoch < self._epochs[shard_id] and (
+                read_after_report is None or self._reported.get(shard_id, 0) > read_after_report
+            ):
                 continue  # the shard's owner has reported a higher epoch since
             member = self._members.get(node_id)
+            if epoch != self._epochs[shard_id]:
+                self._note_report(shard_id)  # a read that began before this one must not undo it
             self._epochs[shard_id] = epoch
             self._owners[shard_id] = Owner(node_id, member.address, epoch) if member else None
         if before != (self._members, self._owners):
@@ -80,6 +95,7 @@ class RoutingTable:
             return False
         if owner == self._owners[shard_id]:
             return False
+        self._note_report(shard_id)
         self._epochs[shard_id] = owner.epoch
         self._owners[shard_id] = owner
         self._notify()
@@ -87,7 +103,7 @@ class RoutingTable:
 
     def clear_owner(self, shard_id: int, node_id: str) -> None:
         """Forget that the node owns the shard, if the table says so."""
-        owner = self._owners[shard_id]
+        owner = self._owners[shard_id] if 0 <= shard_id < self.shard_count else None
         if owner is not None and owner.node_id == node_id:
             self._owners[shard_id] = None
             self._notify()
@@ -95,6 +111,10 @@ class RoutingTable:
     async def wait_for_change(self, clock: Clock, timeout_ms: float) -> None:
         """Return when anything changes, or when the time is over."""
         await wait_for_event(self._change_event, clock, timeout_ms)
+
+    def _note_report(self, shard_id: int) -> None:
+        self.report_count += 1
+        self._reported[shard_id] = self.report_count
 
     def _notify(self) -> None:
         self.revision += 1

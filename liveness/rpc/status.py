@@ -15,6 +15,7 @@ from liveness.domain.errors import (
     InvalidRequest,
     LivenessError,
     NotFound,
+    PeerNotAllowed,
     RateLimited,
     Refused,
     StoreFull,
@@ -31,6 +32,7 @@ _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
     (Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (Exists, grpc.StatusCode.ALREADY_EXISTS),
     (Exhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (PeerNotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from typing import Protocol
 
+import structlog
+
+from liveness.cluster.hint_check import READ_GAP_MS_MIN, HintCheck
 from liveness.cluster.membership import Membership
 from liveness.cluster.peers import Peers
 from liveness.cluster.quotas import Quotas
@@ -15,14 +18,20 @@ from liveness.domain.errors import MalformedRequest
 from liveness.domain.keys import WorkerKey
 from liveness.engine.node import Node
 from liveness.expiry.death_rate import DeathCount
-from liveness.routing.routing_table import Owner, RoutingTable
+from liveness.routing.routing_table import RoutingTable
 from liveness.server import activity_wire, cluster_wire
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.liveness_service import LivenessService
 from liveness.server.validation import optional_identifier, require_identifier
 from liveness.server.wire import worker_key
+from liveness.store.errors import StoreError
 from liveness.v1 import cluster_pb2 as pb
+
+logger = structlog.get_logger("liveness.cluster")
+
+WORKERS_MAX = 100_000_000
+"""More than any node has. A count of deaths beyond it is not believed."""
 
 
 class MatchingForPeers(Protocol):
@@ -65,7 +74,9 @@ class ClusterService:
         quotas: Quotas,
         liveness_service: LivenessService,
         fleet: Fleet,
+        hint_gap_ms: int = READ_GAP_MS_MIN,
     ) -> None:
+        """`hint_gap_ms`: the minimum time between two reads of the registry because of hints."""
         self._node = node
         self._routes = routes
         self._peers = peers
@@ -78,6 +89,10 @@ class ClusterService:
         self._quotas = quotas
         self._liveness_service = liveness_service
         self._fleet = fleet
+        self.hint_check = HintCheck(self._read_registry, node.clock, hint_gap_ms)
+
+    async def close(self) -> None:
+        await self.hint_check.close()
 
     async def get_routes(self, request: pb.GetRoutesRequest) -> pb.GetRoutesResponse:
         routes = self._routes
@@ -92,15 +107,18 @@ class ClusterService:
         )
 
     async def hint(self, request: pb.HintRequest) -> pb.HintResponse:
+        """Look where a hint points to. What it says about owners, logs and nodes is read from the database."""
         cluster_wire.check_hint(request, self._node.shard_count)
+        if not self._membership.is_registered(request.node_id, request.address):
+            self._membership.refresh_soon()  # it may have joined since the registry was read
+            return pb.HintResponse()
         for shard_id in request.wake_shards:
-            self._queue_waker.wake(shard_id)
-        for route in request.owned:
-            self._routes.update_owner(route.shard_id, Owner(route.node_id, request.address, route.epoch))
-        for shard_id in request.released:
-            self._routes.clear_owner(shard_id, request.node_id)
+            if 0 <= shard_id < self._node.shard_count:
+                self._queue_waker.wake(shard_id)
         if request.released or request.members_changed:
             self._membership.refresh_soon()
+        if request.released or self._says_news(request):
+            self.hint_check.request()
         if request.config_changed and self._node.apply_stored_config(await self._node.store.load_config()):
             self._node.policy_changed()
         answer = pb.HintResponse()
@@ -114,14 +132,35 @@ class ClusterService:
                 request.address, offer.namespace, offer.task_queue, offer.activity_types
             )
         for struck in request.struck:
-            death_count = DeathCount(struck.workers, struck.of)
-            self._node.throttle.death_rate.record_report(request.node_id, struck.namespace, death_count)
+            if 0 <= struck.workers <= struck.of <= WORKERS_MAX:
+                death_count = DeathCount(struck.workers, struck.of)
+                self._node.throttle.death_rate.record_report(request.node_id, struck.namespace, death_count)
         if request.watching:
             self._peers.watching_addresses.add(request.address)
         else:
             self._peers.watching_addresses.discard(request.address)
-        self._feed.update_remote_heads({head.shard_id: head.sequence for head in request.heads})
         return answer
+
+    def _says_news(self, request: pb.HintRequest) -> bool:
+        """Whether owners or logs would be other ones than this node knows."""
+        for route in request.owned:
+            if 0 <= route.shard_id < self._node.shard_count:
+                owner = self._routes.owner(route.shard_id)
+                if owner is None or (owner.node_id, owner.epoch) != (route.node_id, route.epoch):
+                    return True
+        return self._feed.is_behind({head.shard_id: head.sequence for head in request.heads})
+
+    async def _read_registry(self) -> None:
+        report_count = self._routes.report_count
+        try:
+            view = await self._node.store.read_cluster()
+        except StoreError as error:
+            logger.info("hint not followed", why=str(error))
+            return
+        self._membership.apply_owners(view, report_count)
+        self._feed.update_remote_heads(
+            {head.shard_id: head.last_seq for head in view.shards if not self._node.serves(head.shard_id)}
+        )
 
     def relay(
         self, requests: AsyncIterator[pb.RelayRequest | MalformedRequest]

@@ -70,8 +70,14 @@ class EventFeed(NodeListener):
         self._closed = True
         self._wake_watchers()
 
+    def is_behind(self, heads: Mapping[int, int]) -> bool:
+        """Whether any of these logs of other nodes' shards would be longer than is known here."""
+        return any(
+            seq > self._remote_heads.get(id, 0) and not self._node.serves(id) for id, seq in heads.items()
+        )
+
     def update_remote_heads(self, heads: Mapping[int, int]) -> None:
-        """Note how far the logs of other nodes' shards are durable. A shard commits in order, so all entries up to that
+        """Note how far the logs of other nodes' shards are durable, as the database says. A shard commits in order, so all entries up to that
         sequence can be read."""
         fresh = {id: seq for id, seq in heads.items() if seq > self._remote_heads.get(id, 0)}
         if fresh:

@@ -22,6 +22,7 @@ from liveness.domain.errors import (
     StoreFull,
     Unavailable,
 )
+from liveness.routing.forwarded_calls import ForwardedCallRouter, ForwardedCalls
 from liveness.routing.gateway import Gateway, MethodRouter
 from liveness.routing.routing_rules import RoutingKind
 from liveness.rpc.status import code_of, status_of
@@ -48,7 +49,7 @@ def register_service(
     service: object | None,
     wait_all_durable: WaitAllDurable,
     admit: AdmitNamespace | None = None,
-    gateway: Gateway | None = None,
+    gateway: Gateway | ForwardedCalls | None = None,
     tracer: CallTracer | None = None,
     calls: CallStats | None = None,
     gate: ShutdownGate | None = None,
@@ -57,7 +58,7 @@ def register_service(
 
     `wait_all_durable` waits until all state in memory is durable: an error is an answer too, and may rest on that state.
     `admit` refuses calls about a namespace that this server does not serve. `gateway` forwards calls about shards of
-    other nodes, and all calls if there is no service, as in a frontend. `tracer` records sampled calls, `calls` counts all.
+    other nodes, and all calls if there is no service, as in a frontend; `ForwardedCalls` serves what was forwarded here. `tracer` records sampled calls, `calls` counts all.
     `gate` refuses calls when the server stops.
     """
     calls = calls or CallStats()
@@ -87,7 +88,7 @@ def _make_handler(
     serve: Callable[..., Any] | None,
     wait_all_durable: WaitAllDurable,
     admit: AdmitNamespace | None,
-    router: MethodRouter | None,
+    router: MethodRouter | ForwardedCallRouter | None,
     tracer: CallTracer | None,
     stats: MethodStats,
     gate: ShutdownGate,
@@ -135,7 +136,7 @@ def _make_unary(
     serve: Callable[[Any], Awaitable[Message | bytes]] | None,
     wait_all_durable: WaitAllDurable,
     admit: AdmitNamespace | None,
-    router: MethodRouter | None,
+    router: MethodRouter | ForwardedCallRouter | None,
     gate: ShutdownGate,
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
@@ -226,7 +227,10 @@ def _traced(
 
 
 async def _route_call(
-    router: MethodRouter, request: Any, context: grpc.aio.ServicerContext[Any, Any], serve: Any
+    router: MethodRouter | ForwardedCallRouter,
+    request: Any,
+    context: grpc.aio.ServicerContext[Any, Any],
+    serve: Any,
 ) -> Message | bytes:
     if router.is_local(request, context):
         is_local_only.set(router.is_local_only(context))
@@ -241,7 +245,7 @@ async def _route_call(
 def _make_streaming(
     serve: Callable[[Any], AsyncIterator[Message | bytes]] | None,
     admit: AdmitNamespace | None,
-    router: MethodRouter | None,
+    router: MethodRouter | ForwardedCallRouter | None,
     stats: MethodStats,
     gate: ShutdownGate,
 ) -> Callable[..., AsyncIterator[Message | bytes]]:

@@ -10,6 +10,8 @@ MESSAGE_BYTES_MAX = 6_500 * 1024
 CONCURRENT_STREAMS_MAX = 1_000
 """Calls that are open on one connection at the same time, streams that the client has reset but gRPC has not yet
 forgotten included. So one connection cannot fill the queue of calls that wait for the event loop."""
+PEER_STREAMS_MAX = 100_000
+"""The same for a node or a frontend, whose one connection carries the calls of all its clients, waiting polls included."""
 PENDING_CALLS_MAX = 10_000
 """Calls of all connections that gRPC has read and the event loop has not taken yet. gRPC cancels further ones, whoever
 they are from. Its default of 1,000 to 3,000 is what a single connection may have open."""
@@ -28,8 +30,6 @@ _IDENTITY_ONLY = 1 << 0
 
 
 def server_options(*, concurrent_streams_max: int = CONCURRENT_STREAMS_MAX) -> list[tuple[str, int]]:
-    """`concurrent_streams_max`: a listener for nodes and frontends needs more, because a few connections carry the
-    calls of all clients."""
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

@@ -1,9 +1,9 @@
-"""Calls this server through its own listener, so that the node knows how far it has read what arrived there."""
+"""Calls this server through its own listeners, so that the node knows how far it has read what arrived there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 import structlog
@@ -43,46 +43,58 @@ async def _answer(_request: bytes, _context: grpc.aio.ServicerContext[Any, Any])
     return b""
 
 
+class Listener(NamedTuple):
+    """A listener of this server, as the probe reaches it."""
+
+    address: str
+    connect: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...] = ()
+    certificate: Callable[[], object] = lambda: None
+    """Returns another object when `connect` must be called again, because the server's certificate was replaced."""
+
+
 class ReceiveProbe:
-    def __init__(
-        self,
-        connect: Callable[..., Any],
-        address: str,
-        node: Node,
-        certificate: Callable[[], object] = lambda: None,
-    ) -> None:
-        """`address`: the address that this server listens on. `certificate`: returns another object when `connect` must
-        be called again, because the server's certificate was replaced."""
-        self._connect = connect
-        self._certificate = certificate
-        self._address = _own_address(address)
+    def __init__(self, listeners: Sequence[Listener], node: Node) -> None:
+        """`listeners`: the public one, and that of the cluster, where forwarded heartbeats arrive. Each has a queue of its own
+        in gRPC, so a probe counts as answered when all of them have answered."""
+        self._listeners = listeners
+        self._address = ", ".join(_own_address(listener.address) for listener in listeners)
         self._node = node
         self._unreachable_since_ms: int | None = None
 
     async def run(self) -> None:
         self._node.receive_progress.start_measuring()
         while not self._node.listening.is_stopped:
-            await self._run_on_one_channel()
+            await self._run_on_one_channel_each()
 
-    async def _run_on_one_channel(self) -> None:
-        """Return when the server stops, or its certificate was replaced."""
-        node, certificate = self._node, self._certificate()
-        channel = self._connect(self._address, options=CHANNEL_OPTIONS)
-        receive = channel.unary_unary(f"/{SERVICE_NAME}/{METHOD_NAME}")
+    def _certificates(self) -> list[object]:
+        return [listener.certificate() for listener in self._listeners]
+
+    async def _run_on_one_channel_each(self) -> None:
+        """Return when the server stops, or one of its certificates was replaced."""
+        node, certificates = self._node, self._certificates()
+        channels = [
+            listener.connect(_own_address(listener.address), options=(*CHANNEL_OPTIONS, *listener.options))
+            for listener in self._listeners
+        ]
+        receives = [channel.unary_unary(f"/{SERVICE_NAME}/{METHOD_NAME}") for channel in channels]
         try:
-            while not node.listening.is_stopped and self._certificate() is certificate:
-                wait_ms = await self._probe(receive)
+            while not node.listening.is_stopped and self._certificates() == certificates:
+                wait_ms = await self._probe(receives)
                 if wait_ms:
                     await wait_for_event(node.receive_progress.probe_wanted, node.clock, wait_ms)
         finally:
-            await channel.close()
+            for channel in channels:
+                await channel.close()
 
-    async def _probe(self, receive: Callable[..., Any]) -> int:
+    async def _probe(self, receives: Sequence[Callable[..., Any]]) -> int:
         """Send a probe. Returns how long to wait before the next one if no lease waits for it."""
         node = self._node
         node.receive_progress.probe_sent()
         try:
-            await receive(b"", timeout=PROBE_TIMEOUT_S)
+            calls = [receive(b"", timeout=PROBE_TIMEOUT_S) for receive in receives]
+            for call in calls:
+                await call
         except grpc.aio.AioRpcError as error:
             node.receive_progress.probe_failed()
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -37,6 +37,7 @@ class NodeHost:
         self.world = world
         self.host = f"node{number}"
         self.address = f"{self.host}:7400"
+        self.cluster_address = f"{self.host}:8400"
         self.health = Health()
         self.server: Server | None = None
         self.process: Process | None = None
@@ -69,6 +70,7 @@ class NodeHost:
             Settings(
                 db="postgresql://simulated/liveness" if plan.nodes_max > 1 else "sqlite:///simulated.db",
                 listen=self.address,
+                insecure=True,
                 shards=plan.shards,
                 reflection=False,
                 takeover_grace_ms=plan.grace_ms,
@@ -155,8 +157,9 @@ class NodeHost:
 
     def starve(self, service_s: float) -> None:
         """Let each message wait for the process, which gets to one in `service_s`."""
-        if (listener := self.world.network.at(self.address)) is not None:
-            listener.service_s = service_s
+        for address in (self.address, self.cluster_address):
+            if (listener := self.world.network.at(address)) is not None:
+                listener.service_s = service_s
 
     def leave(self) -> None:
         server, process = self.server, self.process

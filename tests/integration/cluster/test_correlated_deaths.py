@@ -63,7 +63,7 @@ async def test_every_node_counts_concurrent_deaths_over_all_nodes(nodes: list[Se
 async def test_deaths_of_an_unreachable_node_are_counted_too(nodes: list[ServerHarness]) -> None:
     first, second = nodes
     mine = workers_of(first)[0]
-    await second.server._grpc.stop(None)
+    await second.server._cluster_grpc.stop(None)
     assert (await certificate(first, mine)).company.same_namespace == len(WORKERS) - 1
 
 

@@ -140,7 +140,7 @@ async def test_shards_of_an_unreachable_node_count_as_unserved(
 ) -> None:
     first, second = pair
     missing = len(owned(second))
-    await second.server._grpc.stop(None)
+    await second.server._cluster_grpc.stop(None)
     answer = await fleet(first)
     assert answer.serving_shards == SHARDS - missing
     assert [(alert.kind, alert.count) for alert in answer.alerts] == [

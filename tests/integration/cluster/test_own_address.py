@@ -46,7 +46,7 @@ async def start(postgres: PostgresServer, postgres_database: str) -> AsyncIterat
 
 def machine_of_its_own(address: str, **platform: Any) -> Platform:
     """A machine on which `address` leads to its own server: an address that every machine has, such as 127.0.0.1."""
-    own: list[str] = []
+    own: list[str] = []  # the last one is that of the cluster
 
     def listener(**options: Any) -> Any:
         server: Any = grpc.aio.server(**options)
@@ -61,7 +61,7 @@ def machine_of_its_own(address: str, **platform: Any) -> Platform:
         return server
 
     def connect(target: str, **options: Any) -> Any:
-        return grpc.aio.insecure_channel(own[0] if target == address else target, **options)
+        return grpc.aio.insecure_channel(own[-1] if target == address else target, **options)
 
     return Platform(listener=listener, connect=connect, **platform)
 
@@ -73,7 +73,7 @@ async def nodes_of(server: Server) -> set[str]:
 async def test_a_node_whose_address_leads_to_another_one_does_not_start(start: Start) -> None:
     first = await start()
     with pytest.raises(AddressTaken) as refused:
-        await start(advertise=first.address)
+        await start(advertise=first.cluster_address)
     assert refused.value.node_id == first.node.owner
     assert "--advertise" in str(refused.value)
     assert await nodes_of(first) == {first.node.owner}
@@ -85,17 +85,19 @@ async def test_a_node_does_not_start_while_another_machine_is_alive_under_the_sa
 ) -> None:
     first = await start()
     with pytest.raises(AddressTaken) as refused:
-        await start(machine_of_its_own(first.address, machine="another one"), advertise=first.address)
+        await start(
+            machine_of_its_own(first.cluster_address, machine="another one"), advertise=first.cluster_address
+        )
     assert refused.value.node_id == first.node.owner
     assert len(first.node.shards()) == SHARDS
 
 
 async def test_of_two_nodes_that_started_at_once_at_one_address_the_later_one_stops(start: Start) -> None:
     first = await start(node_lease_ms=60_000)
-    elsewhere = machine_of_its_own(first.address, machine="another one")
+    elsewhere = machine_of_its_own(first.cluster_address, machine="another one")
     async with first.membership._refresh_lock:
         await first.store.remove_nodes([first.node.owner])  # as if it had not registered yet
-        second = await start(elsewhere, advertise=first.address)
+        second = await start(elsewhere, advertise=first.cluster_address)
     async with asyncio.timeout(30):
         error = await asyncio.shield(second.membership.address_taken)
     assert error.node_id == first.node.owner
@@ -106,9 +108,9 @@ async def test_a_node_that_lost_its_address_to_a_later_one_stops(start: Start) -
     """The address of a machine that was cut off for a while leads to its replacement by now."""
     replacement, first = await start(), await start()
     first.membership._own_row = first.membership._own_row._replace(
-        address=replacement.address, started_wall_ms=0
+        address=replacement.cluster_address, started_wall_ms=0
     )
-    first.membership._own_address._address = replacement.address
+    first.membership._own_address._address = replacement.cluster_address
     async with asyncio.timeout(30):
         error = await asyncio.shield(first.membership.address_taken)
     assert error.node_id == replacement.node.owner

@@ -248,7 +248,8 @@ def test_nodes_advertise_names_that_resolve() -> None:
     advertised = variables()["liveness"]["LIVENESS_ADVERTISE"]
     assert advertised == f"$(POD_NAME).{headless['metadata']['name']}.$(POD_NAMESPACE).svc:{port['port']}"
     # A headless service resolves to the pods, so its port is theirs.
-    assert port["port"] == container(pods()["liveness"])["ports"][0]["containerPort"]
+    ports = {each["name"]: each["containerPort"] for each in container(pods()["liveness"])["ports"]}
+    assert port["port"] == ports["cluster"]
     names = [each["name"] for each in container(pods()["liveness"])["env"]]
     assert names.index("POD_NAME") < names.index("LIVENESS_ADVERTISE"), (
         "only earlier variables are substituted"

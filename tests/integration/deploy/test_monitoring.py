@@ -55,9 +55,9 @@ async def exposition(tmp_path_factory: pytest.TempPathFactory) -> Exposition:
     """The metrics of a server on which every labelled event has happened, and of a frontend before it."""
     folder: Path = tmp_path_factory.mktemp("live")
     harness = await ServerHarness(f"sqlite:///{folder}/liveness.db").start(
-        takeover_grace_ms=0, sink=RefusingSink(), task_attempts_max=2
+        takeover_grace_ms=0, sink=RefusingSink(), task_attempts_max=2, cluster_listen="127.0.0.1:0"
     )
-    frontend_settings = FrontendSettings(listen="127.0.0.1:0", nodes=(harness.server.address,))
+    frontend_settings = FrontendSettings(listen="127.0.0.1:0", nodes=(harness.server.cluster_address,))
     async with Frontend(frontend_settings) as frontend:
         async with grpc.aio.insecure_channel(frontend.address) as channel:
             listing: Any = AdminServiceStub(channel).ListShards

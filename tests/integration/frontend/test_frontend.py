@@ -67,7 +67,7 @@ async def nodes(postgres: PostgresServer, postgres_database: str) -> AsyncIterat
 async def frontend(nodes: Nodes, request: pytest.FixtureRequest) -> AsyncIterator[Frontend]:
     """A frontend that reads the registry from the database or from one of the nodes."""
     where: dict[str, Any] = (
-        {"db": nodes.url} if request.param == "db" else {"nodes": (nodes.servers[0].address,)}
+        {"db": nodes.url} if request.param == "db" else {"nodes": (nodes.servers[0].cluster_address,)}
     )
     async with Frontend(FrontendSettings(listen="127.0.0.1:0", **where)) as frontend:
         await health(frontend, SERVING)
@@ -164,7 +164,7 @@ async def test_calls_reach_nodes_that_join(nodes: Nodes, frontend: Frontend, cli
 
 
 async def test_a_frontend_without_reachable_nodes_reports_not_serving(nodes: Nodes) -> None:
-    (address,) = {server.address for server in nodes.servers[:1]}
+    (address,) = {server.cluster_address for server in nodes.servers[:1]}
     unused = "127.0.0.1:1"
     async with Frontend(FrontendSettings(listen="127.0.0.1:0", nodes=(unused,))) as frontend:
         await health(frontend, NOT_SERVING)

@@ -19,6 +19,7 @@ from liveness.domain.errors import LivenessError, ShardMoved, ShardUnavailable
 from liveness.domain.keys import shard_of
 from liveness.frontend.app import SERVICES
 from liveness.routing.channels import ChannelPool
+from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.forwarding import target_node
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import Member, RoutingTable
@@ -100,9 +101,10 @@ class Owner:
         """The owners it names when it refuses a call for another's shard."""
         self.recorder = CallRecorder()
         self.address = "127.0.0.1:0"
+        self.cluster_address = "127.0.0.1:0"
         self._cluster = cluster
         self.harness = ServerHarness(f"sqlite:///{folder}/{name}.db")
-        self._server: Any = None
+        self._servers: list[Any] = []
 
     async def start(self) -> Owner:
         await self.harness.start(takeover_grace_ms=0)
@@ -142,25 +144,26 @@ class Owner:
             ActivityService(server.node, server.ownership, server.matching),
             AdminService(server.node, server.fleet, None, server.membership, server.peers),
         )
-        self._server = grpc.aio.server(
-            interceptors=[self.recorder], options=[("grpc.max_receive_message_length", 16 << 20)]
-        )
-        for descriptor, service in zip(SERVICES, services, strict=True):
-            register_service(
-                self._server, descriptor, service, server.node.wait_all_durable, gateway=self.gateway
+        wait = server.node.wait_all_durable
+        public, cluster = self._servers = [
+            grpc.aio.server(
+                interceptors=[self.recorder], options=[("grpc.max_receive_message_length", 16 << 20)]
             )
-        cluster_service = ClusterServiceStub(self)
-        register_service(
-            self._server, CLUSTER_SERVICE, cluster_service, server.node.wait_all_durable, gateway=self.gateway
-        )
-        port = self._server.add_insecure_port(self.address)
-        self.address = f"127.0.0.1:{port}"
-        await self._server.start()
+            for _ in range(2)
+        ]
+        for descriptor, service in zip(SERVICES, services, strict=True):
+            register_service(public, descriptor, service, wait, gateway=self.gateway)
+            register_service(cluster, descriptor, service, wait, gateway=ForwardedCalls(self.name))
+        register_service(cluster, CLUSTER_SERVICE, ClusterServiceStub(self), wait)
+        self.address = f"127.0.0.1:{public.add_insecure_port(self.address)}"
+        self.cluster_address = f"127.0.0.1:{cluster.add_insecure_port(self.cluster_address)}"
+        for each in self._servers:
+            await each.start()
 
     async def kill(self) -> None:
         """Close the connections without notice, as when the process is killed."""
-        server, self._server = self._server, None
-        if server is not None:
+        servers, self._servers = self._servers, []
+        for server in servers:
             await server.stop(None)
 
     async def stop(self) -> None:
@@ -170,7 +173,7 @@ class Owner:
         await self.harness.stop()
 
     def route(self, epoch: int) -> Route:
-        return Route(self.name, self.address, epoch)
+        return Route(self.name, self.cluster_address, epoch)
 
 
 class OwnedShardsOnly(LivenessService):
@@ -288,7 +291,7 @@ class Cluster:
         """Publish the members and the owner of each shard."""
         self._epoch += 1
         self.routes.replace(
-            [Member(owner.name, owner.address) for owner in self.owners.values()],
+            [Member(owner.name, owner.cluster_address) for owner in self.owners.values()],
             {
                 shard_id: (owner.name, self._epoch)
                 for owner in self.owners.values()

@@ -84,7 +84,9 @@ async def test_calls_for_any_node_are_spread_over_nodes_that_are_not_leaving(clu
     assert [len(owner.recorder.received) for owner in cluster.owners.values()] == [2, 2]
     a, b = cluster.owners.values()
     owners = {shard: (owner.node_id, owner.epoch) for shard, owner in cluster.routes.owners().items()}
-    cluster.routes.replace([Member("a", a.address, leaving=True), Member("b", b.address)], owners)
+    cluster.routes.replace(
+        [Member("a", a.cluster_address, leaving=True), Member("b", b.cluster_address)], owners
+    )
     for _ in range(3):
         await cluster.client.liveness.GetServerInfo(info)
     assert [len(owner.recorder.received) for owner in cluster.owners.values()] == [2, 5]
@@ -106,7 +108,7 @@ async def test_a_node_forwards_calls_of_other_shards_and_serves_its_own(cluster:
 async def test_a_forwarded_call_is_never_forwarded_again(cluster: Cluster) -> None:
     """Two nodes that each consider the other the owner would forward the call back and forth."""
     a, b = cluster.owners.values()
-    client, request = cluster.connect(a.address), describe_request(cluster.worker_owned_by("b"))
+    client, request = cluster.connect(a.cluster_address), describe_request(cluster.worker_owned_by("b"))
     refused = await refusal(client.liveness.DescribeWorker(request, metadata=(("liveness-to", "a"),)))
     assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "SHARD_UNAVAILABLE")
     assert b.recorder.received == []
@@ -115,18 +117,47 @@ async def test_a_forwarded_call_is_never_forwarded_again(cluster: Cluster) -> No
 async def test_a_call_addressed_to_another_node_is_refused_with_an_explanation(cluster: Cluster) -> None:
     a = cluster.owners["a"]
     request = describe_request(cluster.worker_owned_by("a"))
-    for address, found in ((a.address, "a"), (cluster.frontend.address, "a frontend")):
-        call = cluster.connect(address).liveness.DescribeWorker(request, metadata=(("liveness-to", "c"),))
-        refused = await refusal(call)
-        assert (refused.reason, refused.fields) == ("WRONG_NODE", {"node_id": found, "wanted": "c"})
-        assert "set its --advertise" in refused.message
+    client = cluster.connect(a.cluster_address)
+    refused = await refusal(client.liveness.DescribeWorker(request, metadata=(("liveness-to", "c"),)))
+    assert (refused.reason, refused.fields) == ("WRONG_NODE", {"node_id": "a", "wanted": "c"})
+    assert "set its --advertise" in refused.message
+
+
+async def test_a_client_at_the_port_of_the_cluster_is_told_where_to_go(cluster: Cluster) -> None:
+    client = cluster.connect(cluster.owners["a"].cluster_address)
+    refused = await refusal(client.liveness.DescribeWorker(describe_request(cluster.worker_owned_by("a"))))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NOT_FORWARDED")
+    for metadata in ((), (("liveness-to", "a"),)):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await client.liveness.Attach(metadata=metadata).read()
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("entrance", ["a frontend", "the owner", "another node"])
+async def test_clients_cannot_choose_the_node_with_metadata(cluster: Cluster, entrance: str) -> None:
+    """A client that sends what nodes say to each other is served as if it had not, and nobody else gets to see it."""
+    a, b = cluster.owners.values()
+    worker = cluster.worker_owned_by("b")
+    await cluster.client.liveness.RecordWorkerHeartbeat(beat_request(worker))
+    before = len(b.recorder.received)
+    addresses = {"a frontend": cluster.frontend.address, "the owner": b.address, "another node": a.address}
+    client = cluster.connect(addresses[entrance])
+    for wanted in ("a", "b", "nobody"):
+        metadata = (("liveness-to", wanted), ("liveness-alone", "1"), ("liveness-x", "y"))
+        answer = await client.liveness.DescribeWorker(describe_request(worker), metadata=metadata)
+        assert answer.worker.worker_instance_key == worker
+    if entrance != "the owner":
+        for received in b.recorder.received[before:]:
+            own = [(name, value) for name, value in received.metadata if name.startswith("liveness-")]
+            assert own == [("liveness-to", "b")]
 
 
 async def test_two_nodes_with_one_address_are_detected(cluster: Cluster) -> None:
     a, b = cluster.owners.values()
     epoch = 9
     cluster.routes.replace(
-        [Member("a", a.address), Member("b", a.address)], dict.fromkeys(range(SHARDS), ("b", epoch))
+        [Member("a", a.cluster_address), Member("b", a.cluster_address)],
+        dict.fromkeys(range(SHARDS), ("b", epoch)),
     )
     refused = await refusal(cluster.client.liveness.DescribeWorker(describe_request("w")))
     assert (refused.reason, refused.fields) == ("WRONG_NODE", {"node_id": "a", "wanted": "b"})

@@ -287,7 +287,7 @@ async def test_a_list_leaves_out_last_heartbeats_that_only_an_unreachable_node_k
         await first.advance(1_000)
     await first.shut_down("w0")
     expected = {worker: (await second.describe(worker)).last_heartbeat_time for worker in workers}
-    await first.server._grpc.stop(None)
+    await first.server._cluster_grpc.stop(None)
     seen: Counter[bool] = Counter()
     for listed in (await second.listed()).workers:
         name = listed.worker_instance_key

@@ -68,10 +68,26 @@ class Node(ServerProcess):
         answer = await self.admin.ListNodes(admin_pb2.ListNodesRequest())
         (self.node_id,) = (node.node_id for node in answer.nodes if node.answering)
 
+    def _connect(self) -> None:
+        super()._connect()
+        self._cluster_channel = grpc.aio.insecure_channel(self.cluster_address)
+        self.forwarded = service_pb2_grpc.LivenessServiceStub(self._cluster_channel)
+        """For calls that another node would have forwarded."""
+
+    async def disconnect(self) -> None:
+        if self.address:
+            await self._cluster_channel.close()
+        await super().disconnect()
+
     @property
     def fixed_address(self) -> str:
         """Return its address, also while it is down."""
         return self.flags[1]
+
+    @property
+    def cluster_address(self) -> str:
+        """Return the address at which other nodes and frontends call it."""
+        return self.flags[3]
 
     def suspend(self) -> None:
         self.signal(SIGSTOP)
@@ -126,11 +142,11 @@ class Cluster:
             Node(
                 way,
                 shards=SHARDS,
-                flags=("--listen", listen),
+                flags=("--listen", f"127.0.0.1:{free_port()}", "--cluster-listen", cluster_listen),
                 environ={**environ, "SKEW_MS": str(skew_ms)},
                 module="tests.system.cluster.skewed_node" if skew_ms else "liveness.cli",
             )
-            for way, skew_ms, listen in zip(ways, skews_ms, _addresses(), strict=True)
+            for way, skew_ms, cluster_listen in zip(ways, skews_ms, _addresses(), strict=True)
         ]
         self._random = Random(seed)
 

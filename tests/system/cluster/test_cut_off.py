@@ -72,7 +72,7 @@ async def readyz(node: Node) -> int:
 
 @asynccontextmanager
 async def frontend_of(*nodes: Node) -> AsyncIterator[grpc.aio.Channel]:
-    addresses = tuple(node.fixed_address for node in nodes)
+    addresses = tuple(node.cluster_address for node in nodes)
     async with Frontend(FrontendSettings(nodes=addresses, listen="127.0.0.1:0")) as frontend:
         channel = grpc.aio.insecure_channel(frontend.address)
         yield channel
@@ -152,7 +152,7 @@ async def test_a_cluster_of_one_without_its_database_refuses_quickly_and_comes_b
         node = Node(
             cluster_database.url.replace(address, way.address),
             shards=SHARDS,
-            flags=("--listen", "127.0.0.1:0"),
+            flags=("--listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0"),
             environ={**SHORT_NODE_LEASE, "LIVENESS_HTTP": "off"},
         )
         try:

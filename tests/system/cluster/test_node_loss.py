@@ -131,7 +131,7 @@ async def ask_zombie(zombie: Node, key: str) -> worker_pb2.Worker | None:
     """Read a worker from this node, without forwarding; None if it refuses."""
     request = service_pb2.DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
     try:
-        answer = await zombie.liveness.DescribeWorker(
+        answer = await zombie.forwarded.DescribeWorker(
             request, metadata=((TARGET_NODE_HEADER, zombie.node_id),), timeout=10
         )
     except grpc.aio.AioRpcError as error:
@@ -147,7 +147,7 @@ async def beat_zombie(zombie: Node, key: str) -> bool:
     request.heartbeat.worker_instance_key = key
     request.heartbeat.lease_duration.FromSeconds(5)  # over long before the final check
     try:
-        await zombie.liveness.RecordWorkerHeartbeat(
+        await zombie.forwarded.RecordWorkerHeartbeat(
             request, metadata=((TARGET_NODE_HEADER, zombie.node_id),), timeout=10
         )
     except grpc.aio.AioRpcError as error:

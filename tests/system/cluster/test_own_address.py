@@ -62,7 +62,7 @@ async def test_a_node_that_gives_out_the_address_of_another_one_exits(
     await node.start()
     ended = await run_to_end(
         *("serve", "--db", cluster_database.url, "--shards", str(SHARDS)),
-        *("--listen", "127.0.0.1:0", "--advertise", node.fixed_address),
+        *("--listen", "127.0.0.1:0", "--advertise", node.cluster_address),
     )
     assert ended.code == 2
     assert ended.stderr.strip().splitlines()[-1].endswith("with --advertise.")
