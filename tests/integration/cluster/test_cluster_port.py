@@ -204,8 +204,8 @@ async def test_certificates_are_renewed_without_a_failed_call(nodes: list[Server
     for _ in range(5):
         make_certificates(folder)
         for server in nodes:
-            assert server._tls is not None
-            assert server._tls.reload()
+            assert server._cluster_tls is not None
+            assert server._cluster_tls.reload()
         until = served + 50
         while served < until:
             assert not any(task.done() for task in loads), "a call failed"
