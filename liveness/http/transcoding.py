@@ -175,6 +175,10 @@ def _check_field_names(field: FieldDescriptor, value: Any, prefix: str) -> Any:
 def _check_value_names(field: FieldDescriptor, value: Any, prefix: str) -> Any:
     _check_length(prefix.rstrip("."), value)
     if field.enum_type is not None:
+        if (
+            isinstance(value, str) and not value.isascii()
+        ):  # protobuf's own lookup fails on half of a surrogate pair
+            raise UnfitBody(type=field.enum_type.name, detail=f"{prefix.rstrip('.')} has an unknown name")
         return enum_value(field.enum_type, value)
     return value if field.message_type is None else _check_names(field.message_type, value, prefix)
 
