@@ -362,8 +362,8 @@ async def test_forged_tokens_are_refused_or_harmless(harness: ServerHarness) -> 
         assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}, position
 
 
-NESTED = urlsafe_b64encode(b'["AAAA",' + b"[" * 100_000).decode()
-TOKENS = ["x", "====", "é", "bnVsbA==", "W10=", NESTED, "W" * 100_001, "eyJhIjoxfQ==", "\x00"]
+NESTED = urlsafe_b64encode(b'["AAAA",' + b"[" * 40_000).decode()
+TOKENS = ["x", "====", "é", "bnVsbA==", "W10=", NESTED, "W" * 40_001, "eyJhIjoxfQ==", "\x00"]
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:8])
