@@ -82,7 +82,7 @@ def _fill(message: Message, random: Random, depth: int) -> None:
             setattr(message, field.name, _value(field, random, is_odd))
 
 
-def _value(field: FieldDescriptor, random: Random, is_odd: bool) -> Any:
+def _value(field: Any, random: Random, is_odd: bool) -> Any:
     if field.name in NAMES and not (is_odd and random.random() < 0.3):
         return random.choice(NAMES[field.name])
     return _VALUES[field.cpp_type](random, field)

@@ -108,7 +108,7 @@ IDENTIFIERS = {
     "empty": ("", "must be set"),
     "256 bytes": ("x" * 256, "must be at most 255 bytes"),
     "multi-byte past the limit": ("é" * 128, "must be at most 255 bytes"),
-    "a megabyte": ("x" * 1_000_000, "must be at most 255 bytes"),
+    "ten thousand bytes": ("x" * 10_000, "must be at most 255 bytes"),
     "newline": ("a\nb", "must not contain control characters"),
     "NUL": ("a\0b", "must not contain control characters"),
     "delete": ("a\x7fb", "must not contain control characters"),
@@ -232,7 +232,7 @@ async def test_sizes_beyond_their_limits_are_refused_and_change_nothing(harness:
             service_pb2.RecordWorkerHeartbeatRequest(namespace=NAMESPACE)
         ),
         "unset": harness.configure(unset=("max_hats",)),
-        "unset at length": harness.configure(unset=("x" * 100_000,)),
+        "unset at length": harness.configure(unset=("x" * 10_000,)),
         "set and unset": harness.configure(max_workers=1, unset=("max_workers",)),
     }
     for name, call in refused.items():
@@ -362,8 +362,8 @@ async def test_forged_tokens_are_refused_or_harmless(harness: ServerHarness) -> 
         assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}, position
 
 
-NESTED = urlsafe_b64encode(b'["AAAA",' + b"[" * 100_000).decode()
-TOKENS = ["x", "====", "é", "bnVsbA==", "W10=", NESTED, "W" * 100_001, "eyJhIjoxfQ==", "\x00"]
+NESTED = urlsafe_b64encode(b'["AAAA",' + b"[" * 40_000).decode()
+TOKENS = ["x", "====", "é", "bnVsbA==", "W10=", NESTED, "W" * 40_001, "eyJhIjoxfQ==", "\x00"]
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:8])

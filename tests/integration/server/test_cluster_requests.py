@@ -12,7 +12,7 @@ from liveness.v1 import activity_pb2, cluster_pb2, worker_pb2
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
 from tests.integration.server.server_harness import NAMESPACE, SHARDS, ServerHarness, refusal
 
-WORKER = {"namespace": NAMESPACE, "worker_instance_key": "w"}
+WORKER: Any = {"namespace": NAMESPACE, "worker_instance_key": "w"}
 ID = activity_pb2.ActivityId(workflow_id="f", run_id="r", activity_id="a")
 NUL_ID = activity_pb2.ActivityId(workflow_id="f\0", run_id="r", activity_id="a")
 

@@ -18,8 +18,8 @@ from liveness.store.sql import SqlStore
 from liveness.tasks.activity_reschedule import ActivityReschedule
 from liveness.tasks.queue_runner import BACKOFF_MS_MAX, QueueRunner
 from liveness.v1 import service_pb2
-from tests.databases import StoreDatabase
-from tests.integration.engine.engine import NAMESPACE, SHARD_COUNT, Engine
+from tests.databases import SHARD_COUNT, StoreDatabase
+from tests.integration.engine.engine import NAMESPACE, Engine
 
 ATTEMPTS_MAX = 3
 
