@@ -46,6 +46,8 @@ CHANNEL_OPTIONS = (
 )
 
 
+NO_CREDENTIALS = Credentials()
+
 # After these codes the same call may succeed later.
 TRANSIENT_CODES = frozenset(
     {
@@ -199,7 +201,7 @@ def first_responding(
 
 @contextmanager
 def connect(
-    addresses: tuple[str, ...], namespace: str, timeout_s: float, credentials: Credentials
+    addresses: tuple[str, ...], namespace: str, timeout_s: float, credentials: Credentials = NO_CREDENTIALS
 ) -> Iterator[Client]:
     with first_responding(addresses, timeout_s, load_credentials(credentials)) as (server, channel):
         yield Client(

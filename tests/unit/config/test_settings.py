@@ -108,6 +108,10 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         webhook_url = "https://engine.example/reschedules"
         http = "off"
         http_hosts = ["liveness.example"]
+        tls_cert_file = "server.pem"
+        tls_key_file = "server.key"
+        tls_client_ca_file = "clients.pem"
+        tls_client_auth = "required"
         webhook_secret_file = "SECRET_FILE"
         webhook_queues = ["orders/*"]
         webhook_timeout_s = 20
