@@ -57,6 +57,7 @@ def test_every_command_parses_with_its_flags(where: str) -> None:
 @pytest.mark.parametrize("where", variables())
 def test_each_variable_is_a_setting_with_a_valid_value(where: str) -> None:
     assert variables()[where], "at least one variable is set"
+    shown_values = {}
     for name, value in variables()[where].items():
         settings = {variable_name(setting): setting for setting in SETTING_TYPES}
         if name not in settings and name.removeprefix("LIVENESS_").lower() in FUTURE_SETTINGS:
@@ -65,7 +66,8 @@ def test_each_variable_is_a_setting_with_a_valid_value(where: str) -> None:
         # Kubernetes substitutes names here.
         shown = re.sub(r"\$\((\w+)\)", "name", value)
         if shown:
-            load_settings({}, {name: shown})
+            shown_values[name] = shown
+    load_settings({}, shown_values)  # together: some settings need each other
 
 
 def test_only_known_commands_are_used() -> None:

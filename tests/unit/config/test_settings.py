@@ -535,3 +535,38 @@ def test_relay_queues_of_a_namespace_that_is_not_served_are_refused() -> None:
     assert refusal({"namespaces": "a", "relay": "nats://h", "relay_queues": "c/*"}, {}) == (
         "relay_queues has c/*, but c is not among the namespaces that are served: a."
     )
+
+
+POSTGRES = "postgresql://host/database"
+
+
+def test_the_cluster_listens_a_thousand_ports_higher_and_not_at_all_on_sqlite() -> None:
+    assert Settings(db=POSTGRES).cluster_listen_address == "127.0.0.1:8400"
+    assert Settings(db=POSTGRES, listen="[::1]:7500").cluster_listen_address == "[::1]:8500"
+    assert Settings(db=POSTGRES, listen="127.0.0.1:0").cluster_listen_address == "127.0.0.1:0"
+    assert Settings(db=POSTGRES, cluster_listen="127.0.0.2:1").cluster_listen_address == "127.0.0.2:1"
+    assert Settings().cluster_listen_address == ""
+    assert Settings(cluster_listen="127.0.0.1:1").cluster_listen_address == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"listen": "0.0.0.0:7400"}, "cluster_listen is 0.0.0.0:8400, beyond loopback"),
+        ({"cluster_listen": "10.0.0.7:8400"}, "cluster_listen is 10.0.0.7:8400, beyond loopback"),
+        ({"advertise": "10.0.0.7:8400"}, "advertise is 10.0.0.7:8400, beyond loopback"),
+        ({"advertise": "10.0.0.7:7400"}, "advertise the port of that one"),
+        ({"listen": "127.0.0.1:65000"}, "no port 1000 above it"),
+        ({"cluster_key_file": "k"}, "set cluster_cert_file and cluster_ca_file, too"),
+    ],
+)
+def test_a_cluster_beyond_loopback_needs_tls(values: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings(db=POSTGRES, **values)  # type: ignore[arg-type]
+
+
+def test_tls_or_insecure_let_the_cluster_listen_beyond_loopback() -> None:
+    files = {"cluster_cert_file": "c", "cluster_key_file": "k", "cluster_ca_file": "a"}
+    for values in (files, {"insecure": True}):
+        made = Settings(db=POSTGRES, listen="0.0.0.0:7400", advertise="10.0.0.7:8400", **values)  # type: ignore[arg-type]
+        assert made.cluster_listen_address == "0.0.0.0:8400"
