@@ -87,7 +87,12 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         """
         db = "postgresql://someone@db.example/liveness?ssl=require"
         listen = "[::1]:0"
-        advertise = "10.0.0.7:7400"
+        cluster_listen = "[::1]:8400"
+        advertise = "10.0.0.7:8400"
+        cluster_cert_file = "node.pem"
+        cluster_key_file = "node.key"
+        cluster_ca_file = "ca.pem"
+        insecure = true
         node_lease_ms = 2000
         db_connections = 20
         shards = 4096
