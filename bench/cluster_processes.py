@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,21 @@ import grpc
 
 from bench.messages import NAMESPACE, heartbeat, unary_request
 from bench.servers import processor_s, server_process
-from liveness.config.cluster_settings import PORT_OFFSET
 from liveness.domain.keys import shard_of
-from liveness.v1 import cluster_pb2
+from liveness.v1 import admin_pb2, cluster_pb2
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
 
 SETTLED_SECONDS_MAX = 60
 
 
+@cache
 def cluster_address(address):
     """Return where other nodes call the node that listens there for clients."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + PORT_OFFSET}"
+    with grpc.insecure_channel(address) as channel:
+        answer = AdminServiceStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=5)
+    (found,) = (node.address for node in answer.nodes if node.answering)
+    return found
 
 
 class Cluster:

@@ -573,5 +573,5 @@ def test_a_cluster_beyond_loopback_needs_tls(values: dict[str, str], message: st
 def test_tls_or_insecure_let_the_cluster_listen_beyond_loopback() -> None:
     files = {"cluster_cert_file": "c", "cluster_key_file": "k", "cluster_ca_file": "a"}
     for values in (files, {"insecure": True}):
-        made = Settings(db=POSTGRES, listen="0.0.0.0:7400", advertise="10.0.0.7:8400", **values)  # type: ignore[arg-type]
+        made = Settings(db=POSTGRES, listen="0.0.0.0:7400", advertise="10.0.0.7:8400", **values)
         assert made.cluster_listen_address == "0.0.0.0:8400"
