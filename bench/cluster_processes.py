@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,20 @@ import grpc
 from bench.messages import NAMESPACE, heartbeat, unary_request
 from bench.servers import processor_s, server_process
 from liveness.domain.keys import shard_of
-from liveness.v1 import cluster_pb2
+from liveness.v1 import admin_pb2, cluster_pb2
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
 
 SETTLED_SECONDS_MAX = 60
+
+
+@cache
+def cluster_address(address):
+    """Return where other nodes call the node that listens there for clients."""
+    with grpc.insecure_channel(address) as channel:
+        answer = AdminServiceStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=5)
+    (found,) = (node.address for node in answer.nodes if node.answering)
+    return found
 
 
 class Cluster:
@@ -26,9 +37,10 @@ class Cluster:
 
     def routes(self, address=None):
         """Return shard -> address of its owner, as one of the nodes knows it."""
-        with grpc.insecure_channel(address or self.nodes[0].address) as channel:
+        with grpc.insecure_channel(cluster_address(address or self.nodes[0].address)) as channel:
             answer = ClusterServiceStub(channel).GetRoutes(cluster_pb2.GetRoutesRequest(), timeout=5)
-        address_by_node = {member.node_id: member.address for member in answer.nodes}
+        public = {cluster_address(node.address): node.address for node in self.nodes}
+        address_by_node = {member.node_id: public.get(member.address, "") for member in answer.nodes}
         return {
             route.shard_id: address_by_node[route.node_id]
             for route in answer.shards

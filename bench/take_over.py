@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from bench.cluster_processes import cluster
+from bench.cluster_processes import cluster, cluster_address
 from bench.messages import NAMESPACE, heartbeat, unary_request
 from bench.rounds import print_progress, rounded, row
 from liveness.domain.keys import shard_of
@@ -45,10 +45,11 @@ def worker_of_each(shards):
 class TakeOverProbe:
     def __init__(self, address, gone, shards, numbers):
         self._channel = grpc.aio.insecure_channel(address)
-        self._gone, self._shards, self._numbers = gone, shards, numbers
+        self._gone, self._shards, self._numbers = cluster_address(gone), shards, numbers
+        self._cluster_channel = grpc.aio.insecure_channel(cluster_address(address))
         self.longest_s = 0.0
         self._call: Any = self._channel.unary_unary("/liveness.v1.LivenessService/RecordWorkerHeartbeat")
-        self._routes = ClusterServiceStub(self._channel)
+        self._routes = ClusterServiceStub(self._cluster_channel)
 
     async def measure(self, leave):
         """Return the seconds from the signal until other nodes serve every shard, and the longest wait of one heartbeat."""
@@ -65,6 +66,7 @@ class TakeOverProbe:
         await asyncio.gather(*beating)
         took = time.perf_counter() - start
         await self._channel.close()
+        await self._cluster_channel.close()
         return took, self.longest_s
 
     async def _wait_until_moved(self, start):

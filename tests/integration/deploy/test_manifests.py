@@ -57,6 +57,7 @@ def test_every_command_parses_with_its_flags(where: str) -> None:
 @pytest.mark.parametrize("where", variables())
 def test_each_variable_is_a_setting_with_a_valid_value(where: str) -> None:
     assert variables()[where], "at least one variable is set"
+    shown_values = {}
     for name, value in variables()[where].items():
         settings = {variable_name(setting): setting for setting in SETTING_TYPES}
         if name not in settings and name.removeprefix("LIVENESS_").lower() in FUTURE_SETTINGS:
@@ -65,7 +66,8 @@ def test_each_variable_is_a_setting_with_a_valid_value(where: str) -> None:
         # Kubernetes substitutes names here.
         shown = re.sub(r"\$\((\w+)\)", "name", value)
         if shown:
-            load_settings({}, {name: shown})
+            shown_values[name] = shown
+    load_settings({}, shown_values)  # together: some settings need each other
 
 
 def test_only_known_commands_are_used() -> None:
@@ -151,6 +153,7 @@ def test_the_manifests_contain_the_objects_of_a_cluster() -> None:
     names = sorted((found["kind"], found["metadata"]["name"]) for found in objects())
     assert names == [
         ("Deployment", "liveness-frontend"),
+        ("NetworkPolicy", "liveness"),
         ("PodDisruptionBudget", "liveness"),
         ("PodDisruptionBudget", "liveness-frontend"),
         ("Secret", "liveness-database"),
@@ -187,6 +190,8 @@ def test_ports_match_the_listen_addresses(name: str) -> None:
         http = own["args"][own["args"].index("--http") + 1]
         assert http.startswith("0.0.0.0:")
         ports["http"] = int(http.rpartition(":")[2])
+    if "--cluster-listen" in own["args"]:
+        ports["cluster"] = int(own["args"][own["args"].index("--cluster-listen") + 1].rpartition(":")[2])
     assert {each["name"]: each["containerPort"] for each in own["ports"]} == ports
     probes = [own[probe]["grpc"] for probe in ("readinessProbe", "livenessProbe")]
     assert {probe["port"] for probe in probes} == {port}
@@ -201,7 +206,7 @@ def test_prometheus_annotations_name_the_port_of_the_metrics() -> None:
     own, annotations = container(pod), pod["metadata"]["annotations"]
     listen = own["args"][own["args"].index("--http") + 1]
     assert listen.startswith("0.0.0.0:"), "Prometheus connects to the address of the pod"
-    assert own["ports"][1:] == [{"name": "http", "containerPort": int(listen.rpartition(":")[2])}]
+    assert {"name": "http", "containerPort": int(listen.rpartition(":")[2])} in own["ports"]
     assert annotations["prometheus.io/port"] == listen.rpartition(":")[2]
     assert annotations["prometheus.io/scrape"] == "true"
     assert annotations["prometheus.io/path"] == "/metrics"

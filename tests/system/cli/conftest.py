@@ -9,13 +9,21 @@ import pytest
 
 from tests.system.cli.server_processes import running_server
 from tests.system.cli.shell import Shell
+from tests.system.worker_processes.own_server import free_port
 
 _namespaces = count(1)
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_server(tmp_path_factory.mktemp("server")) as address:
+def cluster_address() -> str:
+    """Where frontends reach the server."""
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, cluster_address: str) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("server")
+    with running_server(folder, "--cluster-listen", cluster_address) as address:
         yield address
 
 

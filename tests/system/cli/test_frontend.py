@@ -19,9 +19,9 @@ from tests.system.cli.shell import Shell
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_frontend_prints_its_address_forwards_calls_and_stops_on_a_signal(
-    tmp_path: Path, server: str, how: signal.Signals
+    tmp_path: Path, server: str, cluster_address: str, how: signal.Signals
 ) -> None:
-    command = liveness_command("frontend", "--nodes", server, "--listen", "127.0.0.1:0")
+    command = liveness_command("frontend", "--nodes", cluster_address, "--listen", "127.0.0.1:0")
     with child_process(command, tmp_path) as process:
         assert process.stdout is not None
         address, lines = first_address(process.stdout)
@@ -35,9 +35,11 @@ def test_a_frontend_prints_its_address_forwards_calls_and_stops_on_a_signal(
     assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
-def test_a_frontend_serves_health_metrics_and_the_api_over_http(tmp_path: Path, server: str) -> None:
+def test_a_frontend_serves_health_metrics_and_the_api_over_http(
+    tmp_path: Path, server: str, cluster_address: str
+) -> None:
     flags = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-    with child_process(liveness_command("frontend", "--nodes", server, *flags), tmp_path) as process:
+    with child_process(liveness_command("frontend", "--nodes", cluster_address, *flags), tmp_path) as process:
         assert process.stdout is not None
         address, _ = first_address(process.stdout)
         url = process.stdout.readline().split()[-1]
@@ -73,6 +75,10 @@ def test_a_frontend_without_nodes_is_not_ready(tmp_path: Path) -> None:
     [
         ((), "a frontend must know where its nodes are; set --nodes or --db."),
         (("--nodes", "a"), "flag --nodes is 'a', but must be HOST:PORT of nodes with commas between them"),
+        (
+            ("--nodes", "10.0.0.7:8400"),
+            "nodes has 10.0.0.7:8400, beyond loopback, but the cluster has no TLS; set",
+        ),
         (("--nodes", "a:1", "--db", "postgresql://h/x"), "db and nodes are both set; keep one of them."),
         (("--db", "sqlite:///x.db"), "name the node of this one with --nodes."),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 from tests.system.cli.server_processes import child_process, first_address, liveness_command
 from tests.system.tracing.collector import Collector, collecting
+from tests.system.worker_processes.own_server import free_port
 
 _namespaces = count(1)
 
@@ -26,14 +27,16 @@ def traced_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracedS
         patch.setenv(
             "OTEL_BSP_SCHEDULE_DELAY", "20"
         )  # the processes export sooner than after the default of five seconds
+        cluster_address = f"127.0.0.1:{free_port()}"
         serve = liveness_command(
-            "serve", "--listen", "127.0.0.1:0", "--shards", "4", "--traces", collector.url
+            *("serve", "--listen", "127.0.0.1:0", "--shards", "4", "--traces", collector.url),
+            *("--cluster-listen", cluster_address),
         )
         with child_process(serve, tmp_path_factory.mktemp("node")) as node:
             assert node.stdout is not None
             address, _ = first_address(node.stdout)
             carry = liveness_command(
-                "frontend", "--nodes", address, "--listen", "127.0.0.1:0", "--traces", collector.url
+                "frontend", "--nodes", cluster_address, "--listen", "127.0.0.1:0", "--traces", collector.url
             )
             with child_process(carry, tmp_path_factory.mktemp("frontend")) as frontend:
                 assert frontend.stdout is not None

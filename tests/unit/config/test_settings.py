@@ -88,7 +88,12 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         """
         db = "postgresql://someone@db.example/liveness?ssl=require"
         listen = "[::1]:0"
-        advertise = "10.0.0.7:7400"
+        cluster_listen = "[::1]:8400"
+        advertise = "10.0.0.7:8400"
+        cluster_cert_file = "node.pem"
+        cluster_key_file = "node.key"
+        cluster_ca_file = "ca.pem"
+        insecure = true
         node_lease_ms = 2000
         db_connections = 20
         shards = 4096
@@ -564,3 +569,38 @@ def test_settings_of_tls_that_contradict_each_other(settings: dict[str, str], me
     with pytest.raises(SettingsError) as of_frontend:
         load_frontend_settings({"nodes": "a:7400", **settings}, {})
     assert str(of_frontend.value) == message
+
+
+POSTGRES = "postgresql://host/database"
+
+
+def test_the_cluster_listens_a_thousand_ports_higher_and_not_at_all_on_sqlite() -> None:
+    assert Settings(db=POSTGRES).cluster_listen_address == "127.0.0.1:8400"
+    assert Settings(db=POSTGRES, listen="[::1]:7500").cluster_listen_address == "[::1]:8500"
+    assert Settings(db=POSTGRES, listen="127.0.0.1:0").cluster_listen_address == "127.0.0.1:0"
+    assert Settings(db=POSTGRES, cluster_listen="127.0.0.2:1").cluster_listen_address == "127.0.0.2:1"
+    assert Settings().cluster_listen_address == ""
+    assert Settings(cluster_listen="127.0.0.1:1").cluster_listen_address == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"listen": "0.0.0.0:7400"}, "cluster_listen is 0.0.0.0:8400, beyond loopback"),
+        ({"cluster_listen": "10.0.0.7:8400"}, "cluster_listen is 10.0.0.7:8400, beyond loopback"),
+        ({"advertise": "10.0.0.7:8400"}, "advertise is 10.0.0.7:8400, beyond loopback"),
+        ({"advertise": "10.0.0.7:7400"}, "advertise the port of that one"),
+        ({"listen": "127.0.0.1:65000"}, "no port 1000 above it"),
+        ({"cluster_key_file": "k"}, "set cluster_cert_file and cluster_ca_file, too"),
+    ],
+)
+def test_a_cluster_beyond_loopback_needs_tls(values: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings(db=POSTGRES, **values)  # type: ignore[arg-type]
+
+
+def test_tls_or_insecure_let_the_cluster_listen_beyond_loopback() -> None:
+    files = {"cluster_cert_file": "c", "cluster_key_file": "k", "cluster_ca_file": "a"}
+    for values in (files, {"insecure": True}):
+        made = Settings(db=POSTGRES, listen="0.0.0.0:7400", advertise="10.0.0.7:8400", **values)
+        assert made.cluster_listen_address == "0.0.0.0:8400"
