@@ -28,8 +28,12 @@ LivenessError
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
 │   ├── BindingQuotaExceeded
+│   ├── ActivityQuotaExceeded
+│   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
-│   └── RateLimited
+│   ├── TooManyWatchers
+│   ├── RateLimited
+│   └── SessionsRateLimited
 ├── NotFound
 │   ├── WorkerNotFound
 │   ├── DeathNotFound
@@ -279,6 +283,29 @@ class BindingQuotaExceeded(Exhausted):
     limit: int
 
 
+class ActivityQuotaExceeded(Exhausted):
+    reason = "ACTIVITY_QUOTA_EXCEEDED"
+    template = (
+        "Namespace {namespace} has its {limit} open activities; let workers finish some, cancel some, or raise "
+        "max_open_activities."
+    )
+
+    namespace: str
+    limit: int
+
+
+class ActivityBytesExceeded(Exhausted):
+    reason = "ACTIVITY_BYTES_EXCEEDED"
+    template = (
+        "The inputs of all open activities of namespace {namespace} would exceed {limit} bytes with these {added}; let workers "
+        "finish some, send smaller inputs, or raise max_open_activity_bytes."
+    )
+
+    namespace: str
+    limit: int
+    added: int
+
+
 class TooManyPolls(Exhausted):
     reason = "TOO_MANY_POLLS"
     template = "Worker {worker} has {limit} polls waiting; let it wait for several activities with one."
@@ -293,6 +320,21 @@ class RateLimited(Exhausted):
 
     whose: str
     retry_after_ms: int
+
+
+class SessionsRateLimited(RateLimited):
+    reason = "SESSIONS_RATE_LIMITED"
+    template = (
+        "Worker {whose} has changed its session too often; start its process less often, or try again in "
+        "{retry_after_ms} ms (worker_sessions_per_minute)."
+    )
+
+
+class TooManyWatchers(Exhausted):
+    reason = "TOO_MANY_WATCHERS"
+    template = "This server has its {limit} event streams; close some, or watch at another server."
+
+    limit: int
 
 
 class NotFound(LivenessError):

@@ -36,10 +36,16 @@ class Policy:
     max_workers: int = 1_000_000
     """Limit on ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: int = BINDINGS_PER_WORKER_MAX
+    max_open_activities: int = 1_000_000
+    """Limit on activities of the namespace that are not finished."""
+    max_open_activity_bytes: int = 1024**3
+    """Limit on the bytes of their inputs, which are kept in memory."""
     namespace_heartbeat_rate: float = 0.0
     """Heartbeats per second of the whole namespace; 0 for no limit."""
-    worker_heartbeat_rate: float = 0.0
+    worker_heartbeat_rate: float = 50.0
     """Heartbeats per second of one worker; 0 for no limit."""
+    worker_sessions_per_minute: float = 10.0
+    """New sessions and resurrections per minute of one worker; 0 for no limit. Each writes the worker's metadata anew."""
     max_worker_deaths: int = 3
     """After this many workers in a row died with it, an activity is quarantined; 0 for never."""
     activity_retention_ms: int = 7 * DAY_MS

@@ -385,6 +385,7 @@ class Shard:
         """Advance to a commit that is now durable."""
         commit = prepared.commit
         self.durable_seq = commit.last_seq
+        self.activities.open.mark_durable(commit.last_seq)
         self.durable_feed_seq = prepared.feed_seq or self.durable_feed_seq
         if commit.checkpoint is not None:
             self.checkpoint_seq = commit.checkpoint[0]

@@ -17,6 +17,7 @@ class NamespaceCounters:
         "false_deaths",
         "heartbeats",
         "refused",
+        "refused_activities",
         "registrations",
         "reschedule_outcomes",
         "reschedules",
@@ -29,6 +30,8 @@ class NamespaceCounters:
         """All answered heartbeats, refused ones included."""
         self.refused: Counter[str] = Counter()
         """By error reason."""
+        self.refused_activities: Counter[str] = Counter()
+        """Activities that a quota did not allow, by error reason."""
         self.registrations = 0
         self.session_replacements = 0
         self.deactivations: Counter[str] = Counter()

@@ -250,6 +250,26 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.quarantined()),
     ),
+    # -- open activities
+    GaugeMetric(
+        "liveness_open_activities",
+        "Activities of this server's shards that are not finished. All servers together stay within max_open_activities.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.open_activities.counts),
+    ),
+    GaugeMetric(
+        "liveness_open_activity_bytes",
+        "Bytes of their inputs, which are kept in memory. All servers together stay within max_open_activity_bytes.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.open_activities.payload_bytes),
+    ),
+    CounterMetric(
+        "liveness_activities_refused_total",
+        "Activities that were not scheduled, claimed or retried because a quota of the namespace is used up, by the reason that "
+        "the caller was told.",
+        ("namespace", "reason"),
+        _per_namespace_and_reason(lambda counters: counters.refused_activities),
+    ),
     # -- waiting activities
     GaugeMetric(
         "liveness_available_activities",

@@ -150,6 +150,9 @@ class Telemetry(NodeListener):
     def record_refusals(self, namespace: str, errors: Collection[LivenessError]) -> None:
         self.counters.get(namespace).refused.update(error.reason for error in errors)
 
+    def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
+        self.counters.get(namespace).refused_activities[error.reason] += 1
+
     def record_task_attempt(self, stored: StoredTask, update: TaskUpdate, via: str) -> None:
         """Count an attempt of a task whose outcome is durable."""
         outcome = update.state.name
