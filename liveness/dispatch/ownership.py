@@ -147,7 +147,7 @@ class ActivityOwnership:
                 assert activity is not None
                 await self._node.wait_durable(shard)
                 return bool(events), activity
-        raise ShardUnavailable(shard_id=shard.id)
+        raise ShardUnavailable(shard_id=self.shard(key).id)
 
     async def _admit(self, shard: Shard, namespace: str, added_bytes: int) -> bool:
         """Returns True, without a wait, if the shard may open one more activity in this turn of the event loop. Returns False
@@ -377,7 +377,7 @@ class ActivityOwnership:
                 assert after is not None
                 await self._node.wait_durable(shard)
                 return after
-        raise ShardUnavailable(shard_id=shard.id)
+        raise ShardUnavailable(shard_id=self.shard(key).id)
 
     async def _load_activity(self, key: ActivityKey) -> tuple[Shard, Activity]:
         await self.load([key])

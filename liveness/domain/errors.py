@@ -32,8 +32,7 @@ LivenessError
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
-│   ├── RateLimited
-│   └── SessionsRateLimited
+│   └── RateLimited
 ├── NotFound
 │   ├── WorkerNotFound
 │   ├── DeathNotFound
@@ -316,18 +315,11 @@ class TooManyPolls(Exhausted):
 
 class RateLimited(Exhausted):
     reason = "RATE_LIMITED"
-    template = "Too many heartbeats of {whose}; try again in {retry_after_ms} ms."
+    template = "Too many {what} of {whose}; try again in {retry_after_ms} ms."
 
     whose: str
     retry_after_ms: int
-
-
-class SessionsRateLimited(RateLimited):
-    reason = "SESSIONS_RATE_LIMITED"
-    template = (
-        "Worker {whose} has changed its session too often; start its process less often, or try again in "
-        "{retry_after_ms} ms (worker_sessions_per_minute)."
-    )
+    what: str = "heartbeats"
 
 
 class TooManyWatchers(Exhausted):

@@ -123,7 +123,7 @@ def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Polic
             raise InvalidField(field=shown, rule="must be 0 or 1")
         if name == "storm_share" and value > 1:
             raise InvalidField(field=shown, rule="must be at most 1")
-        if value > COUNT_MAX and not name.endswith("_rate"):
+        if value > COUNT_MAX and name in _WHOLE_NUMBERS:
             raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
         # The store returns settings as floats; an event must contain integers, or it would not decode to an equal value.
         values[name] = int(value) if name in _WHOLE_NUMBERS else float(value)
