@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from liveness.cli.errors import UsageError, fail_server
-from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
+from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_about_password
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
@@ -21,6 +21,7 @@ from liveness.version import VERSION
 @click.command()
 @click.option("--nodes", metavar="HOST:PORT,…", help="Some of the nodes; they know the others.")
 @click.option("--db", metavar="URL", help="Find the nodes in their database instead: postgresql://…")
+@click.option("--db-password-file", metavar="FILE", help="The file with the password of that database.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
 @click.option(
     "--http",
@@ -45,7 +46,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     \b
     Examples:
       liveness frontend --nodes a.example:7400,b.example:7400
-      liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
+      liveness frontend --db postgresql://liveness@db.example/liveness --db-password-file /run/secrets/db
       liveness frontend --nodes a.example:7400 --http 0.0.0.0:7480
     """
     settings = settings_from_flags(flags, config)
@@ -57,6 +58,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     from liveness.store.errors import StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
+        warn_about_password(flags["db"])
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,
@@ -70,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The address at which other nodes and frontends reach this node; empty: that of `listen`."""
     node_lease_ms: int = 4_000
     """A node that has not renewed its own lease for this long loses its shards to other nodes."""
+    db_password_file: str = ""
+    """A file with the password for PostgreSQL, instead of one in `db`. A flag with a password is visible in the process list."""
     db_connections: int = 8
     """The largest number of connections to PostgreSQL."""
     shards: int = 64
@@ -215,6 +218,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
         "HOST:PORT under which other nodes reach this one, for example 10.0.0.7:7400",
     ),
     "node_lease_ms": int_setting(500, 600_000),
+    "db_password_file": _FILE_NAME,
     "db_connections": int_setting(2, 1_000),
     "shards": int_setting(1, 4_096),
     "reflection": bool_setting(),
@@ -285,6 +289,8 @@ def load_settings(
         if values.get("webhook_secret"):
             raise SettingsError("webhook_secret and webhook_secret_file are both set; keep one of them.")
         values["webhook_secret"] = _read_secret(Path(secret_file))
+    if problem := add_password_from_file(values):
+        raise SettingsError(problem)
     return Settings(**values)
 
 

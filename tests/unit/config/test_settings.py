@@ -108,6 +108,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         http = "off"
         http_hosts = ["liveness.example"]
         webhook_secret_file = "SECRET_FILE"
+        db_password_file = "SECRET_FILE"
         webhook_queues = ["orders/*"]
         webhook_timeout_s = 20
         relay = ["nats://a.example:4222", "tls://b.example"]
