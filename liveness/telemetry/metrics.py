@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from liveness.domain.errors import ActivityBytesExceeded, ActivityQuotaExceeded
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.store.size import Storage
 from liveness.telemetry.counters import NamespaceCounters
@@ -56,6 +57,12 @@ def _deactivations(telemetry: Telemetry) -> Values:
         # Reasons that have not occurred yet, too: a rate needs a first value.
         for reason in InactiveReason:
             yield (namespace, reason.name), counters.deactivations[reason.name]
+
+
+def _refused_activities(telemetry: Telemetry) -> Values:
+    for namespace, counters in telemetry.counters.items():
+        for error in (ActivityQuotaExceeded, ActivityBytesExceeded):
+            yield (namespace, error.reason), counters.refused_activities[error.reason]
 
 
 def _workers(telemetry: Telemetry) -> Values:
@@ -268,7 +275,7 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "Activities that were not scheduled, claimed or retried because a quota of the namespace is used up, by the reason that "
         "the caller was told.",
         ("namespace", "reason"),
-        _per_namespace_and_reason(lambda counters: counters.refused_activities),
+        _refused_activities,
     ),
     # -- waiting activities
     GaugeMetric(
