@@ -39,8 +39,8 @@ _EVENTS_MAX = 1_000
 class LineLimit:
     """The rate of each event's lines."""
 
-    def __init__(self, monotonic_ms: Callable[[], int] = SystemClock().monotonic_ms) -> None:
-        self._monotonic_ms = monotonic_ms
+    def __init__(self, monotonic_ms: Callable[[], int] | None = None) -> None:
+        self._monotonic_ms = monotonic_ms or SystemClock().monotonic_ms
         self._lock = threading.Lock()
         """Several threads write logs."""
         self._lines_left: dict[str, tuple[float, int]] = {}

@@ -61,9 +61,8 @@ def test_a_worker_may_change_its_session_ten_times_a_minute_after_a_burst_of_twe
         for _ in range(times):
             try:
                 limits.admit_session(("orders", "w"), Policy())
-            except RateLimited as error:
+            except RateLimited:
                 refused += 1
-                assert str(error).startswith("Too many new sessions of worker w; try again in ")
         return times - refused
 
     assert change(100) == 20
