@@ -37,7 +37,11 @@ class ActivityPoller(Protocol):
 
 class ActivityService:
     def __init__(
-        self, node: Node, ownership: ActivityOwnership, poller: ActivityPoller, telemetry: Telemetry
+        self,
+        node: Node,
+        ownership: ActivityOwnership,
+        poller: ActivityPoller,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._node = node
         self._ownership = ownership
@@ -49,7 +53,8 @@ class ActivityService:
         try:
             yield
         except Exhausted as error:
-            self._telemetry.record_refused_activity(namespace, error)
+            if self._telemetry is not None:
+                self._telemetry.record_refused_activity(namespace, error)
             raise
 
     async def schedule_activity(self, request: pb.ScheduleActivityRequest) -> pb.ScheduleActivityResponse:

@@ -167,7 +167,7 @@ async def test_the_token_of_a_watcher_follows_events_that_it_did_not_select(stor
     engine = await Engine(store, ManualClock()).start()
     watching = engine.feed.watch(EventSelection("empty", None), "", False)
     first = await anext(watching)
-    following = asyncio.create_task(anext(watching))  # type: ignore[arg-type]
+    following: asyncio.Task[EventBatch] = asyncio.create_task(anext(watching))  # type: ignore[arg-type]
     await engine.beat(NAMES[0])
     engine.clock.move(event_feed.BOOKMARK_INTERVAL_MS)
     second = await following
