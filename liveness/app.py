@@ -360,7 +360,7 @@ class Server:
         )
         self.all_nodes = None if is_single_node else AllNodes(node.owner, self.routes, self.peers)
         self.quotas = Quotas(node, None if is_single_node else self.peers)
-        self.ownership = ActivityOwnership(node, remote_nodes)
+        self.ownership = ActivityOwnership(node, remote_nodes, self.quotas)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
         self.declared_bindings = DeclaredBindings(node)
         self._timers = timers = TimerRunner(node, timer_heaps, self.reconciler, self.declared_bindings)
@@ -464,7 +464,7 @@ class Server:
         )
         services = (
             workers,
-            ActivityService(node, self.ownership, self.matching),
+            ActivityService(node, self.ownership, self.matching, self.telemetry),
             AdminService(node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay),
         )
         self._gate = ShutdownGate()

@@ -12,7 +12,7 @@ import click
 
 from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import UsageError, fail_server
-from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
+from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_about_password
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
@@ -26,6 +26,7 @@ from liveness.version import VERSION
     help="Cluster addresses of some of the nodes (--cluster-listen); they know the others.",
 )
 @click.option("--db", metavar="URL", help="Find the nodes in their database instead: postgresql://…")
+@click.option("--db-password-file", metavar="FILE", help="The file with the password of that database.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen.  [default: 127.0.0.1:7401]")
 @cluster_tls_options
 @click.option(
@@ -65,7 +66,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     \b
     Examples:
       liveness frontend --nodes 127.0.0.1:8400,127.0.0.1:8410
-      liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
+      liveness frontend --db postgresql://liveness@db.example/liveness --db-password-file /run/secrets/db --listen 0.0.0.0:7401
       liveness frontend --nodes a.example:8400 --cluster-cert-file frontend.pem --cluster-key-file frontend.key --cluster-ca-file ca.pem
     """
     settings = settings_from_flags(flags, config)
@@ -79,6 +80,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     from liveness.store.errors import StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
+        warn_about_password(flags["db"])
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))

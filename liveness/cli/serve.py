@@ -14,6 +14,7 @@ import click
 from liveness.cli.cluster_options import cluster_tls_options
 from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
+from liveness.config.database_password import has_password
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
 from liveness.version import VERSION
 
@@ -26,6 +27,7 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @click.option(
     "--db", metavar="URL", help="sqlite:///FILE or postgresql://…  [default: sqlite:///liveness.db]"
 )
+@click.option("--db-password-file", metavar="FILE", help="The file with the password for PostgreSQL.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen for gRPC.  [default: 127.0.0.1:7400]")
 @click.option(
     "--http", metavar="HOST:PORT", help="Where to listen for HTTP, or off.  [default: 127.0.0.1:7480]"
@@ -103,7 +105,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     Examples:
       liveness serve
       liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 0.0.0.0:7400
-      liveness serve --db postgresql://liveness:secret@db.example:5432/liveness
+      liveness serve --db postgresql://liveness@db.example:5432/liveness --db-password-file /run/secrets/db
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
@@ -119,6 +121,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     from liveness.store.errors import StoreError, StoreUnusable
 
     def on_ready(address: str, url: str) -> None:
+        warn_about_password(flags["db"])
         # JSON logs are read by programs; the log contains the address.
         if settings.log_format != "json":
             click.echo(banner(settings, address, url, program_name()))
@@ -140,6 +143,16 @@ def settings_from_flags(flags: dict[str, Any], config: str | None) -> Settings:
         return load_settings(flags, os.environ, None if config is None else Path(config))
     except SettingsError as error:
         raise UsageError(str(error)) from error
+
+
+def warn_about_password(db: str | None) -> None:
+    """Log that the flag --db shows a password. Call it once logging is configured."""
+    import structlog  # late: wrong flags and help must be answered at once
+
+    if db is not None and has_password(db):
+        structlog.get_logger("liveness.app").warning(
+            "--db shows the database password to every user of this machine; set LIVENESS_DB or --db-password-file instead"
+        )
 
 
 def program_name() -> str:

@@ -1,33 +1,34 @@
-"""Worker quotas of namespaces, which are never exceeded, whichever node admits a worker.
+"""Quotas of namespaces, which are never exceeded, whichever node admits a worker or an activity.
 
-A node that has the database to itself counts workers in memory. Where several nodes share a database, each shard may have
-as many workers of a namespace as slots were granted to it (`store/worker_slots.py`), so that a shard with free slots admits
-a worker without asking. When it has none left, other shards return their unused slots first.
+A node that has the database to itself counts in memory. Where several nodes share a database, each shard uses the slots
+that were granted to it (`slots.py`).
+
+An activity that its worker bound by heartbeat alone and lost is never refused, whatever the quota: no reschedule is lost. It
+counts, so that others are refused until there is room again; with several nodes, those of the same shard.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import grpc
-import structlog
-
-from liveness.cluster.peers import Peers, was_cancelled_by_channel
+from liveness.cluster.peers import Peers
+from liveness.cluster.slots import OPEN_ACTIVITIES, OPEN_ACTIVITY_BYTES, WORKERS, Resource, Slots
 from liveness.domain import decider
-from liveness.domain.errors import Unavailable, WorkerQuotaExceeded
+from liveness.domain.errors import (
+    ActivityBytesExceeded,
+    ActivityQuotaExceeded,
+    Exhausted,
+    Unavailable,
+    WorkerQuotaExceeded,
+)
 from liveness.domain.policy import Policy
 from liveness.domain.worker import WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import Shard
 from liveness.store.api import WorkerFilter
-from liveness.v1 import cluster_pb2
 
-logger = structlog.get_logger("liveness.quotas")
-
-RETURN_SLOTS_TIMEOUT_S = 1.0
 FULL_NAMESPACE_TTL_MS = 200
 """A node does not ask for slots of a full namespace again for this long."""
 
@@ -45,10 +46,12 @@ class _FullNamespace(NamedTuple):
     """Until when to believe that the namespace has no free slots."""
     limit: int
     """The quota of the namespace when it was found to be full."""
-    population: int
-    """How many of its workers this node had then."""
+    use: int
+    """How much of it this node used then."""
+    amount: int
+    """How much was refused; less may still fit."""
     inactive: int
-    """How many of its workers on all nodes were INACTIVE."""
+    """How many of its workers on all nodes were INACTIVE; 0 if this is about activities."""
 
 
 _INACTIVE_WORKERS = WorkerFilter(states=(WorkerState.INACTIVE,))
@@ -58,24 +61,19 @@ class Quotas:
     def __init__(self, node: Node, peers: Peers | None = None) -> None:
         """`peers`: the nodes that share the database; None if there cannot be any."""
         self._node = node
-        self._peers = peers
-        self._slots_lock = asyncio.Lock()
-        """Grants and returns must reach memory in the order in which the store made them."""
+        self._slots = None if peers is None else Slots(node, peers)
         self._full_namespaces: dict[str, _FullNamespace] = {}
-        """Namespaces without free slots."""
+        """Namespaces without free slots, by the name of their slots."""
+
+    # -- workers
 
     def admit(self, shard: Shard, namespace: str, policy: Policy) -> None:
         """Return if the shard may have one more worker. Raises `RoomNeeded` if slots must be acquired first."""
-        if self._peers is None:
+        if self._slots is None:
             inactive = self._node.census[namespace, WorkerState.INACTIVE]
             decider.check_worker_quota(namespace, policy, self._node.count_workers(namespace), inactive)
-        elif shard.population[namespace] >= shard.slots[namespace]:
-            full = self._full_namespaces.get(namespace)
-            if (
-                full is not None
-                and self._node.clock.monotonic_ms() < full.until_ms
-                and (full.limit, full.population) == (policy.max_workers, self._population(namespace))
-            ):
+        elif not WORKERS.has_room(shard, namespace, 1):
+            if (full := self._is_full(WORKERS, namespace, policy, 1)) is not None:
                 raise WorkerQuotaExceeded(
                     namespace=namespace, limit=policy.max_workers, inactive=full.inactive
                 )
@@ -83,88 +81,87 @@ class Quotas:
 
     async def acquire_slots(self, shard_ids: Iterable[int], namespace: str, policy: Policy) -> None:
         """Acquire a slot for each of these shards, in this order, or raise `WorkerQuotaExceeded`."""
+        assert self._slots is not None
         needed: Counter[int] = Counter()
         for shard_id in shard_ids:
             needed[shard_id] += 1
-            await self._acquire_slots(shard_id, namespace, policy, needed)
+            if not await self._slots.acquire(WORKERS, shard_id, namespace, policy, needed):
+                # The other nodes' workers count too.
+                use = self._use(WORKERS, namespace)
+                counts = await self._node.store.count_workers(namespace, _INACTIVE_WORKERS)
+                inactive = counts.get(WorkerState.INACTIVE, 0)
+                self._remember_full(WORKERS, namespace, policy, use, 1, inactive)
+                raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers, inactive=inactive)
 
-    async def _acquire_slots(
-        self, shard_id: int, namespace: str, policy: Policy, needed: Counter[int]
+    async def return_unused(self, namespace: str) -> int:
+        """Return the unused slots of this node's shards, for other nodes. Returns their number."""
+        return 0 if self._slots is None else await self._slots.return_unused(namespace)
+
+    # -- activities
+
+    def has_room_for_activity(self, shard: Shard, namespace: str, payload_bytes: int) -> bool:
+        """Whether the shard may open one more activity. False: acquire slots first. Raises if the namespace has its quota."""
+        policy = self._node.policies.of(namespace)
+        if self._slots is None:
+            count, used_bytes = self._node.count_open_activities(namespace)
+            if count + 1 > policy.max_open_activities:
+                raise _activities_exceeded(OPEN_ACTIVITIES, namespace, policy, payload_bytes)
+            if payload_bytes and used_bytes + payload_bytes > policy.max_open_activity_bytes:
+                raise _activities_exceeded(OPEN_ACTIVITY_BYTES, namespace, policy, payload_bytes)
+            return True
+        for resource, amount in ((OPEN_ACTIVITIES, 1), (OPEN_ACTIVITY_BYTES, payload_bytes)):
+            if amount and not resource.has_room(shard, namespace, amount):
+                if self._is_full(resource, namespace, policy, amount) is not None:
+                    raise _activities_exceeded(resource, namespace, policy, payload_bytes)
+                return False
+        return True
+
+    async def acquire_for_activity(self, shard: Shard, namespace: str, payload_bytes: int) -> None:
+        """Acquire slots for one more activity. Raises if the namespace has its quota."""
+        assert self._slots is not None
+        policy = self._node.policies.of(namespace)
+        for resource, amount in ((OPEN_ACTIVITIES, 1), (OPEN_ACTIVITY_BYTES, payload_bytes)):
+            if not amount or resource.has_room(shard, namespace, amount):
+                continue
+            use = self._use(resource, namespace)
+            if not await self._slots.acquire(
+                resource, shard.id, namespace, policy, Counter({shard.id: amount})
+            ):
+                self._remember_full(resource, namespace, policy, use, amount, 0)
+                raise _activities_exceeded(resource, namespace, policy, payload_bytes)
+
+    # -- full namespaces
+
+    def _use(self, resource: Resource, namespace: str) -> int:
+        return sum(resource.use(shard, namespace) for shard in self._node.shards())
+
+    def _is_full(
+        self, resource: Resource, namespace: str, policy: Policy, amount: int
+    ) -> _FullNamespace | None:
+        full = self._full_namespaces.get(namespace + resource.suffix)
+        is_still_full = (
+            full is not None
+            and self._node.clock.monotonic_ms() < full.until_ms
+            and amount >= full.amount
+            and (full.limit, full.use) == (resource.limit(policy), self._use(resource, namespace))
+        )
+        return full if is_still_full else None
+
+    def _remember_full(
+        self, resource: Resource, namespace: str, policy: Policy, use: int, amount: int, inactive: int
     ) -> None:
-        count = needed[shard_id]
-        async with self._slots_lock:
-            if await self._grant(shard_id, namespace, policy, count):
-                return
-            await self._return_unused(namespace, needed)
-            if await self._grant(shard_id, namespace, policy, count):
-                return
-        await self._ask_peers_to_return_slots(namespace)
-        async with self._slots_lock:
-            if await self._grant(shard_id, namespace, policy, count):
-                return
-        population = self._population(namespace)
-        # The other nodes' workers count too.
-        counts = await self._node.store.count_workers(namespace, _INACTIVE_WORKERS)
-        inactive = counts.get(WorkerState.INACTIVE, 0)
         now_ms = self._node.clock.monotonic_ms()
         self._full_namespaces = {
             name: full for name, full in self._full_namespaces.items() if full.until_ms > now_ms
         }
-        self._full_namespaces[namespace] = _FullNamespace(
-            now_ms + FULL_NAMESPACE_TTL_MS, policy.max_workers, population, inactive
+        self._full_namespaces[namespace + resource.suffix] = _FullNamespace(
+            now_ms + FULL_NAMESPACE_TTL_MS, resource.limit(policy), use, amount, inactive
         )
-        raise WorkerQuotaExceeded(namespace=namespace, limit=policy.max_workers, inactive=inactive)
 
-    async def return_unused(self, namespace: str) -> int:
-        """Return the unused slots of this node's shards, for other nodes. Returns their number."""
-        async with self._slots_lock:
-            return await self._return_unused(namespace, Counter())
 
-    def _population(self, namespace: str) -> int:
-        return sum(shard.population[namespace] for shard in self._node.shards())
-
-    async def _grant(self, shard_id: int, namespace: str, policy: Policy, count: int) -> bool:
-        shard = self._node.shard_by_id(shard_id)
-        missing = shard.population[namespace] + count - shard.slots[namespace]
-        if missing <= 0:
-            return True  # another call has acquired it meanwhile
-        shard.slots[namespace] = await self._node.store.grant_slots(
-            shard.id, shard.epoch, namespace, missing, policy.max_workers
-        )
-        return shard.population[namespace] + count <= shard.slots[namespace]
-
-    async def _return_unused(self, namespace: str, needed: Counter[int]) -> int:
-        """Return all slots that are neither used nor `needed`."""
-        kept_by_shard = {
-            shard: shard.population[namespace] + needed[shard.id]
-            for shard in self._node.shards()
-            if shard.slots[namespace] > shard.population[namespace] + needed[shard.id]
-        }
-        if not kept_by_shard:
-            return 0
-        returned = sum(shard.slots[namespace] - count for shard, count in kept_by_shard.items())
-        for shard, count in kept_by_shard.items():
-            # Memory first: a slot that is being returned must not be used any more, even if the return fails.
-            shard.slots[namespace] = count
-        await self._node.store.return_slots(
-            {shard.id: shard.epoch for shard in kept_by_shard},
-            namespace,
-            {shard.id: count for shard, count in kept_by_shard.items()},
-        )
-        return returned
-
-    async def _ask_peers_to_return_slots(self, namespace: str) -> None:
-        assert self._peers is not None
-        request = cluster_pb2.ReturnSlotsRequest(namespace=namespace)
-
-        async def ask_peer(address: str) -> None:
-            assert self._peers is not None
-            try:
-                await self._peers.stub(address).ReturnSlots(request, timeout=RETURN_SLOTS_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                logger.info("slots not returned", at=address, why=error.details())
-            except asyncio.CancelledError:
-                if not was_cancelled_by_channel():
-                    raise
-
-        await asyncio.gather(*map(ask_peer, self._peers.addresses()))
+def _activities_exceeded(resource: Resource, namespace: str, policy: Policy, payload_bytes: int) -> Exhausted:
+    if resource is OPEN_ACTIVITIES:
+        return ActivityQuotaExceeded(namespace=namespace, limit=policy.max_open_activities)
+    return ActivityBytesExceeded(
+        namespace=namespace, limit=policy.max_open_activity_bytes, added=payload_bytes
+    )

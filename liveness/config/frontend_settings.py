@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from liveness.config import cluster_settings
+from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import SQLITE, is_address, without_password
 from liveness.config.setting_types import SettingType, list_setting
 from liveness.config.settings import (
@@ -22,6 +23,8 @@ from liveness.config.settings import (
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     db: str = ""
     """The database in which the nodes register; empty: use `nodes`."""
+    db_password_file: str = ""
+    """A file with its password, instead of one in `db`."""
     nodes: tuple[str, ...] = ()
     """Cluster addresses of some nodes, HOST:PORT each; they know the others."""
     cluster_cert_file: str = ""
@@ -80,4 +83,7 @@ def load_frontend_settings(
     flags: Mapping[str, object], environ: Mapping[str, str], config_file: Path | None = None
 ) -> FrontendSettings:
     """`flags` by setting name; None means not given. Without `config_file`, LIVENESS_CONFIG may name one."""
-    return FrontendSettings(**load_values(FRONTEND_SETTING_TYPES, flags, environ, config_file))
+    values = load_values(FRONTEND_SETTING_TYPES, flags, environ, config_file)
+    if problem := add_password_from_file(values):
+        raise SettingsError(problem)
+    return FrontendSettings(**values)

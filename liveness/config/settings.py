@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from liveness.config import cluster_settings
+from liveness.config.database_password import add_password_from_file
 from liveness.config.formats import (
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,
@@ -99,6 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Allow listeners beyond loopback without TLS and authentication."""
     node_lease_ms: int = 4_000
     """A node that has not renewed its own lease for this long loses its shards to other nodes."""
+    db_password_file: str = ""
+    """A file with the password for PostgreSQL, instead of one in `db`. A flag with a password is visible in the process list."""
     db_connections: int = 8
     """The largest number of connections to PostgreSQL."""
     shards: int = 64
@@ -290,6 +293,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     **cluster_settings.TLS_SETTING_TYPES,
     "insecure": bool_setting(),
     "node_lease_ms": int_setting(500, 600_000),
+    "db_password_file": _FILE_NAME,
     "db_connections": int_setting(2, 1_000),
     "shards": int_setting(1, 4_096),
     "reflection": bool_setting(),
@@ -368,6 +372,8 @@ def load_settings(
         if values.get("webhook_secret"):
             raise SettingsError("webhook_secret and webhook_secret_file are both set; keep one of them.")
         values["webhook_secret"] = _read_secret(Path(secret_file))
+    if problem := add_password_from_file(values):
+        raise SettingsError(problem)
     return Settings(**values)
 
 

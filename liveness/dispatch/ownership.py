@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 from liveness.background import BackgroundTasks
+from liveness.dispatch.activity_admission import ActivityQuotas, NoQuotas
 from liveness.dispatch.remote import HeldAttempt, RemoteOwnership, RemoteWorkerBindings, is_held
 from liveness.dispatch.worker_bindings import (
     Binding,
@@ -38,25 +39,32 @@ from liveness.domain.errors import (
     ActivityNotAvailable,
     FencedOff,
     LivenessError,
+    ShardUnavailable,
     Unavailable,
     WorkerNotFound,
 )
-from liveness.domain.events import ActivityStarted
+from liveness.domain.events import ActivityScheduled, ActivityStarted
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, shard_of
 from liveness.domain.worker import BoundActivity, WorkerState
 from liveness.engine.node import Node
+from liveness.engine.open_activities import is_open, payload_bytes
 from liveness.engine.shard import Shard
 
 CLAIM_TRIES_MAX = 3
+ADMIT_TRIES_MAX = 10
+"""How often a call asks for quota slots that other calls take first, before it is refused."""
 
 Decision = Callable[[Shard, Activity], ActivityEvents]
 
 
 class ActivityOwnership:
-    def __init__(self, node: Node, remote: RemoteOwnership | None = None) -> None:
-        """`remote`: the other nodes; None if this node serves all shards."""
+    def __init__(
+        self, node: Node, remote: RemoteOwnership | None = None, quotas: ActivityQuotas | None = None
+    ) -> None:
+        """`remote`: the other nodes; None if this node serves all shards. `quotas`: how many activities may be open."""
         self._node = node
         self._remote = remote
+        self._quotas = quotas or NoQuotas()
         self._unbinding = BackgroundTasks("activity ownership")
 
     # -- reading
@@ -130,13 +138,24 @@ class ActivityOwnership:
 
     async def schedule(self, key: ActivityKey, spec: ActivitySpec, delay_ms: int) -> tuple[bool, Activity]:
         """Returns whether the activity is new, and the activity."""
-        await self.load([key])
-        shard = self.shard(key)
-        events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), delay_ms)
-        activity = shard.change_activity(key, events)
-        assert activity is not None
-        await self._node.wait_durable(shard)
-        return bool(events), activity
+        for _ in range(ADMIT_TRIES_MAX):
+            await self.load([key])
+            shard = self.shard(key)
+            events = decide.schedule(key.id, shard.activities.get(key), spec, shard.now_ms(), delay_ms)
+            if not events or await self._admit(shard, key.namespace, len(spec.input)):
+                activity = shard.change_activity(key, events)
+                assert activity is not None
+                await self._node.wait_durable(shard)
+                return bool(events), activity
+        raise ShardUnavailable(shard_id=self.shard(key).id)
+
+    async def _admit(self, shard: Shard, namespace: str, added_bytes: int) -> bool:
+        """Returns True, without a wait, if the shard may open one more activity in this turn of the event loop. Returns False
+        when slots were acquired: the caller must decide anew. Raises if the namespace has its quota."""
+        if self._quotas.has_room_for_activity(shard, namespace, added_bytes):
+            return True
+        await self._quotas.acquire_for_activity(shard, namespace, added_bytes)
+        return False
 
     def hand_out(
         self, keys: Sequence[ActivityKey], worker_key: WorkerKey, session_id: str
@@ -224,14 +243,19 @@ class ActivityOwnership:
             events, wanted = self._decide_claim(key, spec, worker_key, view.epoch)
             if not events:
                 return await self._commit_claim(key, (), worker)
+            if _opens(events) and not await self._admit(self.shard(key), key.namespace, len(spec.input)):
+                continue
             binding = await worker.bind(session_id, [wanted])
             await self._load_again(key, worker)
             try:
                 events, decided = self._decide_claim(key, spec, worker_key, binding.epoch)
+                has_room = not _opens(events) or self._quotas.has_room_for_activity(
+                    self.shard(key), key.namespace, len(spec.input)
+                )
             except LivenessError:
                 await self._undo_binding(worker, key, worker_key, wanted)
                 raise
-            if decided == wanted:
+            if decided == wanted and has_room:
                 return await self._commit_claim(key, events, worker)
             # The activity changed while the worker's node was asked.
             await self._undo_binding(worker, key, worker_key, wanted)
@@ -345,11 +369,15 @@ class ActivityOwnership:
         return False
 
     async def retry(self, key: ActivityKey) -> Activity:
-        shard, activity = await self._load_activity(key)
-        after = shard.change_activity(key, decide.restart(activity, shard.now_ms()))
-        assert after is not None
-        await self._node.wait_durable(shard)
-        return after
+        for _ in range(ADMIT_TRIES_MAX):
+            shard, activity = await self._load_activity(key)
+            events = decide.restart(activity, shard.now_ms())
+            if is_open(activity) or await self._admit(shard, key.namespace, payload_bytes(activity)):
+                after = shard.change_activity(key, events)
+                assert after is not None
+                await self._node.wait_durable(shard)
+                return after
+        raise ShardUnavailable(shard_id=self.shard(key).id)
 
     async def _load_activity(self, key: ActivityKey) -> tuple[Shard, Activity]:
         await self.load([key])
@@ -423,6 +451,10 @@ class ActivityOwnership:
             return LocalWorkerBindings(self._node, worker_key, worker_shard)
         assert self._remote is not None
         return RemoteWorkerBindings(self._node, self._remote, worker_key)
+
+
+def _opens(events: ActivityEvents) -> bool:
+    return bool(events) and isinstance(events[0], ActivityScheduled)
 
 
 def _current_epoch(activity: Activity, view: HolderView) -> int:

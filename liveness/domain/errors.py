@@ -29,7 +29,10 @@ LivenessError
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
 │   ├── BindingQuotaExceeded
+│   ├── ActivityQuotaExceeded
+│   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
+│   ├── TooManyWatchers
 │   └── RateLimited
 ├── NotFound
 │   ├── WorkerNotFound
@@ -300,6 +303,29 @@ class BindingQuotaExceeded(Exhausted):
     limit: int
 
 
+class ActivityQuotaExceeded(Exhausted):
+    reason = "ACTIVITY_QUOTA_EXCEEDED"
+    template = (
+        "Namespace {namespace} has its {limit} open activities; let workers finish some, cancel some, or raise "
+        "max_open_activities."
+    )
+
+    namespace: str
+    limit: int
+
+
+class ActivityBytesExceeded(Exhausted):
+    reason = "ACTIVITY_BYTES_EXCEEDED"
+    template = (
+        "The inputs of all open activities of namespace {namespace} would exceed {limit} bytes with these {added}; let workers "
+        "finish some, send smaller inputs, or raise max_open_activity_bytes."
+    )
+
+    namespace: str
+    limit: int
+    added: int
+
+
 class TooManyPolls(Exhausted):
     reason = "TOO_MANY_POLLS"
     template = "Worker {worker} has {limit} polls waiting; let it wait for several activities with one."
@@ -310,10 +336,18 @@ class TooManyPolls(Exhausted):
 
 class RateLimited(Exhausted):
     reason = "RATE_LIMITED"
-    template = "Too many heartbeats of {whose}; try again in {retry_after_ms} ms."
+    template = "Too many {what} of {whose}; try again in {retry_after_ms} ms."
 
     whose: str
     retry_after_ms: int
+    what: str = "heartbeats"
+
+
+class TooManyWatchers(Exhausted):
+    reason = "TOO_MANY_WATCHERS"
+    template = "This server has its {limit} event streams; close some, or watch at another server."
+
+    limit: int
 
 
 class PeerNotAllowed(LivenessError):

@@ -36,10 +36,16 @@ class Policy:
     max_workers: int = 1_000_000
     """Limit on ACTIVE and INACTIVE workers of the namespace."""
     max_bindings_per_worker: int = BINDINGS_PER_WORKER_MAX
+    max_open_activities: int = 1_000_000
+    """Limit on activities of the namespace that are not finished."""
+    max_open_activity_bytes: int = 1024**3
+    """Limit on the bytes of their inputs, which are kept in memory."""
     namespace_heartbeat_rate: float = 0.0
     """Heartbeats per second of the whole namespace; 0 for no limit."""
-    worker_heartbeat_rate: float = 0.0
+    worker_heartbeat_rate: float = 50.0
     """Heartbeats per second of one worker; 0 for no limit."""
+    worker_sessions_per_minute: float = 10.0
+    """New sessions and resurrections per minute of one worker; 0 for no limit. Each writes the worker's metadata anew."""
     max_worker_deaths: int = 3
     """After this many workers in a row died with it, an activity is quarantined; 0 for never."""
     activity_retention_ms: int = 7 * DAY_MS
@@ -117,7 +123,7 @@ def override_policy(base: Policy, overrides: Mapping[str, int | float]) -> Polic
             raise InvalidField(field=shown, rule="must be 0 or 1")
         if name == "storm_share" and value > 1:
             raise InvalidField(field=shown, rule="must be at most 1")
-        if value > COUNT_MAX and not name.endswith("_rate"):
+        if value > COUNT_MAX and name in _WHOLE_NUMBERS:
             raise InvalidField(field=shown, rule=f"must be at most {COUNT_MAX}")
         # The store returns settings as floats; an event must contain integers, or it would not decode to an equal value.
         values[name] = int(value) if name in _WHOLE_NUMBERS else float(value)

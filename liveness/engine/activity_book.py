@@ -14,6 +14,7 @@ from liveness.domain.activity_decider import ActivityEvents
 from liveness.domain.errors import ActivityNotFound
 from liveness.domain.keys import ActivityKey
 from liveness.engine.backlog import Backlog
+from liveness.engine.open_activities import OpenActivities
 from liveness.engine.pending import Pending
 from liveness.engine.timers import Timers
 
@@ -33,6 +34,7 @@ class ActivityBook:
             if activity.state is ActivityState.QUARANTINED:
                 self.quarantined[key.namespace] += 1
         self.backlog = Backlog(activities.items())
+        self.open = OpenActivities(activities.items())
 
     def get(self, key: ActivityKey) -> Activity | None:
         return self._activities.get(key)
@@ -70,6 +72,7 @@ class ActivityBook:
             self._arm(key, activity)
             self._count_quarantined(key.namespace, before, activity)
             self.backlog.record_change(key, before, activity)
+            self.open.record_change(key.namespace, before, activity, pending.last_seq)
             if activity.state in FINISHED_ACTIVITY_STATES:
                 self._finished[key] = pending.last_seq
             else:

@@ -19,6 +19,7 @@ from liveness.engine.census import NamespaceState
 from liveness.engine.committer import CommitGroup, Committer, ObserveCommit
 from liveness.engine.listener import NodeListener
 from liveness.engine.observed_clock import ListeningTime
+from liveness.engine.open_activities import OpenActivities
 from liveness.engine.policies import Policies
 from liveness.engine.receive_progress import ReceiveProgress
 from liveness.engine.shard import PreparedCommit, Shard
@@ -72,6 +73,8 @@ class Node:
         self._shards: list[Shard | None] = [None] * shard_count
         self._dropped_population: dict[int, Counter[str]] = {}
         """Workers per namespace of each shard that is being read again."""
+        self._dropped_activities: dict[int, OpenActivities] = {}
+        """Open activities of each of these shards."""
         self._give_up_count = 0
         """How often `give_up_shards` was called; shards that were to be read again before are not."""
         self._is_running = False
@@ -84,6 +87,8 @@ class Node:
         self._expiries_held_until_ms = 0
         self.census: Counter[NamespaceState] = Counter()
         """Workers by namespace and state, over all shards that serve here."""
+        self.open_activities = OpenActivities()
+        """Open activities by namespace, over all shards that serve here."""
         self.listening = ListeningTime(clock)
         self.receive_progress = ReceiveProgress(clock, self.listening)
         self._is_behind = False
@@ -159,6 +164,7 @@ class Node:
             self._close(shard)
         self._give_up_count += 1
         self._dropped_population.clear()
+        self._dropped_activities.clear()
         if self.committer.abandon(served):
             self._tasks.start(self.committer.run())
         return len(served)
@@ -253,6 +259,13 @@ class Node:
             population[namespace] for population in self._dropped_population.values()
         )
 
+    def count_open_activities(self, namespace: str) -> tuple[int, int]:
+        """Open activities of a namespace and the bytes of their payloads. A shard that is being read again counts as it was."""
+        parts = [self.open_activities, *self._dropped_activities.values()]
+        return sum(part.counts[namespace] for part in parts), sum(
+            part.payload_bytes[namespace] for part in parts
+        )
+
     def barrier(self) -> CommitGroup:
         """The group after which everything that memory shows now is durable."""
         if self.clock.monotonic_ms() >= self._directory.owned_until_ms:
@@ -338,6 +351,7 @@ class Node:
         for shard in lost:
             if self._shards[shard.id] is shard:
                 self._dropped_population[shard.id] = shard.population
+                self._dropped_activities[shard.id] = shard.activities.open
                 self._close(shard)
             shard.is_handed_over = False  # the commit that would have handed it over is lost
         if self._closing:
@@ -387,6 +401,7 @@ class Node:
     def _close(self, shard: Shard) -> None:
         self._shards[shard.id] = None
         shard.census.detach()
+        shard.activities.open.detach()
         self.throttle.drop_shard(shard)
         for listener in self._listeners:
             listener.shard_closed(shard)
@@ -412,7 +427,9 @@ class Node:
             )
             self._shards[snapshot.shard_id] = shard
             shard.census.attach(self.census)
+            shard.activities.open.attach(self.open_activities)
             self._dropped_population.pop(snapshot.shard_id, None)
+            self._dropped_activities.pop(snapshot.shard_id, None)
             taken.append(shard)
             for listener in self._listeners:
                 listener.shard_opened(shard)

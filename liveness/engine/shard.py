@@ -86,6 +86,8 @@ class PreparedCommit(NamedTuple):
 
 AdmitWorker = Callable[["Shard", str, Policy], None]
 """Raises if a shard has no room for one more worker of a namespace."""
+AdmitSession = Callable[[WorkerKey, Policy], None]
+"""Raises if a known worker may not have one more session, or come back once more, now."""
 
 
 class Shard:
@@ -213,12 +215,20 @@ class Shard:
         self._fingerprints.clear()
 
     def heartbeat(
-        self, key: WorkerKey, beat: Heartbeat, now_ms: int, wall_ms: int, admit: AdmitWorker
+        self,
+        key: WorkerKey,
+        beat: Heartbeat,
+        now_ms: int,
+        wall_ms: int,
+        admit: AdmitWorker,
+        admit_session: AdmitSession = lambda key, policy: None,
     ) -> tuple[HeartbeatOutcome, Worker]:
         worker = self.workers.get(key)
         events = decider.heartbeat(key, worker, beat, now_ms, self.epoch_floor)
         if events and type(events[0]) is WorkerRegistered:
             admit(self, key.namespace, beat.policy)
+        if worker is not None and events and type(events[0]) in _OUTCOMES:
+            admit_session(key, beat.policy)
         if worker is not None and not events:
             return HeartbeatOutcome.REPEATED, worker
         was_held = key in self.needs_attention and self._mark_alive(key)
@@ -385,6 +395,7 @@ class Shard:
         """Advance to a commit that is now durable."""
         commit = prepared.commit
         self.durable_seq = commit.last_seq
+        self.activities.open.mark_durable(commit.last_seq)
         self.durable_feed_seq = prepared.feed_seq or self.durable_feed_seq
         if commit.checkpoint is not None:
             self.checkpoint_seq = commit.checkpoint[0]

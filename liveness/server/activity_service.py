@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.domain.activity import Activity
-from liveness.domain.errors import InvalidField, PageTokenInvalid
+from liveness.domain.errors import Exhausted, InvalidField, PageTokenInvalid
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.engine.node import Node
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
 from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
 from liveness.server.wire import worker_key
+from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import activity_pb2 as pb
 
 POLL_MS_DEFAULT = 20_000
@@ -33,10 +36,26 @@ class ActivityPoller(Protocol):
 
 
 class ActivityService:
-    def __init__(self, node: Node, ownership: ActivityOwnership, poller: ActivityPoller) -> None:
+    def __init__(
+        self,
+        node: Node,
+        ownership: ActivityOwnership,
+        poller: ActivityPoller,
+        telemetry: Telemetry | None = None,
+    ) -> None:
         self._node = node
         self._ownership = ownership
         self._poller = poller
+        self._telemetry = telemetry
+
+    @contextmanager
+    def _counting_refusals(self, namespace: str) -> Iterator[None]:
+        try:
+            yield
+        except Exhausted as error:
+            if self._telemetry is not None:
+                self._telemetry.record_refused_activity(namespace, error)
+            raise
 
     async def schedule_activity(self, request: pb.ScheduleActivityRequest) -> pb.ScheduleActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
@@ -46,7 +65,8 @@ class ActivityService:
             if request.HasField("start_delay")
             else 0
         )
-        created, activity = await self._ownership.schedule(key, spec, delay_ms)
+        with self._counting_refusals(key.namespace):
+            created, activity = await self._ownership.schedule(key, spec, delay_ms)
         return pb.ScheduleActivityResponse(created=created, state=wire.state_number(activity))
 
     async def poll_activity(self, request: pb.PollActivityRequest) -> pb.PollActivityResponse:
@@ -97,7 +117,8 @@ class ActivityService:
             if not task_queue:
                 raise InvalidField(field="task_queue", rule="must be set when the worker has no task_queue")
         session_id = optional_identifier("session_id", request.session_id)
-        activity = await self._ownership.claim(key, wire.spec(request, task_queue), worker, session_id)
+        with self._counting_refusals(key.namespace):
+            activity = await self._ownership.claim(key, wire.spec(request, task_queue), worker, session_id)
         return pb.ClaimActivityResponse(activity=wire.task_message(activity))
 
     async def release_activity(self, request: pb.ReleaseActivityRequest) -> pb.ReleaseActivityResponse:
@@ -160,5 +181,6 @@ class ActivityService:
 
     async def retry_activity(self, request: pb.RetryActivityRequest) -> pb.RetryActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
-        activity = await self._ownership.retry(key)
+        with self._counting_refusals(key.namespace):
+            activity = await self._ownership.retry(key)
         return pb.RetryActivityResponse(state=wire.state_number(activity))

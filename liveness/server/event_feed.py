@@ -4,6 +4,10 @@ A watcher holds one cursor per shard and reads the log up to the known durable s
 memory, and a resumed client reads missed events like all others. Other nodes send the durable sequences of their
 shards; the feed also reads them from the database now and then, because such a message may be lost.
 
+A commit of this node wakes only the watchers that selected one of its events. The others have read everything by not being
+woken, and their tokens follow now and then. What other nodes commit wakes all watchers, because a message about it names no
+events.
+
 Retention may delete events before a watcher has read them: it was away for too long, or reads too slowly. Such a watcher is
 refused, with what it misses, and has to start anew. A watch from the beginning misses what was deleted before it began, and
 knows that; its cursors say so while they are behind the newest deleted event.
@@ -12,20 +16,23 @@ knows that; its cursors say so while they are behind the newest deleted event.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from liveness.clock import wait_for_event
-from liveness.domain.errors import ResumeTokenInvalid, ShuttingDown
+from liveness.domain.errors import ResumeTokenInvalid, ShuttingDown, TooManyWatchers
 from liveness.domain.keys import shard_of
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.server import tokens, wire
-from liveness.store.codec import LogEntry
+from liveness.store.codec import LogEntry, RenewalBatch
 from liveness.store.deletions import DeletedEvents
 
 EVENTS_PER_RESPONSE_MAX = 500
+WATCHERS_MAX = 1_000
+"""Streams of one node."""
 BOOKMARK_INTERVAL_MS = 60_000
 """How old the token of a watcher may become while others' events pass by: a token that stays behind would be refused as soon as
 retention deletes those events, though none of them was meant for this watcher."""
@@ -59,7 +66,9 @@ class EventFeed(NodeListener):
     ) -> None:
         """`on_watching_changed`: called when the first watcher comes, and when the last has left."""
         self._node = node
-        self._changed = asyncio.Event()
+        self._changed: dict[EventSelection, asyncio.Event] = {}
+        """Set when there may be new events for watchers of a selection."""
+        self._watchers: Counter[EventSelection] = Counter()
         self._closed = False
         self._remote_heads: dict[int, int] = {}
         """The known durable sequence of each shard that another node serves."""
@@ -102,17 +111,37 @@ class EventFeed(NodeListener):
         self._wake_watchers()
 
     def committed(self, commits: Sequence[PreparedCommit]) -> None:
-        if any(commit.feed_seq for commit in commits):
-            self._wake_watchers()
+        if not self._changed:
+            return
+        committed = {
+            (entry.namespace, entry.worker)
+            for commit in commits
+            if commit.feed_seq
+            for entry in commit.commit.entries
+            if type(entry.event) is not RenewalBatch
+        }
+        selections = {EventSelection(*names) for names in committed}
+        selections |= {EventSelection(namespace, None) for namespace, _ in committed}
+        if committed:
+            selections.add(EventSelection(None, None))
+        for selection in selections:
+            self._wake(selection)
 
     def _wake_watchers(self) -> None:
+        for selection in tuple(self._changed):
+            self._wake(selection)
+
+    def _wake(self, selection: EventSelection) -> None:
         """Wake the present waiters; later ones wait for the next change."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if (changed := self._changed.pop(selection, None)) is not None:
+            changed.set()
 
     async def watch(
         self, selection: EventSelection, resume_token: str, from_beginning: bool
     ) -> AsyncIterator[EventBatch]:
+        if self._watcher_count >= WATCHERS_MAX:
+            raise TooManyWatchers(limit=WATCHERS_MAX)
+        self._watchers[selection] += 1
         self._watcher_count += 1
         if self._watcher_count == 1:
             self._on_watching_changed(True)
@@ -121,6 +150,10 @@ class EventFeed(NodeListener):
                 yield batch
         finally:
             self._watcher_count -= 1
+            self._watchers[selection] -= 1
+            if not self._watchers[selection]:
+                del self._watchers[selection]
+                self._changed.pop(selection, None)
             if not self._watcher_count:
                 self._on_watching_changed(False)
 
@@ -141,7 +174,7 @@ class EventFeed(NodeListener):
         yield EventBatch(shard_ids[0], [], self._make_token(cursors, selection))
         sent, sent_ms = dict(cursors), clock.monotonic_ms()
         while True:
-            changed = self._changed
+            changed = self._changed.setdefault(selection, asyncio.Event())
             if self._closed:
                 raise ShuttingDown
             more = False
@@ -165,14 +198,20 @@ class EventFeed(NodeListener):
                     sent, sent_ms = dict(cursors), clock.monotonic_ms()
             if more:
                 continue
-            if sent == cursors:
-                await changed.wait()
+            wait_ms = sent_ms + BOOKMARK_INTERVAL_MS - clock.monotonic_ms()
+            if wait_ms > 0 and await wait_for_event(changed, clock, wait_ms):
                 continue
-            if (wait_ms := sent_ms + BOOKMARK_INTERVAL_MS - clock.monotonic_ms()) > 0:
-                await wait_for_event(changed, clock, wait_ms)
-            else:
+            if changed.is_set():
+                continue
+            # Not woken, so nothing that was committed here since was for this watcher.
+            for shard_id in shard_ids:
+                if self._node.serves(shard_id) and cursors[shard_id].seq < (
+                    seq := self._readable_through_seq(shard_id)
+                ):
+                    cursors[shard_id] = Cursor(seq)
+            if sent != cursors:
                 yield EventBatch(shard_ids[0], [], self._make_token(cursors, selection))
-                sent, sent_ms = dict(cursors), clock.monotonic_ms()
+            sent, sent_ms = dict(cursors), clock.monotonic_ms()
 
     def _readable_through_seq(self, shard_id: int) -> int:
         """Returns the sequence up to which the shard's log may be read."""

@@ -109,6 +109,7 @@ class LivenessService:
         reply_builder = reply_builders[policy.paused]
         # A retry does not count the same heartbeat again.
         is_rate_limited = policy.has_rate_limits and attempts_left == ADMIT_ATTEMPTS_MAX
+        admit, monotonic_ms = self._rate_limits.admit, node.clock.monotonic_ms()
         build_renewal = reply_builder.build_renewal
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(shard_table)
@@ -127,9 +128,9 @@ class LivenessService:
             try:
                 key = (namespace, instance_key)
                 if is_rate_limited:
-                    # Only valid keys get a rate bucket.
-                    require_identifier("heartbeat.worker_instance_key", instance_key)
-                    self._rate_limits.admit(key, policy)
+                    if key not in shard.workers:  # only valid keys get a rate bucket
+                        require_identifier("heartbeat.worker_instance_key", instance_key)
+                    admit(key, policy, monotonic_ms)
                 sequence, successes, errors = counters = wire.pop_counters(beat)
                 fingerprint = hash(beat.SerializePartialToString())
                 worker = shard.renew_unchanged(
@@ -207,7 +208,9 @@ class LivenessService:
             # All workers of a namespace share one string.
             key = WorkerKey(intern(key.namespace), key.instance_key)
         command = wire.heartbeat(beat, counters, policy, known)
-        outcome, worker = shard.heartbeat(key, command, now_ms, wall_ms, self._quotas.admit)
+        outcome, worker = shard.heartbeat(
+            key, command, now_ms, wall_ms, self._quotas.admit, self._rate_limits.admit_session
+        )
         if outcome is not REPEATED:  # a repeated heartbeat was not applied, and its content may differ
             is_same_session = command.session_id == worker.session_id
             shard.remember_fingerprint(

@@ -251,8 +251,11 @@ class Store(Protocol):
         Raises `ShardsLost`, `CommitRejected`, `CommitUnknown` or `StoreBroken`.
         """
 
-    async def grant_slots(self, shard_id: int, epoch: int, namespace: str, want: int, limit: int) -> int:
-        """Grant a shard more worker slots of a namespace, as long as all shards together stay within `limit`.
+    async def grant_slots(
+        self, shard_id: int, epoch: int, namespace: str, want: int, limit: int, extra_max: int = 1_000
+    ) -> int:
+        """Grant a shard more slots of a namespace, as long as all shards together stay within `limit`. `namespace`: with a
+        suffix for other slots than those of workers. `extra_max`: how many more than wanted it may be granted.
 
         Returns how many slots the shard has now.
         """

@@ -78,6 +78,7 @@ def partial_file(target: Path) -> Iterator[Path]:
         raise BackupFailed(detail=f"{path} is being written by another process") from error
     try:
         _remove_side_files(path)
+        os.fchmod(file, 0o600)  # a leftover may be readable to others
         os.truncate(path, 0)
         yield path
     except OSError as error:

@@ -8,7 +8,8 @@ activities  projection: current row per activity
 tasks       the stored queues, keyed by the activity's shard
 config      projection: settings per namespace
 nodes       registry of nodes, each with a short lease
-slots       how many workers of a namespace each shard may hold; the sum never exceeds the namespace's quota
+slots       how many workers of a namespace each shard may hold; the sum never exceeds the namespace's quota. Open activities
+            and their bytes have rows of their own, with a suffix after the namespace (cluster/slots.py)
 relays      how far each shard's log was published to a broker
 deaths      projection: who died when, so that certificates count those who died with a worker
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive

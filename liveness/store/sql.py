@@ -210,9 +210,11 @@ class SqlStore:
     async def commit(self, commits: Sequence[ShardCommit]) -> None:
         await self._database.write(lambda connection: apply_commits(connection, commits))
 
-    async def grant_slots(self, shard_id: int, epoch: int, namespace: str, want: int, limit: int) -> int:
+    async def grant_slots(
+        self, shard_id: int, epoch: int, namespace: str, want: int, limit: int, extra_max: int = 1_000
+    ) -> int:
         return await self._database.write(
-            lambda connection: grant_slots(connection, shard_id, epoch, namespace, want, limit)
+            lambda connection: grant_slots(connection, shard_id, epoch, namespace, want, limit, extra_max)
         )
 
     async def return_slots(self, owned: Mapping[int, int], namespace: str, kept: Mapping[int, int]) -> None:

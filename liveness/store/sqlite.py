@@ -32,6 +32,7 @@ from liveness.store.errors import (
     StoreInUse,
     WalDamaged,
 )
+from liveness.store.file_permissions import create_private, open_private, restrict_to_owner
 from liveness.store.sqlite_wal import has_lost_commits
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def acquire_lock(path: Path) -> IO[str]:
     """Acquire the exclusive right to write to the file, until the returned lock is closed or the process ends."""
     lock_path = sibling_path(path, LOCK)
     try:
-        lock = lock_path.open("a+")
+        lock = open(lock_path, "a+", opener=open_private)  # noqa: SIM115  # returned
     except OSError as error:
         raise CannotOpenStore(detail=f"cannot open {lock_path}: {error.strerror}") from error
     try:
@@ -101,6 +102,14 @@ class SqliteDatabase:
             lock.close()
             raise RestoreInterrupted(path=self.path)
         self._lock_file = lock
+        try:
+            create_private(self.path)
+            restrict_to_owner(
+                sibling_path(self.path, suffix) for suffix in ("", WAL, SHARED_MEMORY, "-journal", LOCK)
+            )
+        except OSError as error:
+            self._lock_file.close()
+            raise CannotOpenStore(detail=f"cannot write {self.path}: {error.strerror}") from error
 
     def _check_is_sqlite(self) -> None:
         """Refuse a file that is not SQLite before anything is written to it or beside it."""

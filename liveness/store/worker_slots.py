@@ -1,6 +1,7 @@
-"""A namespace's worker quota, divided among shards: each node decides alone, and together they never exceed the quota.
+"""A namespace's quota of workers, open activities or their bytes, divided among shards: each node decides alone, and together
+they never exceed the quota.
 
-A shard admits as many workers as it was granted slots. Under a lock per namespace, it is granted more while the sum over all
+A shard admits as many as it was granted slots. Under a lock per namespace, it is granted more while the sum over all
 shards stays within the quota. It returns slots that it does not need.
 """
 
@@ -16,11 +17,16 @@ from liveness.store.commit import check_epochs
 from liveness.store.schema import slots
 
 ROOM_DIVISOR = 500
-EXTRA_GRANT_MAX = 1_000
 
 
 def grant_slots(
-    connection: Connection, shard_id: int, epoch: int, namespace: str, want: int, limit: int
+    connection: Connection,
+    shard_id: int,
+    epoch: int,
+    namespace: str,
+    want: int,
+    limit: int,
+    extra_max: int,
 ) -> int:
     _lock_namespace(connection, namespace)
     check_epochs(connection, {shard_id: epoch})
@@ -30,7 +36,7 @@ def grant_slots(
         slots.c.namespace == namespace, slots.c.shard_id == shard_id
     )
     # While there is plenty of room, grant more than requested, so that a starting fleet does not need a grant per worker.
-    extra = min(room // ROOM_DIVISOR, EXTRA_GRANT_MAX)
+    extra = min(room // ROOM_DIVISOR, extra_max)
     granted = (connection.execute(shard_granted).scalar() or 0) + min(max(want, extra), room)
     if granted:
         insert_rows(connection, slots, [(namespace, shard_id, granted)], replace_on=("namespace", "shard_id"))

@@ -1,12 +1,16 @@
-"""Counters per namespace since the server started. They never decrease."""
+"""Counters per namespace since the server started, or since the namespace got counters of its own. They never decrease."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 NAMESPACES_MAX = 100
-"""How many namespaces have their own counters; later ones share one set."""
+"""How many namespaces have their own counters; the others share one set."""
+CANDIDATES_MAX = 1_000
+"""How many other namespaces are watched, in order to give counters to those that are busier."""
+BUSIER_FACTOR = 2
+"""A namespace takes the place of another if it has so many times its heartbeats, so that equals do not take turns."""
 OTHER = "_other"
 
 
@@ -17,6 +21,7 @@ class NamespaceCounters:
         "false_deaths",
         "heartbeats",
         "refused",
+        "refused_activities",
         "registrations",
         "reschedule_outcomes",
         "reschedules",
@@ -29,6 +34,8 @@ class NamespaceCounters:
         """All answered heartbeats, refused ones included."""
         self.refused: Counter[str] = Counter()
         """By error reason."""
+        self.refused_activities: Counter[str] = Counter()
+        """Activities that a quota did not allow, by error reason."""
         self.registrations = 0
         self.session_replacements = 0
         self.deactivations: Counter[str] = Counter()
@@ -52,6 +59,42 @@ class CountersByNamespace:
     def __init__(self) -> None:
         self._tracked: dict[str, NamespaceCounters] = {}
         self._other = NamespaceCounters()
+        self._heartbeats_before: dict[str, int] = {}
+        """Of the tracked namespaces, at the last `rebalance`."""
+        self._candidates: Counter[str] = Counter()
+        """Heartbeats of other namespaces since then."""
+
+    def count_heartbeats(self, namespace: str, heartbeats: int) -> None:
+        counters = self._tracked.get(namespace)
+        if counters is None:
+            counters = self._other
+            if namespace in self._candidates or len(self._candidates) < CANDIDATES_MAX:
+                self._candidates[namespace] += heartbeats
+        counters.heartbeats += heartbeats
+
+    def rebalance(self, has_workers: Callable[[str], bool]) -> list[str]:
+        """Give the places of idle namespaces to busier ones that have workers, by the heartbeats since the last call. Returns the
+        namespaces that lost theirs. Their counters end; should they come back, they begin at 0, as after a restart."""
+        idle_first = sorted(
+            (counters.heartbeats - self._heartbeats_before.get(namespace, 0), namespace)
+            for namespace, counters in self._tracked.items()
+        )
+        evicted: list[str] = []
+        for namespace, heartbeats in self._candidates.most_common():
+            if namespace == OTHER or not has_workers(namespace):
+                continue
+            if len(self._tracked) >= NAMESPACES_MAX:
+                least, idle = idle_first[len(evicted)]
+                if heartbeats <= BUSIER_FACTOR * least:
+                    break
+                del self._tracked[idle]
+                evicted.append(idle)
+            self._tracked[namespace] = NamespaceCounters()
+            if len(evicted) == len(idle_first):
+                break
+        self._candidates.clear()
+        self._heartbeats_before = {name: counters.heartbeats for name, counters in self._tracked.items()}
+        return evicted
 
     def track(self, namespace: str) -> NamespaceCounters:
         """Returns the counters of a namespace that has workers. Namespaces that clients only name are not tracked, so they

@@ -3,6 +3,9 @@
 Everything that the process writes to stderr goes this way: our own events, those of libraries that use the standard
 logging (asyncio, gRPC, APScheduler, uvicorn), warnings, and exceptions that nobody caught. gRPC's C core writes by itself;
 `liveness serve` silences it (GRPC_VERBOSITY).
+
+Clients cause many of these lines, so each event has a rate: beyond it, lines are dropped, and the next one that is written
+says how many were.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import structlog
 from structlog.typing import EventDict, Processor
 
+from liveness.clock import SystemClock
 from liveness.engine.listener import NodeListener
 from liveness.engine.shard import PreparedCommit
 
@@ -26,9 +30,59 @@ _FOREIGN_LEVEL = logging.WARNING
 """Of libraries, only warnings and errors are shown."""
 
 
+LINES_PER_S = 100
+LINES_BURST = 1_000
+_EVENTS_MAX = 1_000
+"""Our own events have fixed names, so there are never as many."""
+
+
+class LineLimit:
+    """The rate of each event's lines."""
+
+    def __init__(self, monotonic_ms: Callable[[], int] | None = None) -> None:
+        self._monotonic_ms = monotonic_ms or SystemClock().monotonic_ms
+        self._lock = threading.Lock()
+        """Several threads write logs."""
+        self._lines_left: dict[str, tuple[float, int]] = {}
+        """How many lines of an event may be written, as of a time."""
+        self._dropped: dict[str, int] = {}
+
+    def admit(self, event: str) -> int | None:
+        """Returns how many lines of this event were dropped since the last one that was written; None: drop this one too."""
+        now_ms = self._monotonic_ms()
+        with self._lock:
+            if event not in self._lines_left and len(self._lines_left) >= _EVENTS_MAX:
+                self._lines_left.clear()
+            left, at_ms = self._lines_left.get(event, (LINES_BURST, now_ms))
+            left = min(LINES_BURST, left + (now_ms - at_ms) * LINES_PER_S / 1_000)
+            if left < 1:
+                self._lines_left[event] = left, now_ms
+                self._dropped[event] = self._dropped.get(event, 0) + 1
+                return None
+            self._lines_left[event] = left - 1, now_ms
+            return self._dropped.pop(event, 0)
+
+    def drop_excess(self, _: object, level: str, event_dict: EventDict) -> EventDict:
+        """A processor for our own events."""
+        if level != "critical":
+            dropped = self.admit(str(event_dict.get("event")))
+            if dropped is None:
+                raise structlog.DropEvent
+            if dropped:
+                event_dict["dropped"] = dropped
+        return event_dict
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """A filter for libraries: all lines of a logger share one rate, because their texts may contain anything."""
+        dropped = self.admit(f"logger {record.name}")
+        record.dropped_lines = dropped
+        return dropped is not None
+
+
 def configure_logging(level: str, log_format: str) -> None:
     as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
     renderer: Processor = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    limit = LineLimit()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -36,13 +90,13 @@ def configure_logging(level: str, log_format: str) -> None:
         _json_tracebacks if as_json else structlog.processors.UnicodeDecoder(),
     ]
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[limit.drop_excess, *shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         # One write per line: lines of different threads do not mix.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    _redirect_standard_logging(shared, renderer)
+    _redirect_standard_logging(shared, renderer, limit)
     _redirect_uncaught_exceptions()
 
 
@@ -56,8 +110,9 @@ class _ForeignHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Known by its class, so that configuring twice does not write lines twice."""
 
 
-def _redirect_standard_logging(shared: list[Processor], renderer: Processor) -> None:
+def _redirect_standard_logging(shared: list[Processor], renderer: Processor, limit: LineLimit) -> None:
     handler = _ForeignHandler(sys.stderr)
+    handler.addFilter(limit.filter)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_add_logger_name, *shared],
@@ -74,6 +129,8 @@ def _redirect_standard_logging(shared: list[Processor], renderer: Processor) -> 
 
 def _add_logger_name(_: object, __: str, event_dict: EventDict) -> EventDict:
     event_dict["logger"] = event_dict["_record"].name
+    if dropped := getattr(event_dict["_record"], "dropped_lines", 0):
+        event_dict["dropped"] = dropped
     return event_dict
 
 

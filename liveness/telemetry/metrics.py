@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from liveness.domain.errors import ActivityBytesExceeded, ActivityQuotaExceeded
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.store.size import Storage
 from liveness.telemetry.counters import NamespaceCounters
@@ -56,6 +57,12 @@ def _deactivations(telemetry: Telemetry) -> Values:
         # Reasons that have not occurred yet, too: a rate needs a first value.
         for reason in InactiveReason:
             yield (namespace, reason.name), counters.deactivations[reason.name]
+
+
+def _refused_activities(telemetry: Telemetry) -> Values:
+    for namespace, counters in telemetry.counters.items():
+        for error in (ActivityQuotaExceeded, ActivityBytesExceeded):
+            yield (namespace, error.reason), counters.refused_activities[error.reason]
 
 
 def _workers(telemetry: Telemetry) -> Values:
@@ -249,6 +256,26 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         "Activities whose workers died too often and wait for an operator to retry or cancel them.",
         ("namespace",),
         _summed_by_namespace(lambda telemetry: telemetry.quarantined()),
+    ),
+    # -- open activities
+    GaugeMetric(
+        "liveness_open_activities",
+        "Activities of this server's shards that are not finished. All servers together stay within max_open_activities.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.open_activities.counts),
+    ),
+    GaugeMetric(
+        "liveness_open_activity_bytes",
+        "Bytes of their inputs, which are kept in memory. All servers together stay within max_open_activity_bytes.",
+        ("namespace",),
+        _summed_by_namespace(lambda telemetry: telemetry.node.open_activities.payload_bytes),
+    ),
+    CounterMetric(
+        "liveness_activities_refused_total",
+        "Activities that were not scheduled, claimed or retried because a quota of the namespace is used up, by the reason that "
+        "the caller was told.",
+        ("namespace", "reason"),
+        _refused_activities,
     ),
     # -- waiting activities
     GaugeMetric(

@@ -43,6 +43,7 @@ from liveness.telemetry.waiting_work import UnattendedMs, WaitingWork
 logger = structlog.get_logger("liveness.telemetry")
 
 RECENT_STALL_MS = 60_000
+REBALANCE_INTERVAL_MS = 60_000
 REFRESH_INTERVAL_MS = 5_000
 STORAGE_INTERVAL_MS = 60_000
 REFRESH_IDLE_FACTOR = 20
@@ -133,6 +134,7 @@ class Telemetry(NodeListener):
         """Counter values of each namespace at the last sample."""
         self._last_latencies = list(self.heartbeat_duration_s.counts)
         self._sampled_ms = sample_time_ms(node.clock.wall_ms())
+        self._rebalanced_ms = node.clock.monotonic_ms()
 
     def connections(self) -> ConnectionCounts:
         return self.node.store.connection_counts()
@@ -144,11 +146,14 @@ class Telemetry(NodeListener):
 
     def record_heartbeats(self, namespace: str, heartbeats: int, seconds: float) -> None:
         """Count one served call and its heartbeats."""
-        self.counters.get(namespace).heartbeats += heartbeats
+        self.counters.count_heartbeats(namespace, heartbeats)
         self.heartbeat_duration_s.observe(seconds)
 
     def record_refusals(self, namespace: str, errors: Collection[LivenessError]) -> None:
         self.counters.get(namespace).refused.update(error.reason for error in errors)
+
+    def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
+        self.counters.get(namespace).refused_activities[error.reason] += 1
 
     def record_task_attempt(self, stored: StoredTask, update: TaskUpdate, via: str) -> None:
         """Count an attempt of a task whose outcome is durable."""
@@ -301,6 +306,18 @@ class Telemetry(NodeListener):
             at_ms,
             [*states, disconnected.total(), available.total(), self.queue_depths.total, *total, *latencies],
         )
+        if self.node.clock.monotonic_ms() - self._rebalanced_ms >= REBALANCE_INTERVAL_MS:
+            self._rebalance()
+
+    def _rebalance(self) -> None:
+        """Let the namespaces that are busiest now have counters and samples of their own."""
+        self._rebalanced_ms = self.node.clock.monotonic_ms()
+        census = self.node.census
+        for namespace in self.counters.rebalance(
+            lambda name: any(census[name, state] for state in WorkerState)
+        ):
+            self._last_counters.pop(namespace, None)
+            self._namespace_rings.pop(namespace, None)
 
     def samples(self, namespace: str, range_ms: int) -> Iterator[Sample]:
         """Yield samples, oldest first: of one namespace, or without a name, of all. A namespace that is not tracked has none."""

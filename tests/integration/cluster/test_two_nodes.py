@@ -1,6 +1,7 @@
 """Two nodes on one PostgreSQL, in one process, on manual clocks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from liveness.domain.keys import shard_of
 from liveness.store.errors import StoreError
 from liveness.v1 import admin_pb2, fleet_pb2, service_pb2
 from tests.databases import PostgresServer
+from tests.integration.server.activity_client import ActivityClient
 from tests.integration.server.server_harness import (
     NAMESPACE,
     REGISTERED,
@@ -284,6 +286,35 @@ async def test_a_worker_quota_holds_over_all_nodes(harnesses: list[ServerHarness
     assert set(refusals) == {"WORKER_QUOTA_EXCEEDED"}
     assert len(answers) - len(refusals) == 10
     assert sum((await harnesses[1].count()).values()) == 10
+
+
+async def test_quotas_of_open_activities_hold_over_all_nodes_and_can_be_used_completely(
+    harnesses: list[ServerHarness],
+) -> None:
+    for harness in harnesses:
+        await harness.start()
+    await settled(*harnesses)
+    clients = [ActivityClient(harness) for harness in harnesses]
+
+    async def race(prefix: str) -> Counter[str]:
+        answers = await asyncio.gather(
+            *(clients[n % 3].schedule(f"{prefix}{n}", input=b"x" * 1_000) for n in range(60)),
+            return_exceptions=True,
+        )
+        return Counter(unpack(a).reason if isinstance(a, grpc.aio.AioRpcError) else "OK" for a in answers)
+
+    await harnesses[0].configure(max_open_activities=10)
+    for harness in harnesses:
+        await harness.advance(1_000)
+    assert await race("a") == {"OK": 10, "ACTIVITY_QUOTA_EXCEEDED": 50}
+    found = (await clients[1].listed()).activities
+    assert len(found) == 10
+    for listed in found:
+        await clients[0].cancel(listed.id.activity_id)
+    await harnesses[0].configure(max_open_activities=1_000, max_open_activity_bytes=15_000)
+    for harness in harnesses:
+        await harness.advance(1_000)  # a node believes for a moment that the namespace is full
+    assert await race("b") == {"OK": 15, "ACTIVITY_BYTES_EXCEEDED": 45}
 
 
 def shard_id(worker: str) -> int:

@@ -134,7 +134,7 @@ def test_the_image_is_built_in_two_stages_and_does_not_run_as_root() -> None:
 def test_the_image_copies_all_parts_of_the_distribution() -> None:
     copied = set(re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE))
     names = {name for line in copied for name in line.split()}
-    assert names == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "liveness", "tasks"}
+    assert names == {"pyproject.toml", "requirements.lock", "README.md", "LICENSE", "liveness", "tasks"}
     ignored = (DEPLOY / "Containerfile.dockerignore").read_text(encoding="utf-8")
     assert {line[1:] for line in ignored.splitlines() if line.startswith("!")} == names
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from liveness.clock import ManualClock
-from liveness.domain.errors import ResumeTokenInvalid
+from liveness.domain.errors import ResumeTokenInvalid, TooManyWatchers
 from liveness.domain.keys import shard_of
 from liveness.engine.listener import NodeListener
 from liveness.engine.shard import PreparedCommit
@@ -122,4 +122,67 @@ async def test_a_watch_from_the_beginning_resumes_in_the_middle_of_what_is_left(
     await delete_all_events(engine)
     with pytest.raises(ResumeTokenInvalid):
         await seen(engine.feed.watch(EVERYTHING, first.resume_token, False))
+    await engine.stop()
+
+
+async def test_a_commit_wakes_only_watchers_that_selected_one_of_its_events(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await Engine(store, ManualClock()).start()
+    reads: list[object] = []
+    read_feed = store.read_feed
+
+    async def counted(*args: object, **selected: object) -> object:
+        reads.append((selected["namespace"], selected["worker"]))
+        return await read_feed(*args, **selected)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "read_feed", counted)
+    others = [engine.feed.watch(EventSelection("empty", None), "", False) for _ in range(50)]
+    others += [engine.feed.watch(EventSelection(NAMESPACE, NAMES[1]), "", False) for _ in range(50)]
+    concerned = [
+        engine.feed.watch(selection, "", False)
+        for selection in (
+            EventSelection(None, None),
+            EventSelection(NAMESPACE, None),
+            EventSelection(NAMESPACE, NAMES[0]),
+        )
+    ]
+    for watching in (*others, *concerned):
+        assert await seen(watching) == []
+    waiting = [asyncio.create_task(seen(watching)) for watching in others]
+    awaited = [asyncio.create_task(seen(watching)) for watching in concerned]
+    await asyncio.sleep(0)
+    await engine.beat(NAMES[0])
+    assert [await task for task in awaited] == [[NAMES[0]]] * 3
+    assert len(reads) == 3, "one read for each watcher of this event, none for the others"
+    await engine.beat(NAMES[1])
+    assert [await task for task in waiting[50:]] == [[NAMES[1]]] * 50
+    assert ("empty", None) not in reads
+    for task in waiting:
+        task.cancel()
+    await engine.stop()
+
+
+async def test_the_token_of_a_watcher_follows_events_that_it_did_not_select(store: FaultyStore) -> None:
+    engine = await Engine(store, ManualClock()).start()
+    watching = engine.feed.watch(EventSelection("empty", None), "", False)
+    first = await anext(watching)
+    following: asyncio.Task[EventBatch] = asyncio.create_task(anext(watching))  # type: ignore[arg-type]
+    await engine.beat(NAMES[0])
+    engine.clock.move(event_feed.BOOKMARK_INTERVAL_MS)
+    second = await following
+    assert second.entries == []
+    assert second.resume_token != first.resume_token
+    await engine.stop()
+
+
+async def test_the_number_of_watchers_is_limited(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_feed, "WATCHERS_MAX", 2)
+    engine = await Engine(store, ManualClock()).start()
+    watching = [engine.feed.watch(EVERYTHING, "", False) for _ in range(3)]
+    assert await seen(watching[0]) == await seen(watching[1]) == []
+    with pytest.raises(TooManyWatchers, match="This server has its 2 event streams; close some, or watch at"):
+        await seen(watching[2])
+    await watching[0].aclose()  # type: ignore[attr-defined]
+    assert await seen(engine.feed.watch(EVERYTHING, "", False)) == []
     await engine.stop()

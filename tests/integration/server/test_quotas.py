@@ -10,7 +10,17 @@ import grpc
 from liveness.domain.events import ConfigChanged
 from liveness.v1 import worker_pb2
 from tests.integration.engine.engine import activity
-from tests.integration.server.server_harness import ACTIVE, INACTIVE, RENEWED, ServerHarness, refusal, unpack
+from tests.integration.server.server_harness import (
+    ACTIVE,
+    INACTIVE,
+    REGISTERED,
+    RENEWED,
+    SESSION_REPLACED,
+    ServerHarness,
+    heartbeat,
+    refusal,
+    unpack,
+)
 
 RACERS = 200
 LIMIT = 50
@@ -35,7 +45,7 @@ async def test_workers_per_namespace_are_never_exceeded_by_racing_clients(harnes
 
 
 async def test_bindings_per_worker_are_never_exceeded_by_racing_heartbeats(harness: ServerHarness) -> None:
-    await harness.configure(max_bindings_per_worker=LIMIT)
+    await harness.configure(max_bindings_per_worker=LIMIT, worker_heartbeat_rate=0)
     await harness.beat()
     outcomes = await race(*(harness.beat(bound_activities=[activity(f"a{n}")]) for n in range(RACERS)))
     assert outcomes == {"OK": LIMIT, "BINDING_QUOTA_EXCEEDED": RACERS - LIMIT}
@@ -156,3 +166,44 @@ async def test_a_worker_never_holds_more_than_one_heartbeat_can_name(harness: Se
     assert (await harness.beat(session_id="s", sequence=5)).resync_bindings
     full = await harness.beat(session_id="s", sequence=6, bound_activities=everything, full_bindings=True)
     assert not full.resync_bindings
+
+
+async def test_a_worker_that_loops_is_slowed_down_by_default(harness: ServerHarness) -> None:
+    outcomes = Counter(
+        [
+            "OK" if item.HasField("result") else "refused"
+            for _ in range(3)
+            for item in await harness.batch(*(heartbeat("w") for _ in range(100)))
+        ]
+    )
+    assert outcomes == {"OK": 100, "refused": 200}
+
+
+async def test_new_sessions_of_a_worker_are_limited_and_refused_ones_write_nothing(
+    harness: ServerHarness,
+) -> None:
+    """Each writes all metadata of the worker to the log."""
+    labels = {"fat": "x" * 10_000}
+    for number in range(21):
+        await harness.beat(session_id=f"s{number}", sequence=1, labels=labels)
+    stored = await harness.dump("shards")
+    refused = await refusal(harness.beat(session_id="s21", sequence=1, labels=labels))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+    assert refused.message == "Too many new sessions of worker w; try again in 6001 ms."
+    assert await harness.dump("shards") == stored
+    assert (await harness.beat(session_id="s20", sequence=2)).outcome == RENEWED, "the present one goes on"
+    assert (await harness.beat("other", session_id="s", sequence=1)).outcome == REGISTERED
+    await harness.advance(refused.retry_ms or 0)
+    assert (await harness.beat(session_id="s21", sequence=1)).outcome == SESSION_REPLACED
+
+
+async def test_resurrections_of_a_worker_are_limited_too(harness: ServerHarness) -> None:
+    await harness.configure(worker_sessions_per_minute=1)
+    for _ in range(3):
+        await harness.beat()
+        await harness.shut_down()
+    assert (await refusal(harness.beat())).reason == "RATE_LIMITED"
+    await harness.configure(worker_sessions_per_minute=0)
+    for _ in range(30):
+        await harness.beat()
+        await harness.shut_down()

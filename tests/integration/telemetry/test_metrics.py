@@ -292,3 +292,19 @@ def test_the_documentation_lists_every_metric() -> None:
     ]
     listed = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `liveness_")]
     assert listed == rows, "docs/metrics.md should contain:\n" + "\n".join(rows)
+
+
+async def test_namespaces_that_were_created_first_do_not_hide_those_that_are_in_use(
+    harness: ServerHarness,
+) -> None:
+    for number in range(NAMESPACES_MAX):
+        await harness.beat("w", namespace=f"made-up-{number}", lease_ms=3_600_000)
+    for _ in range(5):
+        await harness.beat("w", lease_ms=3_600_000)
+        await harness.advance(30_000)
+    found = exposition_of(harness)
+    assert found.value("liveness_workers", namespace=NAMESPACE, state="ACTIVE") == 1
+    assert found.value("liveness_heartbeats_total", namespace=NAMESPACE) > 0
+    assert len({sample.labels["namespace"] for sample in found.samples if "namespace" in sample.labels}) == (
+        NAMESPACES_MAX + 1
+    )

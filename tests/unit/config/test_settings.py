@@ -118,6 +118,7 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         tls_client_ca_file = "clients.pem"
         tls_client_auth = "required"
         webhook_secret_file = "SECRET_FILE"
+        db_password_file = "SECRET_FILE"
         webhook_queues = ["orders/*"]
         webhook_timeout_s = 20
         relay = ["nats://a.example:4222", "tls://b.example"]

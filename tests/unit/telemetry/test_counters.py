@@ -27,3 +27,32 @@ def test_a_namespace_with_the_shared_name_uses_the_shared_counter() -> None:
     counters = CountersByNamespace()
     counters.track(OTHER).registrations += 1
     assert [(namespace, tally.registrations) for namespace, tally in counters.items()] == [(OTHER, 1)]
+
+
+def test_busy_namespaces_take_the_places_of_idle_ones() -> None:
+    counters = CountersByNamespace()
+    for number in range(NAMESPACES_MAX):
+        counters.track(f"made-up-{number}")
+        counters.count_heartbeats(f"made-up-{number}", 1)
+    counters.rebalance(lambda namespace: True)
+    for number in range(1, NAMESPACES_MAX):
+        counters.count_heartbeats(f"made-up-{number}", 50)
+    counters.count_heartbeats("orders", 1)
+    counters.count_heartbeats("billing", 90)
+    counters.count_heartbeats("without workers", 1_000)
+    assert counters.rebalance(lambda namespace: namespace != "without workers") == ["made-up-0"]
+    assert counters.label("billing") == "billing", "the busier of the two"
+    assert counters.label("orders") == counters.label("without workers") == OTHER
+    counters.count_heartbeats("billing", 90)
+    assert counters.get("billing").heartbeats == 90
+    assert len(dict(counters.items())) == NAMESPACES_MAX + 1
+
+
+def test_namespaces_that_are_equally_busy_do_not_take_turns() -> None:
+    counters = CountersByNamespace()
+    for number in range(NAMESPACES_MAX):
+        counters.track(f"n{number}")
+    for _ in range(3):
+        for number in range(NAMESPACES_MAX + 10):
+            counters.count_heartbeats(f"n{number}", 10)
+        assert counters.rebalance(lambda namespace: True) == []
