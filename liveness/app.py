@@ -35,6 +35,8 @@ from liveness.routing.channels import ChannelPool
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
+from liveness.security.authentication import Authenticator
+from liveness.security.node_authentication import NodeAuthentication
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -165,6 +167,8 @@ class Server:
         stack.push_async_callback(self._unbind)
         self._build()
         self._register_listeners()
+        if self._authentication is not None:
+            await self._authentication.load()
         self._register_services()
         self._push_release(stack)
         self._is_listening = True
@@ -180,6 +184,8 @@ class Server:
     def _start_background_work(self) -> None:
         settings = self._settings
         self._tasks.start(ReceiveProbe(self._platform.connect, self.address, self.node).run())
+        if self._authentication is not None:
+            self._authentication.start(self._tasks)
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -311,6 +317,9 @@ class Server:
             else RemoteNodes(node.owner, self.routes, self.peers, self.ownership_responder)
         )
         self.all_nodes = None if is_single_node else AllNodes(node.owner, self.routes, self.peers)
+        self._authentication = (
+            NodeAuthentication(settings, self.store, self._clock) if settings.auth == "on" else None
+        )
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
@@ -320,7 +329,7 @@ class Server:
         self.peers.on_attended = self.matching.note_attended
         self.feed = EventFeed(node, self.hints.notify_watching)
         own_addresses = self._platform.own_addresses(self.address) if is_single_node else None
-        self.streams = AttachStreams(node, own_addresses)
+        self.streams = AttachStreams(node, own_addresses, asks_callers=settings.auth == "on")
         self._relay = (
             None
             if self._broker is None
@@ -409,6 +418,11 @@ class Server:
         for listener in listeners:
             self.node.add_listener(listener)
 
+    @property
+    def authenticator(self) -> Authenticator | None:
+        """None if nobody is asked who calls."""
+        return None if self._authentication is None else self._authentication.authenticator
+
     def _register_services(self) -> None:
         node, server = self.node, self._grpc
         workers = LivenessService(
@@ -417,10 +431,13 @@ class Server:
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching),
-            AdminService(node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay),
+            AdminService(
+                node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
+                None if self._authentication is None else self._authentication.tokens,
+            ),
             ClusterService(
                 node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
-                self.matching, self.queue, self.feed, self.quotas, workers, self.fleet,
+                self.matching, self.queue, self.feed, self.quotas, workers, self.fleet, self.authenticator,
             ),
         )  # fmt: skip
         admit = node.policies.admit if self._settings.namespaces else None
@@ -430,6 +447,8 @@ class Server:
             register_service(
                 server, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
                 self.telemetry.calls, gate,
+                # Nodes and frontends prove themselves on the cluster's own port.
+                None if isinstance(service, ClusterService) else self.authenticator,
             )  # fmt: skip
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register_receive_probe(server)

@@ -15,6 +15,7 @@ from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
+from liveness.security.posture import check_posture
 from liveness.version import VERSION
 
 
@@ -31,6 +32,12 @@ from liveness.version import VERSION
     "--http-hosts", metavar="A,B", help="More host names under which clients reach HTTP.  [default: none]"
 )
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
+@click.option(
+    "--insecure/--no-insecure",
+    default=None,
+    help="Allow listeners beyond loopback without TLS and authentication.",
+)
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
@@ -49,6 +56,8 @@ def frontend(*, config: str | None, **flags: Any) -> None:
       liveness frontend --nodes a.example:7400 --http 0.0.0.0:7480
     """
     settings = settings_from_flags(flags, config)
+    if (why := check_posture(settings)) is not None:
+        raise UsageError(why)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.

@@ -14,6 +14,7 @@ import click
 from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
+from liveness.security.posture import check_posture
 from liveness.version import VERSION
 
 INTERRUPTED = 130
@@ -37,6 +38,18 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 )
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
+@click.option("--auth-jwt-issuer", metavar="ISS", help="Accept JWTs of this issuer.  [default: none]")
+@click.option("--auth-jwt-audience", metavar="AUD", help="The audience that JWTs must name.")
+@click.option("--auth-jwt-keys", metavar="FILE|URL", help="The issuer's keys: a JSON Web Key Set.")
+@click.option(
+    "--auth-jwt-grants", metavar="CLAIM=PATTERN=>GRANT,…", help="What claims and certificates grant."
+)
+@click.option(
+    "--insecure/--no-insecure",
+    default=None,
+    help="Allow listeners beyond loopback without TLS and authentication.",
+)
 @click.option("--namespaces", metavar="A,B", help="The namespaces to serve.  [default: any]")
 @click.option(
     "--webhook-url", metavar="URL", help="Send reschedules to another engine.  [default: match them]"
@@ -86,6 +99,8 @@ def serve(*, config: str | None, **flags: Any) -> None:
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from_flags(flags, config)
+    if (why := check_posture(settings)) is not None:
+        raise UsageError(why)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.

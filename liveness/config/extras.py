@@ -11,6 +11,7 @@ SERVER_PACKAGES = (
     "grpc_health",
     "grpc_reflection",
     "h11",
+    "jwt",
     "prometheus_client",
     "sqlalchemy",
     "starlette",

@@ -27,6 +27,10 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log_level: str = "info"
     log_format: str = "auto"
     shutdown_timeout_s: float = 10.0
+    auth: str = "off"
+    """on: every call needs a credential, about which the frontend asks a node."""
+    insecure: bool = False
+    """Allow listeners beyond loopback without TLS and authentication."""
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
 

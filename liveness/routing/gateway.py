@@ -36,6 +36,7 @@ from liveness.routing.routing_table import Owner, RoutingTable
 from liveness.routing.rpc_failures import RpcFailure
 from liveness.routing.stream_proxy import StreamProxy
 from liveness.rpc.tracing import CallTracer
+from liveness.security.principal import AUTHORIZATION_HEADER
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Serve = Callable[[Any], Awaitable[Any]]
@@ -189,7 +190,7 @@ class MethodRouter:
             kind is RoutingKind.HEARTBEAT
             and request.HasField("heartbeat")
             and len(body) <= BATCH_BYTES_MAX
-            and all(name in _BATCHABLE_METADATA for name, _ in metadata)
+            and all(name in _BATCHABLE_METADATA or name == AUTHORIZATION_HEADER for name, _ in metadata)
             and not (self._gateway.tracer is not None and self._gateway.tracer.has_current_span)
         )
         forwarder, coalescer = self._gateway.forwarder, self._gateway.coalescer
@@ -198,7 +199,8 @@ class MethodRouter:
             return await forwarder.send(self._path, body, owner, metadata, retry_budget.timeout_s())
 
         async def send_batched(owner: Owner) -> RpcResponse | RpcFailure:
-            return await coalescer.send(owner, request.namespace, body, retry_budget.timeout_s())
+            credential = tuple(entry for entry in metadata if entry[0] == AUTHORIZATION_HEADER)
+            return await coalescer.send(owner, request.namespace, body, retry_budget.timeout_s(), credential)
 
         outcome = await forwarder.send_until_served(
             self._shard_id(request),

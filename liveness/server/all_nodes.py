@@ -15,6 +15,7 @@ from liveness.domain.errors import NodeLost, ShardUnavailable
 from liveness.routing.forwarding import LOCAL_ONLY_HEADER, TARGET_NODE_HEADER
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.status import error_from_rpc
+from liveness.security.principal import AUTHORIZATION_HEADER, current_caller
 from liveness.store.api import WorkerRow
 from liveness.v1 import cluster_pb2, worker_pb2
 
@@ -119,10 +120,20 @@ class AllNodes:
         )
         try:
             answer: ResponseT = await call(
-                request, timeout=timeout_s, metadata=((TARGET_NODE_HEADER, node_id), (LOCAL_ONLY_HEADER, "1"))
+                request,
+                timeout=timeout_s,
+                metadata=((TARGET_NODE_HEADER, node_id), (LOCAL_ONLY_HEADER, "1"), *_credential()),
             )
         except asyncio.CancelledError:
             if not was_cancelled_by_channel():
                 raise
             raise NodeLost(node_id=node_id, address=address) from None
         return answer
+
+
+def _credential() -> tuple[tuple[str, str], ...]:
+    """The caller's own credential: the other node asks whether the caller may do this, too."""
+    caller = current_caller.get()
+    if caller is None or not caller.authorization:
+        return ()
+    return ((AUTHORIZATION_HEADER, caller.authorization),)

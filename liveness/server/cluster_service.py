@@ -12,11 +12,12 @@ from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.domain.activity import Activity
 from liveness.domain.activity_decider import AttemptHolder
-from liveness.domain.errors import MalformedRequest
+from liveness.domain.errors import MalformedRequest, Unauthenticated
 from liveness.domain.keys import ActivityKey, WorkerKey
 from liveness.engine.node import Node
 from liveness.expiry.death_rate import DeathCount
 from liveness.routing.routing_table import Owner, RoutingTable
+from liveness.security.authentication import Authenticator
 from liveness.server import activity_wire, cluster_wire
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
@@ -64,6 +65,7 @@ class ClusterService:
         quotas: Quotas,
         liveness_service: LivenessService,
         fleet: Fleet,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._node = node
         self._routes = routes
@@ -77,6 +79,19 @@ class ClusterService:
         self._quotas = quotas
         self._liveness_service = liveness_service
         self._fleet = fleet
+        self._authenticator = authenticator
+
+    async def authenticate(self, request: pb.AuthenticateRequest) -> pb.AuthenticateResponse:
+        if self._authenticator is None:
+            raise Unauthenticated(why="this node asks nobody; set auth to on")
+        principal = self._authenticator.authenticate_header(request.authorization).principal
+        return pb.AuthenticateResponse(
+            principal=principal.name,
+            grants=map(str, principal.grants),
+            credential=principal.credential_kind,
+            credential_id=principal.credential_id,
+            expires_wall_ms=principal.expires_wall_ms,
+        )
 
     async def get_routes(self, request: pb.GetRoutesRequest) -> pb.GetRoutesResponse:
         routes = self._routes

@@ -23,6 +23,8 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import HeartbeatOutcome, Shard
+from liveness.security.principal import caller_name
+from liveness.security.redaction import redact_error
 from liveness.server import tokens, wire
 from liveness.server.all_nodes import AllNodes
 from liveness.server.attach_streams import AttachStreams
@@ -92,7 +94,8 @@ class LivenessService:
             errors = [answer for answer in answers if isinstance(answer, LivenessError)]
             self._telemetry.record_refusals(request.namespace, errors)
             return b"".join(
-                refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
+                refused_item(redact_error(answer)) if isinstance(answer, LivenessError) else answer
+                for answer in answers
             )
 
     async def _record(
@@ -112,6 +115,7 @@ class LivenessService:
         build_renewal = reply_builder.build_renewal
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(shard_table)
+        principal = caller_name()
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
         unadmitted: list[int] = []
@@ -131,7 +135,8 @@ class LivenessService:
                     require_identifier("heartbeat.worker_instance_key", instance_key)
                     self._rate_limits.admit(key, policy)
                 sequence, successes, errors = counters = wire.pop_counters(beat)
-                fingerprint = hash(beat.SerializePartialToString())
+                # Another principal's copy of the same heartbeat does not take the short path.
+                fingerprint = hash((principal, beat.SerializePartialToString()))
                 worker = shard.renew_unchanged(
                     key, fingerprint, sequence, successes, errors, listening_ms, wall_ms
                 )
@@ -140,7 +145,7 @@ class LivenessService:
                 else:
                     now_ms = shard.observed_ms_at(listening_ms)
                     outcome, worker = self._decide(
-                        shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint
+                        shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint, principal
                     )
                     answers.append(reply_builder.build(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
@@ -199,6 +204,7 @@ class LivenessService:
         now_ms: int,
         wall_ms: int,
         fingerprint: int,
+        principal: str,
     ) -> tuple[HeartbeatOutcome, Worker]:
         key = WorkerKey(*key_parts)
         known = shard.workers.get(key)
@@ -206,7 +212,7 @@ class LivenessService:
             require_identifier("heartbeat.worker_instance_key", key.instance_key)
             # All workers of a namespace share one string.
             key = WorkerKey(intern(key.namespace), key.instance_key)
-        command = wire.heartbeat(beat, counters, policy, known)
+        command = wire.heartbeat(beat, counters, policy, known, principal)
         outcome, worker = shard.heartbeat(key, command, now_ms, wall_ms, self._quotas.admit)
         if outcome is not REPEATED:  # a repeated heartbeat was not applied, and its content may differ
             is_same_session = command.session_id == worker.session_id
@@ -249,6 +255,7 @@ class LivenessService:
             text("reason", request.reason),
             self._node.policies.of(key.namespace),
             optional_identifier("session_id", request.session_id),
+            caller_name(),
         )
         worker, moved = shard.deactivate(key, command)
         await self._node.wait_durable(shard)

@@ -71,7 +71,11 @@ def restore_counters(beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int,
 
 
 def heartbeat(
-    beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int, int], policy: Policy, known: Worker | None
+    beat: worker_pb2.WorkerHeartbeat,
+    counters: tuple[int, int, int],
+    policy: Policy,
+    known: Worker | None,
+    principal: str = "",
 ) -> Heartbeat:
     """Fields that equal those of the `known` worker are not validated again."""
     session_id, last_error = beat.session_id, beat.last_error
@@ -109,6 +113,7 @@ def heartbeat(
         duration_ms("heartbeat.loop_lag", beat.loop_lag, allow_zero=True) if beat.HasField("loop_lag") else 0,
         beat.new_incarnation,
         beat.lease_epoch,
+        principal,
     )
 
 
@@ -341,6 +346,7 @@ def worker_message(
         draining=standing.draining,
         attached=context.attached,
         suspect=context.disconnected,
+        principal=worker.principal,
     )
     if context.held_until_ms:
         message.held_until.CopyFrom(timestamp(wall_ms - now_ms + context.held_until_ms))
