@@ -1,9 +1,13 @@
-"""Grants: a role in a namespace, written ROLE:NAMESPACE or ROLE:NAMESPACE:KEY_PREFIX."""
+"""Grants: a role in a namespace, written ROLE:NAMESPACE or ROLE:NAMESPACE:KEY_PREFIX.
+
+Other characters than those of URLs, and a colon in a namespace, are written as in URLs: %3A for a colon.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 ALL_NAMESPACES = "*"
 TEXT_CHARS_MAX = 600
@@ -45,8 +49,8 @@ class Grant(NamedTuple):
     """Only worker keys that begin with it; empty for all, and for calls that are about no single worker."""
 
     def __str__(self) -> str:
-        parts = [self.role.name.lower(), self.namespace]
-        return ":".join([*parts, self.key_prefix] if self.key_prefix else parts)
+        parts = [self.role.name.lower(), quote(self.namespace, safe="/*")]
+        return ":".join([*parts, quote(self.key_prefix, safe="/:")] if self.key_prefix else parts)
 
     def includes(self, role: Role) -> bool:
         return role in _INCLUDED[self.role]
@@ -65,9 +69,11 @@ def parse_grant(text: str) -> Grant | None:
         return None
     if len(text) > TEXT_CHARS_MAX or not text.isprintable() or any(char.isspace() for char in text):
         return None
-    if namespace != ALL_NAMESPACES and "*" in namespace:
+    if namespace == ALL_NAMESPACES:
+        return Grant(role, namespace, unquote(key_prefix))
+    if "*" in (namespace := unquote(namespace)):
         return None
-    return Grant(role, namespace, key_prefix)
+    return Grant(role, namespace, unquote(key_prefix))
 
 
 def role_named(name: str) -> Role | None:
