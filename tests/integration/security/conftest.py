@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.quiet_logs import quiet
 from tests.integration.security.auth_harness import AuthHarness
 from tests.integration.server.conftest import migrated_template, url
 
-__all__ = ["migrated_template", "quiet", "url"]
+__all__ = ["migrated_template", "url"]
 
 
 @pytest.fixture
