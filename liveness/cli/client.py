@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from liveness.cli import durations
+from liveness.cli.credentials import read_token, with_token
 from liveness.cli.errors import CommandError, UsageError
 from liveness.cli.output import print_note
 from liveness.cli.shared_options import address_option, json_option, namespace_option
@@ -65,6 +66,7 @@ class Client:
     activities: ActivityServiceStub
     addresses: tuple[str, ...]
     """All given addresses; `address` is the first one that answered."""
+    token: str = field(default="", repr=False)
 
     def call(self, method: Callable[..., Response], request: Message) -> Response:
         try:
@@ -80,7 +82,7 @@ class Client:
 
     def reconnect(self) -> AbstractContextManager[Client]:
         """Connect again after a failure, perhaps to another node."""
-        return connect(self.addresses, self.namespace, self.timeout_s)
+        return connect(self.addresses, self.namespace, self.timeout_s, self.token)
 
     def list_all(
         self,
@@ -130,15 +132,18 @@ def no_server_message(*addresses: str) -> str:
     return f"no liveness server answers at {listed}; start one with `liveness serve`"
 
 
-def open_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, token: str = "") -> grpc.Channel:
+    channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return with_token(channel, address, token) if token else channel
 
 
 @contextmanager
-def first_responding(addresses: tuple[str, ...], timeout_s: float) -> Iterator[tuple[str, grpc.Channel]]:
+def first_responding(
+    addresses: tuple[str, ...], timeout_s: float, token: str = ""
+) -> Iterator[tuple[str, grpc.Channel]]:
     """Yield the first address that answers a harmless call. So the command itself is never sent to two nodes."""
     for address in addresses:
-        with open_channel(address) as channel:
+        with open_channel(address, token) as channel:
             if len(addresses) == 1 or _is_responding(channel, timeout_s / len(addresses)):
                 yield address, channel
                 return
@@ -146,8 +151,11 @@ def first_responding(addresses: tuple[str, ...], timeout_s: float) -> Iterator[t
 
 
 @contextmanager
-def connect(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Iterator[Client]:
-    with first_responding(addresses, timeout_s) as (server, channel):
+def connect(
+    addresses: tuple[str, ...], namespace: str, timeout_s: float, token: str = ""
+) -> Iterator[Client]:
+    """`token`: sent with every call; empty: none is sent."""
+    with first_responding(addresses, timeout_s, token) as (server, channel):
         yield Client(
             server,
             namespace,
@@ -156,6 +164,7 @@ def connect(addresses: tuple[str, ...], namespace: str, timeout_s: float) -> Ite
             AdminServiceStub(channel),
             ActivityServiceStub(channel),
             addresses,
+            token,
         )
 
 
@@ -207,7 +216,8 @@ def client_command(
                 settings = load_client_settings({"address": address, "namespace": namespace}, os.environ)
             except SettingsError as error:
                 raise UsageError(str(error)) from error
-            with connect(settings.addresses, settings.namespace, timeout) as client:
+            token = read_token(settings.token_file)
+            with connect(settings.addresses, settings.namespace, timeout, token) as client:
                 command(client, **rest)
 
         options: list[Callable[..., Any]] = [

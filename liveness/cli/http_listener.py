@@ -42,12 +42,18 @@ async def start_http(
     http: str,
     hosts: Collection[str],
     metrics: Callable[[], tuple[bytes, str]],
+    asks_callers: bool = False,
 ) -> HttpServer:
     """Serve HTTP as a client of this process's own gRPC listener. `http`: the setting, for the error message."""
     from liveness.http.server import HttpServer
 
     http_server = HttpServer(
-        loopback_address(grpc_address), listen_address, clock, hosts=hosts, metrics=metrics
+        loopback_address(grpc_address),
+        listen_address,
+        clock,
+        hosts=hosts,
+        metrics=metrics,
+        asks_callers=asks_callers,
     )
     try:
         await http_server.start()

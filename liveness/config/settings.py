@@ -210,6 +210,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1:7400"
     """One address, or several with commas between them."""
     namespace: str = "default"
+    token_file: str = ""
+    """A file with the token that is sent with every call; empty: none is sent."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -313,6 +315,7 @@ CLIENT_SETTING_TYPES: Mapping[str, SettingType] = {
         f"{_HOST_PORT}, or several with commas between them",
     ),
     "namespace": string_setting(bool, "the name of a namespace, not empty"),
+    "token_file": _FILE_NAME,
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from liveness.security.first_token import create_first_token
+from liveness.security.token_table import TokenTable
 from liveness.v1 import token_pb2
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
@@ -43,10 +44,15 @@ class AuthHarness(ServerHarness):
         await super().start(**{"auth": "on", **settings})
         if not hasattr(self, "admin_client"):
             token = await create_first_token(self.server.store, self.clock)
-            await self.server.authenticator.tokens.refresh()
+            await self.tokens.refresh()
             self._admin_token = token.text
         self.admin_client = self.client(self._admin_token)
         return self
+
+    @property
+    def tokens(self) -> TokenTable:
+        assert self.server.authenticator is not None
+        return self.server.authenticator.tokens
 
     def client(self, token: str | None) -> Client:
         return Client(self.channel, token)

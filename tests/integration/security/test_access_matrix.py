@@ -67,7 +67,11 @@ async def call(harness: AuthHarness, method: MethodDescriptor, request: Any, tok
             await stream.write(request)
             answer = await stream.read()
             stream.cancel()
-            return reason_of(unpack_status(answer.attached.status)) if answer.attached.HasField("status") else "OK"
+            return (
+                reason_of(unpack_status(answer.attached.status))
+                if answer.attached.HasField("status")
+                else "OK"
+            )
         if method.server_streaming:
             stream = rpc(request, metadata=metadata, timeout=10)
             await stream.read()

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from liveness.security.jwt_verifier import KeySet
 from liveness.v1 import access_pb2, token_pb2
 from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.server.server_harness import refusal
@@ -32,13 +33,21 @@ OTHER_KEY = ec.generate_private_key(ec.SECP256R1())
 def jwks(**keys: Any) -> str:
     entries = []
     for kid, key in keys.items():
-        algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+        algorithm = (
+            jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+        )
         entries.append({**json.loads(algorithm.to_jwk(key.public_key())), "kid": kid, "use": "sig"})
     return json.dumps({"keys": entries})
 
 
 class JwtHarness(AuthHarness):
     keys: Path
+
+    def key_set(self) -> KeySet:
+        authentication = self.server._authentication
+        assert authentication is not None
+        assert authentication.keys is not None
+        return authentication.keys
 
     def claims(self, **changes: Any) -> dict[str, Any]:
         now_s = self.clock.wall_ms() // 1_000
@@ -62,7 +71,10 @@ async def issuer(tmp_path: Path) -> AsyncIterator[JwtHarness]:
     harness.keys = tmp_path / "jwks.json"
     harness.keys.write_text(jwks(one=KEY))
     await harness.start(
-        auth_jwt_issuer=ISSUER, auth_jwt_audience=AUDIENCE, auth_jwt_keys=str(harness.keys), auth_jwt_grants=RULES
+        auth_jwt_issuer=ISSUER,
+        auth_jwt_audience=AUDIENCE,
+        auth_jwt_keys=str(harness.keys),
+        auth_jwt_grants=RULES,
     )
     yield harness
     await harness.stop()
@@ -111,11 +123,13 @@ async def test_tokens_for_others_and_incomplete_ones_are_refused(issuer: JwtHarn
 async def test_unsigned_and_symmetric_tokens_are_refused(issuer: JwtHarness) -> None:
     public_pem = KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     header = {"kid": "one"}
-    unsigned = jwt.encode(issuer.claims(), None, algorithm="none", headers=header)
+    unsigned = jwt.encode(issuer.claims(), "", algorithm="none", headers=header)
     # The library refuses a public key as a shared secret, so that the forgery is made by hand.
     head = jwt.utils.base64url_encode(json.dumps({"alg": "HS256", "typ": "JWT", **header}).encode())
     signing_input = head + b"." + jwt.utils.base64url_encode(json.dumps(issuer.claims()).encode())
-    signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(signing_input, public_pem)
+    signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(
+        signing_input, public_pem
+    )
     forged = (signing_input + b"." + jwt.utils.base64url_encode(signature)).decode()
     wrong_key = issuer.signed(rsa.generate_private_key(public_exponent=65537, key_size=2048))
     wrong_algorithm = issuer.signed(algorithm="RS512")
@@ -132,7 +146,7 @@ async def test_thirty_seconds_of_clock_skew_are_allowed(
 ) -> None:
     """Negative: the token's time has not come yet by the server's clock. Positive: it has expired."""
     now_s = issuer.clock.wall_ms() // 1_000
-    times = {"exp": now_s - skew_s} if skew_s > 0 else {"nbf": now_s - skew_s}
+    times: dict[str, Any] = {"exp": now_s - skew_s} if skew_s > 0 else {"nbf": now_s - skew_s}
     call = who(issuer.client(issuer.signed(**times)))
     if accepted:
         assert (await call).authenticated
@@ -150,8 +164,7 @@ async def test_a_token_that_was_accepted_expires(issuer: JwtHarness) -> None:
 
 
 async def test_keys_are_rotated_and_the_last_good_ones_stay(issuer: JwtHarness) -> None:
-    keys = issuer.server._authentication.keys
-    assert keys is not None
+    keys = issuer.key_set()
     rotated = issuer.client(issuer.signed(OTHER_KEY, "two", "ES256"))
     assert (await refusal(who(rotated))).reason == "UNAUTHENTICATED"
     issuer.keys.write_text(jwks(one=KEY, two=OTHER_KEY))
@@ -184,8 +197,7 @@ async def test_unknown_key_ids_make_the_server_ask_every_thirty_seconds_at_most(
     thread.start()
     try:
         await issuer.restart(auth_jwt_keys=f"http://127.0.0.1:{server.server_port}/jwks")
-        keys = issuer.server._authentication.keys
-        assert keys is not None
+        keys = issuer.key_set()
         assert len(asked) == 1
         running = asyncio.create_task(keys.run())
         while len(asked) < 2 or not issuer.clock._sleepers:

@@ -95,7 +95,13 @@ async def test_of_a_batch_with_mixed_keys_only_ones_own_are_recorded(
     limited = await auth.caller("limited", f"worker:{NAMESPACE}:mine-")
     request = service_pb2.RecordWorkerHeartbeatsRequest(
         namespace=NAMESPACE,
-        heartbeats=[heartbeat("mine-1"), heartbeat("w"), heartbeat("other"), heartbeat("mine-2"), heartbeat("")],
+        heartbeats=[
+            heartbeat("mine-1"),
+            heartbeat("w"),
+            heartbeat("other"),
+            heartbeat("mine-2"),
+            heartbeat(""),
+        ],
     )
     items = (await limited.liveness.RecordWorkerHeartbeats(request)).items
     assert [unpack_status(item.status).reason if item.HasField("status") else "OK" for item in items] == [
@@ -116,7 +122,7 @@ async def test_another_principal_cannot_attach_shut_down_poll_or_claim(
 ) -> None:
     refused = await attach(thief)
     assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED, "WORKER_KEY_OWNED")
-    worker = {"namespace": NAMESPACE, "worker_instance_key": "w", "session_id": "s1"}
+    worker: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": "w", "session_id": "s1"}
     calls = [
         thief.liveness.ShutdownWorker(service_pb2.ShutdownWorkerRequest(**worker)),
         thief.activities.PollActivity(activity_pb2.PollActivityRequest(**worker, task_queue="q")),
@@ -163,7 +169,7 @@ async def test_another_principal_cannot_end_an_attempt_with_the_right_fencing_to
 
 
 async def test_within_a_principal_the_session_id_is_needed(auth: AuthHarness, owner: Client) -> None:
-    worker = {"namespace": NAMESPACE, "worker_instance_key": "w"}
+    worker: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": "w"}
     for call in (
         owner.liveness.ShutdownWorker(service_pb2.ShutdownWorkerRequest(**worker)),
         owner.activities.PollActivity(activity_pb2.PollActivityRequest(**worker, task_queue="q")),
@@ -182,7 +188,7 @@ async def test_a_key_stays_owned_while_its_worker_is_dead_and_until_an_operator_
     auth: AuthHarness, owner: Client, thief: Client
 ) -> None:
     operator = await auth.caller("oncall", f"operator:{NAMESPACE}")
-    worker = {"namespace": NAMESPACE, "worker_instance_key": "w"}
+    worker: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": "w"}
     await operator.admin.ExpireWorker(admin_pb2.ExpireWorkerRequest(**worker))
     assert (await refusal(beat(thief, session_id="s2"))).reason == "WORKER_KEY_OWNED"
     assert (await beat(owner, session_id="s1", sequence=2)).outcome == RESURRECTED
@@ -210,7 +216,9 @@ async def test_a_worker_from_before_is_adopted_by_whoever_knows_its_session(auth
     assert (await beat(owner, session_id="s2", sequence=1)).outcome == SESSION_REPLACED
 
 
-async def test_with_authentication_off_again_the_owner_stays_recorded(auth: AuthHarness, owner: Client) -> None:
+async def test_with_authentication_off_again_the_owner_stays_recorded(
+    auth: AuthHarness, owner: Client
+) -> None:
     await auth.restart(auth="off")
     assert (await auth.beat("w", namespace=NAMESPACE, session_id="s2")).outcome == SESSION_REPLACED
     assert (await auth.describe("w", NAMESPACE)).principal == "render"

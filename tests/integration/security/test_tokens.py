@@ -64,7 +64,9 @@ async def test_a_principal_has_two_live_tokens_at_most(auth_on_each_database: Au
     fourth = await auth.create_token("ci", "reader:shop")
     assert len({token.secret for token in (first, second, third, fourth)}) == 4
     listed = (await auth.admin_client.admin.ListTokens(token_pb2.ListTokensRequest(principal="ci"))).tokens
-    assert [token.HasField("revoke_time") for token in listed] == [False, False, False, True] or len(listed) == 4
+    assert [token.HasField("revoke_time") for token in listed] == [False, False, False, True] or len(
+        listed
+    ) == 4
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ async def test_revocation_at_one_node_is_effective_at_another_and_cuts_its_strea
     await second.start()
     try:
         created = await first.create_token("reader", "reader:shop", "worker:shop")
-        await second.server.authenticator.tokens.refresh()
+        await second.tokens.refresh()
         client = second.client(created.secret)
         watching = client.liveness.WatchEvents(service_pb2.WatchEventsRequest(namespace="shop"))
         await watching.read()
@@ -136,7 +138,7 @@ async def test_revocation_at_one_node_is_effective_at_another_and_cuts_its_strea
         await attached.write(service_pb2.AttachRequest(ping=service_pb2.AttachRequest.Ping(number=1)))
         assert (await attached.read()).pong.number == 1
         await revoke(first, created.token.token_id)
-        polled = asyncio.create_task(second.server.authenticator.tokens.run())
+        polled = asyncio.create_task(second.tokens.run())
         while not second.clock._sleepers:
             await asyncio.sleep(0)
         second.clock.move(500)
@@ -158,7 +160,7 @@ async def test_the_first_token_is_created_once(auth: AuthHarness) -> None:
     for _ in range(3):
         auth.clock.move(1)  # the oldest makes room
         tokens.append(await create_first_token(auth.server.store, auth.clock, force=True))
-    await auth.server.authenticator.tokens.refresh()
+    await auth.tokens.refresh()
     assert (await who(auth.client(tokens[-1].text))).principal == "admin"
     assert (await who(auth.client(tokens[-2].text))).principal == "admin"
     assert (await refusal(who(auth.client(tokens[0].text)))).reason == "UNAUTHENTICATED"
@@ -188,7 +190,7 @@ async def test_sessions_are_shown_as_a_short_hash_everywhere(auth: AuthHarness) 
     reader = auth.admin_client
     await beat(worker, session_id="older", lease_ms=1_000)
     await beat(worker, session_id=secret, lease_ms=1_000)
-    named = {"namespace": NAMESPACE, "worker_instance_key": "w"}
+    named: dict[str, Any] = {"namespace": NAMESPACE, "worker_instance_key": "w"}
     shown = [
         await reader.liveness.DescribeWorker(service_pb2.DescribeWorkerRequest(**named)),
         await reader.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=NAMESPACE)),
@@ -217,12 +219,16 @@ async def test_sessions_are_shown_as_a_short_hash_everywhere(auth: AuthHarness) 
     ):
         refused = await refusal(request)
         assert len(refused.fields["session_id"]) == 8
-        assert "older" not in refused.message and "no-such-one" not in refused.message
+        assert "older" not in refused.message
+        assert "no-such-one" not in refused.message
 
 
 async def test_readers_and_operators_see_no_payloads_and_producers_do(auth: AuthHarness) -> None:
     producer = await auth.caller("shop-web", f"producer:{NAMESPACE}")
-    activity = {"namespace": NAMESPACE, "id": activity_pb2.ActivityId(workflow_id="w", run_id="r", activity_id="a")}
+    activity: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "id": activity_pb2.ActivityId(workflow_id="w", run_id="r", activity_id="a"),
+    }
     await producer.activities.ScheduleActivity(
         activity_pb2.ScheduleActivityRequest(**activity, task_queue="q", input=b"card number")
     )
@@ -231,9 +237,12 @@ async def test_readers_and_operators_see_no_payloads_and_producers_do(auth: Auth
     for role in ("reader", "operator"):
         reader = await auth.caller(role, f"{role}:{NAMESPACE}")
         assert (await reader.activities.DescribeActivity(request)).activity.input == b""
-        events = await reader.liveness.ListRecentEvents(service_pb2.ListRecentEventsRequest(namespace=NAMESPACE))
+        events = await reader.liveness.ListRecentEvents(
+            service_pb2.ListRecentEventsRequest(namespace=NAMESPACE)
+        )
         [scheduled] = [json.loads(event.data_json) for event in events.events]
-        assert "input" not in scheduled and scheduled["task_queue"] == "q"
+        assert "input" not in scheduled
+        assert scheduled["task_queue"] == "q"
 
 
 async def test_a_canary_token_is_in_no_log_event_metric_error_or_table(auth: AuthHarness) -> None:
@@ -254,4 +263,5 @@ async def test_a_canary_token_is_in_no_log_event_metric_error_or_table(auth: Aut
     secret = created.secret.split("_", 2)[2]
     for found in (logs, errors, metrics.decode(), listed, recent, await auth.dump()):
         assert secret not in str(found)
-    assert "token created" in str(logs) and "token revoked" in str(logs)
+    assert "token created" in str(logs)
+    assert "token revoked" in str(logs)
