@@ -37,6 +37,7 @@ from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
 from liveness.security.authentication import Authenticator
 from liveness.security.node_authentication import NodeAuthentication
+from liveness.security.posture import exposed_settings
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -350,6 +351,7 @@ class Server:
             ),
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
+            insecure="; ".join(each.text for each in exposed_settings(settings)),
         )
         self._prometheus = PrometheusExporter(self.telemetry, METRICS)
         self.queue = QueueRunner(

@@ -220,10 +220,10 @@ def whoami(client: Client, *, as_json: bool) -> None:
 
 @auth.command("can-i")
 @click.argument("role", type=click.Choice(ROLES))
-@click.argument("namespace")
+@click.argument("target", metavar="NAMESPACE")
 @click.option("--key", metavar="KEY", default="", help="A worker key, if the grant is limited to some.")
 @client_command(namespace=False)
-def can_i(client: Client, *, role: str, namespace: str, key: str, as_json: bool) -> None:
+def can_i(client: Client, *, role: str, target: str, key: str, as_json: bool) -> None:
     """Say whether you have ROLE in NAMESPACE; * stands for all. The exit code is 0 for yes and 1 for no.
 
     \b
@@ -233,7 +233,7 @@ def can_i(client: Client, *, role: str, namespace: str, key: str, as_json: bool)
     """
     request = CanIRequest(
         role=access_pb2.Role.Value(f"ROLE_{role.upper()}"),
-        target_namespace=namespace,
+        target_namespace=target,
         worker_instance_key=key,
     )
     answer = client.call(client.admin.CanI, request)

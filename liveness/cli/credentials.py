@@ -32,7 +32,7 @@ def with_token(channel: grpc.Channel, address: str, token: str) -> grpc.Channel:
     return grpc.intercept_channel(channel, _TokenInterceptor(token))
 
 
-class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc]
+class _CallDetails(grpc.ClientCallDetails):
     def __init__(self, details: Any, metadata: tuple[tuple[str, str], ...]) -> None:
         self.method = details.method
         self.timeout = details.timeout
@@ -42,7 +42,7 @@ class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc]
         self.compression = details.compression
 
 
-class _TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class _TokenInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def __init__(self, token: str) -> None:
         self._entry = ("authorization", f"Bearer {token}")
 

@@ -1032,10 +1032,13 @@ class GetFleetShareResponse(_message.Message):
     RELAY_TROUBLE_FIELD_NUMBER: _builtins.int
     TASK_QUEUES_FIELD_NUMBER: _builtins.int
     DATABASE_TROUBLE_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
     relay_trouble: _builtins.str
     """Why the message broker takes nothing from it; empty if it does."""
     database_trouble: _builtins.str
     """Why its last renewal of its own lease failed; empty if it did not."""
+    insecure: _builtins.str
+    """Its listeners that others can reach without TLS or without authentication, for people; empty if there are none."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.FleetSample]:
         """Oldest first, without latencies."""
@@ -1079,10 +1082,11 @@ class GetFleetShareResponse(_message.Message):
         relay_trouble: _builtins.str = ...,
         task_queues: _abc.Iterable[_fleet_pb2.TaskQueueBacklog] | None = ...,
         database_trouble: _builtins.str = ...,
+        insecure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "task_queues", b"task_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "insecure", b"insecure", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "task_queues", b"task_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
