@@ -14,6 +14,7 @@ deaths      projection: who died when, so that certificates count those who died
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
 sizes       the size of the database over the last days, for its growth
+tokens      credentials of callers, as hashes of their secrets
 meta        properties of the database, set when it was created, migrated or restored; the epoch floor of each shard
 """
 
