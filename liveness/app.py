@@ -52,7 +52,8 @@ from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.shutdown_gate import ShutdownGate
-from liveness.server.wire import event_json
+from liveness.server.wire import event_json, event_json_without_sessions
+from liveness.store.codec import LogEntry
 from liveness.store.errors import (
     CannotOpenStore,
     CommitRejected,
@@ -335,7 +336,10 @@ class Server:
             None
             if self._broker is None
             else Relay(
-                node, self._broker, settings.relay_queues, event_json if settings.relay_events else None
+                node,
+                self._broker,
+                settings.relay_queues,
+                self._relayed_event if settings.relay_events else None,
             )
         )
         broker, relay = self._broker, self._relay
@@ -488,6 +492,10 @@ class Server:
             tracer=self._tracer,
             record_try=self.telemetry.forwarded.record,
         )
+
+    @property
+    def _relayed_event(self) -> Callable[[int, LogEntry], bytes]:
+        return event_json if self._settings.auth == "off" else event_json_without_sessions
 
     def _cluster_status(self) -> ClusterStatus:
         membership = self.membership

@@ -24,6 +24,7 @@ from liveness.domain.worker import (
 )
 from liveness.domain.worker import full_profile as whole_profile
 from liveness.engine.shard import HeartbeatOutcome
+from liveness.security.redaction import redact_json
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
@@ -388,12 +389,23 @@ def event_message(shard_id: int, entry: LogEntry) -> event_pb2.Event:
 
 def event_json(shard_id: int, entry: LogEntry) -> bytes:
     """Returns the event as JSON with the field names of the proto and every field."""
+    return _event_json(event_message(shard_id, entry))
+
+
+def _event_json(message: event_pb2.Event) -> bytes:
     fields = MessageToDict(
-        event_message(shard_id, entry),
+        message,
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,
     )
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def event_json_without_sessions(shard_id: int, entry: LogEntry) -> bytes:
+    """The same with session ids as short hashes, where they are capabilities."""
+    message = event_message(shard_id, entry)
+    message.data_json = redact_json(message.data_json, shows_payloads=True)
+    return _event_json(message)
 
 
 def config_message(values: Mapping[str, float]) -> admin_pb2.NamespaceConfig:

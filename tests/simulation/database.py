@@ -200,9 +200,7 @@ class NodeDatabase:
         else:
             _fail(session.done, _not_sent(writes))
 
-    def _send(
-        self, delay_s: float, work: Callable[[Connection], T], session: _Session, writes: bool
-    ) -> None:
+    def _send(self, delay_s: float, work: Callable[[Connection], T], session: _Session, writes: bool) -> None:
         now, done = self._shared.loop.time(), session.done
         self._shared.process.at(now + delay_s, self._arrive, work, session, writes)
         silent: StoreError = (CommitUnknown if writes else ReadFailed)(detail="simulated: no answer")

@@ -569,13 +569,17 @@ def test_keys_come_from_a_file_https_or_this_machine(source: str) -> None:
     Settings(auth="on", auth_jwt_issuer="i", auth_jwt_audience="a", auth_jwt_keys=source)
 
 
-@pytest.mark.parametrize("source", ["http://issuer.example/keys", "https://user@issuer.example/keys", "https://"])
+@pytest.mark.parametrize(
+    "source", ["http://issuer.example/keys", "https://user@issuer.example/keys", "https://"]
+)
 def test_keys_do_not_come_over_plain_text(source: str) -> None:
     with pytest.raises(SettingsError, match="auth_jwt_keys"):
         Settings(auth="on", auth_jwt_issuer="i", auth_jwt_audience="a", auth_jwt_keys=source)
 
 
-@pytest.mark.parametrize("rule", ["", "sub", "sub=a", "sub=a=>root:shop", "=a=>worker:shop", "sub=a=>worker:"])
+@pytest.mark.parametrize(
+    "rule", ["", "sub", "sub=a", "sub=a=>root:shop", "=a=>worker:shop", "sub=a=>worker:"]
+)
 def test_rules_that_grant_nothing_are_refused(rule: str) -> None:
     with pytest.raises(SettingsError, match="auth_jwt_grants"):
         Settings(auth="on", auth_jwt_grants=(rule,))
