@@ -52,8 +52,8 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     \b
     Examples:
       liveness frontend --nodes a.example:7400,b.example:7400
-      liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --listen 0.0.0.0:7401
-      liveness frontend --nodes a.example:7400 --http 0.0.0.0:7480
+      liveness frontend --db postgresql://liveness:secret@db.example:5432/liveness --insecure --listen 0.0.0.0:7401
+      liveness frontend --nodes a.example:7400 --http 0.0.0.0:7480 --insecure
     """
     settings = settings_from_flags(flags, config)
     if (why := check_posture(settings)) is not None:

@@ -92,7 +92,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
     \b
     Examples:
       liveness serve
-      liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 0.0.0.0:7400
+      liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 10.0.0.7:7400 --insecure
       liveness serve --db postgresql://liveness:secret@db.example:5432/liveness
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
