@@ -28,14 +28,15 @@ class Exposed(NamedTuple):
 
 def is_loopback(address: str) -> bool:
     """Whether HOST:PORT, or a host alone, is reached from this machine only."""
-    host = address.rpartition(":")[0] if not address.endswith("]") and ":" in address else address
-    host = host.removeprefix("[").removesuffix("]")
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name may stand for any address
+    for host in (address, address.rpartition(":")[0]):
+        host = host.removeprefix("[").removesuffix("]")
+        if host == "localhost":
+            return True
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            continue  # it has a port; or it is a name, which may stand for any address
+    return False
 
 
 def exposed_listeners(
