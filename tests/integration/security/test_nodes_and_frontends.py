@@ -114,7 +114,7 @@ async def test_an_attempt_is_ended_by_its_own_worker_only_wherever_that_lives(
 
 
 async def test_calls_that_concern_all_nodes_are_made_in_the_callers_name(nodes: list[AuthHarness]) -> None:
-    first, second = nodes
+    first = nodes[0]
     operator = first.client(await caller(nodes, "oncall", f"operator:{NAMESPACE}"))
     request = admin_pb2.PauseWorkersRequest(namespace=NAMESPACE, all=True)
     await operator.admin.PauseWorkers(request)

@@ -13,9 +13,10 @@ import grpc
 import pytest
 
 from liveness.store.errors import NoSpaceLeft
-from liveness.v1 import service_pb2
+from liveness.v1 import activity_pb2, service_pb2
 from tests.databases import PostgresServer
 from tests.integration.server.server_harness import (
+    NAMESPACE,
     SHARDS,
     Refusal,
     ServerHarness,
@@ -115,7 +116,11 @@ async def check_full_disk_is_named(harness: ServerHarness) -> None:
         if item.HasField("status"):
             break
     assert unpack_status(item.status).reason == "STORE_FULL"
-    assert (await refusal(harness.shut_down("w0"))).reason == "STORE_FULL"
+    id = activity_pb2.ActivityId(workflow_id="w", run_id="r", activity_id="a")
+    scheduled = activity_pb2.ScheduleActivityRequest(
+        namespace=NAMESPACE, id=id, task_queue="q", input=os.urandom(100_000)
+    )
+    assert (await refusal(harness.activities.ScheduleActivity(scheduled))).reason == "STORE_FULL"
 
 
 async def test_callers_are_told_that_the_disk_is_full(harness: ServerHarness, disk: SmallDisk) -> None:
