@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,7 +18,7 @@ class Posture(NamedTuple):
     insecure: bool = False
 
 
-TLS = {"tls_cert_file": "cert.pem", "tls_key_file": "key.pem"}
+TLS: dict[str, Any] = {"tls_cert_file": "cert.pem", "tls_key_file": "key.pem"}
 
 
 @pytest.mark.parametrize(
