@@ -41,6 +41,10 @@ from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
+from liveness.security.authentication import Authenticator, CallerRegistry
+from liveness.security.forwarded_callers import ForwardedCallers
+from liveness.security.node_authentication import NodeAuthentication
+from liveness.security.posture import exposed_settings
 from liveness.security.private_listener import PrivateListener
 from liveness.security.tls import cluster_tls
 from liveness.security.tls_settings import make_listener_tls
@@ -60,7 +64,8 @@ from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
 from liveness.server.shutdown_gate import ShutdownGate
-from liveness.server.wire import event_json
+from liveness.server.wire import event_json, event_json_without_sessions
+from liveness.store.codec import LogEntry
 from liveness.store.errors import (
     CannotOpenStore,
     CommitRejected,
@@ -186,6 +191,8 @@ class Server:
             stack.callback(self.private_listener.close)
         self._build()
         self._register_listeners()
+        if self._authentication is not None:
+            await self._authentication.load()
         self._register_services()
         self._push_release(stack)
         self._is_listening = True
@@ -206,6 +213,8 @@ class Server:
         self._tasks.start(ReceiveProbe(self._probed_listeners(), self.node).run())
         if self._cluster_tls is not None:
             self._tasks.start(self._cluster_tls.watch(self._clock))
+        if self._authentication is not None:
+            self._authentication.start(self._tasks)
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -359,6 +368,9 @@ class Server:
             else RemoteNodes(node.owner, self.routes, self.peers, self.ownership_responder)
         )
         self.all_nodes = None if is_single_node else AllNodes(node.owner, self.routes, self.peers)
+        self._authentication = (
+            NodeAuthentication(settings, self.store, self._clock) if settings.auth == "on" else None
+        )
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes, self.quotas)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
@@ -368,12 +380,15 @@ class Server:
         self.peers.on_attended = self.matching.note_attended
         self.feed = EventFeed(node, self.hints.notify_watching)
         own_addresses = self._platform.own_addresses(self.address) if is_single_node else None
-        self.streams = AttachStreams(node, own_addresses)
+        self.streams = AttachStreams(node, own_addresses, asks_callers=settings.auth == "on")
         self._relay = (
             None
             if self._broker is None
             else Relay(
-                node, self._broker, settings.relay_queues, event_json if settings.relay_events else None
+                node,
+                self._broker,
+                settings.relay_queues,
+                self._relayed_event if settings.relay_events else None,
             )
         )
         broker, relay = self._broker, self._relay
@@ -389,6 +404,7 @@ class Server:
             ),
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
+            insecure="; ".join(each.text for each in exposed_settings(settings)),
         )
         self._prometheus = PrometheusExporter(self.telemetry, METRICS)
         self.queue = QueueRunner(
@@ -457,6 +473,11 @@ class Server:
         for listener in listeners:
             self.node.add_listener(listener)
 
+    @property
+    def authenticator(self) -> Authenticator | None:
+        """None if nobody is asked who calls."""
+        return None if self._authentication is None else self._authentication.authenticator
+
     def _register_services(self) -> None:
         node = self.node
         workers = LivenessService(
@@ -465,22 +486,26 @@ class Server:
         services = (
             workers,
             ActivityService(node, self.ownership, self.matching, self.telemetry),
-            AdminService(node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay),
-        )
+            AdminService(
+                node, self.fleet, self.all_nodes, self.membership, self.peers, self._relay,
+                None if self._authentication is None else self._authentication.tokens,
+            ),
+        )  # fmt: skip
         self._gate = ShutdownGate()
         for descriptor, service in zip(SERVICES, services, strict=True):
-            self._register_service(self._grpc, descriptor, service, self.gateway)
+            self._register_service(self._grpc, descriptor, service, self.gateway, self.authenticator)
         if self.cluster_address:
             listener: Any = (
                 self._cluster_grpc
                 if self._cluster_tls is None
                 else PeerGuard(self._cluster_grpc, self._clock)
             )
+            forwarded = None if self.authenticator is None else ForwardedCallers(self._clock)
             for descriptor, service in zip(SERVICES, services, strict=True):
-                self._register_service(listener, descriptor, service, ForwardedCalls(node.owner))
+                self._register_service(listener, descriptor, service, ForwardedCalls(node.owner), forwarded)
             self.cluster_service = ClusterService(
                 node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
-                self.matching, self.queue, self.feed, self.quotas, workers, self.fleet,
+                self.matching, self.queue, self.feed, self.quotas, workers, self.fleet, self.authenticator,
                 READ_GAP_MS_MIN if self._self_driven else 0,
             )  # fmt: skip
             self._register_service(listener, CLUSTER_SERVICE, self.cluster_service, None)
@@ -500,12 +525,13 @@ class Server:
         descriptor: ServiceDescriptor,
         service: object,
         gateway: Gateway | ForwardedCalls | None,
+        authentication: CallerRegistry | None = None,
     ) -> None:
         node = self.node
         admit = node.policies.admit if self._settings.namespaces else None
         register_service(
             listener, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
-            self.telemetry.calls, self._gate,
+            self.telemetry.calls, self._gate, authentication,
         )  # fmt: skip
 
     def _probed_listeners(self) -> list[Listener]:
@@ -551,6 +577,10 @@ class Server:
             tracer=self._tracer,
             record_try=self.telemetry.forwarded.record,
         )
+
+    @property
+    def _relayed_event(self) -> Callable[[int, LogEntry], bytes]:
+        return event_json if self._settings.auth == "off" else event_json_without_sessions
 
     def _cluster_status(self) -> ClusterStatus:
         membership = self.membership

@@ -32,6 +32,7 @@ COMMANDS = {
     "relay": CommandEntry("relay", "Show the state of the message relay, and replay messages."),
     "shards": CommandEntry("shards", "List the shards with their state."),
     "config": CommandEntry("config", "Show and change the settings of namespaces."),
+    "auth": CommandEntry("auth", "Create, list and revoke tokens; show what a caller may do."),
     "backup": CommandEntry("backup", "Copy a SQLite node's database to TARGET; the server may run."),
     "restore": CommandEntry("restore", "Replace a SQLite node's database with BACKUP."),
     "doctor": CommandEntry("doctor", "Check this installation, the database and the disk under it."),

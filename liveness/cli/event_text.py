@@ -161,6 +161,12 @@ def _resurrected(event: Event, data: Data) -> EventText:
     return EventText(EventTone.ARRIVAL, event.worker_instance_key, text)
 
 
+def _adopted(event: Event, data: Data) -> EventText:
+    return EventText(
+        EventTone.MINOR, event.worker_instance_key, f"belongs to {data['principal']} from now on"
+    )
+
+
 def _terms_changed(event: Event, data: Data) -> EventText:
     return EventText(
         EventTone.MINOR,
@@ -412,6 +418,7 @@ FORMATTERS: Mapping[str, Callable[[Event, Data], EventText]] = {
     "WorkerRegistered": _registered,
     "SessionReplaced": _session_replaced,
     "WorkerResurrected": _resurrected,
+    "WorkerAdopted": _adopted,
     "LeaseTermsChanged": _terms_changed,
     "BindingsChanged": _bindings_changed,
     "ActivityHanded": _handed,

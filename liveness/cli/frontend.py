@@ -16,6 +16,7 @@ from liveness.cli.serve import INTERRUPTED, WILDCARD_HOSTS, program_name, warn_a
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.frontend_settings import FrontendSettings, load_frontend_settings
 from liveness.config.settings import SettingsError, host_port
+from liveness.security.posture import check_posture
 from liveness.version import VERSION
 
 
@@ -52,6 +53,12 @@ from liveness.version import VERSION
     metavar="WHEN",
     help="Whether clients must have a certificate: optional or required.  [default: optional]",
 )
+@click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
+@click.option(
+    "--insecure/--no-insecure",
+    default=None,
+    help="Allow listeners beyond loopback without TLS and authentication.",
+)
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")
@@ -66,10 +73,12 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     \b
     Examples:
       liveness frontend --nodes 127.0.0.1:8400,127.0.0.1:8410
-      liveness frontend --db postgresql://liveness@db.example/liveness --db-password-file /run/secrets/db --listen 0.0.0.0:7401
+      liveness frontend --db postgresql://liveness@db.example/liveness --db-password-file /run/secrets/db --listen 10.0.0.7:7401 --insecure
       liveness frontend --nodes a.example:8400 --cluster-cert-file frontend.pem --cluster-key-file frontend.key --cluster-ca-file ca.pem
     """
     settings = settings_from_flags(flags, config)
+    if (why := check_posture(settings)) is not None:
+        raise UsageError(why)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.

@@ -43,6 +43,7 @@ async def serve(settings: FrontendSettings, on_ready: Callable[[str, str], None]
                 http=settings.http,
                 hosts=settings.http_hosts,
                 metrics=frontend.metrics,
+                asks_callers=settings.auth == "on",
             )
         except HttpListenFailed:
             await frontend.stop()

@@ -54,6 +54,7 @@ async def start_http(
     http: str,
     hosts: Collection[str],
     metrics: Callable[[], tuple[bytes, str]],
+    asks_callers: bool = False,
 ) -> HttpServer:
     """Serve HTTP as a client of this process's own gRPC listener. `http`: the setting, for the error message."""
     from liveness.http.server import HttpServer
@@ -68,6 +69,7 @@ async def start_http(
         metrics=metrics,
         connect=tls.connect if tls is not None and by_tls else grpc.aio.insecure_channel,
         ssl_context=None if tls is None else tls.http_context(),
+        asks_callers=asks_callers,
     )
     if tls is not None and by_tls:
         tls.on_changed.append(http_server.reconnect)

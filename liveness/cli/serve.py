@@ -16,6 +16,7 @@ from liveness.cli.errors import CommandError, UsageError, fail_server
 from liveness.cli.server_parts import needs_server_parts
 from liveness.config.database_password import has_password
 from liveness.config.settings import Settings, SettingsError, host_port, load_settings
+from liveness.security.posture import check_posture
 from liveness.version import VERSION
 
 INTERRUPTED = 130
@@ -48,6 +49,18 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @cluster_tls_options
 @click.option("--shards", metavar="N", help="Fixed when the database is created.  [default: 64]")
 @click.option("--config", metavar="FILE.toml", help="Settings in a file.  [default: LIVENESS_CONFIG]")
+@click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
+@click.option("--auth-jwt-issuer", metavar="ISS", help="Accept JWTs of this issuer.  [default: none]")
+@click.option("--auth-jwt-audience", metavar="AUD", help="The audience that JWTs must name.")
+@click.option("--auth-jwt-keys", metavar="FILE|URL", help="The issuer's keys: a JSON Web Key Set.")
+@click.option(
+    "--auth-jwt-grants", metavar="CLAIM=PATTERN=>GRANT,…", help="What claims and certificates grant."
+)
+@click.option(
+    "--insecure/--no-insecure",
+    default=None,
+    help="Allow listeners beyond loopback without TLS and authentication.",
+)
 @click.option("--namespaces", metavar="A,B", help="The namespaces to serve.  [default: any]")
 @click.option(
     "--webhook-url", metavar="URL", help="Send reschedules to another engine.  [default: match them]"
@@ -104,13 +117,15 @@ def serve(*, config: str | None, **flags: Any) -> None:
     \b
     Examples:
       liveness serve
-      liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 0.0.0.0:7400
+      liveness serve --db sqlite:////var/lib/liveness/liveness.db --listen 10.0.0.7:7400 --insecure
       liveness serve --db postgresql://liveness@db.example:5432/liveness --db-password-file /run/secrets/db
       LIVENESS_SHARDS=128 liveness serve --config liveness.toml
       LIVENESS_WEBHOOK_SECRET=… liveness serve --webhook-url https://engine.example/reschedules
       liveness serve --relay nats://a.example:4222,nats://b.example:4222 --relay-replicas 3
     """
     settings = settings_from_flags(flags, config)
+    if (why := check_posture(settings)) is not None:
+        raise UsageError(why)
     # gRPC reads this when it is imported. The command itself reports a port that is in use, in one sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported late: wrong flags and help must be answered at once.

@@ -68,6 +68,7 @@ async def serve(
                 http=settings.http,
                 hosts=settings.http_hosts,
                 metrics=server.metrics,
+                asks_callers=settings.auth == "on",
             )
         except HttpListenFailed:
             await server.stop()

@@ -12,6 +12,7 @@ SERVER_PACKAGES = (
     "grpc_health",
     "grpc_reflection",
     "h11",
+    "jwt",
     "prometheus_client",
     "sqlalchemy",
     "starlette",

@@ -123,6 +123,24 @@ def is_webhook_url(url: str) -> bool:
         return False
 
 
+def is_key_source(text: str) -> bool:
+    """A file name, or an https URL; http on loopback only, where nobody can replace the keys on their way. An empty text is
+    valid, too: no keys."""
+    if not text.startswith(("http:", "https:")):
+        return "\0" not in text
+    try:
+        host = urlsplit(text).hostname
+    except ValueError:
+        return False
+    return is_webhook_url(text) and (text.startswith("https://") or host in ("127.0.0.1", "::1", "localhost"))
+
+
+def is_grant_rule(text: str) -> bool:
+    """CLAIM=PATTERN=>ROLE:NAMESPACE or CLAIM=PATTERN=>ROLE:NAMESPACE:KEY_PREFIX."""
+    grant = r"(worker|producer|reader|operator|admin):(\*|[^\s:*]+)(:[^\s]+)?"
+    return len(text) <= URL_CHARS_MAX and re.fullmatch(rf"[^=\s]+=[^=\s].*=>{grant}", text) is not None
+
+
 def is_secret(text: str) -> bool:
     """An empty text is valid, too: no secret."""
     return text == "" or (

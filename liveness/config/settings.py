@@ -27,7 +27,9 @@ from liveness.config.formats import (
     is_broker_url,
     is_collector_url,
     is_database,
+    is_grant_rule,
     is_host_name,
+    is_key_source,
     is_name,
     is_queue_pattern,
     is_secret,
@@ -126,6 +128,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shutdown_timeout_s: float = 10.0
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
+    auth: str = "off"
+    """on: every call needs a token, a JWT or a client certificate. off: everybody may do everything."""
+    auth_jwt_issuer: str = ""
+    """The issuer of JWTs that are accepted as credentials; empty: none are."""
+    auth_jwt_audience: str = ""
+    """The audience that a JWT must be meant for."""
+    auth_jwt_keys: str = ""
+    """The issuer's public keys as a JSON Web Key Set: a file, or an https URL."""
+    auth_jwt_grants: tuple[str, ...] = ()
+    """What claims of a JWT, or the name in a client certificate, grant: CLAIM=PATTERN=>GRANT each."""
     namespaces: tuple[str, ...] = ()
     """The namespaces that this server serves; empty: any."""
     webhook_url: str = ""
@@ -158,12 +170,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             force_setattr(self, name, value)
         check_tls_settings(self)
         cluster_settings.check(self)
+        self._check_auth()
         if self.webhook_url:
             self._check_webhook()
         if self.relay:
             self._check_relay()
         elif self.relay_events:
             raise SettingsError("relay_events is set, but there is no broker to relay to; set relay.")
+
+    def _check_auth(self) -> None:
+        jwt = {
+            name: getattr(self, name) for name in ("auth_jwt_issuer", "auth_jwt_audience", "auth_jwt_keys")
+        }
+        given = [name for name, value in jwt.items() if value]
+        missing = [name for name, value in jwt.items() if not value]
+        if given and missing:
+            raise SettingsError(
+                f"{given[0]} is set, but JWTs need {' and '.join(missing)} as well; set all three."
+            )
+        if self.auth == "off" and (given or self.auth_jwt_grants):
+            raise SettingsError(
+                f"{(given or ['auth_jwt_grants'])[0]} is set, but nobody is asked; set auth to on."
+            )
 
     def _check_webhook(self) -> None:
         if not self.webhook_secret:
@@ -309,6 +337,18 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "shutdown_timeout_s": float_setting(0, 3_600),
     "traces": string_setting(
         is_collector_url, "http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC"
+    ),
+    "auth": choice_setting("on", "off"),
+    "auth_jwt_issuer": string_setting(lambda text: text.isprintable(), "the iss claim of JWTs"),
+    "auth_jwt_audience": string_setting(lambda text: text.isprintable(), "the aud claim of JWTs"),
+    "auth_jwt_keys": string_setting(
+        is_key_source,
+        "the name of a file, or https://HOST/PATH of a JSON Web Key Set (http on 127.0.0.1 only)",
+    ),
+    "auth_jwt_grants": list_setting(
+        is_grant_rule,
+        "CLAIM=PATTERN=>ROLE:NAMESPACE or CLAIM=PATTERN=>ROLE:NAMESPACE:KEY_PREFIX, or several with commas between them",
+        may_be_empty=True,
     ),
     "namespaces": list_setting(is_name, "names of namespaces with commas between them", may_be_empty=True),
     "webhook_url": string_setting(

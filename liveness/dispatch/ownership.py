@@ -35,12 +35,15 @@ from liveness.domain.activity_decider import (
     current_holder,
     fenced_off_error,
 )
+from liveness.domain.decider import check_session_is_named
 from liveness.domain.errors import (
     ActivityNotAvailable,
     FencedOff,
     LivenessError,
+    SessionNotCurrent,
     ShardUnavailable,
     Unavailable,
+    WorkerKeyOwned,
     WorkerNotFound,
 )
 from liveness.domain.events import ActivityScheduled, ActivityStarted
@@ -133,6 +136,20 @@ class ActivityOwnership:
         if view is None:
             raise WorkerNotFound(worker=worker_key.instance_key, namespace=worker_key.namespace)
         return view.task_queue
+
+    async def check_caller(
+        self, worker_key: WorkerKey, id: ActivityId, principal: str, session_id: str
+    ) -> None:
+        """Refuse a caller that is not the worker that it names. The call itself is refused if the worker is not known. A
+        session that is replaced after this check is refused by its lease epoch."""
+        view = await self._bindings_of(worker_key).look_up(id)
+        if view is None:
+            return
+        if view.principal and view.principal != principal:
+            raise WorkerKeyOwned(worker=worker_key.instance_key)
+        check_session_is_named(view.session_id, session_id, principal)
+        if session_id != view.session_id:
+            raise SessionNotCurrent(session_id=session_id, worker=worker_key.instance_key)
 
     # -- starting attempts
 

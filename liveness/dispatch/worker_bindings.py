@@ -36,6 +36,8 @@ class HolderView(NamedTuple):
     silent_ms: int
     """Time since the last heartbeat."""
     task_queue: str = ""
+    principal: str = ""
+    session_id: str = ""
 
 
 class Binding(NamedTuple):
@@ -91,6 +93,8 @@ def _holder_view(worker_shard: Shard, worker: Worker, id: ActivityId) -> HolderV
         unconfirmed=worker.standing.handed.get(id) is False,
         silent_ms=worker_shard.now_ms() - worker.renewed_ms,
         task_queue=worker.profile.task_queue,
+        principal=worker.principal,
+        session_id=worker.session_id,
     )
 
 

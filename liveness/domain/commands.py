@@ -28,6 +28,8 @@ class Heartbeat(NamedTuple):
     """The process wants to begin a new life of the key if the worker was cleaned up; in other states it means nothing."""
     lease_epoch: int = 0
     """The epoch of the last lease that the session knows to have been granted to it; 0 for none."""
+    principal: str = ""
+    """Who sent it; empty if callers are not asked."""
 
     @property
     def is_plain_renewal(self) -> bool:
@@ -43,3 +45,5 @@ class Deactivate(NamedTuple):
     policy: Policy
     session_id: str = ""
     """If set, the command is refused unless this is the current session."""
+    principal: str = ""
+    """The worker's own principal, if it shuts down and callers are asked who they are; empty for an operator."""

@@ -17,6 +17,7 @@ from liveness.domain.errors import (
     SessionSuperseded,
     StaleHeartbeat,
     WorkerActive,
+    WorkerKeyOwned,
     WorkerNotActive,
     WorkerQuotaExceeded,
 )
@@ -27,6 +28,7 @@ from liveness.domain.events import (
     LeaseRenewed,
     LeaseTermsChanged,
     SessionReplaced,
+    WorkerAdopted,
     WorkerCleanedUp,
     WorkerDeactivated,
     WorkerDescribed,
@@ -65,9 +67,14 @@ def heartbeat(
     """`epoch_floor`: the lowest epoch of a key that is not known. It may have been known before and be forgotten since."""
     if worker is None:
         return (_activate(WorkerRegistered, key, None, beat, at_ms, epoch_floor),)
+    session_id = beat.session_id
+    if beat.principal:
+        check_owner(key, worker, beat.principal)
+        if not worker.principal and worker.state is ACTIVE and session_id != worker.session_id:
+            # Whoever registered it before callers were asked can still be alive, and proves it by its session id.
+            raise WorkerKeyOwned(worker=key.instance_key)
     if worker.state is WorkerState.CLEANED_UP:
         return (_reincarnate(key, worker, beat, at_ms),)
-    session_id = beat.session_id
     if session_id and session_id != worker.session_id:
         _check_not_superseded(key, worker, beat)
         if worker.state is ACTIVE:
@@ -82,6 +89,19 @@ def heartbeat(
     if worker.state is not ACTIVE:
         return (_activate(WorkerResurrected, key, worker, beat, at_ms),)
     return _renew(key, worker, beat, at_ms)
+
+
+def check_owner(key: WorkerKey, worker: Worker, principal: str) -> None:
+    """Refuse a principal that did not register the key. `principal`: empty if callers are not asked who they are."""
+    if principal and worker.principal and worker.principal != principal:
+        raise WorkerKeyOwned(worker=key.instance_key)
+
+
+def check_session_is_named(worker_session_id: str, session_id: str, principal: str) -> None:
+    """Where callers are asked who they are, refuse a call for a worker that does not name the worker's session: within
+    one principal, the session id is what tells one process from another."""
+    if principal and worker_session_id and not session_id:
+        raise InvalidField(field="session_id", rule="must be set")
 
 
 def _reincarnate(key: WorkerKey, tombstone: Worker, beat: Heartbeat, at_ms: int) -> WorkerRegistered:
@@ -116,6 +136,8 @@ def renewal_event(worker: Worker, sequence: int, successes: int, errors: int, at
 def _renew(key: WorkerKey, worker: Worker, beat: Heartbeat, at_ms: int) -> tuple[WorkerEvent, ...]:
     renewed = renewal_event(worker, _sequence_in_session(worker, beat), beat.successes, beat.errors, at_ms)
     events: list[WorkerEvent] = []
+    if beat.principal and not worker.principal:
+        events.append(WorkerAdopted(principal=beat.principal))
     granted_ms = beat.policy.granted_ms(beat.requested_ms)
     if granted_ms != worker.granted_ms:
         events.append(LeaseTermsChanged(granted_ms=granted_ms))
@@ -232,6 +254,8 @@ def _activate(
         errors=min((worker.errors if worker else 0) + beat.errors, COUNTER_MAX),
         resync=not beat.full_bindings and sequence > last_sequence + 1,
         loop_lag_ms=beat.loop_lag_ms,
+        # With authentication switched off again, a worker keeps its owner.
+        principal=beat.principal or (worker.principal if worker else ""),
     )
 
 
@@ -261,6 +285,8 @@ def deactivate(
     key: WorkerKey, worker: Worker, command: Deactivate, at_ms: int
 ) -> tuple[WorkerDeactivated, ...]:
     """End the lease on a shutdown or by force. A shutdown of a worker that is not ACTIVE changes nothing."""
+    check_owner(key, worker, command.principal)
+    check_session_is_named(worker.session_id, command.session_id, command.principal)
     if worker.state is WorkerState.CLEANED_UP:
         raise WorkerCleanedUpError(worker=key.instance_key)
     if command.session_id and command.session_id != worker.session_id:

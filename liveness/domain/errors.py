@@ -28,18 +28,24 @@ LivenessError
 │   └── ActivityDiffers
 ├── Exhausted               a limit is reached
 │   ├── WorkerQuotaExceeded
+│   ├── TokenQuotaExceeded
 │   ├── BindingQuotaExceeded
 │   ├── ActivityQuotaExceeded
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
 │   └── RateLimited
+├── Unauthenticated         the server does not know who calls
+├── Denied                  the caller is known, and may not do this
+│   ├── PermissionDenied
+│   └── WorkerKeyOwned
 ├── NotFound
 │   ├── WorkerNotFound
 │   ├── DeathNotFound
 │   ├── ActivityNotFound
 │   ├── NamespaceNotFound
-│   └── TaskNotFound
+│   ├── TaskNotFound
+│   └── TokenNotFound
 └── Unavailable             try again; nothing is known to have changed
     ├── ShardUnavailable
     ├── StoreFull
@@ -118,6 +124,34 @@ class ResumeTokenInvalid(InvalidRequest):
     """The watcher missed at most so many."""
     complete_since: str = ""
     """No newer event than this was deleted, in RFC 3339; empty if it is not known."""
+
+
+class Unauthenticated(LivenessError):
+    reason = "UNAUTHENTICATED"
+    template = "The call has no valid credential: {why}."
+
+    why: str = "send a token as `authorization: Bearer TOKEN`"
+
+
+class Denied(LivenessError):
+    reason = "DENIED"
+    template = "The caller may not do this."
+
+
+class PermissionDenied(Denied):
+    reason = "PERMISSION_DENIED"
+    template = "{principal} may not do this; it needs the role {role} in {where}."
+
+    principal: str
+    role: str
+    where: str
+
+
+class WorkerKeyOwned(Denied):
+    reason = "WORKER_KEY_OWNED"
+    template = "The worker key {worker} belongs to another principal; an operator can free it with `liveness workers forget`."
+
+    worker: str
 
 
 class Refused(LivenessError):
@@ -292,6 +326,14 @@ class WorkerQuotaExceeded(Exhausted):
     inactive: int = 0
 
 
+class TokenQuotaExceeded(Exhausted):
+    reason = "TOKEN_QUOTA_EXCEEDED"
+    template = "{principal} has {limit} live tokens already; revoke one first."
+
+    principal: str
+    limit: int
+
+
 class BindingQuotaExceeded(Exhausted):
     reason = "BINDING_QUOTA_EXCEEDED"
     template = (
@@ -397,6 +439,13 @@ class NamespaceNotFound(NotFound):
 
     namespace: str
     known: str
+
+
+class TokenNotFound(NotFound):
+    reason = "TOKEN_NOT_FOUND"
+    template = "There is no token {token_id}."
+
+    token_id: str
 
 
 class TaskNotFound(NotFound):

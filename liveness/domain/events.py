@@ -41,6 +41,8 @@ class Activation:
     errors: int
     resync: bool
     loop_lag_ms: int = 0
+    principal: str = ""
+    """Who owns the worker's key from now on; empty if callers are not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,13 @@ class SessionReplaced(Activation):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResurrected(Activation):
     """Activities that the worker lost before stay lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAdopted:
+    """The key of a worker that registered before callers were asked who they are now belongs to its principal."""
+
+    principal: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +169,7 @@ WorkerEvent = (
     | WorkerRegistered
     | SessionReplaced
     | WorkerResurrected
+    | WorkerAdopted
     | LeaseTermsChanged
     | BindingsChanged
     | ActivityHanded

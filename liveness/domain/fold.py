@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import singledispatch
+from sys import intern
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from liveness.domain.events import (
     LeaseRenewed,
     LeaseTermsChanged,
     SessionReplaced,
+    WorkerAdopted,
     WorkerCleanedUp,
     WorkerDeactivated,
     WorkerDescribed,
@@ -74,14 +76,14 @@ def apply_renewal(worker: Worker, event: LeaseRenewed, wall_offset_ms: int) -> W
 
     `wall_offset_ms`: wall time minus observed time, which all renewals of a log row share."""
     (number, state, session_id, sequence, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, _, _, resync, reason, detail, standing, _) = worker  # fmt: skip
+     last_error, _, _, resync, reason, detail, standing, _, principal) = worker  # fmt: skip
     if state is not ACTIVE:
         raise ImpossibleEvent(f"LeaseRenewed about a worker that is {state.name}")
     new_sequence, at_ms, successes, errors = event
     return tuple.__new__(Worker, (
         number, state, session_id, new_sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost,
         superseded, profile, status, last_error, successes, errors, resync or new_sequence > sequence + 1 > 1, reason,
-        detail, standing, wall_offset_ms,
+        detail, standing, wall_offset_ms, principal,
     ))  # fmt: skip
 
 
@@ -124,6 +126,8 @@ def _activated(worker: Worker | None, event: Activation, number: int, wall_ms: i
         inactive_detail="",
         standing=_standing_after_activation(worker, event),
         wall_offset_ms=intern_ms(wall_ms - event.at_ms),
+        # The name is shared by all workers of a principal.
+        principal=intern(event.principal),
     )
 
 
@@ -150,6 +154,11 @@ def _freeze_handed(handed: Mapping[ActivityId, bool]) -> Mapping[ActivityId, boo
 def _replace_standing(worker: Worker, **changes: Any) -> Worker:
     standing = worker.standing._replace(**changes)
     return worker._replace(standing=NO_STANDING if standing == NO_STANDING else standing)
+
+
+@_evolve.register
+def _(event: WorkerAdopted, worker: Worker) -> Worker:
+    return worker._replace(principal=intern(event.principal))
 
 
 @_evolve.register

@@ -22,7 +22,7 @@ def renew_if_plain(
 
     `wall_offset_ms`: wall time minus observed time, now."""
     (number, state, session_id, last, epoch, granted_ms, _, _, bindings, lost, superseded, profile, status,
-     last_error, all_successes, all_errors, resync, reason, detail, standing, _) = worker  # fmt: skip
+     last_error, all_successes, all_errors, resync, reason, detail, standing, _, principal) = worker  # fmt: skip
     if state is not ACTIVE:
         return None
     if not sequence:
@@ -39,6 +39,6 @@ def renew_if_plain(
     after = _new(Worker, (
         number, state, session_id, sequence, epoch, granted_ms, at_ms, at_ms + granted_ms, bindings, lost, superseded,
         profile, status, last_error, all_successes, all_errors, resync, reason, detail, standing,
-        wall_offset_ms,
+        wall_offset_ms, principal,
     ))  # fmt: skip
     return event, after

@@ -231,6 +231,8 @@ class Worker(NamedTuple):
     wall_offset_ms: int | None = None
     """Wall time minus observed time when the last heartbeat came. Many workers share one number, which a wall time of
     each would not allow. None for a row of a version that did not store it."""
+    principal: str = ""
+    """Who registered the key. Others are refused; empty if callers were not asked."""
 
     @property
     def renewed_wall_ms(self) -> int | None:

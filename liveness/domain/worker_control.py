@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from liveness.domain.decider import check_owner
 from liveness.domain.errors import (
     BindingQuotaExceeded,
     SessionNotCurrent,
@@ -42,8 +43,10 @@ def drain(key: WorkerKey, worker: Worker, reason: str, deadline_ms: int) -> tupl
 
 
 def attach(
-    key: WorkerKey, worker: Worker, session_id: str, grace_ms: int
+    key: WorkerKey, worker: Worker, session_id: str, grace_ms: int, principal: str = ""
 ) -> tuple[DisconnectGraceGranted, ...]:
+    """`principal`: who attaches it; empty if callers are not asked."""
+    check_owner(key, worker, principal)
     check_lease_is_live(key, worker, session_id)
     granted_ms = min(grace_ms, worker.granted_ms)
     return () if granted_ms == worker.standing.grace_ms else (DisconnectGraceGranted(grace_ms=granted_ms),)

@@ -16,13 +16,19 @@ from liveness.background import BackgroundTasks
 from liveness.clock import Clock, SystemClock
 from liveness.cluster.failure_detector import FailureDetector
 from liveness.config.frontend_settings import FrontendSettings
+from liveness.domain.errors import NoNodeReachable, Unauthenticated
 from liveness.routing.channels import ChannelPool
 from liveness.routing.discovery import NodeRouteSource, RouteRefresher
+from liveness.routing.forwarding import RpcResponse
 from liveness.routing.gateway import Gateway
+from liveness.routing.retry_budget import RetryBudget
+from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
+from liveness.security.principal import INVALID_TOKEN
 from liveness.security.private_listener import PrivateListener
+from liveness.security.remote_authentication import RemoteAuthenticator
 from liveness.security.tls import cluster_tls
 from liveness.security.tls_settings import make_listener_tls
 from liveness.server.grpc_registration import register_service
@@ -36,12 +42,14 @@ from liveness.store.postgres import PostgresDatabase
 from liveness.store.sql import SqlStore
 from liveness.telemetry.process_metrics import FRONTEND_METRICS, FrontendTelemetry
 from liveness.telemetry.prometheus import PrometheusExporter
-from liveness.v1 import activity_pb2, admin_pb2, service_pb2
+from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 
 logger = structlog.get_logger("liveness.frontend")
 
 CONNECTIONS_MAX = 2
 """It reads the registry, one read after the other; the second connection replaces one that hangs."""
+AUTHENTICATE_PATH = "/liveness.v1.ClusterService/Authenticate"
+AUTHENTICATE_TIMEOUT_S = 5.0
 SERVICES = (
     service_pb2.DESCRIPTOR.services_by_name["LivenessService"],
     activity_pb2.DESCRIPTOR.services_by_name["ActivityService"],
@@ -160,7 +168,14 @@ class Frontend:
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: bool(routes.members())}
         )
-        await self._listen(settings, UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls))
+        self._authenticator = (
+            RemoteAuthenticator(clock, self._ask_node_about) if settings.auth == "on" else None
+        )
+        if self._authenticator is not None:
+            self._tasks.start(self._authenticator.run())
+        identify = None if self._authenticator is None else self._authenticator.identify
+        unknown_methods = UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls, identify)
+        await self._listen(settings, unknown_methods)
         self._tasks.start(self._refresher.run())
         if self._tls is not None:
             self._tasks.start(self._tls.watch(clock))
@@ -177,6 +192,7 @@ class Frontend:
                 tracer=self._tracer,
                 calls=self.telemetry.calls,
                 gate=self._gate,
+                authentication=self._authenticator,
             )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:
@@ -198,6 +214,22 @@ class Frontend:
             self._tasks.start(self.tls.run())
         await server.start()
         self.address = f"{host}:{port}"
+
+    async def _ask_node_about(self, authorization: str) -> cluster_pb2.AuthenticateResponse:
+        forwarder = self.gateway.forwarder
+        body = cluster_pb2.AuthenticateRequest(authorization=authorization).SerializeToString()
+        outcome = await forwarder.send_until_served(
+            None,
+            RetrySafety.ALWAYS,
+            RetryBudget(self._clock, AUTHENTICATE_TIMEOUT_S, 0),
+            lambda owner: forwarder.send(AUTHENTICATE_PATH, body, owner, (), AUTHENTICATE_TIMEOUT_S),
+            lambda shard_id: False,
+        )
+        if isinstance(outcome, RpcResponse):
+            return cluster_pb2.AuthenticateResponse.FromString(outcome.body)
+        if outcome is not None and outcome.code is grpc.StatusCode.UNAUTHENTICATED:
+            raise Unauthenticated(why=outcome.fields.get("why", INVALID_TOKEN))
+        raise NoNodeReachable
 
     def _on_refreshed(self) -> None:
         if bool(self.routes.members()) != self._health.is_serving:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf.message import Message
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message as AsgiMessage
@@ -34,7 +35,7 @@ EXECUTOR_BYTES_MIN = 32 * 1024
 ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that reveal nothing and that probes call with any Host header."""
 
-PathHandler = Callable[[], Awaitable[Response]]
+PathHandler = Callable[[Headers], Awaitable[Response]]
 
 
 class HttpApp:
@@ -97,7 +98,9 @@ class HttpApp:
             if verb != "GET":
                 raise _method_not_allowed(verb, ("GET", "HEAD"))
             response = (
-                file.response(request.headers) if file is not None else await self._path_handlers[path]()
+                file.response(request.headers)
+                if file is not None
+                else await self._path_handlers[path](request.headers)
             )
             await response(request.scope, request.receive, send)
             return

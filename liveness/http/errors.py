@@ -46,7 +46,7 @@ class HttpError(Exception):
         self._grpc_code = status_code(status)
         self._status = status
         self.code = code or HTTP_CODES[self._grpc_code]
-        self.headers = {**_retry_after(status), **(headers or {})}
+        self.headers = {**_retry_after(status), **_challenge(self.code), **(headers or {})}
 
     def as_json(self) -> dict[str, Any]:
         details = [to_json_value(detail) for detail in self._status.details]
@@ -87,6 +87,11 @@ def http_error(
     if retry_after_s:
         status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=retry_after_s)))
     return HttpError(status, code=code, headers=headers)
+
+
+def _challenge(code: int) -> dict[str, str]:
+    """HTTP requires that a 401 says how to sign in."""
+    return {"WWW-Authenticate": "Bearer"} if code == 401 else {}
 
 
 def _retry_after(status: Status) -> dict[str, str]:

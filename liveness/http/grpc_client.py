@@ -20,7 +20,8 @@ from liveness.domain.errors import InvalidField
 TIMEOUT_HEADER = "x-timeout"
 DEFAULT_TIMEOUT_S = 30.0
 TIMEOUT_S_MAX = 600.0
-FORWARDED_HEADERS = ("traceparent", "tracestate")
+FORWARDED_HEADERS = ("traceparent", "tracestate", "authorization")
+"""The node verifies the credential; this server does not look at it."""
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -66,13 +67,16 @@ class GrpcClient:
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=GetMessageClass(method.output_type).FromString,
             )
-        metadata = tuple((name, headers[name]) for name in FORWARDED_HEADERS if _is_ascii(headers.get(name)))
+        # All of them: the node refuses two credentials, and must not be shown only the first.
+        metadata = tuple(
+            (name, value) for name in FORWARDED_HEADERS for value in headers.getlist(name) if _is_ascii(value)
+        )
         return call(request, timeout=timeout_s, metadata=metadata)
 
 
-def _is_ascii(value: str | None) -> bool:
+def _is_ascii(value: str) -> bool:
     # Plain gRPC metadata must be printable ASCII.
-    return value is not None and value.isascii() and value.isprintable()
+    return value.isascii() and value.isprintable()
 
 
 def requested_timeout_s(headers: Headers) -> float | None:

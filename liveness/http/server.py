@@ -21,12 +21,13 @@ from starlette.responses import Response
 
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock
+from liveness.domain.errors import PermissionDenied
 from liveness.http.app import HttpApp, PathHandler, internal_error, json_response
 from liveness.http.body_reader import BodyReader
 from liveness.http.connection_protocol import LimitedProtocol
 from liveness.http.connections import Connections, LimitedListener, connections_max
 from liveness.http.endpoints import EndpointTable, endpoints_of
-from liveness.http.errors import from_rpc_error
+from liveness.http.errors import from_error, from_rpc_error
 from liveness.http.event_streams import STREAMS_MAX, EventStreams
 from liveness.http.grpc_client import GrpcClient
 from liveness.http.guard import Guard
@@ -34,6 +35,7 @@ from liveness.http.json_output import json_bytes
 from liveness.http.listen_address import ListenAddress
 from liveness.http.openapi import SERVICES, document_file
 from liveness.http.static_files import read_files
+from liveness.v1 import access_pb2, admin_pb2, token_pb2
 
 STATIC = Path(__file__).parent.parent / "dashboard" / "static"
 SHUTDOWN_TIMEOUT_S = 2
@@ -41,6 +43,7 @@ SHUTDOWN_TIMEOUT_S = 2
 HEALTH_TIMEOUT_S = 5.0
 READINESS = "liveness.readiness"
 
+_CAN_I = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods_by_name["CanI"]
 _HEALTH: ServiceDescriptor = Default().FindServiceByName("grpc.health.v1.Health")
 
 Metrics = Callable[[], tuple[bytes, str]]
@@ -64,6 +67,7 @@ class HttpServer:
         *,
         hosts: Collection[str] = (),
         metrics: Metrics | None = None,
+        asks_callers: bool = False,
         static: Path = STATIC,
         streams_max: int = STREAMS_MAX,
         body_reader: BodyReader | None = None,
@@ -73,7 +77,9 @@ class HttpServer:
     ) -> None:
         """`hosts`: further host names under which clients reach the server. `metrics`: None if there is no /metrics.
         `connections`: how many at most; None: as the process's descriptors allow. `connect`: opens the channel to
-        `grpc_address`. `ssl_context`: None to serve plain HTTP."""
+        `grpc_address`. `ssl_context`: None to serve plain HTTP. `asks_callers`: whether the node asks who calls; then /metrics
+        needs a credential, too."""
+        self._asks_callers = asks_callers
         self.url = (
             listen_address.url if ssl_context is None else listen_address.url.replace("http:", "https:", 1)
         )
@@ -155,10 +161,10 @@ class HttpServer:
 
     # -- paths outside the API
 
-    async def _healthz(self) -> Response:
+    async def _healthz(self, headers: Headers) -> Response:
         return json_response(json_bytes({"status": "SERVING"}))
 
-    async def _readyz(self) -> Response:
+    async def _readyz(self, headers: Headers) -> Response:
         """Ready: this node serves all shards that are assigned to it."""
         request = health_pb2.HealthCheckRequest(service=READINESS)
         try:
@@ -172,7 +178,19 @@ class HttpServer:
             json_bytes({"status": "SERVING" if ready else "NOT_SERVING"}), 200 if ready else 503
         )
 
-    async def _metrics_response(self) -> Response:
+    async def _metrics_response(self, headers: Headers) -> Response:
         assert self._metrics is not None
+        if self._asks_callers:
+            await self._require_reader(headers)
         content, media_type = self._metrics()
         return Response(content, media_type=media_type, headers={"Cache-Control": "no-store"})
+
+    async def _require_reader(self, headers: Headers) -> None:
+        """Metrics name all namespaces, so that they need the role of a reader in all of them."""
+        request = token_pb2.CanIRequest(role=access_pb2.ROLE_READER)
+        try:
+            answer = await self._grpc_client.start_call(_CAN_I, request, headers, HEALTH_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        if not answer.allowed:
+            raise from_error(PermissionDenied(principal="The caller", role="reader", where="all namespaces"))

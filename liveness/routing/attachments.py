@@ -102,11 +102,14 @@ class ClientStream:
         "is_ended",
         "is_sent_away",
         "number",
+        "principal",
         "replies",
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, principal: str = "") -> None:
+        """`principal`: who opened the stream, encoded for the owners; empty if callers are not asked."""
         self.number = number
+        self.principal = principal
         self.attachments: dict[WorkerKey, Attachment] = {}
         self.connections: set[OwnerConnection] = set()
         """The connections to the owners that know this stream."""

@@ -18,6 +18,7 @@ from liveness.routing import rpc_failures
 from liveness.routing.forwarding import Forwarder, RpcResponse
 from liveness.routing.routing_table import Owner
 from liveness.routing.rpc_failures import RpcFailure
+from liveness.security.forwarded_callers import item_metadata
 from liveness.v1.service_pb2 import RecordWorkerHeartbeatsResponse
 
 BATCH_PATH = "/liveness.v1.LivenessService/RecordWorkerHeartbeats"
@@ -28,18 +29,36 @@ BATCHES_IN_FLIGHT_MAX = 4
 """Per queue. Beyond it, heartbeats are collected until a batch is answered: 5 ms on average if a commit takes 20 ms."""
 
 
+PRINCIPAL_BYTES_MAX = 8 * 1024
+"""A batch names the distinct principals of its heartbeats in its metadata, which gRPC limits."""
+
+QueueKey = tuple[str, str, str]
+"""The node's id and address, and the namespace."""
+
+
 class _QueuedHeartbeat(NamedTuple):
     request: bytes
     """A serialized RecordWorkerHeartbeatRequest. Several of one namespace, concatenated, parse as one
     RecordWorkerHeartbeatsRequest, because the fields have the same numbers."""
     timeout_s: float
+    principal: bytes
+    """Who sent it, encoded; empty if callers are not asked."""
     outcome: asyncio.Future[RpcResponse | RpcFailure]
 
 
 class _BatchQueue:
     """The heartbeats for one node and one namespace."""
 
-    __slots__ = ("_clock", "_flush_task", "_in_flight", "_on_idle", "_owner", "_send", "_tasks", "_waiting")
+    __slots__ = (
+        "_clock",
+        "_flush_task",
+        "_in_flight",
+        "_on_idle",
+        "_owner",
+        "_send",
+        "_tasks",
+        "_waiting",
+    )
 
     def __init__(
         self,
@@ -94,10 +113,13 @@ class _BatchQueue:
 
     def _next_batch(self) -> list[_QueuedHeartbeat]:
         """Take the next batch from the queue. Heartbeats whose callers are gone are dropped."""
-        taken, size = 0, 0
+        taken, size, principals, principal_bytes = 0, 0, set(), 0
         for item in self._waiting[:BATCH_ITEMS_MAX]:
             size += len(item.request)
-            if taken and size > BATCH_BYTES_MAX:
+            if item.principal not in principals:
+                principals.add(item.principal)
+                principal_bytes += len(item.principal)
+            if taken and (size > BATCH_BYTES_MAX or principal_bytes > PRINCIPAL_BYTES_MAX):
                 break
             taken += 1
         items, self._waiting = self._waiting[:taken], self._waiting[taken:]
@@ -107,7 +129,8 @@ class _BatchQueue:
         try:
             body = b"".join([item.request for item in items])
             timeout_s = max(item.timeout_s for item in items)
-            outcome = await self._send(BATCH_PATH, body, self._owner, (), timeout_s)
+            metadata = item_metadata([item.principal for item in items])
+            outcome = await self._send(BATCH_PATH, body, self._owner, metadata, timeout_s)
             _resolve_all(items, outcome, self._owner)
         finally:
             for item in items:
@@ -146,13 +169,14 @@ class Coalescer:
     def __init__(self, forwarder: Forwarder, clock: Clock) -> None:
         self._forwarder = forwarder
         self._clock = clock
-        self._queues: dict[tuple[str, str, str], _BatchQueue] = {}
+        self._queues: dict[QueueKey, _BatchQueue] = {}
         self._tasks = BackgroundTasks("heartbeat batches")
 
     async def send(
-        self, owner: Owner, namespace: str, request: bytes, timeout_s: float
+        self, owner: Owner, namespace: str, request: bytes, timeout_s: float, principal: bytes = b""
     ) -> RpcResponse | RpcFailure:
-        """`request`: a RecordWorkerHeartbeatRequest serialized by protobuf, not bytes taken from the caller."""
+        """`request`: a RecordWorkerHeartbeatRequest serialized by protobuf, not bytes taken from the caller. `principal`: who
+        sent it, encoded."""
         key = (owner.node_id, owner.address, namespace)
         queue = self._queues.get(key)
         if queue is None:
@@ -160,10 +184,10 @@ class Coalescer:
                 owner, self._forwarder, self._clock, self._tasks, lambda: self._remove_queue(key)
             )
         outcome: asyncio.Future[RpcResponse | RpcFailure] = asyncio.get_running_loop().create_future()
-        queue.add(_QueuedHeartbeat(request, timeout_s, outcome))
+        queue.add(_QueuedHeartbeat(request, timeout_s, principal, outcome))
         return await outcome
 
-    def _remove_queue(self, key: tuple[str, str, str]) -> None:
+    def _remove_queue(self, key: QueueKey) -> None:
         # Namespaces come and go, and a queue is cheap to create again.
         self._queues.pop(key, None)
 

@@ -19,6 +19,8 @@ from liveness.routing.routing_table import Owner, RoutingTable
 from liveness.routing.rpc_failures import Metadata, RpcFailure
 from liveness.rpc.tracing import CallTracer
 from liveness.rpc_details import DETAILS_KEY
+from liveness.security.forwarded_callers import principal_metadata
+from liveness.security.principal import AUTHORIZATION_HEADER
 
 logger = structlog.get_logger("liveness.frontend")
 
@@ -30,7 +32,9 @@ does not set it: the node has to ask the others."""
 IMMEDIATE_RETRIES_MAX = 4
 """Nodes with outdated routes may send a call in circles."""
 
-_TRANSPORT_METADATA = frozenset({"user-agent", "content-type", "te", "host", "accept-encoding"})
+_TRANSPORT_METADATA = frozenset(
+    {AUTHORIZATION_HEADER, "user-agent", "content-type", "te", "host", "accept-encoding"}
+)
 """Set by each gRPC client itself, as is everything that begins with grpc-; not forwarded."""
 _OWN_PREFIXES = ("grpc-", ":", "liveness-")
 """Metadata that begins with liveness- is what nodes and frontends say to each other. A client's is ignored and goes no further."""
@@ -52,11 +56,12 @@ class RpcResponse(NamedTuple):
 
 def caller_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     """The metadata that the caller's program set, without that of its gRPC library."""
-    return tuple(
+    passed_on = tuple(
         (name, value)
         for name, value in metadata or ()
         if name not in _TRANSPORT_METADATA and not name.startswith(_OWN_PREFIXES)
     )
+    return (*passed_on, *principal_metadata())
 
 
 def metadata_for_caller(metadata: Metadata) -> Metadata:

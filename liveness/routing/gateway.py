@@ -34,13 +34,15 @@ from liveness.routing.routing_table import Owner, RoutingTable
 from liveness.routing.rpc_failures import RpcFailure
 from liveness.routing.stream_proxy import StreamProxy
 from liveness.rpc.tracing import CallTracer
+from liveness.security.forwarded_callers import PRINCIPAL_HEADER, encoded_principal
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Serve = Callable[[Any], Awaitable[Any]]
 
 SHARD_MOVED_BYTES = rpc_failures.SHARD_MOVED.encode()
-_BATCHABLE_METADATA = frozenset({"traceparent", "tracestate"})
-"""Metadata that is dropped when a heartbeat joins a batch. With tracing on, a traced heartbeat is sent alone."""
+_BATCHABLE_METADATA = frozenset({"traceparent", "tracestate", PRINCIPAL_HEADER})
+"""Metadata that is dropped when a heartbeat joins a batch, which says itself whose heartbeats it has. With tracing on, a traced
+heartbeat is sent alone."""
 
 
 class Gateway:
@@ -190,7 +192,9 @@ class MethodRouter:
             return await forwarder.send(self._path, body, owner, metadata, retry_budget.timeout_s())
 
         async def send_batched(owner: Owner) -> RpcResponse | RpcFailure:
-            return await coalescer.send(owner, request.namespace, body, retry_budget.timeout_s())
+            return await coalescer.send(
+                owner, request.namespace, body, retry_budget.timeout_s(), encoded_principal()
+            )
 
         outcome = await forwarder.send_until_served(
             self._shard_id(request),

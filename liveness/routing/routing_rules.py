@@ -106,6 +106,12 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "AdminService/RetryTask": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
     "AdminService/DiscardTask": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
     "AdminService/GetRelayStatus": ANY_NODE,
+    # A second call would create a second token, whose secret the first answer does not tell.
+    "AdminService/CreateToken": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
+    "AdminService/ListTokens": ANY_NODE,
+    "AdminService/RevokeToken": ANY_NODE,
+    "AdminService/WhoAmI": ANY_NODE,
+    "AdminService/CanI": ANY_NODE,
     # The broker drops duplicates, but a second replay takes as long as the first.
     "AdminService/ReplayRelay": RoutingRule(
         RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED, wait_ms_max=REPLAY_MS_MAX

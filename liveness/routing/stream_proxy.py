@@ -20,6 +20,7 @@ from liveness.domain.errors import (
     MalformedRequest,
     NoNodeReachable,
     ShardUnavailable,
+    Unauthenticated,
 )
 from liveness.domain.keys import WorkerKey, shard_of
 from liveness.routing import rpc_failures
@@ -36,6 +37,8 @@ from liveness.routing.owner_connection import OpenStream, OwnerConnection, open_
 from liveness.routing.retry_budget import RETRY_DELAY_GROWTH, RETRY_DELAY_MS_MIN, RETRY_MS_MAX
 from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Owner, RoutingTable
+from liveness.security.principal import current_caller, encode_principal
+from liveness.security.refused_request import RefusedRequest
 from liveness.v1.cluster_pb2 import RelayRequest, RelayResponse
 from liveness.v1.service_pb2 import AttachRequest, AttachResponse
 
@@ -110,9 +113,12 @@ class StreamProxy:
     # -- a client's stream
 
     async def attach(
-        self, requests: AsyncIterator[AttachRequest | MalformedRequest]
+        self, requests: AsyncIterator[AttachRequest | MalformedRequest | RefusedRequest]
     ) -> AsyncIterator[AttachResponse]:
-        client = ClientStream(next(self._stream_numbers))
+        caller = current_caller.get()
+        client = ClientStream(
+            next(self._stream_numbers), "" if caller is None else encode_principal(caller.principal)
+        )
         self._clients[client.number] = client
         if self._is_closed:
             self.close()
@@ -131,13 +137,16 @@ class StreamProxy:
             self._on_client_ended(client)
 
     async def _read(
-        self, client: ClientStream, requests: AsyncIterator[AttachRequest | MalformedRequest]
+        self, client: ClientStream, requests: AsyncIterator[AttachRequest | MalformedRequest | RefusedRequest]
     ) -> None:
         try:
             async for request in requests:
                 if isinstance(request, MalformedRequest):
                     raise request
-                self._handle_request(client, request)
+                if isinstance(request, RefusedRequest):
+                    _reject(client, request)
+                else:
+                    self._handle_request(client, request)
             client.end()
         except LivenessError as error:
             client.end(error)
@@ -183,13 +192,15 @@ class StreamProxy:
             if connection is not None:
                 attached_connections.add(connection)
                 for step in list(attachment.steps)[attachment.pending_connection is not None :]:
-                    connection.send(RelayRequest(stream=client.number, request=step.request))
+                    connection.send(_relayed(client, step.request))
             self._remove(attachment.group, attachment)
         client.attachments.clear()
         for connection in client.connections:
             if connection.is_lost:
                 continue
-            if connection in attached_connections and not client.is_sent_away:
+            # The stream of a caller whose credential was revoked is ended here; that says nothing about the worker.
+            is_cut = client.is_sent_away or isinstance(client.error, Unauthenticated)
+            if connection in attached_connections and not is_cut:
                 connection.send(RelayRequest(stream=client.number, broke=True))
             else:
                 connection.send(RelayRequest(stream=client.number, over=True))
@@ -204,9 +215,7 @@ class StreamProxy:
             if isinstance(step, DetachStep):
                 attachment.steps.popleft()
                 if attachment.attached_connection is not None:
-                    attachment.attached_connection.send(
-                        RelayRequest(stream=client.number, request=step.request)
-                    )
+                    attachment.attached_connection.send(_relayed(client, step.request))
                 attachment.attached_connection = attachment.granted_request = None
                 continue
             connection = self._connection_for(attachment.group)
@@ -215,7 +224,7 @@ class StreamProxy:
                 return
             attachment.pending_connection = connection
             client.connections.add(connection)
-            connection.send(RelayRequest(stream=client.number, request=step.request))
+            connection.send(_relayed(client, step.request))
         if attachment.is_backing_off:
             self._schedule_retry(attachment.group)
         elif attachment.is_done:
@@ -423,3 +432,13 @@ class StreamProxy:
             attachment.group.attachments[attachment] = None
             attachment.is_backing_off = False
             self._advance(attachment)
+
+
+def _relayed(client: ClientStream, request: AttachRequest) -> RelayRequest:
+    return RelayRequest(stream=client.number, request=request, principal=client.principal)
+
+
+def _reject(client: ClientStream, refused: RefusedRequest) -> None:
+    if refused.request.WhichOneof("request") == "attach":
+        attach = refused.request.attach
+        reject_attach(client, WorkerKey(attach.namespace, attach.worker_instance_key), refused.error)

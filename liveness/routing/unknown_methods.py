@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
+from liveness.domain.errors import LivenessError
 from liveness.routing import rpc_failures
 from liveness.routing.channels import ChannelPool
 from liveness.routing.forwarding import TARGET_NODE_HEADER, Forwarder, caller_metadata, metadata_for_caller
 from liveness.rpc.calls_in_flight import CallsInFlight
+from liveness.security.authentication import CallContext
+from liveness.security.principal import Caller, current_caller
 
 PACKAGE = "/liveness.v1."
 INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
@@ -19,10 +22,18 @@ INTERNAL_SERVICE = "/liveness.v1.ClusterService/"
 class UnknownMethodHandler(grpc.GenericRpcHandler):
     """The last handler: gRPC calls it for methods that no other handler serves."""
 
-    def __init__(self, forwarder: Forwarder, channels: ChannelPool, calls: CallsInFlight) -> None:
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        channels: ChannelPool,
+        calls: CallsInFlight,
+        identify: Callable[[CallContext], Awaitable[Caller]] | None = None,
+    ) -> None:
+        """`identify`: says who calls, or refuses; None if callers are not asked. The node decides what a caller may do."""
         self._forwarder = forwarder
         self._channels = channels
         self._calls = calls
+        self._identify = identify
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -43,9 +54,14 @@ class UnknownMethodHandler(grpc.GenericRpcHandler):
     async def _forward(
         self, path: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        owner = self._forwarder.next_owner(None, None, None)
-        if owner is None:
-            failure = rpc_failures.from_error(self._forwarder.unavailable_error(None))
+        try:
+            if self._identify is not None:
+                current_caller.set(await self._identify(context))
+            owner = self._forwarder.next_owner(None, None, None)
+            if owner is None:
+                raise self._forwarder.unavailable_error(None)
+        except LivenessError as error:
+            failure = rpc_failures.from_error(error)
             await context.abort(failure.code, failure.message, trailing_metadata=failure.trailing_metadata)
         call = self._channels.channel_for(owner.address).stream(path)(
             requests,

@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from liveness.domain.errors import (
+    Denied,
     Exhausted,
     Exists,
     InvalidField,
@@ -19,6 +20,7 @@ from liveness.domain.errors import (
     RateLimited,
     Refused,
     StoreFull,
+    Unauthenticated,
     Unavailable,
     error_from_reason,
 )
@@ -34,6 +36,8 @@ _CODES: tuple[tuple[type[LivenessError], grpc.StatusCode], ...] = (
     (Exhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (PeerNotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (Denied, grpc.StatusCode.PERMISSION_DENIED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
 )
 

@@ -174,6 +174,7 @@ class OutcomeReporter:
             "worker_instance_key": self._session.key,
             "lease_epoch": epoch,
             "attempt": ref.attempt,
+            "session_id": self._session.session_id,
         }
 
     def _call(self, select_method: SelectMethod, request: Message, held_attempt: HeldAttempt) -> Future[Any]:

@@ -1,1 +1,1 @@
-"""Who may connect, and what they may do."""
+"""Who calls, and what a caller may do. Every call passes `authorize` before its handler runs."""

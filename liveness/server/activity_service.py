@@ -11,6 +11,7 @@ from liveness.domain.activity import Activity
 from liveness.domain.errors import Exhausted, InvalidField, PageTokenInvalid
 from liveness.domain.keys import ActivityId, WorkerKey
 from liveness.engine.node import Node
+from liveness.security.principal import caller_name
 from liveness.server import activity_wire as wire
 from liveness.server import tokens
 from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
@@ -21,6 +22,22 @@ from liveness.v1 import activity_pb2 as pb
 POLL_MS_DEFAULT = 20_000
 POLL_MS_MAX = 60_000
 ACTIVITIES_PER_POLL_MAX = 100
+
+
+_NO_ACTIVITY = ActivityId("", "", "")
+
+
+class WorkerCall(Protocol):
+    """A request that a worker makes for itself."""
+
+    @property
+    def session_id(self) -> str: ...
+
+
+def _holder_key(
+    request: pb.CompleteActivityRequest | pb.FailActivityRequest | pb.ReleaseActivityRequest,
+) -> WorkerKey:
+    return WorkerKey(request.namespace, request.worker_instance_key)
 
 
 class ActivityPoller(Protocol):
@@ -82,6 +99,7 @@ class ActivityService:
         if not 1 <= limit <= ACTIVITIES_PER_POLL_MAX:
             raise InvalidField(field="max_activities", rule=f"must be 0 (for 1) to {ACTIVITIES_PER_POLL_MAX}")
         types = wire.activity_types(request.activity_types)
+        await self._check_caller(key, request, _NO_ACTIVITY)
         found = await self._poller.poll(key, session_id, task_queue, limit, wait_ms, types)
         return pb.PollActivityResponse(activities=[wire.task_message(activity) for activity in found])
 
@@ -89,6 +107,7 @@ class ActivityService:
         key = wire.activity_key(request.namespace, request.id)
         encoding = wire.payload_encoding("result_encoding", request.result_encoding)
         result = wire.payload("result", request.result)
+        await self._check_caller(_holder_key(request), request, key.id)
         await self._ownership.complete(key, wire.holder(request), result, encoding)
         return pb.CompleteActivityResponse()
 
@@ -99,6 +118,7 @@ class ActivityService:
             if request.HasField("retry_after")
             else None
         )
+        await self._check_caller(_holder_key(request), request, key.id)
         activity = await self._ownership.fail(
             key,
             wire.holder(request),
@@ -111,6 +131,7 @@ class ActivityService:
     async def claim_activity(self, request: pb.ClaimActivityRequest) -> pb.ClaimActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
         worker = worker_key(request.namespace, request.worker_instance_key)
+        await self._check_caller(worker, request, key.id)
         task_queue = optional_identifier("task_queue", request.task_queue)
         if not task_queue:
             task_queue = await self._ownership.task_queue_of(worker, key.id)
@@ -123,8 +144,15 @@ class ActivityService:
 
     async def release_activity(self, request: pb.ReleaseActivityRequest) -> pb.ReleaseActivityResponse:
         key = wire.activity_key(request.namespace, request.id)
+        await self._check_caller(_holder_key(request), request, key.id)
         activity = await self._ownership.give_back(key, wire.holder(request))
         return pb.ReleaseActivityResponse(state=wire.state_number(activity))
+
+    async def _check_caller(self, worker: WorkerKey, request: WorkerCall, id: ActivityId) -> None:
+        """Where callers are asked who they are: refuse those that are not the worker that they name."""
+        if principal := caller_name():
+            session_id = optional_identifier("session_id", request.session_id)
+            await self._ownership.check_caller(worker, id, principal, session_id)
 
     async def describe_activity(self, request: pb.DescribeActivityRequest) -> pb.DescribeActivityResponse:
         key = wire.activity_key(request.namespace, request.id)

@@ -18,11 +18,15 @@ from liveness.domain.policy import Policy, check_new_settings
 from liveness.domain.worker import InactiveReason, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.policies import ALL_NAMESPACES
+from liveness.security.authorization import require_loaded
+from liveness.security.grants import Role
+from liveness.security.token_table import TokenTable
 from liveness.server import tokens, wire
 from liveness.server.all_nodes import CALL_TIMEOUT_S, AllNodes, ResponseT, is_local_only
 from liveness.server.fleet import Fleet
 from liveness.server.orders_handlers import OrdersHandlers
 from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
+from liveness.server.token_handlers import TokenHandlers
 from liveness.server.validation import (
     STATES_MAX,
     check_count,
@@ -32,11 +36,12 @@ from liveness.server.validation import (
     text,
 )
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
-from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2
+from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2, token_pb2
 
 _UNFINISHED_STATES = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
 REPLAY_TIMEOUT_S = 3_600.0
+OPERATOR = frozenset({Role.OPERATOR})
 
 
 class AdminService:
@@ -48,6 +53,7 @@ class AdminService:
         membership: Membership | None = None,
         peers: Peers | None = None,
         relay: RelayAdmin | None = None,
+        token_table: TokenTable | None = None,
     ) -> None:
         """`all_nodes`, `membership` and `peers` are None on a node that serves all shards alone."""
         self._node = node
@@ -58,6 +64,8 @@ class AdminService:
         self._config_lock = asyncio.Lock()
         self._orders_handlers = OrdersHandlers(node)
         self._fleet = fleet
+        table = token_table or TokenTable(node.store, node.clock)
+        self._tokens = TokenHandlers(node.store, table, node.clock)
 
     async def expire_worker(self, request: admin_pb2.ExpireWorkerRequest) -> admin_pb2.ExpireWorkerResponse:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
@@ -295,6 +303,21 @@ class AdminService:
             done.refused += other.refused
         return done
 
+    async def create_token(self, request: token_pb2.CreateTokenRequest) -> token_pb2.CreateTokenResponse:
+        return await self._tokens.create(request)
+
+    async def list_tokens(self, request: token_pb2.ListTokensRequest) -> token_pb2.ListTokensResponse:
+        return await self._tokens.list(request)
+
+    async def revoke_token(self, request: token_pb2.RevokeTokenRequest) -> token_pb2.RevokeTokenResponse:
+        return await self._tokens.revoke(request)
+
+    async def who_am_i(self, request: token_pb2.WhoAmIRequest) -> token_pb2.WhoAmIResponse:
+        return await self._tokens.who_am_i(request)
+
+    async def can_i(self, request: token_pb2.CanIRequest) -> token_pb2.CanIResponse:
+        return await self._tokens.can_i(request)
+
     async def _call_other_nodes(
         self,
         method: str,
@@ -315,6 +338,7 @@ class AdminService:
         stored = await self._node.store.get_task(task_id) if 0 < task_id <= TASK_ID_MAX else None
         if stored is None:
             raise TaskNotFound(task_id=task_id)
+        require_loaded(stored.task.namespace, OPERATOR, TaskNotFound(task_id=task_id))
         if stored.state in FINISHED_TASK_STATES:
             raise TaskFinished(task_id=task_id, state=stored.state.name)
         return stored

@@ -21,6 +21,7 @@ _KINDS_BY_URGENCY = (
     fleet_pb2.ALERT_KIND_UNPOLLED_QUEUE,
     fleet_pb2.ALERT_KIND_LONG_WAIT,
     fleet_pb2.ALERT_KIND_LOST_NODES,
+    fleet_pb2.ALERT_KIND_INSECURE,
     fleet_pb2.ALERT_KIND_STALL,
     fleet_pb2.ALERT_KIND_RELAY,
     fleet_pb2.ALERT_KIND_DEAD_LETTERS,
@@ -76,6 +77,14 @@ def _server_alerts(
             message=f"Servers stood still or heard calls late {times} within the last minute, by "
             f"{max(stalls) / 1_000:.1f} s at most; no lease ended meanwhile.",
             count=len(stalls),
+        )
+    insecure = [share.insecure for share in shares if share.insecure]
+    if insecure:
+        yield fleet_pb2.Alert(
+            kind=fleet_pb2.ALERT_KIND_INSECURE,
+            message=f"{_count(len(insecure), 'server')} can be reached from other machines without protection, since --insecure "
+            f"allows it: {insecure[0]}.",
+            count=len(insecure),
         )
     relay_errors = [share.relay_trouble for share in shares if share.relay_trouble]
     if relay_errors:

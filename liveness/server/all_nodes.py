@@ -15,6 +15,7 @@ from liveness.domain.errors import NodeLost, ShardUnavailable
 from liveness.routing.forwarding import LOCAL_ONLY_HEADER, TARGET_NODE_HEADER
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.status import error_from_rpc
+from liveness.security.forwarded_callers import principal_metadata
 from liveness.store.api import WorkerRow
 from liveness.v1 import cluster_pb2, worker_pb2
 
@@ -119,7 +120,9 @@ class AllNodes:
         )
         try:
             answer: ResponseT = await call(
-                request, timeout=timeout_s, metadata=((TARGET_NODE_HEADER, node_id), (LOCAL_ONLY_HEADER, "1"))
+                request,
+                timeout=timeout_s,
+                metadata=((TARGET_NODE_HEADER, node_id), (LOCAL_ONLY_HEADER, "1"), *principal_metadata()),
             )
         except asyncio.CancelledError:
             if not was_cancelled_by_channel():

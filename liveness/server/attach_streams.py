@@ -23,6 +23,7 @@ from liveness.domain.errors import (
     InvalidField,
     LivenessError,
     MalformedRequest,
+    Unauthenticated,
     Unavailable,
 )
 from liveness.domain.keys import WorkerKey
@@ -31,6 +32,9 @@ from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
 from liveness.rpc.status import status_of
+from liveness.security.principal import caller_name
+from liveness.security.redaction import redact_error
+from liveness.security.refused_request import RefusedRequest
 from liveness.server import wire
 from liveness.server.attach_stream import Attached, AttachStream
 from liveness.server.direct_connections import OwnAddresses
@@ -47,8 +51,12 @@ StreamT = TypeVar("StreamT", bound=AttachStream)
 
 
 class AttachStreams(NodeListener):
-    def __init__(self, node: Node, own_addresses: OwnAddresses | None = None) -> None:
-        """`own_addresses`: the addresses of this process, if no other process ever serves the same database beside it."""
+    def __init__(
+        self, node: Node, own_addresses: OwnAddresses | None = None, *, asks_callers: bool = False
+    ) -> None:
+        """`own_addresses`: the addresses of this process, if no other process ever serves the same database beside it.
+        `asks_callers`: refuse forwarded requests that do not say who sent them."""
+        self.asks_callers = asks_callers
         self._node = node
         self._own_addresses = own_addresses
         self._by_worker: dict[WorkerKey, AttachStream] = {}
@@ -115,7 +123,7 @@ class AttachStreams(NodeListener):
     # -- one stream
 
     async def attach(
-        self, requests: AsyncIterator[AttachRequest | MalformedRequest]
+        self, requests: AsyncIterator[AttachRequest | MalformedRequest | RefusedRequest]
     ) -> AsyncIterator[AttachResponse]:
         stream = AttachStream()
         self._open.add(stream)
@@ -137,19 +145,32 @@ class AttachStreams(NodeListener):
         finally:
             reader.cancel()
             self._open.discard(stream)
-            self.close_stream(stream, is_broken=True)
+            # The server ends the stream of a caller whose credential was revoked; that says nothing about the worker.
+            self.close_stream(stream, is_broken=not isinstance(stream.error, Unauthenticated))
 
     async def _read(
-        self, stream: AttachStream, requests: AsyncIterator[AttachRequest | MalformedRequest]
+        self, stream: AttachStream, requests: AsyncIterator[AttachRequest | MalformedRequest | RefusedRequest]
     ) -> None:
         try:
             async for request in requests:
                 if isinstance(request, MalformedRequest):
                     raise request
-                await self.serve(stream, request)
+                if isinstance(request, RefusedRequest):
+                    self._refuse(stream, request)
+                else:
+                    await self.serve(stream, request)
             stream.end()
         except LivenessError as error:
             stream.end(error)
+
+    def _refuse(self, stream: AttachStream, refused: RefusedRequest) -> None:
+        if refused.request.WhichOneof("request") == "attach":
+            attach = refused.request.attach
+            answer = AttachResponse.Attached(
+                namespace=attach.namespace, worker_instance_key=attach.worker_instance_key
+            )
+            answer.status.CopyFrom(status_of(refused.error))
+            stream.reply(AttachResponse(attached=answer))
 
     async def relay(
         self, requests: AsyncIterator[RelayRequest | MalformedRequest]
@@ -199,7 +220,7 @@ class AttachStreams(NodeListener):
             if grace_ms:
                 answer.disconnect_grace.CopyFrom(wire.duration(grace_ms))
         except LivenessError as error:
-            answer.status.CopyFrom(status_of(error))
+            answer.status.CopyFrom(status_of(redact_error(error)))
         stream.reply(AttachResponse(attached=answer))
         if not answer.HasField("status"):
             stream.queue_orders(WorkerKey(request.namespace, request.worker_instance_key))
@@ -219,7 +240,9 @@ class AttachStreams(NodeListener):
         attached = Attached(session_id, request.attach_number)
         self._check_is_newest(key, stream, attached)
         shard = node.shard(*key)
-        shard.change_worker(key, worker_control.attach(key, shard.describe(key), session_id, grace_ms))
+        shard.change_worker(
+            key, worker_control.attach(key, shard.describe(key), session_id, grace_ms, caller_name())
+        )
         await node.wait_durable(shard)
         if node.shard_table()[shard.id] is not shard:
             raise node.unavailable_reason(shard.id)  # handed over meanwhile, with the terms

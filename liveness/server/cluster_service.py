@@ -14,11 +14,12 @@ from liveness.cluster.quotas import Quotas
 from liveness.dispatch.ownership import ActivityOwnership
 from liveness.dispatch.remote import RemoteOwnershipResponder
 from liveness.domain.activity import Activity
-from liveness.domain.errors import MalformedRequest
+from liveness.domain.errors import MalformedRequest, Unauthenticated
 from liveness.domain.keys import WorkerKey
 from liveness.engine.node import Node
 from liveness.expiry.death_rate import DeathCount
 from liveness.routing.routing_table import RoutingTable
+from liveness.security.authentication import Authenticator
 from liveness.server import activity_wire, cluster_wire
 from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
@@ -74,6 +75,7 @@ class ClusterService:
         quotas: Quotas,
         liveness_service: LivenessService,
         fleet: Fleet,
+        authenticator: Authenticator | None = None,
         hint_gap_ms: int = READ_GAP_MS_MIN,
     ) -> None:
         """`hint_gap_ms`: the minimum time between two reads of the registry because of hints."""
@@ -89,10 +91,23 @@ class ClusterService:
         self._quotas = quotas
         self._liveness_service = liveness_service
         self._fleet = fleet
+        self._authenticator = authenticator
         self.hint_check = HintCheck(self._read_registry, node.clock, hint_gap_ms)
 
     async def close(self) -> None:
         await self.hint_check.close()
+
+    async def authenticate(self, request: pb.AuthenticateRequest) -> pb.AuthenticateResponse:
+        if self._authenticator is None:
+            raise Unauthenticated(why="this node asks nobody; set auth to on")
+        principal = self._authenticator.authenticate_header(request.authorization).principal
+        return pb.AuthenticateResponse(
+            principal=principal.name,
+            grants=map(str, principal.grants),
+            credential=principal.credential_kind,
+            credential_id=principal.credential_id,
+            expires_wall_ms=principal.expires_wall_ms,
+        )
 
     async def get_routes(self, request: pb.GetRoutesRequest) -> pb.GetRoutesResponse:
         routes = self._routes

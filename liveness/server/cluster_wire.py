@@ -169,6 +169,8 @@ def holder_view_message(view: HolderView | None) -> cluster_pb2.LookAtHoldersRes
         unconfirmed=view.unconfirmed,
         silent_ms=view.silent_ms,
         task_queue=view.task_queue,
+        principal=view.principal,
+        session_id=view.session_id,
     )
 
 
@@ -195,6 +197,8 @@ def holder_view(answer: cluster_pb2.LookAtHoldersResponse.Answer) -> HolderView 
         answer.unconfirmed,
         answer.silent_ms,
         answer.task_queue,
+        answer.principal,
+        answer.session_id,
     )
 
 

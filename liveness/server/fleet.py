@@ -83,6 +83,7 @@ class Fleet:
             relay_trouble=telemetry.relay_trouble(),
             task_queues=self._task_queues(request.namespace),
             database_trouble=telemetry.cluster().renewal_error,
+            insecure=telemetry.insecure,
         )
         for number, sample in enumerate(telemetry.samples(request.namespace, request.range_ms), 1):
             share.samples.add(

@@ -8,12 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from liveness.background import BackgroundTasks
-from liveness.domain.errors import InvalidField, LivenessError, MalformedRequest, Unavailable
+from liveness.domain.errors import (
+    InvalidField,
+    LivenessError,
+    MalformedRequest,
+    Unauthenticated,
+    Unavailable,
+)
 from liveness.domain.keys import WorkerKey
 from liveness.rpc.status import status_of
+from liveness.security.principal import Caller, Principal, current_caller, decode_principal
 from liveness.server.attach_stream import AttachStream
 from liveness.v1.cluster_pb2 import RelayRequest, RelayResponse
 from liveness.v1.service_pb2 import AttachResponse
@@ -152,10 +160,14 @@ class ForwardingCall:
     async def _serve_one(self, stream: ForwardedStream, request: RelayRequest) -> None:
         kind = request.WhichOneof("what")
         if kind == "request":
-            if self._streams_by_number.get(stream.number) is stream:
-                await self._attach_streams.serve(stream, request.request)
+            if self._streams_by_number.get(stream.number) is not stream:
+                _refuse_attach(stream, request, Unavailable())
+            elif self._attach_streams.asks_callers and not request.principal:
+                _refuse_attach(stream, request, Unauthenticated())
             else:
-                _refuse_attach(stream, request)
+                if request.principal:
+                    current_caller.set(Caller(_decode_principal(request.principal)))
+                await self._attach_streams.serve(stream, request.request)
         elif kind in ("broke", "over"):
             self._attach_streams.close_stream(stream, is_broken=kind == "broke")
             self._streams_with_orders.pop(stream, None)
@@ -165,12 +177,17 @@ class ForwardingCall:
             raise InvalidField(field="what", rule="must be request, broke or over")
 
 
-def _refuse_attach(stream: ForwardedStream, request: RelayRequest) -> None:
-    """Refuse an attach because the call carries too many streams."""
+@lru_cache(maxsize=1_000)
+def _decode_principal(text: str) -> Principal:
+    return decode_principal(text)
+
+
+def _refuse_attach(stream: ForwardedStream, request: RelayRequest, error: LivenessError) -> None:
+    """Refuse an attach, because the call carries too many streams or does not say who sent it."""
     if request.request.WhichOneof("request") == "attach":
         attach = request.request.attach
         attached = AttachResponse.Attached(
             namespace=attach.namespace, worker_instance_key=attach.worker_instance_key
         )
-        attached.status.CopyFrom(status_of(Unavailable()))
+        attached.status.CopyFrom(status_of(error))
         stream.reply(AttachResponse(attached=attached))

@@ -28,6 +28,10 @@ from liveness.routing.routing_rules import RoutingKind
 from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
 from liveness.rpc_details import DETAILS_KEY
+from liveness.security.authorization import authorize
+from liveness.security.principal import current_caller
+from liveness.security.redaction import redact_error
+from liveness.server.access import Authentication, MethodGuard
 from liveness.server.all_nodes import is_local_only
 from liveness.server.request_bounds import RequestBounds
 from liveness.server.shutdown_gate import ShutdownGate
@@ -53,13 +57,14 @@ def register_service(
     tracer: CallTracer | None = None,
     calls: CallStats | None = None,
     gate: ShutdownGate | None = None,
+    authentication: Authentication | None = None,
 ) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
     `wait_all_durable` waits until all state in memory is durable: an error is an answer too, and may rest on that state.
     `admit` refuses calls about a namespace that this server does not serve. `gateway` forwards calls about shards of
     other nodes, and all calls if there is no service, as in a frontend; `ForwardedCalls` serves what was forwarded here. `tracer` records sampled calls, `calls` counts all.
-    `gate` refuses calls when the server stops.
+    `gate` refuses calls when the server stops. `authentication` says who calls; None if everybody may do everything.
     """
     calls = calls or CallStats()
     gate = gate or ShutdownGate()
@@ -73,6 +78,7 @@ def register_service(
             tracer,
             calls.method(f"/{descriptor.full_name}/{method.name}"),
             gate,
+            None if authentication is None else MethodGuard(authentication, method),
         )
         for method in descriptor.methods
     }
@@ -92,21 +98,22 @@ def _make_handler(
     tracer: CallTracer | None,
     stats: MethodStats,
     gate: ShutdownGate,
+    guard: MethodGuard | None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _make_parser(GetMessageClass(method.input_type), RequestBounds(method))
     if method.client_streaming:
         if router is not None and router.rule.kind is RoutingKind.STREAM:
             serve = router.forward_attach
         return grpc.stream_stream_rpc_method_handler(
-            _make_streaming(serve, None, router, stats, gate), parse, _serialize
+            _make_streaming(serve, None, router, stats, gate, guard, is_client_stream=True), parse, _serialize
         )
     if "namespace" not in method.input_type.fields_by_name:
         admit = None
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(
-            _make_streaming(serve, admit, router, stats, gate), parse, _serialize
+            _make_streaming(serve, admit, router, stats, gate, guard), parse, _serialize
         )
-    call = _make_unary(serve, wait_all_durable, admit, router, gate)
+    call = _make_unary(serve, wait_all_durable, admit, router, gate, guard)
     if tracer is not None:
         call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
     return grpc.unary_unary_rpc_method_handler(_counted(call, stats, gate), parse, _serialize)
@@ -138,18 +145,17 @@ def _make_unary(
     admit: AdmitNamespace | None,
     router: MethodRouter | ForwardedCallRouter | None,
     gate: ShutdownGate,
+    guard: MethodGuard | None,
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         try:
             if gate.is_closed:
                 await gate.refuse()
+            if guard is not None:
+                return await guarded(guard, request, context)
             if isinstance(request, MalformedRequest):
                 raise request
-            if admit is not None:
-                admit(request.namespace)
-            if router is None:
-                return await serve(request)  # type: ignore[misc]
-            return await _route_call(router, request, context, serve)
+            return await serve_call(request, context)
         except InvalidRequest as error:
             await _abort(context, error)
         except LivenessError as error:
@@ -157,6 +163,26 @@ def _make_unary(
         except StoreError as error:
             await _abort(context, _store_unavailable(error))
         raise AssertionError("abort raises")
+
+    async def guarded(guard: MethodGuard, request: Any, context: Any) -> Message | bytes:
+        # Without `identify`, which costs another coroutine: this runs for every heartbeat.
+        caller = guard.known(context) or await guard.authenticate(context)
+        current_caller.set(caller)
+        if isinstance(request, MalformedRequest):
+            raise request
+        authorize(caller.principal, guard.rule, request)
+        if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
+            allowed = split.allowed()
+            answer = await serve_call(allowed, context) if allowed.heartbeats else b""
+            return split.merge(_serialize(answer))
+        return guard.redact(await serve_call(request, context), caller.principal)  # type: ignore[no-any-return]
+
+    async def serve_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
+        if admit is not None:
+            admit(request.namespace)
+        if router is None:
+            return await serve(request)  # type: ignore[misc]
+        return await _route_call(router, request, context, serve)
 
     return call
 
@@ -248,6 +274,9 @@ def _make_streaming(
     router: MethodRouter | ForwardedCallRouter | None,
     stats: MethodStats,
     gate: ShutdownGate,
+    guard: MethodGuard | None,
+    *,
+    is_client_stream: bool = False,
 ) -> Callable[..., AsyncIterator[Message | bytes]]:
     async def call(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -267,16 +296,30 @@ def _make_streaming(
         try:
             if gate.is_closed:
                 await gate.refuse()
+            caller = None if guard is None else await guard.identify(context)
             if isinstance(request, MalformedRequest):
                 raise request
+            if guard is not None and caller is not None:
+                if is_client_stream:
+                    request = guard.checked(request, caller)
+                else:
+                    guard.authorize(caller, request)
             if admit is not None:
                 admit(request.namespace)
             if router is None or router.is_local(request, context) or router.rule.kind is RoutingKind.STREAM:
                 messages = serve(request)  # type: ignore[misc]
             else:
                 messages = router.forward_stream(request, context)
-            async for message in messages:
-                yield message
+            if guard is None or caller is None:
+                async for message in messages:
+                    yield message
+            elif is_client_stream:
+                # Its requests end with the caller's credential, and its answers with its requests.
+                async for message in messages:
+                    yield guard.redact(message, caller.principal)
+            else:
+                async for message in guard.until_revoked(messages, caller):
+                    yield guard.redact(message, caller.principal)
         except LivenessError as error:
             await _abort(context, error)
         except StoreError as error:
@@ -299,6 +342,7 @@ def _store_unavailable(error: StoreError) -> Unavailable:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: LivenessError) -> None:
+    error = redact_error(error)
     details = ((DETAILS_KEY, status_of(error).SerializeToString()),)
     code = code_of(error)
     context.set_code(code)  # for the count of calls

@@ -23,6 +23,8 @@ from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
 from liveness.engine.node import Node
 from liveness.engine.shard import HeartbeatOutcome, Shard
+from liveness.security.principal import caller_name, item_principals
+from liveness.security.redaction import redact_error
 from liveness.server import tokens, wire
 from liveness.server.all_nodes import AllNodes
 from liveness.server.attach_streams import AttachStreams
@@ -92,7 +94,8 @@ class LivenessService:
             errors = [answer for answer in answers if isinstance(answer, LivenessError)]
             self._telemetry.record_refusals(request.namespace, errors)
             return b"".join(
-                refused_item(answer) if isinstance(answer, LivenessError) else answer for answer in answers
+                refused_item(redact_error(answer)) if isinstance(answer, LivenessError) else answer
+                for answer in answers
             )
 
     async def _record(
@@ -101,8 +104,10 @@ class LivenessService:
         beats: Sequence[worker_pb2.WorkerHeartbeat],
         reply_builders: tuple[ReplyBuilder, ReplyBuilder],
         attempts_left: int = ADMIT_ATTEMPTS_MAX,
+        principals: Sequence[str] | None = None,
     ) -> list[bytes | LivenessError]:
-        """Decide all heartbeats at once, wait for one commit, then answer."""
+        """Decide all heartbeats at once, wait for one commit, then answer. `principals`: who sent each of them; None: the
+        caller sent them all."""
         node = self._node
         require_identifier("namespace", namespace)
         policy, seed, shard_table = node.policies.of(namespace), namespace_seed(namespace), node.shard_table()
@@ -113,11 +118,13 @@ class LivenessService:
         build_renewal = reply_builder.build_renewal
         listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
         shard_count = len(shard_table)
+        if principals is None:
+            principals = item_principals(len(beats)) or [caller_name()] * len(beats)
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
         unadmitted: list[int] = []
         counters = (0, 0, 0)
-        for beat in beats:
+        for beat, principal in zip(beats, principals, strict=True):
             instance_key = beat.worker_instance_key
             shard_id = shard_from_seed(seed, instance_key, shard_count)
             shard = shard_table[shard_id]
@@ -132,7 +139,8 @@ class LivenessService:
                         require_identifier("heartbeat.worker_instance_key", instance_key)
                     admit(key, policy, monotonic_ms)
                 sequence, successes, errors = counters = wire.pop_counters(beat)
-                fingerprint = hash(beat.SerializePartialToString())
+                # Another principal's copy of the same heartbeat does not take the short path.
+                fingerprint = hash((principal, beat.SerializePartialToString()))
                 worker = shard.renew_unchanged(
                     key, fingerprint, sequence, successes, errors, listening_ms, wall_ms
                 )
@@ -141,7 +149,7 @@ class LivenessService:
                 else:
                     now_ms = shard.observed_ms_at(listening_ms)
                     outcome, worker = self._decide(
-                        shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint
+                        shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint, principal
                     )
                     answers.append(reply_builder.build(outcome, worker, now_ms, wall_ms))
             except LivenessError as error:
@@ -152,7 +160,7 @@ class LivenessService:
                     wire.restore_counters(beat, counters)  # forwarded to the new owner unchanged
                 answers.append(error)
         if len(unadmitted) == len(answers) > 0 and attempts_left:
-            return await self._admit_and_record(namespace, beats, reply_builders, attempts_left)
+            return await self._admit_and_record(namespace, beats, reply_builders, attempts_left, principals)
         group = node.barrier()
         await group.wait()
         if group.lost:
@@ -163,12 +171,14 @@ class LivenessService:
                 ):
                     answers[index] = node.commit_failure(shard.id)
         if unadmitted and attempts_left:
-            retried_beats = [beats[index] for index in unadmitted]
-            for index, answer in zip(
-                unadmitted,
-                await self._admit_and_record(namespace, retried_beats, reply_builders, attempts_left),
-                strict=True,
-            ):
+            retried = await self._admit_and_record(
+                namespace,
+                [beats[index] for index in unadmitted],
+                reply_builders,
+                attempts_left,
+                [principals[index] for index in unadmitted],
+            )
+            for index, answer in zip(unadmitted, retried, strict=True):
                 answers[index] = answer
         return answers
 
@@ -178,6 +188,7 @@ class LivenessService:
         beats: Sequence[worker_pb2.WorkerHeartbeat],
         reply_builders: tuple[ReplyBuilder, ReplyBuilder],
         attempts_left: int,
+        principals: Sequence[str],
     ) -> list[bytes | LivenessError]:
         """Acquire quota slots for new workers, then record their heartbeats."""
         policy, shard_count = self._node.policies.of(namespace), self._node.shard_count
@@ -188,7 +199,7 @@ class LivenessService:
             pass  # some may fit nevertheless; the others are refused one by one
         except Unavailable as error:
             return [error] * len(beats)
-        return await self._record(namespace, beats, reply_builders, attempts_left - 1)
+        return await self._record(namespace, beats, reply_builders, attempts_left - 1, principals)
 
     def _decide(
         self,
@@ -200,6 +211,7 @@ class LivenessService:
         now_ms: int,
         wall_ms: int,
         fingerprint: int,
+        principal: str,
     ) -> tuple[HeartbeatOutcome, Worker]:
         key = WorkerKey(*key_parts)
         known = shard.workers.get(key)
@@ -207,7 +219,7 @@ class LivenessService:
             require_identifier("heartbeat.worker_instance_key", key.instance_key)
             # All workers of a namespace share one string.
             key = WorkerKey(intern(key.namespace), key.instance_key)
-        command = wire.heartbeat(beat, counters, policy, known)
+        command = wire.heartbeat(beat, counters, policy, known, principal)
         outcome, worker = shard.heartbeat(
             key, command, now_ms, wall_ms, self._quotas.admit, self._rate_limits.admit_session
         )
@@ -252,6 +264,7 @@ class LivenessService:
             text("reason", request.reason),
             self._node.policies.of(key.namespace),
             optional_identifier("session_id", request.session_id),
+            caller_name(),
         )
         worker, moved = shard.deactivate(key, command)
         await self._node.wait_durable(shard)

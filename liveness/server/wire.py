@@ -25,6 +25,7 @@ from liveness.domain.worker import (
 )
 from liveness.domain.worker import full_profile as whole_profile
 from liveness.engine.shard import HeartbeatOutcome
+from liveness.security.redaction import redact_json
 from liveness.server.validation import (
     COUNTER_MAX,
     SEQUENCE_MAX,
@@ -77,7 +78,11 @@ def restore_counters(beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int,
 
 
 def heartbeat(
-    beat: worker_pb2.WorkerHeartbeat, counters: tuple[int, int, int], policy: Policy, known: Worker | None
+    beat: worker_pb2.WorkerHeartbeat,
+    counters: tuple[int, int, int],
+    policy: Policy,
+    known: Worker | None,
+    principal: str = "",
 ) -> Heartbeat:
     """Fields that equal those of the `known` worker are not validated again."""
     session_id, last_error = beat.session_id, beat.last_error
@@ -115,6 +120,7 @@ def heartbeat(
         duration_ms("heartbeat.loop_lag", beat.loop_lag, allow_zero=True) if beat.HasField("loop_lag") else 0,
         beat.new_incarnation,
         beat.lease_epoch,
+        principal,
     )
 
 
@@ -361,6 +367,7 @@ def worker_message(
         draining=standing.draining,
         attached=context.attached,
         suspect=context.disconnected,
+        principal=worker.principal,
     )
     if context.held_until_ms:
         message.held_until.CopyFrom(timestamp(wall_ms - now_ms + context.held_until_ms))
@@ -402,12 +409,23 @@ def event_message(shard_id: int, entry: LogEntry) -> event_pb2.Event:
 
 def event_json(shard_id: int, entry: LogEntry) -> bytes:
     """Returns the event as JSON with the field names of the proto and every field."""
+    return _event_json(event_message(shard_id, entry))
+
+
+def _event_json(message: event_pb2.Event) -> bytes:
     fields = MessageToDict(
-        event_message(shard_id, entry),
+        message,
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,
     )
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def event_json_without_sessions(shard_id: int, entry: LogEntry) -> bytes:
+    """The same with session ids as short hashes, where they are capabilities."""
+    message = event_message(shard_id, entry)
+    message.data_json = redact_json(message.data_json, shows_payloads=True)
+    return _event_json(message)
 
 
 def config_message(values: Mapping[str, float]) -> admin_pb2.NamespaceConfig:

@@ -20,6 +20,7 @@ from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
 from liveness.store.size import Storage
 from liveness.store.timeline import Timeline
+from liveness.store.tokens import TokenRow, TokensMark
 
 
 class TaskState(IntEnum):
@@ -240,6 +241,16 @@ class Store(Protocol):
 
     async def renew_node(self, own_row: NodeRow) -> ClusterView:
         """Renew this node's row in the registry; return all nodes and the owners of all shards."""
+
+    async def tokens_mark(self) -> TokensMark: ...
+
+    async def read_tokens(self) -> tuple[TokensMark, list[TokenRow]]: ...
+
+    async def insert_token(self, row: TokenRow, stamp: int) -> None:
+        """Raises `TooManyTokens`."""
+
+    async def revoke_token(self, token_id: str, wall_ms: int, stamp: int) -> TokenRow | None:
+        """None if there is no such token."""
 
     async def read_cluster(self) -> ClusterView: ...
 

@@ -7,6 +7,7 @@ columns, so that a flipped bit is detected and never served. For projections and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -48,6 +49,7 @@ _EVENT_TYPES: dict[str, type] = {
         events.WorkerRegistered,
         events.SessionReplaced,
         events.WorkerResurrected,
+        events.WorkerAdopted,
         events.LeaseTermsChanged,
         events.BindingsChanged,
         events.ActivityHanded,
@@ -304,6 +306,7 @@ class _StoredWorker(msgspec.Struct, omit_defaults=True):
     inactive_detail: str = ""
     standing: _StoredStanding | None = None
     renewed_wall_ms: int | None = None
+    principal: str = ""
 
 
 _worker_decoder = msgspec.json.Decoder(_StoredWorker)
@@ -332,6 +335,7 @@ def encode_worker(worker: Worker) -> str:
             inactive_detail=worker.inactive_detail,
             standing=_encode_standing(worker.standing),
             renewed_wall_ms=worker.renewed_wall_ms,
+            principal=worker.principal,
         )
     ).decode()
 
@@ -365,6 +369,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
     (
         session_id, sequence, epoch, granted_ms, renewed_ms, deadline_ms, bindings, lost, superseded, profile, status,
         last_error, successes, errors, resync, inactive_reason, inactive_detail, standing, renewed_wall_ms,
+        principal,
     ) = astuple(_worker_decoder.decode(payload))  # fmt: skip
     return Worker._make(
         (
@@ -372,7 +377,7 @@ def decode_worker(number: int, state: int, payload: str) -> Worker:
             _bindings_by_id(bindings) if bindings else NO_BINDINGS, _bindings_by_id(lost) if lost else NO_BINDINGS, superseded,
             compact_profile(profile), status, last_error, successes, errors, resync, inactive_reason, inactive_detail,
             NO_STANDING if standing is None else _decode_standing(standing),
-            None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms),
+            None if renewed_wall_ms is None else intern_ms(renewed_wall_ms - renewed_ms), intern(principal),
         )
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ deaths      projection: who died when, so that certificates count those who died
 verdicts    projection: per namespace, workers that were declared dead, and those of them that proved to be alive
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
 sizes       the size of the database over the last days, for its growth
+tokens      credentials of callers, as hashes of their secrets
 meta        properties of the database, set when it was created, migrated or restored; the epoch floor of each shard
 """
 
@@ -31,6 +32,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 
@@ -292,6 +294,28 @@ sizes = Table(
     Column("wall_ms", Int64, primary_key=True, autoincrement=False),
     Column("bytes", Int64, nullable=False),  # without space that can be used again
     CheckConstraint("bytes >= 0", name="sizes_bytes"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token_id", KeyText, primary_key=True),
+    Column("principal", KeyText, nullable=False),
+    Column("slot", Int16),  # a principal has two; a token that was revoked or has expired gives its own up
+    Column("secret_hash", Text, nullable=False),
+    Column("grants", Text, nullable=False),
+    Column("created_wall_ms", Int64, nullable=False),
+    Column("expires_wall_ms", Int64, nullable=False),
+    Column("revoked_wall_ms", Int64),
+    Column("created_by", Text, nullable=False),
+    Column(
+        "stamp", Int64, nullable=False
+    ),  # random, new with each change: the sum of all tells readers of changes
+    UniqueConstraint("principal", "slot", name="tokens_slot"),
+    CheckConstraint("expires_wall_ms > created_wall_ms", name="tokens_lifetime"),
+    CheckConstraint("slot IS NULL OR slot IN (1, 2) AND revoked_wall_ms IS NULL", name="tokens_live"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

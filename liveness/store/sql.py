@@ -89,6 +89,14 @@ from liveness.store.timeline import (
     remove_silent_nodes,
     write_timeline,
 )
+from liveness.store.tokens import (
+    TokenRow,
+    TokensMark,
+    insert_token,
+    read_mark,
+    read_tokens,
+    revoke_token,
+)
 from liveness.store.worker_slots import grant_slots, return_slots
 
 logger = structlog.get_logger("liveness.store")
@@ -199,6 +207,20 @@ class SqlStore:
 
     async def remove_nodes(self, node_ids: Collection[str]) -> None:
         await self._database.write(lambda connection: remove_nodes(connection, node_ids))
+
+    async def tokens_mark(self) -> TokensMark:
+        return await self._database.read(read_mark)
+
+    async def read_tokens(self) -> tuple[TokensMark, list[TokenRow]]:
+        return await self._database.read(lambda connection: (read_mark(connection), read_tokens(connection)))
+
+    async def insert_token(self, row: TokenRow, stamp: int) -> None:
+        await self._database.write(lambda connection: insert_token(connection, row, stamp))
+
+    async def revoke_token(self, token_id: str, wall_ms: int, stamp: int) -> TokenRow | None:
+        return await self._database.write(
+            lambda connection: revoke_token(connection, token_id, wall_ms, stamp)
+        )
 
     def _check_usable(self, connection: Connection) -> None:
         """Refuse a database that was migrated by a version that excludes this one, or restored, since it was opened."""

@@ -442,6 +442,12 @@ METRICS: tuple[Metric[Telemetry], ...] = (
         (),
         _single_value(lambda telemetry: telemetry.relay_missed()),
     ),
+    GaugeMetric(
+        "liveness_insecure",
+        "1 if this server listens beyond loopback without TLS or without authentication, as --insecure allows.",
+        (),
+        _single_value(lambda telemetry: bool(telemetry.insecure)),
+    ),
     GaugeMetric("liveness_build_info", "1, with the server's version as a label.", ("version",), _build_info),
     # -- the database
     GaugeMetric(

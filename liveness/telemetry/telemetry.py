@@ -90,6 +90,7 @@ class Telemetry(NodeListener):
         relay_missed: Callable[[], int] = lambda: 0,
         relay_publishes: Callable[[], Mapping[str, int]] = dict,
         cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
+        insecure: str = "",
     ) -> None:
         """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
         attended a task queue, why the broker accepts nothing from this node (empty if it does, or if there is no broker),
@@ -122,6 +123,8 @@ class Telemetry(NodeListener):
         self.relay_trouble = relay_trouble
         self.relay_publishes = relay_publishes
         self.cluster = cluster
+        self.insecure = insecure
+        """The listeners that others can reach without protection, for people; empty if there are none."""
         self.calls = CallStats()
         self.forwarded = CallStats()
         self.relay_missed = relay_missed

@@ -430,6 +430,7 @@ class CompleteActivityRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     RESULT_ENCODING_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
@@ -438,6 +439,8 @@ class CompleteActivityRequest(_message.Message):
     """At most 256 KiB."""
     result_encoding: _builtins.str
     """As ScheduleActivityRequest.input_encoding."""
+    session_id: _builtins.str
+    """The worker's current session. A server that asks who calls needs it."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     def __init__(
@@ -450,10 +453,11 @@ class CompleteActivityRequest(_message.Message):
         attempt: _builtins.int = ...,
         result: _builtins.bytes = ...,
         result_encoding: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "result_encoding", b"result_encoding", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "result", b"result", "result_encoding", b"result_encoding", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,6 +490,7 @@ class FailActivityRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     NON_RETRYABLE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
@@ -494,6 +499,8 @@ class FailActivityRequest(_message.Message):
     """Shown to people."""
     non_retryable: _builtins.bool
     """Not to be tried again, whatever the retry policy says."""
+    session_id: _builtins.str
+    """The worker's current session. A server that asks who calls needs it."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     @_builtins.property
@@ -511,10 +518,11 @@ class FailActivityRequest(_message.Message):
         message: _builtins.str = ...,
         non_retryable: _builtins.bool = ...,
         retry_after: _duration_pb2.Duration | None = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "retry_after", b"retry_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "retry_after", b"retry_after", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "message", b"message", "namespace", b"namespace", "non_retryable", b"non_retryable", "retry_after", b"retry_after", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,10 +625,13 @@ class ReleaseActivityRequest(_message.Message):
     WORKER_INSTANCE_KEY_FIELD_NUMBER: _builtins.int
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     worker_instance_key: _builtins.str
     lease_epoch: _builtins.int
     attempt: _builtins.int
+    session_id: _builtins.str
+    """The worker's current session. A server that asks who calls needs it."""
     @_builtins.property
     def id(self) -> Global___ActivityId: ...
     def __init__(
@@ -631,10 +642,11 @@ class ReleaseActivityRequest(_message.Message):
         worker_instance_key: _builtins.str = ...,
         lease_epoch: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "id", b"id", "lease_epoch", b"lease_epoch", "namespace", b"namespace", "session_id", b"session_id", "worker_instance_key", b"worker_instance_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ import warnings
 
 from liveness.v1 import admin_pb2 as liveness_dot_v1_dot_admin__pb2
 from liveness.v1 import fleet_pb2 as liveness_dot_v1_dot_fleet__pb2
+from liveness.v1 import token_pb2 as liveness_dot_v1_dot_token__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -115,6 +116,31 @@ class AdminServiceStub(object):
                 '/liveness.v1.AdminService/ReplayRelay',
                 request_serializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayResponse.FromString,
+                _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/liveness.v1.AdminService/CreateToken',
+                request_serializer=liveness_dot_v1_dot_token__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.CreateTokenResponse.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/liveness.v1.AdminService/ListTokens',
+                request_serializer=liveness_dot_v1_dot_token__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.ListTokensResponse.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/liveness.v1.AdminService/RevokeToken',
+                request_serializer=liveness_dot_v1_dot_token__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.RevokeTokenResponse.FromString,
+                _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/liveness.v1.AdminService/WhoAmI',
+                request_serializer=liveness_dot_v1_dot_token__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
+        self.CanI = channel.unary_unary(
+                '/liveness.v1.AdminService/CanI',
+                request_serializer=liveness_dot_v1_dot_token__pb2.CanIRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.CanIResponse.FromString,
                 _registered_method=True)
 
 
@@ -234,6 +260,40 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateToken(self, request, context):
+        """Issues a token. A principal has at most two that are live, so that one can replace the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Every node refuses the token within a second, and ends the streams that it opened.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoAmI(self, request, context):
+        """Whom the server takes the caller for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CanI(self, request, context):
+        """Whether the caller has a role in a namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -316,6 +376,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReplayRelay,
                     request_deserializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_admin__pb2.ReplayRelayResponse.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.CreateTokenRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.CreateTokenResponse.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.ListTokensRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.ListTokensResponse.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.WhoAmIRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.WhoAmIResponse.SerializeToString,
+            ),
+            'CanI': grpc.unary_unary_rpc_method_handler(
+                    servicer.CanI,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.CanIRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.CanIResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -751,6 +836,141 @@ class AdminService(object):
             '/liveness.v1.AdminService/ReplayRelay',
             liveness_dot_v1_dot_admin__pb2.ReplayRelayRequest.SerializeToString,
             liveness_dot_v1_dot_admin__pb2.ReplayRelayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/CreateToken',
+            liveness_dot_v1_dot_token__pb2.CreateTokenRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.CreateTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ListTokens',
+            liveness_dot_v1_dot_token__pb2.ListTokensRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.ListTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/RevokeToken',
+            liveness_dot_v1_dot_token__pb2.RevokeTokenRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/WhoAmI',
+            liveness_dot_v1_dot_token__pb2.WhoAmIRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.WhoAmIResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CanI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/CanI',
+            liveness_dot_v1_dot_token__pb2.CanIRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.CanIResponse.FromString,
             options,
             channel_credentials,
             insecure,

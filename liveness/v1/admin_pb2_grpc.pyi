@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from liveness.v1 import admin_pb2 as _admin_pb2
 from liveness.v1 import fleet_pb2 as _fleet_pb2
+from liveness.v1 import token_pb2 as _token_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -69,6 +70,15 @@ class AdminServiceStub:
     """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
     that what it still has is not doubled.
     """
+    CreateToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenResponse]
+    """Issues a token. A principal has at most two that are live, so that one can replace the other."""
+    ListTokens: _grpc.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensResponse]
+    RevokeToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenResponse]
+    """Every node refuses the token within a second, and ends the streams that it opened."""
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_token_pb2.WhoAmIRequest, _token_pb2.WhoAmIResponse]
+    """Whom the server takes the caller for."""
+    CanI: _grpc.UnaryUnaryMultiCallable[_token_pb2.CanIRequest, _token_pb2.CanIResponse]
+    """Whether the caller has a role in a namespace."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -110,6 +120,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
     that what it still has is not doubled.
     """
+    CreateToken: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateTokenRequest, _token_pb2.CreateTokenResponse]  # type: ignore[assignment]
+    """Issues a token. A principal has at most two that are live, so that one can replace the other."""
+    ListTokens: _aio.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensResponse]  # type: ignore[assignment]
+    RevokeToken: _aio.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenResponse]  # type: ignore[assignment]
+    """Every node refuses the token within a second, and ends the streams that it opened."""
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_token_pb2.WhoAmIRequest, _token_pb2.WhoAmIResponse]  # type: ignore[assignment]
+    """Whom the server takes the caller for."""
+    CanI: _aio.UnaryUnaryMultiCallable[_token_pb2.CanIRequest, _token_pb2.CanIResponse]  # type: ignore[assignment]
+    """Whether the caller has a role in a namespace."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators call."""
@@ -244,5 +263,44 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Publishes again what the broker has acknowledged before, for a broker that lost it. Message ids are the same, so
         that what it still has is not doubled.
         """
+
+    @_abc_1.abstractmethod
+    def CreateToken(
+        self,
+        request: _token_pb2.CreateTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.CreateTokenResponse, _abc.Awaitable[_token_pb2.CreateTokenResponse]]:
+        """Issues a token. A principal has at most two that are live, so that one can replace the other."""
+
+    @_abc_1.abstractmethod
+    def ListTokens(
+        self,
+        request: _token_pb2.ListTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.ListTokensResponse, _abc.Awaitable[_token_pb2.ListTokensResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RevokeToken(
+        self,
+        request: _token_pb2.RevokeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.RevokeTokenResponse, _abc.Awaitable[_token_pb2.RevokeTokenResponse]]:
+        """Every node refuses the token within a second, and ends the streams that it opened."""
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _token_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.WhoAmIResponse, _abc.Awaitable[_token_pb2.WhoAmIResponse]]:
+        """Whom the server takes the caller for."""
+
+    @_abc_1.abstractmethod
+    def CanI(
+        self,
+        request: _token_pb2.CanIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.CanIResponse, _abc.Awaitable[_token_pb2.CanIResponse]]:
+        """Whether the caller has a role in a namespace."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

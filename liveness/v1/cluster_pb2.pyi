@@ -23,6 +23,59 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class AuthenticateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHORIZATION_FIELD_NUMBER: _builtins.int
+    authorization: _builtins.str
+    """The authorization header as it came."""
+    def __init__(
+        self,
+        *,
+        authorization: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthenticateRequest: _TypeAlias = AuthenticateRequest  # noqa: Y015
+
+@_typing.final
+class AuthenticateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_WALL_MS_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    credential: _builtins.str
+    credential_id: _builtins.str
+    expires_wall_ms: _builtins.int
+    """0: it does not expire by itself."""
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        grants: _abc.Iterable[_builtins.str] | None = ...,
+        credential: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        expires_wall_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "credential_id", b"credential_id", "expires_wall_ms", b"expires_wall_ms", "grants", b"grants", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthenticateResponse: _TypeAlias = AuthenticateResponse  # noqa: Y015
+
+@_typing.final
 class GetRoutesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -303,12 +356,15 @@ class RelayRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     BROKE_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     stream: _builtins.int
     """Chosen by the sender, one per client's stream."""
     broke: _builtins.bool
     """The client's stream broke, without a goodbye."""
     over: _builtins.bool
     """The client's stream is over, and it counts for nothing."""
+    principal: _builtins.str
+    """Who sent the request, as the sender has found out; empty if callers are not asked."""
     @_builtins.property
     def request(self) -> _service_pb2.AttachRequest: ...
     def __init__(
@@ -318,10 +374,11 @@ class RelayRequest(_message.Message):
         request: _service_pb2.AttachRequest | None = ...,
         broke: _builtins.bool = ...,
         over: _builtins.bool = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broke", b"broke", "over", b"over", "request", b"request", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broke", b"broke", "over", b"over", "request", b"request", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broke", b"broke", "over", b"over", "principal", b"principal", "request", b"request", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["request", "broke", "over"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
@@ -511,6 +568,8 @@ class LookAtHoldersResponse(_message.Message):
         UNCONFIRMED_FIELD_NUMBER: _builtins.int
         SILENT_MS_FIELD_NUMBER: _builtins.int
         TASK_QUEUE_FIELD_NUMBER: _builtins.int
+        PRINCIPAL_FIELD_NUMBER: _builtins.int
+        SESSION_ID_FIELD_NUMBER: _builtins.int
         known: _builtins.bool
         """Otherwise nothing else is set."""
         state: _worker_pb2.WorkerState.ValueType
@@ -523,6 +582,9 @@ class LookAtHoldersResponse(_message.Message):
         silent_ms: _builtins.int
         """How long nothing was heard of the worker."""
         task_queue: _builtins.str
+        principal: _builtins.str
+        """Who registered the worker, and its session."""
+        session_id: _builtins.str
         def __init__(
             self,
             *,
@@ -534,10 +596,12 @@ class LookAtHoldersResponse(_message.Message):
             unconfirmed: _builtins.bool = ...,
             silent_ms: _builtins.int = ...,
             task_queue: _builtins.str = ...,
+            principal: _builtins.str = ...,
+            session_id: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_attempt", b"bound_attempt", "inactive_detail", b"inactive_detail", "known", b"known", "lease_epoch", b"lease_epoch", "silent_ms", b"silent_ms", "state", b"state", "task_queue", b"task_queue", "unconfirmed", b"unconfirmed"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bound_attempt", b"bound_attempt", "inactive_detail", b"inactive_detail", "known", b"known", "lease_epoch", b"lease_epoch", "principal", b"principal", "session_id", b"session_id", "silent_ms", b"silent_ms", "state", b"state", "task_queue", b"task_queue", "unconfirmed", b"unconfirmed"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -968,10 +1032,13 @@ class GetFleetShareResponse(_message.Message):
     RELAY_TROUBLE_FIELD_NUMBER: _builtins.int
     TASK_QUEUES_FIELD_NUMBER: _builtins.int
     DATABASE_TROUBLE_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
     relay_trouble: _builtins.str
     """Why the message broker takes nothing from it; empty if it does."""
     database_trouble: _builtins.str
     """Why its last renewal of its own lease failed; empty if it did not."""
+    insecure: _builtins.str
+    """Its listeners that others can reach without TLS or without authentication, for people; empty if there are none."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.FleetSample]:
         """Oldest first, without latencies."""
@@ -1015,10 +1082,11 @@ class GetFleetShareResponse(_message.Message):
         relay_trouble: _builtins.str = ...,
         task_queues: _abc.Iterable[_fleet_pb2.TaskQueueBacklog] | None = ...,
         database_trouble: _builtins.str = ...,
+        insecure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "task_queues", b"task_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "insecure", b"insecure", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "task_queues", b"task_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,6 +104,11 @@ class ClusterServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareResponse.FromString,
                 _registered_method=True)
+        self.Authenticate = channel.unary_unary(
+                '/liveness.v1.ClusterService/Authenticate',
+                request_serializer=liveness_dot_v1_dot_cluster__pb2.AuthenticateRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_cluster__pb2.AuthenticateResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -207,6 +212,13 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Authenticate(self, request, context):
+        """Who a credential belongs to, for a frontend, which has no list of tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -274,6 +286,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetFleetShare,
                     request_deserializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_cluster__pb2.GetFleetShareResponse.SerializeToString,
+            ),
+            'Authenticate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Authenticate,
+                    request_deserializer=liveness_dot_v1_dot_cluster__pb2.AuthenticateRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_cluster__pb2.AuthenticateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -632,6 +649,33 @@ class ClusterService(object):
             '/liveness.v1.ClusterService/GetFleetShare',
             liveness_dot_v1_dot_cluster__pb2.GetFleetShareRequest.SerializeToString,
             liveness_dot_v1_dot_cluster__pb2.GetFleetShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Authenticate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.ClusterService/Authenticate',
+            liveness_dot_v1_dot_cluster__pb2.AuthenticateRequest.SerializeToString,
+            liveness_dot_v1_dot_cluster__pb2.AuthenticateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,8 @@ class ClusterServiceStub:
     """
     GetFleetShare: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetFleetShareRequest, _cluster_pb2.GetFleetShareResponse]
     """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
+    Authenticate: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.AuthenticateRequest, _cluster_pb2.AuthenticateResponse]
+    """Who a credential belongs to, for a frontend, which has no list of tokens."""
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -109,6 +111,8 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """
     GetFleetShare: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetFleetShareRequest, _cluster_pb2.GetFleetShareResponse]  # type: ignore[assignment]
     """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
+    Authenticate: _aio.UnaryUnaryMultiCallable[_cluster_pb2.AuthenticateRequest, _cluster_pb2.AuthenticateResponse]  # type: ignore[assignment]
+    """Who a credential belongs to, for a frontend, which has no list of tokens."""
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     """What nodes, and the frontends before them, say to each other. Clients have no business here.
@@ -225,5 +229,13 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetFleetShareResponse, _abc.Awaitable[_cluster_pb2.GetFleetShareResponse]]:
         """This node's part of what AdminService.GetFleet answers, in a form that can be added up."""
+
+    @_abc_1.abstractmethod
+    def Authenticate(
+        self,
+        request: _cluster_pb2.AuthenticateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.AuthenticateResponse, _abc.Awaitable[_cluster_pb2.AuthenticateResponse]]:
+        """Who a credential belongs to, for a frontend, which has no list of tokens."""
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

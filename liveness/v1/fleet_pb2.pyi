@@ -50,6 +50,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """A server cannot use the database, and so cannot renew its own lease."""
     ALERT_KIND_LOST_NODES: _AlertKind.ValueType  # 11
     """Nodes have not renewed their leases; the others serve their shards."""
+    ALERT_KIND_INSECURE: _AlertKind.ValueType  # 12
+    """Servers listen beyond loopback without TLS or without authentication, because --insecure allows it."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper): ...
 
@@ -76,6 +78,8 @@ ALERT_KIND_DATABASE: AlertKind.ValueType  # 10
 """A server cannot use the database, and so cannot renew its own lease."""
 ALERT_KIND_LOST_NODES: AlertKind.ValueType  # 11
 """Nodes have not renewed their leases; the others serve their shards."""
+ALERT_KIND_INSECURE: AlertKind.ValueType  # 12
+"""Servers listen beyond loopback without TLS or without authentication, because --insecure allows it."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final

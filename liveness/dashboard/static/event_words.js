@@ -20,6 +20,7 @@ const SENTENCES = {
   WorkerRegistered: (e, d) => `registered with ${lease(d)}${holding(d)}`,
   SessionReplaced: (e, d) => `started over in a new session with ${lease(d)}${holding(d)}`,
   WorkerResurrected: (e, d) => `came back with ${lease(d)}${holding(d)}`,
+  WorkerAdopted: (e, d) => `now belongs to ${d.principal}`,
   LeaseTermsChanged: (e, d) => `now has a lease of ${showDuration(d.granted_ms)}`,
   BindingsChanged: (e, d) => bindings(d),
   ActivityHanded: (e, d) => `was handed ${activityName(d.activity)}, attempt ${d.activity.attempt}`,

@@ -198,12 +198,12 @@ async def test_an_unreachable_node_is_503() -> None:
         unreachable.socket.close()
 
 
-async def test_deadline_and_trace_headers_are_forwarded(node: tuple[RefusingNode, Client]) -> None:
+async def test_deadline_credential_and_trace_headers_are_forwarded(node: tuple[RefusingNode, Client]) -> None:
     handler, client = node
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     await client.ask("GET", "/v1/server", {**trace, "X-Timeout": "2m", "Cookie": "c", "Authorization": "x"})
-    assert trace.items() <= handler.metadata.items()
-    assert not {"cookie", "authorization"} & set(handler.metadata)
+    assert {**trace, "authorization": "x"}.items() <= handler.metadata.items()
+    assert "cookie" not in handler.metadata
     assert 35 < handler.time_s < 125
     await client.ask("GET", "/v1/server", {"traceparent": "\xe4"})
     assert "traceparent" not in handler.metadata

@@ -183,7 +183,7 @@ class OwnedShardsOnly(LivenessService):
         super().__init__(*parts)
         self._owner = owner
 
-    async def _record(self, namespace: str, beats: Iterable[Any], reply_builders: Any, *tries: int) -> Any:
+    async def _record(self, namespace: str, beats: Iterable[Any], reply_builders: Any, *rest: Any) -> Any:
         beats = list(beats)
         answers: list[Any] = [None] * len(beats)
         own = []
@@ -193,7 +193,7 @@ class OwnedShardsOnly(LivenessService):
                 own.append(at)
             except LivenessError as error:
                 answers[at] = error
-        served = await super()._record(namespace, [beats[at] for at in own], reply_builders, *tries)
+        served = await super()._record(namespace, [beats[at] for at in own], reply_builders, *rest)
         for at, answer in zip(own, served, strict=True):
             answers[at] = answer
         return answers

@@ -14,7 +14,11 @@ from liveness.config.extras import SERVER_PACKAGES, server_parts_installed, serv
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
     "project"
 ]
-IMPORT_NAMES = {"grpcio-health-checking": "grpc_health", "grpcio-reflection": "grpc_reflection"}
+IMPORT_NAMES = {
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "pyjwt": "jwt",
+}
 
 
 def test_the_list_names_every_package_of_the_extra() -> None:

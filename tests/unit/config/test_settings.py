@@ -109,6 +109,12 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         task_attempts_max = 1
         shutdown_timeout_s = 0
         traces = "https://collector.example:4317"
+        auth = "on"
+        auth_jwt_issuer = "https://issuer.example"
+        auth_jwt_audience = "liveness"
+        auth_jwt_keys = "https://issuer.example/jwks"
+        auth_jwt_grants = ["sub=system:serviceaccount:shop:*=>worker:shop", "groups=oncall=>operator:*"]
+        insecure = true
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
         http = "off"
@@ -605,3 +611,45 @@ def test_tls_or_insecure_let_the_cluster_listen_beyond_loopback() -> None:
     for values in (files, {"insecure": True}):
         made = Settings(db=POSTGRES, listen="0.0.0.0:7400", advertise="10.0.0.7:8400", **values)
         assert made.cluster_listen_address == "0.0.0.0:8400"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"auth": "on", "auth_jwt_issuer": "https://issuer.example"},
+            "auth_jwt_issuer is set, but JWTs need auth_jwt_audience and auth_jwt_keys as well; set all three.",
+        ),
+        (
+            {"auth_jwt_grants": ("sub=a=>worker:shop",)},
+            "auth_jwt_grants is set, but nobody is asked; set auth to on.",
+        ),
+    ],
+)
+def test_settings_of_identity_must_go_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        Settings(**values)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "source", ["keys.json", "https://issuer.example/keys", "http://127.0.0.1:8080/keys", "http://[::1]/keys"]
+)
+def test_keys_come_from_a_file_https_or_this_machine(source: str) -> None:
+    Settings(auth="on", auth_jwt_issuer="i", auth_jwt_audience="a", auth_jwt_keys=source)
+
+
+@pytest.mark.parametrize(
+    "source", ["http://issuer.example/keys", "https://user@issuer.example/keys", "https://"]
+)
+def test_keys_do_not_come_over_plain_text(source: str) -> None:
+    with pytest.raises(SettingsError, match="auth_jwt_keys"):
+        Settings(auth="on", auth_jwt_issuer="i", auth_jwt_audience="a", auth_jwt_keys=source)
+
+
+@pytest.mark.parametrize(
+    "rule", ["", "sub", "sub=a", "sub=a=>root:shop", "=a=>worker:shop", "sub=a=>worker:"]
+)
+def test_rules_that_grant_nothing_are_refused(rule: str) -> None:
+    with pytest.raises(SettingsError, match="auth_jwt_grants"):
+        Settings(auth="on", auth_jwt_grants=(rule,))

@@ -92,6 +92,7 @@ def _activations(kind: type[ActivationT]) -> st.SearchStrategy[ActivationT]:
         errors=numbers,
         resync=st.booleans(),
         loop_lag_ms=durations,
+        principal=text,
     )
 
 
@@ -137,6 +138,7 @@ event_kinds: dict[type, st.SearchStrategy[events.Event]] = {
     events.WorkerRegistered: _activations(events.WorkerRegistered),
     events.SessionReplaced: _activations(events.SessionReplaced),
     events.WorkerResurrected: _activations(events.WorkerResurrected),
+    events.WorkerAdopted: st.builds(events.WorkerAdopted, principal=text),
     events.LeaseTermsChanged: st.builds(events.LeaseTermsChanged, granted_ms=durations),
     events.BindingsChanged: st.builds(
         events.BindingsChanged,
@@ -217,6 +219,7 @@ standings = st.just(NO_STANDING) | st.builds(
 workers = st.builds(
     Worker,
     number=counts,
+    principal=text,
     state=st.sampled_from(WorkerState),
     session_id=text,
     sequence=numbers,

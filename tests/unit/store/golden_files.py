@@ -12,7 +12,16 @@ from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId
 from liveness.domain.worker import BoundActivity, Worker
 from liveness.store.codec import LogEntry, LogRow, RenewalState
-from tests.unit.store import golden_v1, golden_v2, golden_v3, golden_v4, golden_v5, golden_v6, golden_v7
+from tests.unit.store import (
+    golden_v1,
+    golden_v2,
+    golden_v3,
+    golden_v4,
+    golden_v5,
+    golden_v6,
+    golden_v7,
+    golden_v8,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARD = 5
@@ -64,5 +73,6 @@ VERSIONS = [
         ("v5", golden_v5),
         ("v6", golden_v6),
         ("v7", golden_v7),
+        ("v8", golden_v8),
     )
 ]
