@@ -114,7 +114,6 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         auth_jwt_audience = "liveness"
         auth_jwt_keys = "https://issuer.example/jwks"
         auth_jwt_grants = ["sub=system:serviceaccount:shop:*=>worker:shop", "groups=oncall=>operator:*"]
-        insecure = true
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
         http = "off"
