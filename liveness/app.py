@@ -35,9 +35,12 @@ from liveness.routing.channels import ChannelPool
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
+from liveness.security.audit import AuditLog
 from liveness.security.authentication import Authenticator
 from liveness.security.node_authentication import NodeAuthentication
-from liveness.security.posture import exposed_settings
+from liveness.security.posture import exposed_settings, is_loopback
+from liveness.security.principal_limits import principal_limits
+from liveness.security.suspicion import SuspicionCounters
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -48,6 +51,7 @@ from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.liveness_service import LivenessService
+from liveness.server.oversight import Oversight
 from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import ReceiveProbe, register_receive_probe
 from liveness.server.remote_nodes import RemoteNodes
@@ -188,6 +192,7 @@ class Server:
         self._tasks.start(ReceiveProbe(self._platform.connect, self.address, self.node).run())
         if self._authentication is not None:
             self._authentication.start(self._tasks)
+        self._tasks.start(self.audit.run())
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -232,6 +237,7 @@ class Server:
             self._stop_grpc,
             self.maintenance.stop,
             self._tasks.close,
+            self.audit.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
             self.matching.close,
@@ -322,6 +328,12 @@ class Server:
         self._authentication = (
             NodeAuthentication(settings, self.store, self._clock) if settings.auth == "on" else None
         )
+        self._suspicion = SuspicionCounters(self._clock)
+        self._limits = principal_limits(settings, self._clock)
+        self.audit = AuditLog(self.store, self._clock)
+        self._oversight = Oversight(
+            self._suspicion, self._limits, self.audit, limits_anonymous=not is_loopback(settings.listen)
+        )
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
@@ -355,6 +367,8 @@ class Server:
             ),
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
+            suspicion=self._suspicion,
+            limits=self._limits,
             insecure="; ".join(each.text for each in exposed_settings(settings)),
         )
         self._prometheus = PrometheusExporter(self.telemetry, METRICS)
@@ -376,6 +390,7 @@ class Server:
             task_retention_ms=int(settings.task_retention_s * 1_000),
             relay_name=self._relay.relay_name if self._relay is not None else None,
             database_bytes_max=settings.database_bytes_max,
+            audit_retention_ms=int(settings.audit_retention_s * 1_000),
         )
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: self.membership.is_ready}
@@ -455,6 +470,7 @@ class Server:
                 self.telemetry.calls, gate,
                 # Nodes and frontends prove themselves on the cluster's own port.
                 None if isinstance(service, ClusterService) else self.authenticator,
+                None if isinstance(service, ClusterService) else self._oversight,
             )  # fmt: skip
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         register_receive_probe(server)

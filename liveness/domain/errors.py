@@ -30,6 +30,7 @@ LivenessError
 │   ├── TokenQuotaExceeded
 │   ├── BindingQuotaExceeded
 │   ├── TooManyPolls
+│   ├── TooManyStreams
 │   └── RateLimited
 ├── Unauthenticated         the server does not know who calls
 ├── Denied                  the caller is known, and may not do this
@@ -331,10 +332,19 @@ class TooManyPolls(Exhausted):
 
 class RateLimited(Exhausted):
     reason = "RATE_LIMITED"
-    template = "Too many heartbeats of {whose}; try again in {retry_after_ms} ms."
+    template = "Too many {what} of {whose}; try again in {retry_after_ms} ms."
 
     whose: str
     retry_after_ms: int
+    what: str = "heartbeats"
+
+
+class TooManyStreams(Exhausted):
+    reason = "TOO_MANY_STREAMS"
+    template = "{whose} has {limit} open streams at this server already; close some, or let one stream carry several workers."
+
+    whose: str
+    limit: int
 
 
 class NotFound(LivenessError):

@@ -16,6 +16,8 @@ from liveness.engine.changes import Transition
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.security.principal_limits import PrincipalLimits
+from liveness.security.suspicion import SuspicionCounters
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.codec import RenewalBatch
 from liveness.store.database import ConnectionCounts
@@ -90,6 +92,8 @@ class Telemetry(NodeListener):
         relay_publishes: Callable[[], Mapping[str, int]] = dict,
         cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
         insecure: str = "",
+        suspicion: SuspicionCounters | None = None,
+        limits: PrincipalLimits | None = None,
     ) -> None:
         """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
         attended a task queue, why the broker accepts nothing from this node (empty if it does, or if there is no broker),
@@ -124,6 +128,8 @@ class Telemetry(NodeListener):
         self.cluster = cluster
         self.insecure = insecure
         """The listeners that others can reach without protection, for people; empty if there are none."""
+        self.suspicion = suspicion or SuspicionCounters(node.clock)
+        self.limits = limits or PrincipalLimits(node.clock)
         self.calls = CallStats()
         self.forwarded = CallStats()
         self.relay_missed = relay_missed
@@ -187,8 +193,10 @@ class Telemetry(NodeListener):
         counters.reschedules += change.activities
         if reason == _REGISTERED:
             counters.registrations += 1
+            self.suspicion.count_registration(namespace)
         elif reason == "SessionReplaced":
             counters.session_replacements += 1
+            self.suspicion.count_session_change(*change.key)
         elif reason == "WorkerResurrected":
             counters.resurrections += 1
         elif reason == "WorkerCleanedUp":

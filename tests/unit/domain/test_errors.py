@@ -50,6 +50,7 @@ REASONS = {
     "WorkerKeyOwned": "WORKER_KEY_OWNED",
     "BindingQuotaExceeded": "BINDING_QUOTA_EXCEEDED",
     "TooManyPolls": "TOO_MANY_POLLS",
+    "TooManyStreams": "TOO_MANY_STREAMS",
     "RateLimited": "RATE_LIMITED",
     "NotFound": "NOT_FOUND",
     "WorkerNotFound": "WORKER_NOT_FOUND",
