@@ -368,6 +368,7 @@ class Server:
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
             suspicion=self._suspicion,
+            audit=self.audit,
             limits=self._limits,
             insecure="; ".join(each.text for each in exposed_settings(settings)),
         )

@@ -29,6 +29,7 @@ from liveness.store.errors import StoreError
 logger = structlog.get_logger("liveness.security")
 
 OK = "OK"
+DENIED_OUTCOME = "PERMISSION_DENIED"
 MINUTE_MS = 60_000
 DENIED_PER_MINUTE_MAX = 100
 """So many kinds of denied calls are told apart within a minute; the others are one more."""

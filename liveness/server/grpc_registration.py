@@ -179,6 +179,8 @@ def _make_unary(
         # Without `identify`, which costs another coroutine: this runs for every heartbeat.
         caller = guard.known(context) or await guard.authenticate(context)
         current_caller.set(caller)
+        if oversight is not None:
+            oversight.admit(caller, context)
         if isinstance(request, MalformedRequest):
             raise request
         authorize(caller.principal, guard.rule, request)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
-from liveness.domain.errors import LivenessError
+from liveness.domain.errors import Denied, LivenessError
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
@@ -16,6 +16,8 @@ from liveness.engine.changes import Transition
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.security.audit import DENIED_OUTCOME, AuditLog, serving_principal
+from liveness.security.principal import caller_name
 from liveness.security.principal_limits import PrincipalLimits
 from liveness.security.suspicion import SuspicionCounters
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
@@ -51,6 +53,7 @@ REFRESH_IDLE_FACTOR = 20
 """A slow refresh runs less often: it takes at most one part in twenty of the time."""
 
 _REGISTERED = "WorkerRegistered"
+_BATCHES = "LivenessService/RecordWorkerHeartbeats"
 
 
 class Sample(NamedTuple):
@@ -93,6 +96,7 @@ class Telemetry(NodeListener):
         cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
         insecure: str = "",
         suspicion: SuspicionCounters | None = None,
+        audit: AuditLog | None = None,
         limits: PrincipalLimits | None = None,
     ) -> None:
         """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
@@ -129,6 +133,7 @@ class Telemetry(NodeListener):
         self.insecure = insecure
         """The listeners that others can reach without protection, for people; empty if there are none."""
         self.suspicion = suspicion or SuspicionCounters(node.clock)
+        self.audit = audit
         self.limits = limits or PrincipalLimits(node.clock)
         self.calls = CallStats()
         self.forwarded = CallStats()
@@ -158,6 +163,13 @@ class Telemetry(NodeListener):
 
     def record_refusals(self, namespace: str, errors: Collection[LivenessError]) -> None:
         self.counters.get(namespace).refused.update(error.reason for error in errors)
+
+    def record_refused_items(self, namespace: str, errors: Collection[LivenessError]) -> None:
+        """Count items of a batch as suspicious and denied. Other calls fail as a whole, and `server/oversight.py` sees that."""
+        self.suspicion.count_reasons(caller_name(), namespace, (error.reason for error in errors))
+        denied = sum(isinstance(error, Denied) for error in errors)
+        if denied and self.audit is not None:
+            self.audit.count_denied(serving_principal(), "", _BATCHES, namespace, DENIED_OUTCOME, denied)
 
     def record_task_attempt(self, stored: StoredTask, update: TaskUpdate, via: str) -> None:
         """Count an attempt of a task whose outcome is durable."""

@@ -108,7 +108,11 @@ async def test_changes_are_recorded_although_nobody_is_asked(harness: ServerHarn
     await harness.admin.PauseWorkers(admin_pb2.PauseWorkersRequest(namespace="shop", all=True))
     [entry] = (await harness.admin.ListAudit(audit_pb2.ListAuditRequest())).entries
     assert (entry.principal, entry.credential, entry.credential_id) == ("", "", "")
-    assert (entry.method, entry.target, entry.address) == ("AdminService/PauseWorkers", "all=True", "127.0.0.1")
+    assert (entry.method, entry.target, entry.address) == (
+        "AdminService/PauseWorkers",
+        "all=True",
+        "127.0.0.1",
+    )
 
 
 async def test_a_change_that_cannot_be_recorded_is_not_acknowledged(
@@ -132,9 +136,7 @@ async def test_a_change_that_cannot_be_recorded_is_not_acknowledged(
     assert entry.method == "AdminService/PauseWorkers"
 
 
-async def test_a_caller_that_hangs_up_is_recorded(
-    auth: AuthHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_caller_that_hangs_up_is_recorded(auth: AuthHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     ann = await auth.caller("ann", "admin:*")
     store = auth.server.store
     insert, reached, go_on = store.insert_audit, asyncio.Event(), asyncio.Event()
