@@ -122,7 +122,7 @@ def test_a_field_that_the_message_omits_is_rebuilt_too() -> None:
 def test_fields_that_only_the_other_version_knows_are_dropped() -> None:
     rebuilt = error_from_reason("RATE_LIMITED", {"whose": "a", "retry_after_ms": "5", "shade": "blue"})
     assert isinstance(rebuilt, RateLimited)
-    assert rebuilt.fields == {"whose": "a", "retry_after_ms": 5}
+    assert rebuilt.fields == {"whose": "a", "retry_after_ms": 5, "what": "heartbeats"}
 
 
 @pytest.mark.parametrize(
