@@ -85,9 +85,10 @@ async def test_reads_are_not_recorded(auth: AuthHarness) -> None:
 
 async def test_the_target_the_reason_and_the_outcome_of_a_change(auth: AuthHarness) -> None:
     ann = await auth.caller("ann", "admin:*")
-    await register(ann, "shop", "w-1")
+    key = "render-farm-1.production.example.com"
+    await register(ann, "shop", key)
     await ann.admin.ExpireWorker(
-        admin_pb2.ExpireWorkerRequest(namespace="shop", worker_instance_key="w-1", reason="disk is full")
+        admin_pb2.ExpireWorkerRequest(namespace="shop", worker_instance_key=key, reason="disk is full")
     )
     with pytest.raises(grpc.aio.AioRpcError):
         await ann.admin.ForgetWorker(
@@ -99,7 +100,7 @@ async def test_the_target_the_reason_and_the_outcome_of_a_change(auth: AuthHarne
 
     found = sorted(await audit_of(auth.admin_client, principal="ann"), key=lambda entry: entry.method)
     expired, forgotten, updated = found
-    assert (expired.target, expired.reason) == ("worker_instance_key=w-1", "disk is full")
+    assert (expired.target, expired.reason) == (f"worker_instance_key={key}", "disk is full")
     assert (forgotten.target, forgotten.outcome) == ("worker_instance_key=no-such", "NOT_FOUND")
     assert updated.target == "set=(default_lease=20000ms max_workers=7)"
 
