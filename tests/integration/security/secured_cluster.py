@@ -36,12 +36,20 @@ class CallLog(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self.received: list[ReceivedCall] = []
+        self.gate: asyncio.Event | None = None
+        """While it is not set, heartbeats are not answered."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         path = handler_call_details.method
         if path.startswith(CALLS_PREFIX):
             self.received.append(ReceivedCall(path, tuple(handler_call_details.invocation_metadata)))
+            if self.gate is not None and path.endswith("/RecordWorkerHeartbeats"):
+                await self.gate.wait()
         return await continuation(handler_call_details)
+
+    def clear(self) -> None:
+        """Forget all calls but those that go on."""
+        self.received = self.of("Relay")
 
     def of(self, method: str) -> list[ReceivedCall]:
         return [call for call in self.received if call.path.endswith(f"/{method}")]
