@@ -60,7 +60,7 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
-from liveness.server.listener_options import CONCURRENT_STREAMS_MAX, PEER_STREAMS_MAX, server_options
+from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
 from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
@@ -316,7 +316,7 @@ class Server:
         if listen := self._settings.cluster_listen_address:
             credentials = None if self._cluster_tls is None else self._cluster_tls.server_credentials()
             self._cluster_grpc, self.cluster_address = self._listen(
-                listen, credentials, "--cluster-listen", PEER_STREAMS_MAX
+                listen, credentials, "--cluster-listen", peer_options()
             )
 
     def _listen(
@@ -324,9 +324,9 @@ class Server:
         listen: str,
         credentials: grpc.ServerCredentials | None,
         flag: str,
-        streams_max: int = CONCURRENT_STREAMS_MAX,
+        options: list[tuple[str, int]] | None = None,
     ) -> tuple[Any, str]:
-        server = self._platform.listener(options=server_options(concurrent_streams_max=streams_max))
+        server = self._platform.listener(options=options or server_options())
         self._listeners.append(server)
         try:
             if credentials is None:
