@@ -9,9 +9,11 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
+from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, LOCAL_ONLY_HEADER, TARGET_NODE_HEADER
 from liveness.security.audit import DENIED_PER_MINUTE_MAX, TARGET_FIELDS, is_change_by_operators
 from liveness.store.errors import CommitRejected
 from liveness.v1 import admin_pb2, audit_pb2, service_pb2, token_pb2, worker_pb2
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from tests.integration.security.auth_harness import AuthHarness, Client
 from tests.integration.security.test_access_matrix import METHODS, call, request_about
 from tests.integration.server.server_harness import ServerHarness, unpack
@@ -72,6 +74,22 @@ async def test_each_change_is_recorded_with_who_and_from_where(
         assert entry.target.startswith("worker_instance_key=w")
     assert (entry.outcome == "OK") == (outcome == "OK")
     assert entry.calls == 1
+
+
+async def test_metadata_of_a_client_hides_no_change_and_no_origin(auth: AuthHarness) -> None:
+    """Only nodes and frontends say to whom a call is forwarded and from where it came, on a port of their own."""
+    forged = (
+        (TARGET_NODE_HEADER, auth.server.node.owner),
+        (LOCAL_ONLY_HEADER, "1"),
+        (CALLER_ADDRESS_HEADER, "10.9.9.9"),
+        ("authorization", f"Bearer {auth.admin_client.token}"),
+    )
+    pause = admin_pb2.PauseWorkersRequest(namespace="shop")
+    async with grpc.aio.insecure_channel(auth.server.address) as channel:
+        stub: Any = AdminServiceStub(channel)
+        await stub.PauseWorkers(pause, metadata=forged)
+    [entry] = await audit_of(auth.admin_client, method="AdminService/PauseWorkers")
+    assert (entry.outcome, entry.address) == ("OK", "127.0.0.1")
 
 
 async def test_reads_are_not_recorded(auth: AuthHarness) -> None:
