@@ -81,7 +81,7 @@ class CountersByNamespace:
         )
         evicted: list[str] = []
         for namespace, heartbeats in self._candidates.most_common():
-            if namespace == OTHER or not has_workers(namespace):
+            if namespace == OTHER or namespace in self._tracked or not has_workers(namespace):
                 continue
             if len(self._tracked) >= NAMESPACES_MAX:
                 least, idle = idle_first[len(evicted)]

@@ -56,3 +56,11 @@ def test_namespaces_that_are_equally_busy_do_not_take_turns() -> None:
         for number in range(NAMESPACES_MAX + 10):
             counters.count_heartbeats(f"n{number}", 10)
         assert counters.rebalance(lambda namespace: True) == []
+
+
+def test_a_namespace_that_is_tracked_meanwhile_keeps_its_counters() -> None:
+    counters = CountersByNamespace()
+    counters.count_heartbeats("orders", 1)
+    counters.track("orders").registrations += 1
+    assert counters.rebalance(lambda namespace: True) == []
+    assert counters.get("orders").registrations == 1
