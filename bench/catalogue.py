@@ -19,6 +19,7 @@ from bench.rows import (
     mass_expiry,
     tracked_workers,
     with_activities,
+    with_authentication,
 )
 
 
@@ -35,6 +36,7 @@ class Family:
 FAMILIES = (
     Family("no-op", against_noop.NAMES, against_noop.measure),
     Family("activities", with_activities.NAMES, with_activities.measure),
+    Family("authentication", with_authentication.NAMES, with_authentication.measure),
     Family("latency", latency.NAMES, latency.measure),
     Family("mass expiry", mass_expiry.NAMES, mass_expiry.measure),
     Family("lateness", lateness.NAMES, lateness.measure),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -22,20 +23,26 @@ HEARTBEAT_RATE = 1e9
 
 
 def main(listen, db, *settings):
-    """`settings`: name=value each, whole numbers."""
-    wanted: dict[str, Any] = {
-        name: int(value) for name, _, value in (given.partition("=") for given in settings)
-    }
+    """`settings`: name=value each, whole numbers; or token_file=PATH, the admin token of a server that asks who calls."""
+    given = dict(setting.split("=", 1) for setting in settings)
+    token_file = given.pop("token_file", "")
+    wanted: dict[str, Any] = {name: int(value) for name, value in given.items()}
+    metadata: tuple[tuple[str, str], ...] = ()
+    if token_file:
+        wanted |= {"auth": "on"}
+        metadata = (("authorization", f"Bearer {Path(token_file).read_text().strip()}"),)
     made = Settings(db=db, listen=listen, **wanted, log_level="error", log_format="json", http="off")
-    asyncio.run(serve(made, on_ready=lambda address, _: Thread(target=announce, args=(address,)).start()))
+    asyncio.run(
+        serve(made, on_ready=lambda address, _: Thread(target=announce, args=(address, metadata)).start())
+    )
 
 
-def announce(address):
+def announce(address, metadata):
     """Print the port once the rate is set. In a thread, because the server answers meanwhile."""
     config: Any = admin_pb2.NamespaceConfig(worker_heartbeat_rate=HEARTBEAT_RATE)
     with grpc.insecure_channel(address) as channel:
         AdminServiceStub(channel).UpdateConfig(
-            admin_pb2.UpdateConfigRequest(set=config), timeout=30, wait_for_ready=True
+            admin_pb2.UpdateConfigRequest(set=config), metadata=metadata, timeout=30, wait_for_ready=True
         )
     print(address.rpartition(":")[2], flush=True)
 

@@ -47,23 +47,25 @@ def reply_bytes_of(address, method, body):
         return len(framed(call(body, timeout=20)))
 
 
-def run(address, method, bodies, calls, streams, reply_bytes=None):
+def run(address, method, bodies, calls, streams, reply_bytes=None, headers=()):
     """Send `calls` calls of each body, `streams` at a time each. Returns the seconds."""
-    return run_at([(address, body) for body in bodies], method, calls, streams, reply_bytes)
+    return run_at([(address, body) for body in bodies], method, calls, streams, reply_bytes, headers)
 
 
-def run_at(targets, method, calls, streams, reply_bytes=None):
-    """The same with an address for each body. `reply_bytes`: of each answer, with its frame."""
+def run_at(targets, method, calls, streams, reply_bytes=None, headers=()):
+    """The same with an address for each body. `reply_bytes`: of each answer, with its frame. `headers`: of each call, as pairs."""
     if not shutil.which("h2load"):
-        return asyncio.run(_python(targets, method, calls, streams))
+        return asyncio.run(_python(targets, method, calls, streams, headers))
     return run_frames(
-        [(address, framed(body)) for address, body in targets], method, calls, streams, reply_bytes
+        [(address, framed(body)) for address, body in targets], method, calls, streams, reply_bytes, headers
     )
 
 
-def run_frames(targets, method, calls, streams, reply_bytes=None):
+def run_frames(targets, method, calls, streams, reply_bytes=None, headers=()):
     """The same with several messages in each call, as streams have them; only h2load can do it."""
     options = ["-n", str(calls), "-c", "1", "-m", str(streams)]
+    for name, value in headers:
+        options += ["-H", f"{name}: {value}"]
     with tempfile.TemporaryDirectory() as folder:
         took, outputs = _h2load(folder, targets, method, [options] * len(targets))
     wanted = calls * len(targets)
@@ -94,7 +96,7 @@ def _h2load(folder, targets, method, options):
     return time.perf_counter() - start, outputs
 
 
-async def _python(targets, method, calls, streams):
+async def _python(targets, method, calls, streams, headers=()):
     async with AsyncExitStack() as stack:
         unary_calls: dict[str, Any] = {}
         for address in {address for address, _ in targets}:
@@ -102,7 +104,7 @@ async def _python(targets, method, calls, streams):
 
         async def stream(call, body, count):
             for _ in range(count):
-                await call(body)
+                await call(body, metadata=tuple(headers))
 
         start = time.perf_counter()
         shares = [calls // streams + (index < calls % streams) for index in range(streams)]

@@ -6,15 +6,18 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
-from grpc_health.v1 import health_pb2
 
 from liveness.cli import COMMANDS, main
 from liveness.config.settings import SETTING_TYPES, Settings, load_settings, variable_name
+from liveness.security.posture import check_posture, is_loopback
+from tests.certificates import Authority
 from tests.integration.deploy.manifests import (
     CONTAINERFILE,
     DEPLOY,
@@ -28,8 +31,8 @@ from tests.integration.deploy.manifests import (
     unit,
     variables,
 )
+from tests.integration.security.tls_server import client_context, http_get, tls_server
 
-READINESS = "liveness.readiness"
 FUTURE_SETTINGS = {"advertise", "node_lease_ms"}
 """Multi-node settings that the manifests already use."""
 SETTINGS = Settings()
@@ -154,6 +157,7 @@ def test_the_manifests_contain_the_objects_of_a_cluster() -> None:
     assert names == [
         ("Deployment", "liveness-frontend"),
         ("NetworkPolicy", "liveness"),
+        ("NetworkPolicy", "liveness-frontend"),
         ("PodDisruptionBudget", "liveness"),
         ("PodDisruptionBudget", "liveness-frontend"),
         ("Secret", "liveness-database"),
@@ -193,8 +197,6 @@ def test_ports_match_the_listen_addresses(name: str) -> None:
     if "--cluster-listen" in own["args"]:
         ports["cluster"] = int(own["args"][own["args"].index("--cluster-listen") + 1].rpartition(":")[2])
     assert {each["name"]: each["containerPort"] for each in own["ports"]} == ports
-    probes = [own[probe]["grpc"] for probe in ("readinessProbe", "livenessProbe")]
-    assert {probe["port"] for probe in probes} == {port}
     for service in of_kind("Service"):
         if selected(service["spec"]["selector"]) == [pods()[name]]:
             assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
@@ -209,39 +211,102 @@ def test_prometheus_annotations_name_the_port_of_the_metrics() -> None:
     assert {"name": "http", "containerPort": int(listen.rpartition(":")[2])} in own["ports"]
     assert annotations["prometheus.io/port"] == listen.rpartition(":")[2]
     assert annotations["prometheus.io/scrape"] == "true"
+    assert annotations["prometheus.io/scheme"] == "https"
     assert annotations["prometheus.io/path"] == "/metrics"
 
 
-def test_readiness_checks_the_shards_and_liveness_only_the_answer() -> None:
-    own = container(pods()["liveness"])
-    assert own["readinessProbe"]["grpc"]["service"] == READINESS
-    assert "service" not in own["livenessProbe"]["grpc"]
-    assert "service" not in own["startupProbe"]["grpc"]
+@pytest.mark.parametrize("name", pods())
+def test_probes_use_https_because_the_kubelet_cannot_speak_grpc_with_tls(name: str) -> None:
+    own = container(pods()[name])
+    probes = {probe: own[probe]["httpGet"] for probe in own if probe.endswith("Probe")}
+    assert {(probe["port"], probe["scheme"]) for probe in probes.values()} == {("http", "HTTPS")}
+    # Ready: it has its shards. Alive: it answers at all.
+    assert {probe: found["path"] for probe, found in probes.items()} == {
+        probe: "/readyz" if probe == "readinessProbe" else "/healthz" for probe in probes
+    }
 
 
-async def test_the_health_service_knows_the_names_of_the_probes(tmp_path: Path) -> None:
-    """A probe for an unknown name never succeeds."""
-    import grpc
-    from grpc_health.v1.health_pb2_grpc import HealthStub
+async def test_the_paths_of_the_probes_are_answered_over_https_without_a_credential(tmp_path: Path) -> None:
+    authority = Authority()
+    certificate = authority.issue_server()
+    certificate.write(tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = {"tls_cert_file": f"{tmp_path}/tls.crt", "tls_key_file": f"{tmp_path}/tls.key"}
+    async with tls_server(tmp_path, auth="on", **files) as server:
+        for path in ("/healthz", "/readyz"):
+            status, _ = await http_get(server.http_port, path, client_context(authority.cert_pem))
+            assert status == 200
 
-    from liveness.testing import Server
 
-    settings = Settings(db=f"sqlite:///{tmp_path}/liveness.db", listen="127.0.0.1:0", shards=2)
-    async with Server(settings) as server, grpc.aio.insecure_channel(server.address) as channel:
-        stub: Any = HealthStub(channel)
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            name = container(pods()["liveness"])[probe]["grpc"].get("service", "")
-            try:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
-            except grpc.aio.AioRpcError as error:
-                if (
-                    name == READINESS
-                    and "advertise" not in SETTING_TYPES
-                    and error.code() is grpc.StatusCode.NOT_FOUND
-                ):
-                    pytest.skip(f"this version has no health of the name {READINESS} yet")
-                raise
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+# -- TLS and authentication
+
+
+@pytest.mark.parametrize(
+    "path", sorted(each for each in DEPLOY.rglob("*") if each.is_file()), ids=lambda path: path.name
+)
+def test_no_example_turns_protection_off(path: Path) -> None:
+    if path.suffix in (".json", ".yml"):
+        return  # they show the alert about it
+    text = path.read_text(encoding="utf-8").lower()
+    assert "--insecure" not in text
+    assert "liveness_insecure" not in text
+
+
+@pytest.mark.parametrize(
+    "where", [name for name, words in commands().items() if words[0] in ("serve", "frontend")]
+)
+def test_each_example_listens_beyond_loopback_with_tls_and_authentication(where: str) -> None:
+    parser = {word: value for word, value in pairwise(commands()[where]) if word.startswith("--")}
+    given = variables().get(where, {})
+
+    def value(setting: str) -> str:
+        return parser.get(f"--{setting.replace('_', '-')}", given.get(variable_name(setting), ""))
+
+    settings = SimpleNamespace(
+        **{setting: value(setting) for setting in ("listen", "http", "auth", "tls_cert_file", "tls_key_file")}
+    )
+    assert not is_loopback(settings.listen)
+    assert check_posture(settings) is None
+    for wrong in ({"auth": "off"}, {"tls_cert_file": ""}):
+        assert check_posture(SimpleNamespace(**{**vars(settings), **wrong})) is not None
+
+
+@pytest.mark.parametrize("name", pods())
+def test_every_file_of_a_certificate_is_in_a_mounted_secret(name: str) -> None:
+    spec, own = pods()[name]["spec"], container(pods()[name])
+    volumes = {each["name"]: each["secret"] for each in spec["volumes"]}
+    folders = {each["mountPath"]: volumes[each["name"]]["secretName"] for each in own["volumeMounts"]}
+    assert all(each["readOnly"] for each in own["volumeMounts"])
+    assert all(each["defaultMode"] == 0o440 for each in volumes.values()), "not readable for everybody"
+    kind = "frontend" if "frontend" in name else "node"
+    assert folders == {"/etc/liveness/tls": "liveness-tls", "/etc/liveness/cluster": f"liveness-{kind}"}
+    readme = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    files = [value for variable, value in variables()[name].items() if variable.endswith("_FILE")]
+    assert len(files) == 5
+    for file in files:
+        folder, _, base = file.rpartition("/")
+        secret = folders[folder]
+        [line] = [
+            each
+            for each in readme.splitlines()
+            if each.startswith("kubectl create secret") and f" {secret} " in each
+        ]
+        assert base in ("tls.crt", "tls.key") if secret == "liveness-tls" else f"/{base}" in line
+
+
+def test_only_nodes_and_frontends_reach_the_port_of_the_cluster() -> None:
+    policies = {found["metadata"]["name"]: found["spec"] for found in of_kind("NetworkPolicy")}
+    for name, pod in pods().items():
+        spec = policies[name]
+        assert matches(spec["podSelector"]["matchLabels"], pod["metadata"]["labels"])
+        assert spec["policyTypes"] == ["Ingress"]
+        open_ports = {
+            port["port"] for rule in spec["ingress"] if "from" not in rule for port in rule["ports"]
+        }
+        assert open_ports == {"grpc", "http"}
+    [restricted] = [rule for rule in policies["liveness"]["ingress"] if "from" in rule]
+    assert restricted["ports"] == [{"port": "cluster"}]
+    [peers] = [each["podSelector"]["matchLabels"] for each in restricted["from"]]
+    assert len(selected(peers)) == len(pods())
 
 
 def test_nodes_advertise_names_that_resolve() -> None:
