@@ -99,4 +99,4 @@ def test_a_token_is_not_sent_over_plain_text_beyond_loopback(tmp_path: Path) -> 
         "workers", "list", folder=tmp_path, LIVENESS_ADDRESS="192.0.2.1:7400", LIVENESS_TOKEN_FILE="token"
     )
     assert result.returncode == 2
-    assert "without TLS" in result.stderr
+    assert "in plain text; connect with TLS" in result.stderr
