@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import pytest
@@ -47,7 +47,11 @@ def request_about(method: MethodDescriptor, namespace: str) -> Any:
     return request
 
 
-async def call(harness: AuthHarness, method: MethodDescriptor, request: Any, token: str | None) -> str:
+class Connected(Protocol):
+    channel: Any
+
+
+async def call(harness: Connected, method: MethodDescriptor, request: Any, token: str | None) -> str:
     """The reason for which the call was refused; OK if it was not."""
     metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     path = f"/{method.containing_service.full_name}/{method.name}"
