@@ -41,11 +41,14 @@ from liveness.routing.forwarded_calls import ForwardedCalls
 from liveness.routing.gateway import Gateway
 from liveness.routing.routing_table import RoutingTable
 from liveness.rpc.tracing import create_tracer
+from liveness.security.audit import AuditLog
 from liveness.security.authentication import Authenticator, CallerRegistry
 from liveness.security.forwarded_callers import ForwardedCallers
 from liveness.security.node_authentication import NodeAuthentication
-from liveness.security.posture import exposed_settings
+from liveness.security.posture import exposed_settings, is_loopback
+from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
+from liveness.security.suspicion import SuspicionCounters
 from liveness.security.tls import cluster_tls
 from liveness.security.tls_settings import make_listener_tls
 from liveness.server.activity_service import ActivityService
@@ -57,8 +60,9 @@ from liveness.server.event_feed import EventFeed
 from liveness.server.fleet import Fleet
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
-from liveness.server.listener_options import CONCURRENT_STREAMS_MAX, PEER_STREAMS_MAX, server_options
+from liveness.server.listener_options import peer_options, server_options
 from liveness.server.liveness_service import LivenessService
+from liveness.server.oversight import Oversight
 from liveness.server.peer_kinds import PeerGuard
 from liveness.server.platform import THIS_PLATFORM, Platform
 from liveness.server.receive_probe import Listener, ReceiveProbe, register_receive_probe
@@ -215,6 +219,7 @@ class Server:
             self._tasks.start(self._cluster_tls.watch(self._clock))
         if self._authentication is not None:
             self._authentication.start(self._tasks)
+        self._tasks.start(self.audit.run())
         self._tasks.start(self.membership.run())
         if not self._is_single_node:
             self._tasks.start(self.membership.watch_lease())
@@ -259,6 +264,7 @@ class Server:
             self._stop_grpc,
             self.maintenance.stop,
             self._tasks.close,
+            self.audit.close,
             # Background work that decides or asks other nodes ends before the node's last commit.
             self.membership.close,
             *([self.cluster_service.close] if self.cluster_address else []),
@@ -310,7 +316,7 @@ class Server:
         if listen := self._settings.cluster_listen_address:
             credentials = None if self._cluster_tls is None else self._cluster_tls.server_credentials()
             self._cluster_grpc, self.cluster_address = self._listen(
-                listen, credentials, "--cluster-listen", PEER_STREAMS_MAX
+                listen, credentials, "--cluster-listen", peer_options()
             )
 
     def _listen(
@@ -318,9 +324,9 @@ class Server:
         listen: str,
         credentials: grpc.ServerCredentials | None,
         flag: str,
-        streams_max: int = CONCURRENT_STREAMS_MAX,
+        options: list[tuple[str, int]] | None = None,
     ) -> tuple[Any, str]:
-        server = self._platform.listener(options=server_options(concurrent_streams_max=streams_max))
+        server = self._platform.listener(options=options or server_options())
         self._listeners.append(server)
         try:
             if credentials is None:
@@ -371,6 +377,12 @@ class Server:
         self._authentication = (
             NodeAuthentication(settings, self.store, self._clock) if settings.auth == "on" else None
         )
+        self._suspicion = SuspicionCounters(self._clock)
+        self._limits = principal_limits(settings, self._clock)
+        self.audit = AuditLog(self.store, self._clock)
+        self._oversight = Oversight(
+            self._suspicion, self._limits, self.audit, limits_anonymous=not is_loopback(settings.listen)
+        )
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes, self.quotas)
         self.reconciler = BindingReconciler(node, self.ownership, remote_nodes)
@@ -404,6 +416,9 @@ class Server:
             ),
             relay_publishes=no_publishes if broker is None else lambda: broker.publishes,
             cluster=self._cluster_status,
+            suspicion=self._suspicion,
+            audit=self.audit,
+            limits=self._limits,
             insecure="; ".join(each.text for each in exposed_settings(settings)),
         )
         self._prometheus = PrometheusExporter(self.telemetry, METRICS)
@@ -425,6 +440,7 @@ class Server:
             task_retention_ms=int(settings.task_retention_s * 1_000),
             relay_name=self._relay.relay_name if self._relay is not None else None,
             database_bytes_max=settings.database_bytes_max,
+            audit_retention_ms=int(settings.audit_retention_s * 1_000),
         )
         self._health = Health(
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: self.membership.is_ready}
@@ -493,7 +509,9 @@ class Server:
         )  # fmt: skip
         self._gate = ShutdownGate()
         for descriptor, service in zip(SERVICES, services, strict=True):
-            self._register_service(self._grpc, descriptor, service, self.gateway, self.authenticator)
+            self._register_service(
+                self._grpc, descriptor, service, self.gateway, self.authenticator, self._oversight
+            )
         if self.cluster_address:
             listener: Any = (
                 self._cluster_grpc
@@ -501,8 +519,11 @@ class Server:
                 else PeerGuard(self._cluster_grpc, self._clock)
             )
             forwarded = None if self.authenticator is None else ForwardedCallers(self._clock)
+            cluster_oversight = self._oversight.for_cluster_port()
             for descriptor, service in zip(SERVICES, services, strict=True):
-                self._register_service(listener, descriptor, service, ForwardedCalls(node.owner), forwarded)
+                self._register_service(
+                    listener, descriptor, service, ForwardedCalls(node.owner), forwarded, cluster_oversight
+                )
             self.cluster_service = ClusterService(
                 node, self.routes, self.peers, self.membership, self.ownership, self.ownership_responder,
                 self.matching, self.queue, self.feed, self.quotas, workers, self.fleet, self.authenticator,
@@ -526,12 +547,13 @@ class Server:
         service: object,
         gateway: Gateway | ForwardedCalls | None,
         authentication: CallerRegistry | None = None,
+        oversight: Oversight | None = None,
     ) -> None:
         node = self.node
         admit = node.policies.admit if self._settings.namespaces else None
         register_service(
             listener, descriptor, service, node.wait_all_durable, admit, gateway, self._tracer,
-            self.telemetry.calls, self._gate, authentication,
+            self.telemetry.calls, self._gate, authentication, oversight,
         )  # fmt: skip
 
     def _probed_listeners(self) -> list[Listener]:

@@ -32,10 +32,13 @@ class Maintenance:
         task_retention_ms: int,
         relay_name: str | None = None,
         database_bytes_max: int = 0,
+        audit_retention_ms: int = 0,
     ) -> None:
         """`relay_name`: the relay that must have published an event before the event is deleted. `database_bytes_max`: if
-        the database holds more, the oldest events are deleted before their time; 0 for no limit."""
+        the database holds more, the oldest events are deleted before their time; 0 for no limit. `audit_retention_ms`: 0 to
+        keep the audit for ever."""
         self._node = node
+        self._audit_retention_ms = audit_retention_ms
         self._database_bytes_max = database_bytes_max
         self._relay_name = relay_name
         self._task_retention_ms = task_retention_ms
@@ -86,6 +89,9 @@ class Maintenance:
             self._owned_epochs(), *cutoffs("activity_retention_ms")
         )
         tasks = await node.store.prune_tasks(self._owned_epochs(), wall_ms - self._task_retention_ms)
+        if self._audit_retention_ms and node.serves(0):  # its owner does that for all nodes
+            owned = {0: node.shard_by_id(0).epoch}
+            await node.store.prune_audit(owned, wall_ms - self._audit_retention_ms)
         logger.debug(
             "retention applied",
             tombstones=forgotten_count,

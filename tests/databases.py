@@ -254,7 +254,13 @@ class PostgresServer:
         settings |= self.settings
         if not self.fsync:
             # The opposite of what the store requests, so that tests see whether it does.
-            settings |= {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+            # Without autovacuum, the size of a database changes only by what a test does.
+            settings |= {
+                "fsync": "off",
+                "full_page_writes": "off",
+                "synchronous_commit": "off",
+                "autovacuum": "off",
+            }
         command: list[str | Path] = [self._bin / "postgres", "-D", self._data]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]

@@ -33,6 +33,7 @@ COMMANDS = {
     "shards": CommandEntry("shards", "List the shards with their state."),
     "config": CommandEntry("config", "Show and change the settings of namespaces."),
     "auth": CommandEntry("auth", "Create, list and revoke tokens; show what a caller may do."),
+    "audit": CommandEntry("audit", "Show what operators and admins changed, and denied access."),
     "backup": CommandEntry("backup", "Copy a SQLite node's database to TARGET; the server may run."),
     "restore": CommandEntry("restore", "Replace a SQLite node's database with BACKUP."),
     "doctor": CommandEntry("doctor", "Check this installation, the database and the disk under it."),

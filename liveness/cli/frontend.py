@@ -54,11 +54,6 @@ from liveness.version import VERSION
     help="Whether clients must have a certificate: optional or required.  [default: optional]",
 )
 @click.option("--auth", metavar="MODE", help="on: every call needs a credential.  [default: off]")
-@click.option(
-    "--insecure/--no-insecure",
-    default=None,
-    help="Allow listeners beyond loopback without TLS and authentication.",
-)
 @click.option("--reflection/--no-reflection", default=None, help="Enable gRPC reflection.  [default: on]")
 @click.option("--traces", metavar="URL", help="Send traces to an OTLP collector.  [default: off]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [default: info]")

@@ -56,11 +56,6 @@ WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 @click.option(
     "--auth-jwt-grants", metavar="CLAIM=PATTERN=>GRANT,…", help="What claims and certificates grant."
 )
-@click.option(
-    "--insecure/--no-insecure",
-    default=None,
-    help="Allow listeners beyond loopback without TLS and authentication.",
-)
 @click.option("--namespaces", metavar="A,B", help="The namespaces to serve.  [default: any]")
 @click.option(
     "--webhook-url", metavar="URL", help="Send reschedules to another engine.  [default: match them]"

@@ -53,6 +53,10 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     shutdown_timeout_s: float = 10.0
     auth: str = "off"
     """on: every call needs a credential, about which the frontend asks a node."""
+    principal_calls_per_s: float = 5_000.0
+    principal_calls_burst: int = 10_000
+    principal_bytes_per_s: float = 64.0 * 1024 * 1024
+    principal_streams_max: int = 2_000
     traces: str = ""
     """The OTLP collector that gets the traces; empty: none."""
 

@@ -138,6 +138,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The issuer's public keys as a JSON Web Key Set: a file, or an https URL."""
     auth_jwt_grants: tuple[str, ...] = ()
     """What claims of a JWT, or the name in a client certificate, grant: CLAIM=PATTERN=>GRANT each."""
+    audit_retention_s: float = 365.0 * DAY_S
+    """How long changes by operators and denied access are kept in the audit; 0: for ever."""
+    principal_calls_per_s: float = 5_000.0
+    """Calls per second of one principal at this server; a batch of heartbeats is one. 0: no limit."""
+    principal_calls_burst: int = 10_000
+    """So many calls of a principal may come at once."""
+    principal_bytes_per_s: float = 64.0 * 1024 * 1024
+    """Bytes per second in the requests of one principal at this server. 0: no limit."""
+    principal_streams_max: int = 2_000
+    """Streams that one principal may have open at this server. 0: no limit."""
     namespaces: tuple[str, ...] = ()
     """The namespaces that this server serves; empty: any."""
     webhook_url: str = ""
@@ -350,6 +360,11 @@ SETTING_TYPES: Mapping[str, SettingType] = {
         "CLAIM=PATTERN=>ROLE:NAMESPACE or CLAIM=PATTERN=>ROLE:NAMESPACE:KEY_PREFIX, or several with commas between them",
         may_be_empty=True,
     ),
+    "audit_retention_s": float_setting(0, 36_500 * DAY_S),
+    "principal_calls_per_s": float_setting(0, 1e9),
+    "principal_calls_burst": int_setting(1, 10**9),
+    "principal_bytes_per_s": float_setting(0, 1e15),
+    "principal_streams_max": int_setting(0, 10**9),
     "namespaces": list_setting(is_name, "names of namespaces with commas between them", may_be_empty=True),
     "webhook_url": string_setting(
         is_webhook_url,

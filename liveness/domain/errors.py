@@ -35,6 +35,7 @@ LivenessError
 │   ├── ActivityBytesExceeded
 │   ├── TooManyPolls
 │   ├── TooManyWatchers
+│   ├── TooManyStreams
 │   └── RateLimited
 ├── Unauthenticated         the server does not know who calls
 ├── Denied                  the caller is known, and may not do this
@@ -407,6 +408,14 @@ class PeerNotAllowed(LivenessError):
     kind: str
     """`frontend`, or `stranger` if its certificate names no kind."""
     method: str
+
+
+class TooManyStreams(Exhausted):
+    reason = "TOO_MANY_STREAMS"
+    template = "{whose} has {limit} open streams at this server already; close some, or let one stream carry several workers."
+
+    whose: str
+    limit: int
 
 
 class NotFound(LivenessError):

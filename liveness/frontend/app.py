@@ -26,14 +26,18 @@ from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
+from liveness.security.posture import is_loopback
 from liveness.security.principal import INVALID_TOKEN
+from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
 from liveness.security.remote_authentication import RemoteAuthenticator
+from liveness.security.suspicion import SuspicionCounters
 from liveness.security.tls import cluster_tls
 from liveness.security.tls_settings import make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.listener_options import server_options
+from liveness.server.oversight import Oversight
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.database import ConnectionCounts
 from liveness.store.errors import StoreError, StoreUnusable
@@ -150,10 +154,17 @@ class Frontend:
         self._refresher = RouteRefresher(self._source.refresh, clock, self._on_refreshed)
         channels = ChannelPool(connect)
         source = self._source
+        self._suspicion = SuspicionCounters(clock)
+        limits = principal_limits(settings, clock)
+        self._oversight = Oversight(
+            self._suspicion, limits, limits_anonymous=not is_loopback(settings.listen)
+        )
         self.telemetry = FrontendTelemetry(
             lambda: len(routes.members()),
             source.connection_counts if isinstance(source, DatabaseRouteSource) else ConnectionCounts,
             (lambda: source.is_reachable) if isinstance(source, DatabaseRouteSource) else lambda: True,
+            self._suspicion,
+            limits,
         )
         self._prometheus = PrometheusExporter(self.telemetry, FRONTEND_METRICS)
         self.gateway = Gateway(
@@ -193,6 +204,7 @@ class Frontend:
                 calls=self.telemetry.calls,
                 gate=self._gate,
                 authentication=self._authenticator,
+                oversight=self._oversight,
             )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if settings.reflection:

@@ -20,7 +20,7 @@ from liveness.routing.rpc_failures import Metadata, RpcFailure
 from liveness.rpc.tracing import CallTracer
 from liveness.rpc_details import DETAILS_KEY
 from liveness.security.forwarded_callers import principal_metadata
-from liveness.security.principal import AUTHORIZATION_HEADER
+from liveness.security.principal import AUTHORIZATION_HEADER, caller_address
 
 logger = structlog.get_logger("liveness.frontend")
 
@@ -29,6 +29,8 @@ TARGET_NODE_HEADER = "liveness-to"
 LOCAL_ONLY_HEADER = "liveness-alone"
 """Metadata: the node answers for its own shards only, because the sender asks all nodes. A frontend that forwards a call
 does not set it: the node has to ask the others."""
+CALLER_ADDRESS_HEADER = "liveness-caller-address"
+"""Names the address of the caller of a forwarded change, for the audit."""
 IMMEDIATE_RETRIES_MAX = 4
 """Nodes with outdated routes may send a call in circles."""
 
@@ -140,8 +142,11 @@ class Forwarder:
     async def _send(
         self, path: str, body: bytes, owner: Owner, metadata: Metadata, timeout_s: float
     ) -> RpcResponse | RpcFailure:
+        own_metadata: Metadata = ((TARGET_NODE_HEADER, owner.node_id),)
+        if address := caller_address.get():
+            own_metadata = (*own_metadata, (CALLER_ADDRESS_HEADER, address))
         call = self._channels.channel_for(owner.address).unary(path)(
-            body, timeout=timeout_s, metadata=(*metadata, (TARGET_NODE_HEADER, owner.node_id))
+            body, timeout=timeout_s, metadata=(*metadata, *own_metadata)
         )
         try:
             answer = await call

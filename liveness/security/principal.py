@@ -91,6 +91,10 @@ current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default
 """None if callers are not asked who they are."""
 
 
+caller_address: ContextVar[str] = ContextVar("caller_address", default="")
+"""From where the call that is being served came to the cluster; only for calls that are audited."""
+
+
 def caller_name() -> str:
     """The name of the principal that calls; empty if callers are not asked."""
     caller = current_caller.get()

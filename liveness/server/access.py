@@ -78,9 +78,10 @@ class MethodGuard:
                     return
         finally:
             self._authentication.close_stream(stream)
-            if waiting is not None and not waiting.done():
+            if waiting is not None:
                 waiting.cancel()
-                await asyncio.wait({waiting})
+                # Also if it was done: how a stream ended whose caller hung up at the same time is nobody's concern.
+                await asyncio.gather(waiting, return_exceptions=True)
             if (close := getattr(iterator, "aclose", None)) is not None:
                 await close()
 

@@ -23,6 +23,7 @@ from liveness.security.grants import Role
 from liveness.security.token_table import TokenTable
 from liveness.server import tokens, wire
 from liveness.server.all_nodes import CALL_TIMEOUT_S, AllNodes, ResponseT, is_local_only
+from liveness.server.audit_handlers import AuditHandlers
 from liveness.server.fleet import Fleet
 from liveness.server.orders_handlers import OrdersHandlers
 from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
@@ -37,7 +38,7 @@ from liveness.server.validation import (
     text,
 )
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
-from liveness.v1 import admin_pb2, cluster_pb2, fleet_pb2, token_pb2
+from liveness.v1 import admin_pb2, audit_pb2, cluster_pb2, fleet_pb2, token_pb2
 
 _UNFINISHED_STATES = (TaskState.PENDING, TaskState.RETRYING, TaskState.DEAD_LETTERED)
 TASK_ID_MAX = 2**63 - 1
@@ -65,6 +66,7 @@ class AdminService:
         self._config_lock = asyncio.Lock()
         self._orders_handlers = OrdersHandlers(node)
         self._fleet = fleet
+        self._audit = AuditHandlers(node.store)
         table = token_table or TokenTable(node.store, node.clock)
         self._tokens = TokenHandlers(node.store, table, node.clock)
         self._sessions = SessionHandlers(node.store, table, node.clock)
@@ -321,6 +323,9 @@ class AdminService:
 
     async def end_session(self, request: token_pb2.EndSessionRequest) -> token_pb2.EndSessionResponse:
         return await self._sessions.end(request)
+
+    async def list_audit(self, request: audit_pb2.ListAuditRequest) -> audit_pb2.ListAuditResponse:
+        return await self._audit.list(request)
 
     async def who_am_i(self, request: token_pb2.WhoAmIRequest) -> token_pb2.WhoAmIResponse:
         return await self._tokens.who_am_i(request)

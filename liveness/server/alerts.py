@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from liveness.domain.policy import DAY_MS, HOUR_MS, MINUTE_MS, Policy
 from liveness.domain.storm import STORM_WINDOW_MS, is_storm
+from liveness.server.suspicion_alerts import suspicion_alerts
 from liveness.v1 import cluster_pb2, fleet_pb2
 
 ALERTS_PER_KIND_MAX = 100
@@ -22,6 +23,7 @@ _KINDS_BY_URGENCY = (
     fleet_pb2.ALERT_KIND_LONG_WAIT,
     fleet_pb2.ALERT_KIND_LOST_NODES,
     fleet_pb2.ALERT_KIND_INSECURE,
+    fleet_pb2.ALERT_KIND_SUSPICIOUS,
     fleet_pb2.ALERT_KIND_STALL,
     fleet_pb2.ALERT_KIND_RELAY,
     fleet_pb2.ALERT_KIND_DEAD_LETTERS,
@@ -43,7 +45,11 @@ def alerts(
     for queue in task_queues:
         if queue.unpolled:
             unpolled[queue.namespace].append(queue.task_queue)
-    found = [*_server_alerts(shares, shards, serving), *_cluster_alerts(shares, lost_nodes)]
+    found = [
+        *_server_alerts(shares, shards, serving),
+        *_cluster_alerts(shares, lost_nodes),
+        *suspicion_alerts(shares),
+    ]
     for namespace in namespaces:
         policy = policy_of(namespace.namespace)
         if serving == shards:  # on a shard that nobody serves, workers may be active

@@ -84,6 +84,10 @@ class Fleet:
             task_queues=self._task_queues(request.namespace),
             database_trouble=telemetry.cluster().renewal_error,
             insecure=telemetry.insecure,
+            suspicions=[
+                cluster_pb2.Suspicion(kind=kind, namespace=about, who=who, count=times)
+                for kind, about, who, times in telemetry.suspicion.suspicions(request.namespace)
+            ],
         )
         for number, sample in enumerate(telemetry.samples(request.namespace, request.range_ms), 1):
             share.samples.add(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import grpc
@@ -33,6 +35,7 @@ from liveness.security.principal import current_caller
 from liveness.security.redaction import redact_error
 from liveness.server.access import Authentication, MethodGuard
 from liveness.server.all_nodes import is_local_only
+from liveness.server.oversight import MethodOversight, Oversight, request_bytes
 from liveness.server.request_bounds import RequestBounds
 from liveness.server.shutdown_gate import ShutdownGate
 from liveness.store.errors import NoSpaceLeft, StoreError
@@ -58,6 +61,7 @@ def register_service(
     calls: CallStats | None = None,
     gate: ShutdownGate | None = None,
     authentication: Authentication | None = None,
+    oversight: Oversight | None = None,
 ) -> None:
     """Serve each method of the descriptor with the service's method of the same name in snake case.
 
@@ -65,6 +69,7 @@ def register_service(
     `admit` refuses calls about a namespace that this server does not serve. `gateway` forwards calls about shards of
     other nodes, and all calls if there is no service, as in a frontend; `ForwardedCalls` serves what was forwarded here. `tracer` records sampled calls, `calls` counts all.
     `gate` refuses calls when the server stops. `authentication` says who calls; None if everybody may do everything.
+    `oversight` limits and audits calls; None on the cluster's own services.
     """
     calls = calls or CallStats()
     gate = gate or ShutdownGate()
@@ -79,6 +84,7 @@ def register_service(
             calls.method(f"/{descriptor.full_name}/{method.name}"),
             gate,
             None if authentication is None else MethodGuard(authentication, method),
+            None if oversight is None else oversight.method(method),
         )
         for method in descriptor.methods
     }
@@ -99,21 +105,24 @@ def _make_handler(
     stats: MethodStats,
     gate: ShutdownGate,
     guard: MethodGuard | None,
+    oversight: MethodOversight | None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _make_parser(GetMessageClass(method.input_type), RequestBounds(method))
     if method.client_streaming:
         if router is not None and router.rule.kind is RoutingKind.STREAM:
             serve = router.forward_attach
         return grpc.stream_stream_rpc_method_handler(
-            _make_streaming(serve, None, router, stats, gate, guard, is_client_stream=True), parse, _serialize
+            _make_streaming(serve, None, router, stats, gate, guard, oversight, is_client_stream=True),
+            parse,
+            _serialize,
         )
     if "namespace" not in method.input_type.fields_by_name:
         admit = None
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(
-            _make_streaming(serve, admit, router, stats, gate, guard), parse, _serialize
+            _make_streaming(serve, admit, router, stats, gate, guard, oversight), parse, _serialize
         )
-    call = _make_unary(serve, wait_all_durable, admit, router, gate, guard)
+    call = _make_unary(serve, wait_all_durable, admit, router, gate, guard, oversight)
     if tracer is not None:
         call = _traced(call, tracer, f"/{method.containing_service.full_name}/{method.name}")
     return grpc.unary_unary_rpc_method_handler(_counted(call, stats, gate), parse, _serialize)
@@ -129,6 +138,7 @@ def _make_parser(kind: type[Message], bounds: RequestBounds) -> Callable[[bytes]
     from_string, check = kind.FromString, bounds.check
 
     def parse(data: bytes) -> Message | MalformedRequest:
+        request_bytes.set(len(data))
         if (error := check(data)) is not None:
             return error
         try:
@@ -146,6 +156,7 @@ def _make_unary(
     router: MethodRouter | ForwardedCallRouter | None,
     gate: ShutdownGate,
     guard: MethodGuard | None,
+    oversight: MethodOversight | None,
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         try:
@@ -153,12 +164,16 @@ def _make_unary(
                 await gate.refuse()
             if guard is not None:
                 return await guarded(guard, request, context)
+            if oversight is not None:
+                oversight.admit_anonymous(context)
             if isinstance(request, MalformedRequest):
                 raise request
             return await serve_call(request, context)
         except InvalidRequest as error:
             await _abort(context, error)
         except LivenessError as error:
+            if oversight is not None:
+                oversight.note_error(error, request, context)
             await _abort(context, await _after_durable(error, wait_all_durable))
         except StoreError as error:
             await _abort(context, _store_unavailable(error))
@@ -168,10 +183,14 @@ def _make_unary(
         # Without `identify`, which costs another coroutine: this runs for every heartbeat.
         caller = guard.known(context) or await guard.authenticate(context)
         current_caller.set(caller)
+        if oversight is not None:
+            oversight.admit(caller, context)
         if isinstance(request, MalformedRequest):
             raise request
         authorize(caller.principal, guard.rule, request)
         if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
+            if oversight is not None:
+                oversight.note_denied_items(split.refused.values(), request.namespace, context)
             allowed = split.allowed()
             answer = await serve_call(allowed, context) if allowed.heartbeats else b""
             return split.merge(_serialize(answer))
@@ -180,9 +199,14 @@ def _make_unary(
     async def serve_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         if admit is not None:
             admit(request.namespace)
+        handler = serve
+        if oversight is not None and oversight.is_audited:
+            oversight.set_origin(context)
+            if serve is not None:
+                handler = partial(oversight.serve, serve, context)
         if router is None:
-            return await serve(request)  # type: ignore[misc]
-        return await _route_call(router, request, context, serve)
+            return await handler(request)  # type: ignore[misc]
+        return await _route_call(router, request, context, handler)
 
     return call
 
@@ -275,6 +299,7 @@ def _make_streaming(
     stats: MethodStats,
     gate: ShutdownGate,
     guard: MethodGuard | None,
+    oversight: MethodOversight | None,
     *,
     is_client_stream: bool = False,
 ) -> Callable[..., AsyncIterator[Message | bytes]]:
@@ -293,10 +318,17 @@ def _make_streaming(
     async def stream(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Message | bytes]:
+        held = ExitStack()
         try:
             if gate.is_closed:
                 await gate.refuse()
             caller = None if guard is None else await guard.identify(context)
+            if oversight is not None:
+                if caller is None:
+                    oversight.admit_anonymous(context)
+                else:
+                    oversight.admit(caller, context)
+                held.enter_context(oversight.open_stream(caller, context))
             if isinstance(request, MalformedRequest):
                 raise request
             if guard is not None and caller is not None:
@@ -316,14 +348,20 @@ def _make_streaming(
             elif is_client_stream:
                 # Its requests end with the caller's credential, and its answers with its requests.
                 async for message in messages:
+                    if oversight is not None:
+                        oversight.note_attached(message, context)
                     yield guard.redact(message, caller.principal)
             else:
                 async for message in guard.until_revoked(messages, caller):
                     yield guard.redact(message, caller.principal)
         except LivenessError as error:
+            if oversight is not None:
+                oversight.note_error(error, request, context)
             await _abort(context, error)
         except StoreError as error:
             await _abort(context, _store_unavailable(error))
+        finally:
+            held.close()
 
     return call
 

@@ -16,6 +16,8 @@ PENDING_CALLS_MAX = 10_000
 """Calls of all connections that gRPC has read and the event loop has not taken yet. gRPC cancels further ones, whoever
 they are from. Its default of 1,000 to 3,000 is what a single connection may have open."""
 METADATA_BYTES_MAX = 16 * 1024
+PEER_METADATA_BYTES_MAX = 128 * 1024
+"""The same for a node or a frontend, which names the principal of a forwarded call with all its grants: 100 of 600 bytes."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """A connection on which nothing arrives is closed after this time."""
 IDLE_MS_MAX = 300_000
@@ -29,7 +31,14 @@ _IDENTITY_ONLY = 1 << 0
 """Compressed requests are refused with UNIMPLEMENTED before they are unpacked: a few KiB can hide many MiB."""
 
 
-def server_options(*, concurrent_streams_max: int = CONCURRENT_STREAMS_MAX) -> list[tuple[str, int]]:
+def peer_options() -> list[tuple[str, int]]:
+    """Those of the cluster's listener."""
+    return server_options(concurrent_streams_max=PEER_STREAMS_MAX, metadata_bytes_max=PEER_METADATA_BYTES_MAX)
+
+
+def server_options(
+    *, concurrent_streams_max: int = CONCURRENT_STREAMS_MAX, metadata_bytes_max: int = METADATA_BYTES_MAX
+) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -38,8 +47,8 @@ def server_options(*, concurrent_streams_max: int = CONCURRENT_STREAMS_MAX) -> l
         # Of both of these pairs, gRPC refuses at random between the two limits, so both are the same.
         ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
-        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
-        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.max_metadata_size", metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", metadata_bytes_max),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_connection_idle_ms", IDLE_MS_MAX),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),

@@ -93,6 +93,7 @@ class LivenessService:
         except TypeError:  # some were refused
             errors = [answer for answer in answers if isinstance(answer, LivenessError)]
             self._telemetry.record_refusals(request.namespace, errors)
+            self._telemetry.record_refused_items(request.namespace, errors)
             return b"".join(
                 refused_item(redact_error(answer)) if isinstance(answer, LivenessError) else answer
                 for answer in answers

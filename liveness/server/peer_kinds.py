@@ -1,7 +1,7 @@
 """What the two kinds of peer on the cluster's port may call. Their certificates say of which kind they are.
 
-A node may call everything. A frontend may learn the routes, and forward clients' calls and streams; it may not take part in
-what nodes agree upon among themselves. Without TLS, which is possible on loopback only, every peer counts as a node.
+A node may call everything. A frontend may learn the routes, ask who a client is, and forward clients' calls and streams; it
+may not take part in what nodes agree upon among themselves. Without TLS, which is possible on loopback only, every peer counts as a node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from liveness.security.tls import FRONTEND_URI, NODE_URI, peer_uris
 logger = structlog.get_logger("liveness.server")
 
 BETWEEN_NODES = "/liveness.v1.ClusterService/"
-FRONTEND_METHODS = frozenset({f"{BETWEEN_NODES}GetRoutes", f"{BETWEEN_NODES}Relay"})
+FRONTEND_METHODS = frozenset(f"{BETWEEN_NODES}{name}" for name in ("GetRoutes", "Relay", "Authenticate"))
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -14,6 +14,7 @@ from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_s
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import Worker, WorkerState
+from liveness.store.audit import AuditFilter, AuditRow
 from liveness.store.codec import LogEntry, RenewalState
 from liveness.store.database import ConnectionCounts
 from liveness.store.deletions import DeletedEvents
@@ -256,6 +257,16 @@ class Store(Protocol):
 
     async def end_sessions(self, principal: str, token_id: str) -> int:
         """End one session, or all sessions of the principal if `token_id` is empty. Return how many there were."""
+
+    async def insert_audit(self, rows: Sequence[AuditRow]) -> None: ...
+
+    async def read_audit(
+        self, where: AuditFilter, before: tuple[int, int] | None, limit: int
+    ) -> list[AuditRow]:
+        """Newest first. `before`: the time and the id of the last row of the page before."""
+
+    async def prune_audit(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        """`owned`: shard → epoch, of a shard whose owner does this for all nodes."""
 
     async def read_cluster(self) -> ClusterView: ...
 

@@ -16,6 +16,7 @@ verdicts    projection: per namespace, workers that were declared dead, and thos
 deletions   which events retention has deleted from the log, so that no reader skips them without notice
 sizes       the size of the database over the last days, for its growth
 tokens      credentials of callers, as hashes of their secrets
+audit       what operators and admins changed, and denied access by the minute
 meta        properties of the database, set when it was created, migrated or restored; the epoch floor of each shard
 """
 
@@ -316,6 +317,28 @@ tokens = Table(
     UniqueConstraint("principal", "slot", name="tokens_slot"),
     CheckConstraint("expires_wall_ms > created_wall_ms", name="tokens_lifetime"),
     CheckConstraint("slot IS NULL OR slot IN (1, 2) AND revoked_wall_ms IS NULL", name="tokens_live"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("wall_ms", Int64, primary_key=True, autoincrement=False),
+    Column("entry_id", Int64, primary_key=True, autoincrement=False),  # random: nodes share no counter
+    Column("principal", KeyText, nullable=False),
+    Column("credential_kind", Text, nullable=False),
+    Column("credential_id", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("method", KeyText, nullable=False),
+    Column("namespace", KeyText, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("calls", Int64, nullable=False),
+    CheckConstraint("calls > 0", name="audit_calls"),
+    Index("audit_by_namespace", "namespace", "wall_ms"),
+    Index("audit_by_principal", "principal", "wall_ms"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

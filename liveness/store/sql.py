@@ -46,6 +46,7 @@ from liveness.store.api import (
     WorkerFilter,
     WorkerRow,
 )
+from liveness.store.audit import AuditFilter, AuditRow, insert_audit, prune_audit, read_audit
 from liveness.store.bulk import insert_rows
 from liveness.store.codec import LogEntry, LogRow
 from liveness.store.commit import apply_commits, check_epochs
@@ -229,6 +230,21 @@ class SqlStore:
 
     async def end_sessions(self, principal: str, token_id: str) -> int:
         return await self._database.write(lambda connection: end_sessions(connection, principal, token_id))
+
+    async def insert_audit(self, rows: Sequence[AuditRow]) -> None:
+        await self._database.write(lambda connection: insert_audit(connection, rows))
+
+    async def read_audit(
+        self, where: AuditFilter, before: tuple[int, int] | None, limit: int
+    ) -> list[AuditRow]:
+        return await self._database.read(lambda connection: read_audit(connection, where, before, limit))
+
+    async def prune_audit(self, owned: Mapping[int, int], cutoff_wall_ms: int) -> int:
+        def prune(connection: Connection) -> int:
+            check_epochs(connection, owned)
+            return prune_audit(connection, cutoff_wall_ms)
+
+        return await self._delete_in_batches(prune)
 
     def _check_usable(self, connection: Connection) -> None:
         """Refuse a database that was migrated by a version that excludes this one, or restored, since it was opened."""

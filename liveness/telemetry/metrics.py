@@ -15,7 +15,7 @@ from liveness.store.size import Storage
 from liveness.telemetry.counters import NamespaceCounters
 from liveness.telemetry.metric_types import CounterMetric, GaugeMetric, HistogramMetric, Metric, Values
 from liveness.telemetry.metric_types import single_value as _single_value
-from liveness.telemetry.process_metrics import CALL_METRICS, DATABASE_METRICS
+from liveness.telemetry.process_metrics import CALL_METRICS, DATABASE_METRICS, SECURITY_METRICS
 from liveness.telemetry.telemetry import Telemetry
 from liveness.version import VERSION
 
@@ -331,6 +331,7 @@ METRICS: tuple[Metric[Telemetry], ...] = (
     *DATABASE_METRICS,
     # -- calls
     *CALL_METRICS,
+    *SECURITY_METRICS,
     # -- the cluster
     GaugeMetric(
         "liveness_nodes",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from liveness.security.principal_limits import PrincipalLimits
+from liveness.security.suspicion import SuspicionCounters
 from liveness.store.database import ConnectionCounts
 from liveness.telemetry.call_stats import CallStats
 from liveness.telemetry.histogram import Histogram
@@ -31,6 +33,12 @@ class ProcessTelemetry(Protocol):
 
     def is_database_reachable(self) -> bool: ...
 
+    @property
+    def suspicion(self) -> SuspicionCounters: ...
+
+    @property
+    def limits(self) -> PrincipalLimits: ...
+
 
 class FrontendTelemetry:
     def __init__(
@@ -38,6 +46,8 @@ class FrontendTelemetry:
         nodes: Callable[[], int],
         connections: Callable[[], ConnectionCounts],
         is_database_reachable: Callable[[], bool],
+        suspicion: SuspicionCounters,
+        limits: PrincipalLimits,
     ) -> None:
         """The functions return current values: known nodes, database connections, and whether the last read succeeded."""
         self.calls = CallStats()
@@ -45,6 +55,8 @@ class FrontendTelemetry:
         self.nodes = nodes
         self.connections = connections
         self.is_database_reachable = is_database_reachable
+        self.suspicion = suspicion
+        self.limits = limits
 
 
 def _calls(stats: CallStats) -> Values:
@@ -91,6 +103,28 @@ CALL_METRICS: tuple[Metric[ProcessTelemetry], ...] = (
         lambda telemetry: _durations(telemetry.forwarded),
     ),
 )
+SECURITY_METRICS: tuple[Metric[ProcessTelemetry], ...] = (
+    CounterMetric(
+        "liveness_refused_total",
+        "Calls and streams that were refused because their principal exceeds its limits: calls, bytes, streams.",
+        ("reason",),
+        lambda telemetry: (((reason,), count) for reason, count in telemetry.limits.refused.items()),
+    ),
+    CounterMetric(
+        "liveness_suspicious_total",
+        "What may be part of an attack, by kind: failed_sign_ins, foreign_keys (attempts on worker keys of other principals), "
+        "session_flaps (sessions that replaced another), fenced_off (calls of former holders and sessions), registrations, "
+        "shared_token (tokens used from too many addresses), cluster_port (refusals on the cluster's port).",
+        ("kind",),
+        lambda telemetry: (((kind,), count) for kind, count in telemetry.suspicion.totals.items()),
+    ),
+    GaugeMetric(
+        "liveness_suspects",
+        "Addresses, principals, worker keys, namespaces or tokens that exceed the threshold of a kind now, at most 20 of each.",
+        ("kind",),
+        lambda telemetry: (((kind,), count) for kind, count in telemetry.suspicion.offender_counts().items()),
+    ),
+)
 DATABASE_METRICS: tuple[Metric[ProcessTelemetry], ...] = (
     GaugeMetric(
         "liveness_database_reachable",
@@ -113,6 +147,7 @@ DATABASE_METRICS: tuple[Metric[ProcessTelemetry], ...] = (
 )
 FRONTEND_METRICS: tuple[Metric[FrontendTelemetry], ...] = (
     *CALL_METRICS,
+    *SECURITY_METRICS,
     *DATABASE_METRICS,
     GaugeMetric(
         "liveness_frontend_nodes",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import structlog
 
-from liveness.domain.errors import LivenessError
+from liveness.domain.errors import Denied, LivenessError
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.engine.census import count_by_state
@@ -16,6 +16,10 @@ from liveness.engine.changes import Transition
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.security.audit import DENIED_OUTCOME, AuditLog, serving_principal
+from liveness.security.principal import caller_name
+from liveness.security.principal_limits import PrincipalLimits
+from liveness.security.suspicion import SuspicionCounters
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.codec import RenewalBatch
 from liveness.store.database import ConnectionCounts
@@ -50,6 +54,7 @@ REFRESH_IDLE_FACTOR = 20
 """A slow refresh runs less often: it takes at most one part in twenty of the time."""
 
 _REGISTERED = "WorkerRegistered"
+_BATCHES = "LivenessService/RecordWorkerHeartbeats"
 
 
 class Sample(NamedTuple):
@@ -91,6 +96,9 @@ class Telemetry(NodeListener):
         relay_publishes: Callable[[], Mapping[str, int]] = dict,
         cluster: Callable[[], ClusterStatus] = lambda: _UNKNOWN_CLUSTER,
         insecure: str = "",
+        suspicion: SuspicionCounters | None = None,
+        audit: AuditLog | None = None,
+        limits: PrincipalLimits | None = None,
     ) -> None:
         """The functions return current values: open streams, attached workers, waiting polls, how long no worker has
         attended a task queue, why the broker accepts nothing from this node (empty if it does, or if there is no broker),
@@ -125,6 +133,9 @@ class Telemetry(NodeListener):
         self.cluster = cluster
         self.insecure = insecure
         """The listeners that others can reach without protection, for people; empty if there are none."""
+        self.suspicion = suspicion or SuspicionCounters(node.clock)
+        self.audit = audit
+        self.limits = limits or PrincipalLimits(node.clock)
         self.calls = CallStats()
         self.forwarded = CallStats()
         self.relay_missed = relay_missed
@@ -157,6 +168,13 @@ class Telemetry(NodeListener):
 
     def record_refused_activity(self, namespace: str, error: LivenessError) -> None:
         self.counters.get(namespace).refused_activities[error.reason] += 1
+
+    def record_refused_items(self, namespace: str, errors: Collection[LivenessError]) -> None:
+        """Count items of a batch as suspicious and denied. Other calls fail as a whole, and `server/oversight.py` sees that."""
+        self.suspicion.count_reasons(caller_name(), namespace, (error.reason for error in errors))
+        denied = sum(isinstance(error, Denied) for error in errors)
+        if denied and self.audit is not None:
+            self.audit.count_denied(serving_principal(), "", _BATCHES, namespace, DENIED_OUTCOME, denied)
 
     def record_task_attempt(self, stored: StoredTask, update: TaskUpdate, via: str) -> None:
         """Count an attempt of a task whose outcome is durable."""
@@ -192,8 +210,10 @@ class Telemetry(NodeListener):
         counters.reschedules += change.activities
         if reason == _REGISTERED:
             counters.registrations += 1
+            self.suspicion.count_registration(namespace)
         elif reason == "SessionReplaced":
             counters.session_replacements += 1
+            self.suspicion.count_session_change(*change.key)
         elif reason == "WorkerResurrected":
             counters.resurrections += 1
         elif reason == "WorkerCleanedUp":

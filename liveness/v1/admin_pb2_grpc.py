@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from liveness.v1 import admin_pb2 as liveness_dot_v1_dot_admin__pb2
+from liveness.v1 import audit_pb2 as liveness_dot_v1_dot_audit__pb2
 from liveness.v1 import fleet_pb2 as liveness_dot_v1_dot_fleet__pb2
 from liveness.v1 import token_pb2 as liveness_dot_v1_dot_token__pb2
 
@@ -141,6 +142,11 @@ class AdminServiceStub(object):
                 '/liveness.v1.AdminService/EndSession',
                 request_serializer=liveness_dot_v1_dot_token__pb2.EndSessionRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_token__pb2.EndSessionResponse.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/liveness.v1.AdminService/ListAudit',
+                request_serializer=liveness_dot_v1_dot_audit__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_audit__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/liveness.v1.AdminService/WhoAmI',
@@ -305,6 +311,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
+        reads those of the namespace; without one, all are read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """Whom the server takes the caller for.
         """
@@ -426,6 +440,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.EndSession,
                     request_deserializer=liveness_dot_v1_dot_token__pb2.EndSessionRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_token__pb2.EndSessionResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=liveness_dot_v1_dot_audit__pb2.ListAuditRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_audit__pb2.ListAuditResponse.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1006,6 +1025,33 @@ class AdminService(object):
             '/liveness.v1.AdminService/EndSession',
             liveness_dot_v1_dot_token__pb2.EndSessionRequest.SerializeToString,
             liveness_dot_v1_dot_token__pb2.EndSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/ListAudit',
+            liveness_dot_v1_dot_audit__pb2.ListAuditRequest.SerializeToString,
+            liveness_dot_v1_dot_audit__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

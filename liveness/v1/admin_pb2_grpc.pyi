@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from liveness.v1 import admin_pb2 as _admin_pb2
+from liveness.v1 import audit_pb2 as _audit_pb2
 from liveness.v1 import fleet_pb2 as _fleet_pb2
 from liveness.v1 import token_pb2 as _token_pb2
 import abc as _abc_1
@@ -81,6 +82,10 @@ class AdminServiceStub:
     """
     EndSession: _grpc.UnaryUnaryMultiCallable[_token_pb2.EndSessionRequest, _token_pb2.EndSessionResponse]
     """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened."""
+    ListAudit: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]
+    """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
+    reads those of the namespace; without one, all are read.
+    """
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_token_pb2.WhoAmIRequest, _token_pb2.WhoAmIResponse]
     """Whom the server takes the caller for."""
     CanI: _grpc.UnaryUnaryMultiCallable[_token_pb2.CanIRequest, _token_pb2.CanIResponse]
@@ -137,6 +142,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     EndSession: _aio.UnaryUnaryMultiCallable[_token_pb2.EndSessionRequest, _token_pb2.EndSessionResponse]  # type: ignore[assignment]
     """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened."""
+    ListAudit: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]  # type: ignore[assignment]
+    """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
+    reads those of the namespace; without one, all are read.
+    """
     WhoAmI: _aio.UnaryUnaryMultiCallable[_token_pb2.WhoAmIRequest, _token_pb2.WhoAmIResponse]  # type: ignore[assignment]
     """Whom the server takes the caller for."""
     CanI: _aio.UnaryUnaryMultiCallable[_token_pb2.CanIRequest, _token_pb2.CanIResponse]  # type: ignore[assignment]
@@ -316,6 +325,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.EndSessionResponse, _abc.Awaitable[_token_pb2.EndSessionResponse]]:
         """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened."""
+
+    @_abc_1.abstractmethod
+    def ListAudit(
+        self,
+        request: _audit_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.ListAuditResponse, _abc.Awaitable[_audit_pb2.ListAuditResponse]]:
+        """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
+        reads those of the namespace; without one, all are read.
+        """
 
     @_abc_1.abstractmethod
     def WhoAmI(

@@ -1033,6 +1033,7 @@ class GetFleetShareResponse(_message.Message):
     TASK_QUEUES_FIELD_NUMBER: _builtins.int
     DATABASE_TROUBLE_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
+    SUSPICIONS_FIELD_NUMBER: _builtins.int
     relay_trouble: _builtins.str
     """Why the message broker takes nothing from it; empty if it does."""
     database_trouble: _builtins.str
@@ -1069,6 +1070,8 @@ class GetFleetShareResponse(_message.Message):
     def task_queues(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.TaskQueueBacklog]:
         """At most 100 that are unpolled, and 100 others, those that wait longest."""
 
+    @_builtins.property
+    def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Suspicion]: ...
     def __init__(
         self,
         *,
@@ -1083,14 +1086,49 @@ class GetFleetShareResponse(_message.Message):
         task_queues: _abc.Iterable[_fleet_pb2.TaskQueueBacklog] | None = ...,
         database_trouble: _builtins.str = ...,
         insecure: _builtins.str = ...,
+        suspicions: _abc.Iterable[Global___Suspicion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "insecure", b"insecure", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "task_queues", b"task_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_trouble", b"database_trouble", "insecure", b"insecure", "latencies", b"latencies", "latency_bounds_seconds", b"latency_bounds_seconds", "namespaces", b"namespaces", "queues", b"queues", "relay_trouble", b"relay_trouble", "samples", b"samples", "serving_shards", b"serving_shards", "stalls_ms", b"stalls_ms", "suspicions", b"suspicions", "task_queues", b"task_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetShareResponse: _TypeAlias = GetFleetShareResponse  # noqa: Y015
+
+@_typing.final
+class Suspicion(_message.Message):
+    """Calls that look like an attack."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """As the label of liveness_suspicious_total."""
+    namespace: _builtins.str
+    """Empty if it concerns none, or several."""
+    who: _builtins.str
+    """The address, principal, token or worker that stands out."""
+    count: _builtins.int
+    """How often within a minute; for a token, from how many addresses within an hour."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        who: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "kind", b"kind", "namespace", b"namespace", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Suspicion: _TypeAlias = Suspicion  # noqa: Y015
 
 @_typing.final
 class LatencyCounts(_message.Message):

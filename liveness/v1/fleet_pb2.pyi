@@ -52,6 +52,8 @@ class _AlertKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlertKind.V
     """Nodes have not renewed their leases; the others serve their shards."""
     ALERT_KIND_INSECURE: _AlertKind.ValueType  # 12
     """Servers listen beyond loopback without TLS or without authentication, because --insecure allows it."""
+    ALERT_KIND_SUSPICIOUS: _AlertKind.ValueType  # 13
+    """Calls within the last minutes look like an attack, or like programs with a wrong configuration."""
 
 class AlertKind(_AlertKind, metaclass=_AlertKindEnumTypeWrapper): ...
 
@@ -80,6 +82,8 @@ ALERT_KIND_LOST_NODES: AlertKind.ValueType  # 11
 """Nodes have not renewed their leases; the others serve their shards."""
 ALERT_KIND_INSECURE: AlertKind.ValueType  # 12
 """Servers listen beyond loopback without TLS or without authentication, because --insecure allows it."""
+ALERT_KIND_SUSPICIOUS: AlertKind.ValueType  # 13
+"""Calls within the last minutes look like an attack, or like programs with a wrong configuration."""
 Global___AlertKind: _TypeAlias = AlertKind  # noqa: Y015
 
 @_typing.final

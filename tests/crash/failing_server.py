@@ -122,17 +122,17 @@ def _wrap_answers() -> None:
     real = binding._make_unary
 
     def unary(
-        serve: Any, wait_all_durable: Any, admit: Any, router: Any, gate: Any, guard: Any
+        serve: Any, wait_all_durable: Any, admit: Any, router: Any, gate: Any, guard: Any, oversight: Any
     ) -> Callable[..., Awaitable[Any]]:
         if serve is None or serve.__name__ not in HEARTBEATS:
-            return real(serve, wait_all_durable, admit, router, gate, guard)
+            return real(serve, wait_all_durable, admit, router, gate, guard, oversight)
 
         async def served(request: Any) -> Any:
             answer = await serve(request)
             await _reach("before ack", Unavailable)
             return answer
 
-        call = real(served, wait_all_durable, admit, router, gate, guard)
+        call = real(served, wait_all_durable, admit, router, gate, guard, oversight)
 
         async def answered(request: Any, context: Any) -> Any:
             answer = await call(request, context)

@@ -26,7 +26,7 @@ from tests.databases import PostgresServer
 from tests.integration.routing.test_forwarding import beat_request, describe_request
 from tests.integration.server.server_harness import ServerHarness, refusal
 
-FRONTEND_MAY = {"GetRoutes", "Relay"}
+FRONTEND_MAY = {"GetRoutes", "Relay", "Authenticate"}
 SHARDS = 8
 
 

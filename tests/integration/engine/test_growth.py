@@ -141,6 +141,7 @@ async def test_the_growth_is_that_of_the_last_day(store: SqlStore) -> None:
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 async def test_deleted_rows_leave_room_on_sqlite(store: SqlStore) -> None:
     engine = await Engine(store, ManualClock()).start()
+    engine.node.policies.replace(NAMESPACE, {"worker_heartbeat_rate": 0.0})
     await change_bindings(engine, 300)
     await engine.maintenance.checkpoint()
     full = (await store.read_storage(engine.clock.wall_ms())).size

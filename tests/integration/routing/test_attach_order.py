@@ -33,7 +33,7 @@ class LateFrontend(RoutingFrontend):
     def learn_owners(self) -> None:
         owners = self._cluster.owners.values()
         self.routes.replace(
-            [Member(owner.name, owner.address) for owner in owners],
+            [Member(owner.name, owner.cluster_address) for owner in owners],
             {
                 shard_id: (owner.name, self.routes.revision + 1)
                 for owner in owners

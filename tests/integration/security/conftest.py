@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.security.auth_harness import AuthHarness
-from tests.integration.server.conftest import migrated_template, url
+from tests.integration.server.conftest import harness, migrated_template, stopped_harness, url
 
-__all__ = ["migrated_template", "url"]
+__all__ = ["harness", "migrated_template", "stopped_harness", "url"]
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ async def test_calls_that_concern_all_nodes_are_made_in_the_callers_name(nodes: 
 @pytest.fixture
 async def frontend(nodes: list[AuthHarness]) -> AsyncIterator[Frontend]:
     settings = FrontendSettings(
-        nodes=tuple(node.server.address for node in nodes), listen="127.0.0.1:0", auth="on"
+        nodes=tuple(node.server.cluster_address for node in nodes), listen="127.0.0.1:0", auth="on"
     )
     async with Frontend(settings) as frontend:
         yield frontend

@@ -139,8 +139,9 @@ async def test_revocation_at_one_node_is_effective_at_another_and_cuts_its_strea
         await attached.write(service_pb2.AttachRequest(ping=service_pb2.AttachRequest.Ping(number=1)))
         assert (await attached.read()).pong.number == 1
         await revoke(first, created.token.token_id)
+        sleepers = len(second.clock._sleepers)
         polled = asyncio.create_task(second.tokens.run())
-        while not second.clock._sleepers:
+        while len(second.clock._sleepers) == sleepers:
             await asyncio.sleep(0)
         second.clock.move(500)
         for stream in (watching, attached):

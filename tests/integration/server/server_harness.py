@@ -61,6 +61,7 @@ class ServerHarness:
         self.server: Server
         # Untyped, because tests send invalid values and raw bytes.
         self.channel: Any
+        self.cluster_channel: Any
         self.liveness: Any
         self.admin: Any
         self.activities: Any
@@ -72,7 +73,13 @@ class ServerHarness:
         self, *, sink: Sink | None = None, faulty: bool = False, **settings: Any
     ) -> ServerHarness:
         self._options = {"sink": sink, "faulty": faulty, **settings}
-        values = {"shards": SHARDS, "commit_interval_ms": 0.0, "shutdown_timeout_s": 5.0, **settings}
+        values = {
+            "shards": SHARDS,
+            "cluster_listen": "127.0.0.1:0",
+            "commit_interval_ms": 0.0,
+            "shutdown_timeout_s": 5.0,
+            **settings,
+        }
         self.server = Server(
             Settings(db=self.url, listen="127.0.0.1:0", **values),
             clock=self.clock,
@@ -87,10 +94,20 @@ class ServerHarness:
         self.channel = grpc.aio.insecure_channel(
             self.server.address, options=[("grpc.max_receive_message_length", -1)]
         )
+        self.cluster_channel = grpc.aio.insecure_channel(self.server.cluster_address or self.server.address)
         self.liveness = LivenessServiceStub(self.channel)
         self.admin = AdminServiceStub(self.channel)
         self.activities = ActivityServiceStub(self.channel)
         return self
+
+    def lift_rate_limits(self) -> None:
+        """Let a worker send any number of heartbeats and change its session as often, while the clock stands still."""
+        limits = {"worker_heartbeat_rate": 0.0, "worker_sessions_per_minute": 0.0}
+        self.server.node.policies.replace(NAMESPACE, limits)
+
+    def channel_for(self, path: str) -> Any:
+        """The channel on which the method at this path is served."""
+        return self.cluster_channel if path.startswith("/liveness.v1.ClusterService/") else self.channel
 
     async def _open_faulty(self, settings: Settings, *_: object) -> FaultyStore:
         self.store = FaultyStore(self._database())
@@ -103,6 +120,7 @@ class ServerHarness:
             if self.store is not None:
                 self.store.open_gate()  # a failed test may have left it closed
             await self.channel.close()
+            await self.cluster_channel.close()
             await self.server.stop()
 
     async def restart(self, **changes: Any) -> None:
@@ -195,7 +213,8 @@ class ServerHarness:
         return PostgresDatabase(self.url)
 
     async def dump(self, *without: str) -> Dump:
-        """Return every row of every table for comparisons; `shards` contains the clock and changes by itself."""
+        """Return every row of every table for comparisons, but the audit, which records refusals too. `shards` contains the
+        clock and changes by itself."""
 
         def read(connection: Connection) -> Dump:
             return {
@@ -203,7 +222,7 @@ class ServerHarness:
                     tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))
                 ]
                 for table in metadata.sorted_tables
-                if table.name not in without
+                if table.name not in ("audit", *without)
             }
 
         database = self._database()

@@ -115,7 +115,7 @@ async def test_an_invalid_call_is_refused_with_its_field_and_changes_nothing(
     await harness.beat("w")
     before = await harness.dump("shards")
     method, request, field = INVALID[name]
-    refused = await refusal(getattr(ClusterServiceStub(harness.channel), method)(request, timeout=10))
+    refused = await refusal(getattr(ClusterServiceStub(harness.cluster_channel), method)(request, timeout=10))
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert refused.fields["field"] == field
     assert await harness.dump("shards") == before

@@ -48,15 +48,15 @@ async def send(harness: ServerHarness, method: MethodDescriptor, requests: list[
                 for request in requests:
                     yield request
 
-            call = harness.channel.stream_stream(path)(stream(), timeout=10)
+            call = harness.channel_for(path).stream_stream(path)(stream(), timeout=10)
             async for _ in call:
                 pass
         elif method.server_streaming:
-            call = harness.channel.unary_stream(path)(requests[0], timeout=10)
+            call = harness.channel_for(path).unary_stream(path)(requests[0], timeout=10)
             await call.read()
             call.cancel()
         else:
-            await harness.channel.unary_unary(path)(requests[0], timeout=10)
+            await harness.channel_for(path).unary_unary(path)(requests[0], timeout=10)
     except grpc.aio.AioRpcError as error:
         if error.details() == "Internal error from Core":
             return (

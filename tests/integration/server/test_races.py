@@ -144,6 +144,7 @@ async def test_racing_first_heartbeats_register_once(harness: ServerHarness) -> 
 async def test_racing_sessions_replace_each_other_and_only_the_last_stays_valid(
     harness: ServerHarness,
 ) -> None:
+    harness.lift_rate_limits()
     sessions = [f"s{number}" for number in range(40)]
     results = await asyncio.gather(
         *(harness.beat(session_id=s, sequence=1, bound_activities=[activity(s)]) for s in sessions)

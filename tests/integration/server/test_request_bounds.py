@@ -59,7 +59,7 @@ async def test_a_compressed_request_is_refused_without_being_unpacked(
     sqlite_harness: ServerHarness, name: str, compression: grpc.Compression
 ) -> None:
     path, request = BOMBS[name]
-    call = sqlite_harness.channel.unary_unary(path)(request, compression=compression)
+    call = sqlite_harness.channel_for(path).unary_unary(path)(request, compression=compression)
     assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -68,7 +68,7 @@ async def test_a_request_beyond_all_limits_is_refused_by_grpc(
     sqlite_harness: ServerHarness, name: str
 ) -> None:
     path, request = BOMBS[name]
-    call = sqlite_harness.channel.unary_unary(path)(request)
+    call = sqlite_harness.channel_for(path).unary_unary(path)(request)
     assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -100,7 +100,7 @@ async def test_a_request_with_too_many_elements_is_refused_cheaply_and_changes_n
     used_s = []
     for _ in range(3):
         started_s = time.thread_time()
-        refused = await refusal(harness.channel.unary_unary(path)(request))
+        refused = await refusal(harness.channel_for(path).unary_unary(path)(request))
         used_s.append(time.thread_time() - started_s)
         assert (refused.code, refused.reason in ("REQUEST_TOO_LARGE", "INVALID_FIELD")) == (INVALID, True)
     # The processor time of the loop, client included; the least of three, because the garbage collector may have run.
@@ -170,7 +170,8 @@ async def test_every_list_has_a_bound_for_its_elements_empty_ones_included(
     harness = sqlite_harness
     count = 3 * ELEMENTS if method.name == "Hint" else ELEMENTS
     request = request_with(method, path, count).SerializeToString()
-    call = harness.channel.unary_unary(f"/{method.containing_service.full_name}/{method.name}")
+    name = f"/{method.containing_service.full_name}/{method.name}"
+    call = harness.channel_for(name).unary_unary(name)
     if method.name == "RecordWorkerHeartbeats" and len(path) > 1:
         [item] = service_pb2.RecordWorkerHeartbeatsResponse.FromString(await call(request)).items
         assert item.status.code == INVALID.value[0]

@@ -158,6 +158,7 @@ async def test_the_token_of_each_answer_resumes_right_after_its_events(harness: 
 
 
 async def test_events_that_exceed_one_answer_are_split(harness: ServerHarness) -> None:
+    harness.lift_rate_limits()
     watcher = await Watcher(harness, namespace="orders", worker_instance_key="w").open()
     watcher.stream.cancel()
     for turn in range(3):

@@ -39,6 +39,7 @@ async def resume(watcher: Watcher) -> Refusal:
 async def test_a_resumed_watcher_is_told_what_retention_deleted(
     harness: ServerHarness, selection: dict[str, str]
 ) -> None:
+    harness.lift_rate_limits()
     watcher = await Watcher(harness, **selection).open()
     watcher.stream.cancel()
     await change_sessions(harness, NEIGHBOURS[0], 200)

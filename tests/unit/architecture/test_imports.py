@@ -37,7 +37,7 @@ BELOW: dict[str, set[str]] = {
         "liveness.engine": "domain store expiry diagnostics background clock",
         "liveness.dispatch": "domain engine background clock",
         "liveness.tasks": "domain store expiry engine dispatch background clock",
-        "liveness.telemetry": "domain store engine clock version",
+        "liveness.telemetry": "domain store engine security clock version",
         "liveness.integrations": "domain store engine tasks background clock templated_error version",
         "liveness.routing": "domain rpc rpc_details security v1 background clock",
         "liveness.cluster": "domain store expiry engine routing v1 background clock",

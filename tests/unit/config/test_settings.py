@@ -114,7 +114,11 @@ def test_every_setting_can_come_from_a_file(tmp_path: Path) -> None:
         auth_jwt_audience = "liveness"
         auth_jwt_keys = "https://issuer.example/jwks"
         auth_jwt_grants = ["sub=system:serviceaccount:shop:*=>worker:shop", "groups=oncall=>operator:*"]
-        insecure = true
+        audit_retention_s = 0
+        principal_calls_per_s = 0
+        principal_calls_burst = 1
+        principal_bytes_per_s = 0
+        principal_streams_max = 0
         namespaces = ["default", "orders"]
         webhook_url = "https://engine.example/reschedules"
         http = "off"

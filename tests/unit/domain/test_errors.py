@@ -54,6 +54,7 @@ REASONS = {
     "ActivityBytesExceeded": "ACTIVITY_BYTES_EXCEEDED",
     "TooManyPolls": "TOO_MANY_POLLS",
     "TooManyWatchers": "TOO_MANY_WATCHERS",
+    "TooManyStreams": "TOO_MANY_STREAMS",
     "RateLimited": "RATE_LIMITED",
     "NotFound": "NOT_FOUND",
     "WorkerNotFound": "WORKER_NOT_FOUND",

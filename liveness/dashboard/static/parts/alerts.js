@@ -20,6 +20,7 @@ const KINDS = {
   ALERT_KIND_LONG_WAIT: { tone: 'warn', title: 'Work waits too long', unit: 'activity', view: 'activities', params: { state: 'available' } },
   ALERT_KIND_LOST_NODES: { tone: 'warn', title: 'Nodes are lost', unit: 'node', view: 'nodes', params: {} },
   ALERT_KIND_INSECURE: { tone: 'warn', title: 'Servers can be reached without protection', unit: 'server', view: 'nodes', params: {} },
+  ALERT_KIND_SUSPICIOUS: { tone: 'warn', title: 'Suspicious calls', unit: 'call', view: 'overview', params: {} },
   ALERT_KIND_STALL: { tone: 'warn', title: 'Servers stood still', unit: 'time', view: 'nodes', params: {} },
   ALERT_KIND_RELAY: { tone: 'warn', title: 'The message broker takes nothing', unit: 'server', view: 'nodes', params: {} },
   ALERT_KIND_DEAD_LETTERS: { tone: 'bad', title: 'Dead letters', unit: 'task', view: 'tasks', params: { state: 'dead lettered' } },
