@@ -23,6 +23,7 @@ LivenessError
 │   ├── ActivityNotRetryable
 │   ├── TaskFinished
 │   ├── RelayNotConfigured
+│   ├── SessionNeedsToken
 │   └── EventsNotRelayed
 ├── Exists                  it exists already, and differs
 │   └── ActivityDiffers
@@ -295,6 +296,11 @@ class EventsNotRelayed(Refused):
 class NotForwarded(Refused):
     reason = "NOT_FORWARDED"
     template = "This is the cluster's port, for nodes and frontends; call this node where it listens for clients (--listen)."
+
+
+class SessionNeedsToken(Refused):
+    reason = "SESSION_NEEDS_TOKEN"
+    template = "Sign in with a token that this server issued; other credentials go with each call."
 
 
 class Exists(LivenessError):

@@ -36,6 +36,7 @@ ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that reveal nothing and that probes call with any Host header."""
 
 PathHandler = Callable[[Headers], Awaitable[Response]]
+PostHandler = Callable[[Request], Awaitable[Response]]
 
 
 class HttpApp:
@@ -49,8 +50,9 @@ class HttpApp:
         *,
         files: Mapping[str, StaticFile],
         path_handlers: Mapping[str, PathHandler],
+        post_handlers: Mapping[str, PostHandler],
     ) -> None:
-        """`path_handlers`: handlers of paths outside the API."""
+        """`path_handlers`: handlers of paths outside the API. `post_handlers`: the same for those that change something."""
         self._guard = guard
         self._endpoints = endpoints
         self._grpc_client = grpc_client
@@ -58,6 +60,7 @@ class HttpApp:
         self._body_reader = body_reader
         self._files = files
         self._path_handlers = path_handlers
+        self._post_handlers = post_handlers
         self._executor = ThreadPoolExecutor(1, "liveness-http")
         self._closing = False
 
@@ -92,6 +95,7 @@ class HttpApp:
         if path not in ANY_HOST_PATHS:
             self._guard.check_host(request.headers)
         self._guard.check_origin(request.method, request.headers)
+        self._guard.check_session_origin(request.method, request.headers)
         verb = "GET" if request.method == "HEAD" else request.method
         file = self._files.get(path)
         if file is not None or path in self._path_handlers:
@@ -102,6 +106,13 @@ class HttpApp:
                 if file is not None
                 else await self._path_handlers[path](request.headers)
             )
+            await response(request.scope, request.receive, send)
+            return
+        if path in self._post_handlers:
+            if verb != "POST":
+                raise _method_not_allowed(verb, ("POST",))
+            check_content_type(request.headers)
+            response = await self._post_handlers[path](request)
             await response(request.scope, request.receive, send)
             return
         found = self._endpoints.find(verb, raw_path)

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from liveness.domain.errors import InvalidField
+from liveness.http.session_cookie import sessions_of
 
 TIMEOUT_HEADER = "x-timeout"
 DEFAULT_TIMEOUT_S = 30.0
@@ -71,7 +72,10 @@ class GrpcClient:
         metadata = tuple(
             (name, value) for name in FORWARDED_HEADERS for value in headers.getlist(name) if _is_ascii(value)
         )
-        return call(request, timeout=timeout_s, metadata=metadata)
+        sessions = (
+            ("authorization", f"Bearer {session}") for session in sessions_of(headers) if _is_ascii(session)
+        )
+        return call(request, timeout=timeout_s, metadata=(*metadata, *sessions))
 
 
 def _is_ascii(value: str) -> bool:

@@ -1,7 +1,7 @@
 """Protects the server from web pages of other sites.
 
-The server has no passwords; it trusts every client that reaches it. A browser reaches it on behalf of any page that it shows,
-so the guard refuses three things: a Host header with a foreign name (a page whose name resolves to this machine: DNS
+Without authentication the server trusts every client that reaches it, and with it, every request with a browser's session. A
+browser reaches it on behalf of any page that it shows, so the guard refuses three things: a Host header with a foreign name (a page whose name resolves to this machine: DNS
 rebinding), requests of other sites' pages, and changes that a plain HTML form could make.
 """
 
@@ -16,6 +16,7 @@ import grpc
 from starlette.datastructures import Headers
 
 from liveness.http.errors import HttpError, http_error
+from liveness.http.session_cookie import sessions_of
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -68,6 +69,12 @@ class Guard:
             )
             if not (method in _SAFE and is_page_navigation):
                 raise _cross_origin_error("Pages of other sites may not use this server.")
+
+    def check_session_origin(self, method: str, headers: Headers) -> None:
+        """A browser adds its session to whatever a page sends, so a change with a session must say which page it is from.
+        Browsers always say so."""
+        if method not in _SAFE and sessions_of(headers) and "origin" not in headers:
+            raise _cross_origin_error("A change with a browser's session needs the header Origin.")
 
     def _is_same_origin(self, origin: str, host: str) -> bool:
         try:

@@ -34,6 +34,7 @@ from liveness.http.guard import Guard
 from liveness.http.json_output import json_bytes
 from liveness.http.listen_address import ListenAddress
 from liveness.http.openapi import SERVICES, document_file
+from liveness.http.sign_in import SignIn
 from liveness.http.static_files import read_files
 from liveness.v1 import access_pb2, admin_pb2, token_pb2
 
@@ -89,7 +90,13 @@ class HttpServer:
         self._connections = Connections(clock, connections or connections_max())
         self._tasks = BackgroundTasks("http server")
         self._grpc_client = GrpcClient(grpc_address, connect)
-        path_handlers: dict[str, PathHandler] = {"/healthz": self._healthz, "/readyz": self._readyz}
+        body_reader = body_reader or BodyReader()
+        sign_in = SignIn(self._grpc_client, body_reader, clock)
+        path_handlers: dict[str, PathHandler] = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/auth/session": sign_in.session,
+        }
         if metrics is not None:
             path_handlers["/metrics"] = self._metrics_response
         self._app = HttpApp(
@@ -97,9 +104,10 @@ class HttpServer:
             EndpointTable(endpoints_of(SERVICES)),
             self._grpc_client,
             EventStreams(clock, streams_max),
-            body_reader or BodyReader(),
+            body_reader,
             files={**read_files(static), "/openapi.json": document_file()},
             path_handlers=path_handlers,
+            post_handlers=sign_in.handlers(),
         )
 
     async def start(self) -> None:

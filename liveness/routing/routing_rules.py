@@ -110,6 +110,8 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "AdminService/CreateToken": RoutingRule(RoutingKind.ANY_NODE, RetrySafety.IF_NOT_STARTED),
     "AdminService/ListTokens": ANY_NODE,
     "AdminService/RevokeToken": ANY_NODE,
+    "AdminService/CreateSession": ANY_NODE,
+    "AdminService/EndSession": ANY_NODE,
     "AdminService/WhoAmI": ANY_NODE,
     "AdminService/CanI": ANY_NODE,
     # The broker drops duplicates, but a second replay takes as long as the first.

@@ -47,7 +47,7 @@ TARGET_FIELDS = (
 )  # fmt: skip
 """The fields of requests that are recorded. A field that is not listed is left out, since it may hold a payload."""
 
-_CREDENTIALS = re.compile(r"lvt_[A-Za-z0-9_-]+|eyJ[A-Za-z0-9_-]{5,}(\.[A-Za-z0-9_-]*){1,2}")
+_CREDENTIALS = re.compile(r"lv[ts]_[A-Za-z0-9_-]+|eyJ[A-Za-z0-9_-]{5,}(\.[A-Za-z0-9_-]*){1,2}")
 """Tokens and JWTs that somebody typed where a name belongs."""
 
 

@@ -21,7 +21,7 @@ async def create_first_token(store: TokenStore, clock: Clock, *, force: bool = F
     """Refuses if there is a live admin token already, unless `force`, which is for an admin who has lost it."""
     now_ms = clock.wall_ms()
     _, rows = await store.read_tokens()
-    live = [row for row in rows if row.is_live(now_ms)]
+    live = [row for row in rows if row.is_live(now_ms) and not row.parent_id]
     if any(map(is_admin, live)) and not force:
         raise AdminTokenExists
     own = [row for row in live if row.principal == PRINCIPAL]

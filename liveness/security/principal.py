@@ -23,6 +23,7 @@ INVALID_TOKEN = "the token is not valid, or not any more"
 """One sentence for every reason: an attacker must not learn whether a token exists, has expired or was revoked."""
 
 TOKEN = "token"
+SESSION = "session"
 JWT = "jwt"
 CERTIFICATE = "certificate"
 

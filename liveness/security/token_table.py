@@ -11,7 +11,7 @@ import structlog
 from liveness.clock import Clock
 from liveness.domain.errors import Unauthenticated
 from liveness.security.grants import Role, parse_grants
-from liveness.security.principal import INVALID_TOKEN, TOKEN, Principal
+from liveness.security.principal import INVALID_TOKEN, SESSION, TOKEN, Principal
 from liveness.security.tokens import is_secret, split_token
 from liveness.store.errors import StoreError
 from liveness.store.tokens import TokenRow, TokensMark
@@ -30,6 +30,10 @@ class TokenStore(Protocol):
     async def insert_token(self, row: TokenRow, stamp: int) -> None: ...
 
     async def revoke_token(self, token_id: str, wall_ms: int, stamp: int) -> TokenRow | None: ...
+
+    async def insert_session(self, row: TokenRow, stamp: int) -> None: ...
+
+    async def end_sessions(self, principal: str, token_id: str) -> int: ...
 
 
 class TokenTable:
@@ -54,9 +58,18 @@ class TokenTable:
         token_id, secret = split
         row = self._rows.get(token_id)
         is_right = is_secret(secret, self._no_hash if row is None else row.secret_hash)
-        if row is None or not is_right or not row.is_live(self._clock.wall_ms()):
+        if row is None or not is_right or not self._is_live(row):
             raise Unauthenticated(why=INVALID_TOKEN)
-        return Principal(row.principal, parse_grants(row.grants), TOKEN, token_id, row.expires_wall_ms)
+        kind = SESSION if row.parent_id else TOKEN
+        return Principal(row.principal, parse_grants(row.grants), kind, token_id, row.expires_wall_ms)
+
+    def _is_live(self, row: TokenRow) -> bool:
+        """A session ends with the token that it was created with."""
+        now_ms = self._clock.wall_ms()
+        if not row.parent_id:
+            return row.is_live(now_ms)
+        parent = self._rows.get(row.parent_id)
+        return row.is_live(now_ms) and parent is not None and parent.is_live(now_ms)
 
     async def refresh(self) -> None:
         """Read the table if it has changed."""

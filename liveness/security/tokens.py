@@ -1,4 +1,7 @@
-"""Tokens: lvt_<id>_<secret>. The id is public; of the secret, only a hash is kept."""
+"""Tokens: lvt_<id>_<secret>. The id is public; of the secret, only a hash is kept.
+
+A browser's session is a token of its own, lvs_<id of the token it was created with>-<id>_<secret>.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,24 @@ from typing import NamedTuple
 
 from liveness.security.grants import Grant
 from liveness.security.principal import CERTIFICATE_PREFIX, JWT_PREFIX
+from liveness.store.tokens import SESSION_MARK
 
 PREFIX = "lvt_"
+SESSION_PREFIX = "lvs_"
 ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 ID_CHARS = 12
 SECRET_BYTES = 32
 DAY_MS = 86_400_000
 LIFETIME_MS_DEFAULT = 90 * DAY_MS
 LIFETIME_MS_MAX = 366 * DAY_MS
+SESSION_MS = 12 * 3_600_000
 PRINCIPAL_CHARS_MAX = 200
 GRANTS_MAX = 100
 
 _FORMAT = re.compile(rf"{PREFIX}([a-z0-9]{{{ID_CHARS},40}})_([A-Za-z0-9_-]{{43}})")
+_SESSION_FORMAT = re.compile(
+    rf"{SESSION_PREFIX}([a-z0-9]{{{ID_CHARS},40}}{SESSION_MARK}[a-z0-9]{{{ID_CHARS}}})_([A-Za-z0-9_-]{{43}})"
+)
 _PRINCIPAL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@/-]{{0,{PRINCIPAL_CHARS_MAX - 1}}}")
 PRINCIPAL_RULE = (
     f"must be 1 to {PRINCIPAL_CHARS_MAX} letters, digits and . _ : @ / -, and must not begin with "
@@ -37,14 +46,26 @@ class NewToken(NamedTuple):
 
 
 def create_token() -> NewToken:
-    token_id = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_CHARS))
+    return _with_secret(PREFIX, _new_id())
+
+
+def create_session(parent_id: str) -> NewToken:
+    """A session's id names the token that it was created with, and ends with."""
+    return _with_secret(SESSION_PREFIX, f"{parent_id}{SESSION_MARK}{_new_id()}")
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_CHARS))
+
+
+def _with_secret(prefix: str, token_id: str) -> NewToken:
     secret = secrets.token_urlsafe(SECRET_BYTES)
-    return NewToken(token_id, hash_secret(secret), f"{PREFIX}{token_id}_{secret}")
+    return NewToken(token_id, hash_secret(secret), f"{prefix}{token_id}_{secret}")
 
 
 def split_token(text: str) -> tuple[str, str] | None:
-    """Its id and its secret; None if it is no token."""
-    match = _FORMAT.fullmatch(text)
+    """The id and the secret of a token or of a session; None if it is neither."""
+    match = _FORMAT.fullmatch(text) or _SESSION_FORMAT.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
 

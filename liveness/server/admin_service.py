@@ -27,6 +27,7 @@ from liveness.server.audit_handlers import AuditHandlers
 from liveness.server.fleet import Fleet
 from liveness.server.orders_handlers import OrdersHandlers
 from liveness.server.relay_handlers import RelayAdmin, RelayHandlers
+from liveness.server.session_handlers import SessionHandlers
 from liveness.server.token_handlers import TokenHandlers
 from liveness.server.validation import (
     STATES_MAX,
@@ -68,6 +69,7 @@ class AdminService:
         self._audit = AuditHandlers(node.store)
         table = token_table or TokenTable(node.store, node.clock)
         self._tokens = TokenHandlers(node.store, table, node.clock)
+        self._sessions = SessionHandlers(node.store, table, node.clock)
 
     async def expire_worker(self, request: admin_pb2.ExpireWorkerRequest) -> admin_pb2.ExpireWorkerResponse:
         key = wire.worker_key(request.namespace, request.worker_instance_key)
@@ -313,6 +315,14 @@ class AdminService:
 
     async def revoke_token(self, request: token_pb2.RevokeTokenRequest) -> token_pb2.RevokeTokenResponse:
         return await self._tokens.revoke(request)
+
+    async def create_session(
+        self, request: token_pb2.CreateSessionRequest
+    ) -> token_pb2.CreateSessionResponse:
+        return await self._sessions.create(request)
+
+    async def end_session(self, request: token_pb2.EndSessionRequest) -> token_pb2.EndSessionResponse:
+        return await self._sessions.end(request)
 
     async def list_audit(self, request: audit_pb2.ListAuditRequest) -> audit_pb2.ListAuditResponse:
         return await self._audit.list(request)

@@ -65,7 +65,7 @@ class TokenHandlers:
 
     async def list(self, request: pb.ListTokensRequest) -> pb.ListTokensResponse:
         _, rows = await self._store.read_tokens()
-        wanted = [row for row in rows if request.principal in ("", row.principal)]
+        wanted = [row for row in rows if request.principal in ("", row.principal) and not row.parent_id]
         return pb.ListTokensResponse(tokens=map(_message, wanted))
 
     async def revoke(self, request: pb.RevokeTokenRequest) -> pb.RevokeTokenResponse:

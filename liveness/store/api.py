@@ -253,6 +253,11 @@ class Store(Protocol):
     async def revoke_token(self, token_id: str, wall_ms: int, stamp: int) -> TokenRow | None:
         """None if there is no such token."""
 
+    async def insert_session(self, row: TokenRow, stamp: int) -> None: ...
+
+    async def end_sessions(self, principal: str, token_id: str) -> int:
+        """End one session, or all sessions of the principal if `token_id` is empty. Return how many there were."""
+
     async def insert_audit(self, rows: Sequence[AuditRow]) -> None: ...
 
     async def read_audit(

@@ -93,6 +93,8 @@ from liveness.store.timeline import (
 from liveness.store.tokens import (
     TokenRow,
     TokensMark,
+    end_sessions,
+    insert_session,
     insert_token,
     read_mark,
     read_tokens,
@@ -222,6 +224,12 @@ class SqlStore:
         return await self._database.write(
             lambda connection: revoke_token(connection, token_id, wall_ms, stamp)
         )
+
+    async def insert_session(self, row: TokenRow, stamp: int) -> None:
+        await self._database.write(lambda connection: insert_session(connection, row, stamp))
+
+    async def end_sessions(self, principal: str, token_id: str) -> int:
+        return await self._database.write(lambda connection: end_sessions(connection, principal, token_id))
 
     async def insert_audit(self, rows: Sequence[AuditRow]) -> None:
         await self._database.write(lambda connection: insert_audit(connection, rows))

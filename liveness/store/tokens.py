@@ -1,4 +1,7 @@
-"""The table of tokens: whom each belongs to, what it grants, and a hash of its secret. The secret itself is nowhere."""
+"""The table of tokens: whom each belongs to, what it grants, and a hash of its secret. The secret itself is nowhere.
+
+Sessions of browsers are rows without a slot, whose id begins with the id of the token that they were created with.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ SLOTS = (1, 2)
 KEPT_MS = 30 * 86_400_000
 """How long tokens that were revoked or have expired are still listed."""
 
+SESSION_MARK = "-"
+"""Between the two parts of a session's id. Ids of tokens do not contain it."""
+SESSIONS_MAX = 20
+"""Live sessions of a principal. The oldest ends when one more is created."""
+
 
 class TokenRow(NamedTuple):
     token_id: str
@@ -26,6 +34,12 @@ class TokenRow(NamedTuple):
     expires_wall_ms: int
     revoked_wall_ms: int | None
     created_by: str
+
+    @property
+    def parent_id(self) -> str:
+        """The token that a session was created with; empty for a token."""
+        parent_id, mark, _ = self.token_id.partition(SESSION_MARK)
+        return parent_id if mark else ""
 
     def is_live(self, wall_ms: int) -> bool:
         return self.revoked_wall_ms is None and wall_ms < self.expires_wall_ms
@@ -88,3 +102,25 @@ def revoke_token(connection: Connection, token_id: str, wall_ms: int, stamp: int
         .values(revoked_wall_ms=wall_ms, slot=None, stamp=stamp)
     )
     return next((row for row in read_tokens(connection) if row.token_id == token_id), None)
+
+
+def insert_session(connection: Connection, row: TokenRow, stamp: int) -> None:
+    """Sessions take no slot. Those that are over are deleted, so that signing in again and again does not fill the table."""
+    over = (tokens.c.expires_wall_ms <= row.created_wall_ms) | tokens.c.revoked_wall_ms.is_not(None)
+    connection.execute(delete(tokens).where(_is_session, over))
+    own = select(tokens.c.token_id).where(_is_session, tokens.c.principal == row.principal)
+    newest_first = own.order_by(tokens.c.created_wall_ms.desc(), tokens.c.token_id)
+    surplus = connection.execute(newest_first).scalars().all()[SESSIONS_MAX - 1 :]
+    connection.execute(delete(tokens).where(tokens.c.token_id.in_(surplus)))
+    connection.execute(insert(tokens).values(**row._asdict(), slot=None, stamp=stamp))
+
+
+def end_sessions(connection: Connection, principal: str, token_id: str) -> int:
+    """Delete a session of the principal, or all of them if `token_id` is empty. Return how many there were."""
+    ended = delete(tokens).where(_is_session, tokens.c.principal == principal)
+    if token_id:
+        ended = ended.where(tokens.c.token_id == token_id)
+    return connection.execute(ended).rowcount
+
+
+_is_session = tokens.c.token_id.contains(SESSION_MARK, autoescape=True)

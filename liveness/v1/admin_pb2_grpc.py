@@ -133,6 +133,16 @@ class AdminServiceStub(object):
                 request_serializer=liveness_dot_v1_dot_token__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=liveness_dot_v1_dot_token__pb2.RevokeTokenResponse.FromString,
                 _registered_method=True)
+        self.CreateSession = channel.unary_unary(
+                '/liveness.v1.AdminService/CreateSession',
+                request_serializer=liveness_dot_v1_dot_token__pb2.CreateSessionRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.CreateSessionResponse.FromString,
+                _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/liveness.v1.AdminService/EndSession',
+                request_serializer=liveness_dot_v1_dot_token__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=liveness_dot_v1_dot_token__pb2.EndSessionResponse.FromString,
+                _registered_method=True)
         self.ListAudit = channel.unary_unary(
                 '/liveness.v1.AdminService/ListAudit',
                 request_serializer=liveness_dot_v1_dot_audit__pb2.ListAuditRequest.SerializeToString,
@@ -286,6 +296,21 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateSession(self, request, context):
+        """Signs a person in, for a browser: issues a session with the principal and the grants of the token that the call is made
+        with. It ends with that token, at the latest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSession(self, request, context):
+        """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAudit(self, request, context):
         """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
         reads those of the namespace; without one, all are read.
@@ -405,6 +430,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=liveness_dot_v1_dot_token__pb2.RevokeTokenRequest.FromString,
                     response_serializer=liveness_dot_v1_dot_token__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'CreateSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSession,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.CreateSessionRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.CreateSessionResponse.SerializeToString,
+            ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=liveness_dot_v1_dot_token__pb2.EndSessionRequest.FromString,
+                    response_serializer=liveness_dot_v1_dot_token__pb2.EndSessionResponse.SerializeToString,
             ),
             'ListAudit': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAudit,
@@ -936,6 +971,60 @@ class AdminService(object):
             '/liveness.v1.AdminService/RevokeToken',
             liveness_dot_v1_dot_token__pb2.RevokeTokenRequest.SerializeToString,
             liveness_dot_v1_dot_token__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/CreateSession',
+            liveness_dot_v1_dot_token__pb2.CreateSessionRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.CreateSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/liveness.v1.AdminService/EndSession',
+            liveness_dot_v1_dot_token__pb2.EndSessionRequest.SerializeToString,
+            liveness_dot_v1_dot_token__pb2.EndSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,6 +76,12 @@ class AdminServiceStub:
     ListTokens: _grpc.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensResponse]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenResponse]
     """Every node refuses the token within a second, and ends the streams that it opened."""
+    CreateSession: _grpc.UnaryUnaryMultiCallable[_token_pb2.CreateSessionRequest, _token_pb2.CreateSessionResponse]
+    """Signs a person in, for a browser: issues a session with the principal and the grants of the token that the call is made
+    with. It ends with that token, at the latest.
+    """
+    EndSession: _grpc.UnaryUnaryMultiCallable[_token_pb2.EndSessionRequest, _token_pb2.EndSessionResponse]
+    """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened."""
     ListAudit: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]
     """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
     reads those of the namespace; without one, all are read.
@@ -130,6 +136,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListTokens: _aio.UnaryUnaryMultiCallable[_token_pb2.ListTokensRequest, _token_pb2.ListTokensResponse]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_token_pb2.RevokeTokenRequest, _token_pb2.RevokeTokenResponse]  # type: ignore[assignment]
     """Every node refuses the token within a second, and ends the streams that it opened."""
+    CreateSession: _aio.UnaryUnaryMultiCallable[_token_pb2.CreateSessionRequest, _token_pb2.CreateSessionResponse]  # type: ignore[assignment]
+    """Signs a person in, for a browser: issues a session with the principal and the grants of the token that the call is made
+    with. It ends with that token, at the latest.
+    """
+    EndSession: _aio.UnaryUnaryMultiCallable[_token_pb2.EndSessionRequest, _token_pb2.EndSessionResponse]  # type: ignore[assignment]
+    """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened."""
     ListAudit: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]  # type: ignore[assignment]
     """What operators and admins changed, and denied access summed by the minute, newest first. An operator of a namespace
     reads those of the namespace; without one, all are read.
@@ -295,6 +307,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_token_pb2.RevokeTokenResponse, _abc.Awaitable[_token_pb2.RevokeTokenResponse]]:
         """Every node refuses the token within a second, and ends the streams that it opened."""
+
+    @_abc_1.abstractmethod
+    def CreateSession(
+        self,
+        request: _token_pb2.CreateSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.CreateSessionResponse, _abc.Awaitable[_token_pb2.CreateSessionResponse]]:
+        """Signs a person in, for a browser: issues a session with the principal and the grants of the token that the call is made
+        with. It ends with that token, at the latest.
+        """
+
+    @_abc_1.abstractmethod
+    def EndSession(
+        self,
+        request: _token_pb2.EndSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_token_pb2.EndSessionResponse, _abc.Awaitable[_token_pb2.EndSessionResponse]]:
+        """Signs a person out. Every node refuses the session within a second, and ends the streams that it opened."""
 
     @_abc_1.abstractmethod
     def ListAudit(

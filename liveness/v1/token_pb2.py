@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from liveness.v1 import access_pb2 as liveness_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17liveness/v1/token.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18liveness/v1/access.proto\"\xe3\x01\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x0e\n\x06grants\x18\x03 \x03(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x07 \x01(\t\"d\n\x12\x43reateTokenRequest\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x0e\n\x06grants\x18\x02 \x03(\t\x12+\n\x08lifetime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x13\x43reateTokenResponse\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.liveness.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"&\n\x11ListTokensRequest\x12\x11\n\tprincipal\x18\x01 \x01(\t\"8\n\x12ListTokensResponse\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Token\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"8\n\x13RevokeTokenResponse\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.liveness.v1.Token\"\x0f\n\rWhoAmIRequest\"\xa6\x01\n\x0eWhoAmIResponse\x12\x15\n\rauthenticated\x18\x01 \x01(\x08\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x0e\n\x06grants\x18\x03 \x03(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\x12\x15\n\rcredential_id\x18\x05 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"e\n\x0b\x43\x61nIRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.liveness.v1.Role\x12\x18\n\x10target_namespace\x18\x02 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61nIResponse\x12\x0f\n\x07\x61llowed\x18\x01 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17liveness/v1/token.proto\x12\x0bliveness.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18liveness/v1/access.proto\"\xe3\x01\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x0e\n\x06grants\x18\x03 \x03(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x07 \x01(\t\"d\n\x12\x43reateTokenRequest\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x0e\n\x06grants\x18\x02 \x03(\t\x12+\n\x08lifetime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\x13\x43reateTokenResponse\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.liveness.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"&\n\x11ListTokensRequest\x12\x11\n\tprincipal\x18\x01 \x01(\t\"8\n\x12ListTokensResponse\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.liveness.v1.Token\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"8\n\x13RevokeTokenResponse\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.liveness.v1.Token\"\x16\n\x14\x43reateSessionRequest\"k\n\x15\x43reateSessionResponse\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\'\n\x11\x45ndSessionRequest\x12\x12\n\neverywhere\x18\x01 \x01(\x08\"#\n\x12\x45ndSessionResponse\x12\r\n\x05\x65nded\x18\x01 \x01(\x05\"\x0f\n\rWhoAmIRequest\"\xa6\x01\n\x0eWhoAmIResponse\x12\x15\n\rauthenticated\x18\x01 \x01(\x08\x12\x11\n\tprincipal\x18\x02 \x01(\t\x12\x0e\n\x06grants\x18\x03 \x03(\t\x12\x12\n\ncredential\x18\x04 \x01(\t\x12\x15\n\rcredential_id\x18\x05 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"e\n\x0b\x43\x61nIRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.liveness.v1.Role\x12\x18\n\x10target_namespace\x18\x02 \x01(\t\x12\x1b\n\x13worker_instance_key\x18\x03 \x01(\t\"\x1f\n\x0c\x43\x61nIResponse\x12\x0f\n\x07\x61llowed\x18\x01 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,12 +48,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REVOKETOKENREQUEST']._serialized_end=673
   _globals['_REVOKETOKENRESPONSE']._serialized_start=675
   _globals['_REVOKETOKENRESPONSE']._serialized_end=731
-  _globals['_WHOAMIREQUEST']._serialized_start=733
-  _globals['_WHOAMIREQUEST']._serialized_end=748
-  _globals['_WHOAMIRESPONSE']._serialized_start=751
-  _globals['_WHOAMIRESPONSE']._serialized_end=917
-  _globals['_CANIREQUEST']._serialized_start=919
-  _globals['_CANIREQUEST']._serialized_end=1020
-  _globals['_CANIRESPONSE']._serialized_start=1022
-  _globals['_CANIRESPONSE']._serialized_end=1053
+  _globals['_CREATESESSIONREQUEST']._serialized_start=733
+  _globals['_CREATESESSIONREQUEST']._serialized_end=755
+  _globals['_CREATESESSIONRESPONSE']._serialized_start=757
+  _globals['_CREATESESSIONRESPONSE']._serialized_end=864
+  _globals['_ENDSESSIONREQUEST']._serialized_start=866
+  _globals['_ENDSESSIONREQUEST']._serialized_end=905
+  _globals['_ENDSESSIONRESPONSE']._serialized_start=907
+  _globals['_ENDSESSIONRESPONSE']._serialized_end=942
+  _globals['_WHOAMIREQUEST']._serialized_start=944
+  _globals['_WHOAMIREQUEST']._serialized_end=959
+  _globals['_WHOAMIRESPONSE']._serialized_start=962
+  _globals['_WHOAMIRESPONSE']._serialized_end=1128
+  _globals['_CANIREQUEST']._serialized_start=1130
+  _globals['_CANIREQUEST']._serialized_end=1231
+  _globals['_CANIRESPONSE']._serialized_start=1233
+  _globals['_CANIRESPONSE']._serialized_end=1264
 # @@protoc_insertion_point(module_scope)

@@ -19,6 +19,13 @@ export class Unreachable extends Error {
   }
 }
 
+let unauthenticated = () => {};
+
+/** `listener` is called when the server does not know who calls, or not any more. */
+export function onUnauthenticated(listener) {
+  unauthenticated = listener;
+}
+
 /** A namespace as part of a path. */
 export function inNamespace(namespace, rest) {
   if (namespace === '.' || namespace === '..') {
@@ -67,6 +74,7 @@ async function call(url, { signal, ...options }) {
 
 /** The Refusal of an answer that is not OK. A proxy in between may answer in any format. */
 export function refusal(status, text) {
+  if (status === 401) unauthenticated();
   let body = {};
   try {
     body = JSON.parse(text);

@@ -7,7 +7,9 @@ import { Frame } from './frame.js';
 import { html, render, useEffect } from './html.js';
 import { connection, tryAgain, watch } from './live.js';
 import { Empty, Loading } from './parts/notice.js';
+import { SignInForm } from './parts/sign_in.js';
 import { adjust, route } from './route.js';
+import { loadSession, ownNamespaces, session } from './session.js';
 import { usePolling } from './ticker.js';
 import { SECOND } from './time.js';
 import { Activities } from './views/activities.js';
@@ -38,7 +40,8 @@ function App() {
   usePolling(askFleet, ASK_EVERY_MS, [state]);
 
   const known = VIEWS[name];
-  const ns = params.ns ?? (known?.needsNamespace ? busiest(fleet?.namespaces ?? []) : '');
+  const chosen = params.ns ? params.ns : (ownNamespaces()?.[0] ?? params.ns);
+  const ns = chosen ?? (known?.needsNamespace ? busiest(fleet?.namespaces ?? []) : '');
   useEffect(() => {
     if (ns && !params.ns) adjust({ ns });
   }, [ns, params.ns]);
@@ -79,4 +82,11 @@ async function askFleet(signal) {
   }
 }
 
-render(html`<${App} />`, document.getElementById('app'));
+function Page() {
+  const { state } = useCell(session);
+  if (state === 'unknown') return null;
+  return state === 'signed out' ? html`<${SignInForm} />` : html`<${App} />`;
+}
+
+render(html`<${Page} />`, document.getElementById('app'));
+loadSession();

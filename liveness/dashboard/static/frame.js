@@ -6,7 +6,9 @@ import { Icon } from './icons.js';
 import { HELP, listenToKeys } from './keys.js';
 import { connection, tryAgain } from './live.js';
 import { byKind } from './parts/alerts.js';
+import { Person } from './parts/sign_in.js';
 import { go, href, route } from './route.js';
+import { ownNamespaces } from './session.js';
 import { theme, toggleTheme } from './theme.js';
 import { showTime } from './time.js';
 
@@ -43,6 +45,7 @@ export function Frame({ name, ns, fleet, children }) {
       <${Line} />
       <button type="button" class="icon-button" aria-label="Keys" title="Keys (?)" onClick=${() => setHelp(true)}><${Icon} name="keys" /></button>
       <${ThemeButton} />
+      <${Person} />
     </div>
     <main id="main" tabindex="-1">
       <${LostBanner} />
@@ -59,11 +62,11 @@ function toMain(event) {
 }
 
 function NamespaceSwitcher({ name, ns, fleet }) {
-  const names = (fleet?.namespaces ?? []).map((one) => one.namespace);
+  const names = ownNamespaces() ?? (fleet?.namespaces ?? []).map((one) => one.namespace);
   if (ns && !names.includes(ns)) names.unshift(ns);
   // A worker or an activity does not exist in another namespace, so its list is shown.
   const change = (event) => go(PART_OF[name] ?? name, { ns: event.target.value });
-  const all = !['workers', 'activities'].includes(PART_OF[name] ?? name);
+  const all = !ownNamespaces() && !['workers', 'activities'].includes(PART_OF[name] ?? name);
   return html`<label class="namespace"><span>namespace</span>
     <select value=${ns} onChange=${change} aria-label="Namespace">
       ${(all || names.length === 0) && html`<option value="">all</option>`}

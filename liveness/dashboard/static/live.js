@@ -40,6 +40,11 @@ export function watch(namespace) {
   current.run();
 }
 
+export function stopWatching() {
+  current?.stop();
+  current = null;
+}
+
 /** Reconnects now: a call failed, or the user asked for it. */
 export function tryAgain() {
   current?.retryNow();

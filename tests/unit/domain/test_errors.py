@@ -43,6 +43,7 @@ REASONS = {
     "ActivityDiffers": "ACTIVITY_DIFFERS",
     "Exhausted": "EXHAUSTED",
     "WorkerQuotaExceeded": "WORKER_QUOTA_EXCEEDED",
+    "SessionNeedsToken": "SESSION_NEEDS_TOKEN",
     "TokenQuotaExceeded": "TOKEN_QUOTA_EXCEEDED",
     "Unauthenticated": "UNAUTHENTICATED",
     "Denied": "DENIED",

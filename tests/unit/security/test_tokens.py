@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from liveness.security.tokens import create_token, hash_secret, is_principal_name, is_secret, split_token
+from liveness.security.audit import plain
+from liveness.security.tokens import (
+    create_session,
+    create_token,
+    hash_secret,
+    is_principal_name,
+    is_secret,
+    split_token,
+)
 
 
 def test_a_token_has_a_public_id_and_a_secret_of_which_a_hash_is_kept() -> None:
@@ -18,6 +26,17 @@ def test_a_token_has_a_public_id_and_a_secret_of_which_a_hash_is_kept() -> None:
     assert hash_secret(secret) == token.secret_hash
     assert is_secret(secret, token.secret_hash)
     assert not is_secret(secret[:-1] + "x", create_token().secret_hash)
+
+
+def test_a_session_names_the_token_that_it_ends_with() -> None:
+    parent = create_token()
+    session = create_session(parent.token_id)
+    split = split_token(session.text)
+    assert split is not None
+    assert split[0] == session.token_id
+    assert session.token_id.startswith(f"{parent.token_id}-")
+    assert is_secret(split[1], session.secret_hash)
+    assert plain(f"of {session.text}") == "of ***"
 
 
 def test_no_two_tokens_are_equal() -> None:
@@ -34,6 +53,9 @@ def test_no_two_tokens_are_equal() -> None:
         "lvt_aaaaaaaaaaaa",
         "xyz_aaaaaaaaaaaa_" + "A" * 43,
         "lvt_aaaaaaaaaaaa_" + "A" * 44,
+        "lvs_aaaaaaaaaaaa_" + "A" * 43,
+        "lvt_aaaaaaaaaaaa-aaaaaaaaaaaa_" + "A" * 43,
+        "lvs_aaaaaaaaaaaa-aaaaaaaaaaaa-aaaaaaaaaaaa_" + "A" * 43,
     ],
 )
 def test_anything_else_is_no_token(text: str) -> None:

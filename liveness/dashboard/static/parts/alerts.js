@@ -3,6 +3,7 @@ import { releaseStorm } from '../actions.js';
 import { html, useState } from '../html.js';
 import { Icon } from '../icons.js';
 import { href } from '../route.js';
+import { may } from '../session.js';
 import { count, counted } from '../words.js';
 import { Name } from './text.js';
 
@@ -60,7 +61,7 @@ function One({ alert, icon, held, refresh }) {
   return html`<a class="alert-link" href=${href(view, { ns: alert.namespace, ...params })} title=${alert.message}>
       ${icon && html`<${Icon} name="warning" />`}<bdi>${alert.message}</bdi>${alert.namespace && html`<span class="alert-ns"><${Name}>${alert.namespace}<//></span>`}
     </a>
-    ${workers > 0 && html`<button type="button" class="button small" onClick=${() => releaseStorm(alert.namespace, workers, refresh)}>Release</button>`}`;
+    ${workers > 0 && may('operator', alert.namespace) && html`<button type="button" class="button small" onClick=${() => releaseStorm(alert.namespace, workers, refresh)}>Release</button>`}`;
 }
 
 function Several({ alerts, held, refresh }) {

@@ -9,6 +9,7 @@ import { Pager, usePages } from '../parts/pager.js';
 import { ActivityLink, Name, Time, WorkerLink } from '../parts/text.js';
 import { useListing } from '../listing.js';
 import { adjust } from '../route.js';
+import { may } from '../session.js';
 import { parseTime } from '../time.js';
 import { activityState } from '../words.js';
 
@@ -73,8 +74,8 @@ function Row({ ns, activity, refresh }) {
 export function ActivityButtons({ ns, id, state, refresh, small = false }) {
   const look = small ? 'button small' : 'button';
   return html`<span class="buttons">
-    ${RETRYABLE.includes(state) && html`<button type="button" class=${look} onClick=${() => retryActivity(ns, id, refresh)}>Retry</button>`}
-    ${!FINISHED.includes(state) && html`<button type="button" class=${`${look} danger`} onClick=${() => cancelActivity(ns, id, refresh)}>Cancel</button>`}
+    ${may('operator', ns) && RETRYABLE.includes(state) && html`<button type="button" class=${look} onClick=${() => retryActivity(ns, id, refresh)}>Retry</button>`}
+    ${may('producer', ns) && !FINISHED.includes(state) && html`<button type="button" class=${`${look} danger`} onClick=${() => cancelActivity(ns, id, refresh)}>Cancel</button>`}
   </span>`;
 }
 

@@ -11,6 +11,7 @@ import { Badge } from '../parts/badge.js';
 import { Empty, Loading } from '../parts/notice.js';
 import { Name } from '../parts/text.js';
 import { adjust, href } from '../route.js';
+import { may } from '../session.js';
 import { usePolling } from '../ticker.js';
 import { MINUTE, SECOND, parseDuration, showDuration } from '../time.js';
 import { brief, bytes, count, counted, percent } from '../words.js';
@@ -212,10 +213,10 @@ function Namespaces({ namespaces, refresh }) {
                 <td class="num">${count(one.quarantined_activities)}</td>
                 <td class="num"><span class=${Number(one.unpolled_activities) > 0 ? 'bad' : ''}>${count(one.available_activities)}</span></td>
                 <td class="right">
-                  ${Number(one.held_expiries) > 0 && html`<button type="button" class="button small" onClick=${() => releaseStorm(one.namespace, Number(one.held_expiries), refresh)}>Release</button> `}
-                  ${one.paused
+                  ${may('operator', one.namespace) && Number(one.held_expiries) > 0 && html`<button type="button" class="button small" onClick=${() => releaseStorm(one.namespace, Number(one.held_expiries), refresh)}>Release</button> `}
+                  ${may('operator', one.namespace) && (one.paused
                     ? html`<button type="button" class="button small" onClick=${() => resumeNamespace(one.namespace, refresh)}>Resume all</button>`
-                    : html`<button type="button" class="button small" onClick=${() => pauseNamespace(one.namespace, refresh)}>Pause all</button>`}
+                    : html`<button type="button" class="button small" onClick=${() => pauseNamespace(one.namespace, refresh)}>Pause all</button>`)}
                 </td>
               </tr>`,
             )}

@@ -9,6 +9,7 @@ import { Empty, Failure, Loading } from '../parts/notice.js';
 import { Pager, usePages } from '../parts/pager.js';
 import { ActivityLink, Name, Time, WorkerLink } from '../parts/text.js';
 import { adjust } from '../route.js';
+import { may } from '../session.js';
 import { usePolling } from '../ticker.js';
 import { SECOND, parseTime } from '../time.js';
 import { taskState } from '../words.js';
@@ -64,7 +65,7 @@ function Row({ task, refresh }) {
     <td data-label="last error"><${Name} plain>${task.last_error}<//></td>
     <td data-label="since"><${Time} ms=${parseTime(task.create_time)} ago /></td>
     <td class="right"><span class="buttons">
-      ${UNFINISHED.includes(state) && html`<button type="button" class="button small" onClick=${() => retryTask(task, refresh)}>Retry</button>
+      ${may('operator', task.namespace) && UNFINISHED.includes(state) && html`<button type="button" class="button small" onClick=${() => retryTask(task, refresh)}>Retry</button>
         <button type="button" class="button small danger" onClick=${() => discardTask(task, refresh)}>Discard</button>`}
     </span></td>
   </tr>`;

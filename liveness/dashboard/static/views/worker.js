@@ -13,6 +13,7 @@ import { LeaseBar } from '../parts/lease_bar.js';
 import { Empty, Failure, Loading } from '../parts/notice.js';
 import { ActivityLink, Name, Time } from '../parts/text.js';
 import { href } from '../route.js';
+import { may } from '../session.js';
 import { usePolling } from '../ticker.js';
 import { Timeline } from '../timeline.js';
 import { SECOND, parseDuration, parseTime, showDuration } from '../time.js';
@@ -95,13 +96,13 @@ function Head({ ns, worker, refresh }) {
       </div>
       ${state === 'active' && html`<div class="head-lease"><${LeaseBar} deadline=${parseTime(worker.lease_deadline)} leaseMs=${parseDuration(worker.granted_lease_duration)} suspect=${worker.suspect} /></div>`}
     </div>
-    <div class="buttons" role="group" aria-label="Actions">
+    ${may('operator', ns, row.key) && html`<div class="buttons" role="group" aria-label="Actions">
       ${worker.paused || worker.draining
         ? html`<button type="button" class="button" onClick=${act(resumeWorker)}>Resume</button>`
         : html`<button type="button" class="button" disabled=${state === 'cleaned up'} onClick=${act(pauseWorker)}>Pause</button>`}
       <button type="button" class="button" disabled=${state !== 'active'} onClick=${act(drainWorker)}>Drain</button>
       <button type="button" class="button danger" disabled=${state !== 'active'} onClick=${act(expireWorker)}>Expire</button>
-    </div>
+    </div>`}
     ${line === 'lost' && html`<p class="mute stale-note">as of the last answer</p>`}
   </header>`;
 }
