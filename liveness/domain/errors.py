@@ -11,6 +11,7 @@ LivenessError
 │   ├── StaleHeartbeat
 │   ├── SessionSuperseded
 │   ├── SessionNotCurrent
+│   ├── AttachmentReplaced
 │   ├── WorkerCleanedUp
 │   ├── WorkerActive
 │   ├── WorkerNotActive
@@ -23,6 +24,7 @@ LivenessError
 │   ├── ActivityNotRetryable
 │   ├── TaskFinished
 │   ├── RelayNotConfigured
+│   ├── NotForwarded
 │   ├── SessionNeedsToken
 │   └── EventsNotRelayed
 ├── Exists                  it exists already, and differs
@@ -41,6 +43,7 @@ LivenessError
 ├── Denied                  the caller is known, and may not do this
 │   ├── PermissionDenied
 │   └── WorkerKeyOwned
+├── PeerNotAllowed          a frontend calls what only nodes may
 ├── NotFound
 │   ├── WorkerNotFound
 │   ├── DeathNotFound

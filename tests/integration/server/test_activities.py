@@ -598,10 +598,10 @@ async def test_a_long_list_of_activities_is_paged(activity_client: ActivityClien
 async def test_invalid_input_is_refused_with_its_field_and_changes_nothing(
     activity_client: ActivityClient, method: str, request_: object, field: str
 ) -> None:
-    before = await activity_client.harness.dump("shards")
+    before = await activity_client.harness.dump("shards", "audit")
     refused = await refusal(getattr(activity_client.harness.activities, method)(request_))
     assert (refused.code, refused.fields["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
-    assert await activity_client.harness.dump("shards") == before
+    assert await activity_client.harness.dump("shards", "audit") == before
 
 
 async def test_an_attempt_that_outlives_its_session_shows_the_epoch_that_may_end_it(

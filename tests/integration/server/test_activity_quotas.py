@@ -56,7 +56,7 @@ async def test_a_refusal_says_what_to_do_and_changes_nothing(
 ) -> None:
     await harness.configure(max_open_activities=1)
     await client.schedule("a")
-    before = await harness.dump("shards")
+    before = await harness.dump("shards", "audit")
     refused = await refusal(client.schedule("b"))
     assert (refused.code, refused.reason) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -65,7 +65,7 @@ async def test_a_refusal_says_what_to_do_and_changes_nothing(
     assert refused.message == (
         "Namespace orders has its 1 open activities; let workers finish some, cancel some, or raise max_open_activities."
     )
-    assert await harness.dump("shards") == before
+    assert await harness.dump("shards", "audit") == before
     assert not (await client.schedule("a")).created, "the same call again is no new activity"
     await client.schedule("b", namespace="billing")
 

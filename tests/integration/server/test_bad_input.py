@@ -122,7 +122,7 @@ async def test_an_invalid_identifier_is_refused_in_every_field(
 ) -> None:
     harness = sqlite_harness
     await harness.beat("known", session_id="s")
-    before = await harness.dump("shards")
+    before = await harness.dump("shards", "audit")
     value, rule = IDENTIFIERS[name]
     ref: dict[str, Any] = {"workflow_id": "f", "run_id": "r", "activity_id": "a", "task_queue": "q"}
     bad_refs = {
@@ -159,7 +159,7 @@ async def test_an_invalid_identifier_is_refused_in_every_field(
         [(named, description)] = refused.violations
         assert named == field.strip()
         assert description.startswith(rule)
-    assert await harness.dump("shards") == before
+    assert await harness.dump("shards", "audit") == before
 
 
 VALID = [
@@ -201,7 +201,7 @@ async def test_names_are_compared_byte_for_byte(harness: ServerHarness) -> None:
 
 async def test_sizes_beyond_their_limits_are_refused_and_change_nothing(harness: ServerHarness) -> None:
     await harness.beat("w", bound_activities=[activity("kept")])
-    before = await harness.dump("shards")
+    before = await harness.dump("shards", "audit")
     changes = [activity(str(number)) for number in range(1_001)]
     refused = {
         "metadata": harness.beat(labels={"a": "x" * 16_384}),
@@ -239,7 +239,7 @@ async def test_sizes_beyond_their_limits_are_refused_and_change_nothing(harness:
         answer = await refusal(call)
         assert (answer.code, answer.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"), name
         assert answer.violations, name
-    assert await harness.dump("shards") == before
+    assert await harness.dump("shards", "audit") == before
 
 
 async def test_sizes_at_their_limits_are_served(harness: ServerHarness) -> None:
@@ -276,13 +276,13 @@ async def test_a_message_above_the_size_limit_is_refused(sqlite_harness: ServerH
 
 @pytest.mark.parametrize("path", METHODS)
 async def test_bytes_that_do_not_parse_are_refused(sqlite_harness: ServerHarness, path: str) -> None:
-    before = await sqlite_harness.dump("shards")
+    before = await sqlite_harness.dump("shards", "audit")
     first_string = b"\x0a\x02\xff\xfe"  # field 1 with bytes that are not UTF-8
     for payload in (b"\xff", b"\x0a\x05ab", b"\x00", b"\x0b", b"\x0f\x01", b"\xff" * 1_000, b"\x0a" * 1_001):
         assert await raw(sqlite_harness, path, payload) is grpc.StatusCode.INVALID_ARGUMENT
     if METHODS[path].input_type.fields and METHODS[path].input_type.fields_by_number[1].type == 9:
         assert await raw(sqlite_harness, path, first_string) is grpc.StatusCode.INVALID_ARGUMENT
-    assert await sqlite_harness.dump("shards") == before
+    assert await sqlite_harness.dump("shards", "audit") == before
 
 
 async def test_a_malformed_message_is_refused_with_its_reason(sqlite_harness: ServerHarness) -> None:
@@ -401,13 +401,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 async def test_inconsistent_settings_are_refused_and_change_nothing(harness: ServerHarness) -> None:
-    before, stored = await harness.config(), await harness.dump("shards")
+    before, stored = await harness.config(), await harness.dump("shards", "audit")
     for name, values in CONFIGS.items():
         refused = await refusal(harness.configure(**values))
         assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD"), name
         assert refused.violations, name
     assert await harness.config() == before
-    assert await harness.dump("shards") == stored
+    assert await harness.dump("shards", "audit") == stored
 
 
 @pytest.mark.parametrize("duration", [Duration(seconds=-1), Duration(seconds=INT64_MAX), Duration(nanos=-5)])

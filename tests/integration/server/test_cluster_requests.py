@@ -113,9 +113,9 @@ async def test_an_invalid_call_is_refused_with_its_field_and_changes_nothing(
     harness: ServerHarness, name: str
 ) -> None:
     await harness.beat("w")
-    before = await harness.dump("shards")
+    before = await harness.dump("shards", "audit")
     method, request, field = INVALID[name]
     refused = await refusal(getattr(ClusterServiceStub(harness.cluster_channel), method)(request, timeout=10))
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     assert refused.fields["field"] == field
-    assert await harness.dump("shards") == before
+    assert await harness.dump("shards", "audit") == before

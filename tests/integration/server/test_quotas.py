@@ -89,13 +89,13 @@ async def test_a_heartbeat_over_the_binding_quota_renews_nothing(harness: Server
     await harness.beat(session_id="s", sequence=1, bound_activities=[activity("a")])
     await harness.advance(5_000)
     before = await harness.describe()
-    stored = await harness.dump("shards")
+    stored = await harness.dump("shards", "audit")
     refused = await refusal(
         harness.beat(session_id="s", sequence=2, bound_activities=[activity("b")], errors=1)
     )
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BINDING_QUOTA_EXCEEDED")
     assert await harness.describe() == before
-    assert await harness.dump("shards") == stored
+    assert await harness.dump("shards", "audit") == stored
 
 
 async def test_the_rate_limit_of_a_worker_gives_a_retry_hint_and_changes_nothing(
@@ -104,13 +104,13 @@ async def test_the_rate_limit_of_a_worker_gives_a_retry_hint_and_changes_nothing
     await harness.configure(worker_heartbeat_rate=2)
     for sequence in range(1, 5):
         await harness.beat(session_id="s", sequence=sequence)
-    before, stored = await harness.describe(), await harness.dump("shards")
+    before, stored = await harness.describe(), await harness.dump("shards", "audit")
     refused = await refusal(harness.beat(session_id="s", sequence=5, bound_activities=[activity("a")]))
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
     assert refused.retry_ms is not None
     assert 0 < refused.retry_ms <= 501
     assert await harness.describe() == before
-    assert await harness.dump("shards") == stored
+    assert await harness.dump("shards", "audit") == stored
     assert (await harness.beat("other")).state == ACTIVE
     await harness.advance(refused.retry_ms)
     assert (await harness.beat(session_id="s", sequence=5)).outcome == RENEWED
@@ -186,11 +186,11 @@ async def test_new_sessions_of_a_worker_are_limited_and_refused_ones_write_nothi
     labels = {"fat": "x" * 10_000}
     for number in range(21):
         await harness.beat(session_id=f"s{number}", sequence=1, labels=labels)
-    stored = await harness.dump("shards")
+    stored = await harness.dump("shards", "audit")
     refused = await refusal(harness.beat(session_id="s21", sequence=1, labels=labels))
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
     assert refused.message == "Too many new sessions of worker w; try again in 6001 ms."
-    assert await harness.dump("shards") == stored
+    assert await harness.dump("shards", "audit") == stored
     assert (await harness.beat(session_id="s20", sequence=2)).outcome == RENEWED, "the present one goes on"
     assert (await harness.beat("other", session_id="s", sequence=1)).outcome == REGISTERED
     await harness.advance(refused.retry_ms or 0)

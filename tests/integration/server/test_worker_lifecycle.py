@@ -146,11 +146,11 @@ async def test_a_new_session_replaces_the_old_one_which_is_refused_from_then_on(
 
 async def test_a_heartbeat_that_was_overtaken_changes_nothing(harness: ServerHarness) -> None:
     await harness.beat(session_id="s1", sequence=7, bound_activities=[activity("charge")])
-    before = await harness.dump("shards")
+    before = await harness.dump("shards", "audit")
     stale = await refusal(harness.beat(session_id="s1", sequence=6, unbound_activities=[activity("charge")]))
     assert (stale.code, stale.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_HEARTBEAT")
     assert stale.fields == {"sequence": "6", "last_sequence": "7"}
-    assert await harness.dump("shards") == before
+    assert await harness.dump("shards", "audit") == before
 
 
 async def test_a_client_without_session_and_sequence_is_served(harness: ServerHarness) -> None:

@@ -95,7 +95,7 @@ def test_an_address_in_use_is_reported_in_one_sentence_that_names_the_flag(tmp_p
 
 def test_a_foreign_address_is_reported_in_one_sentence(tmp_path: Path) -> None:
     assert "--http" in refused(tmp_path, "--http", "192.0.2.1:7480", "--insecure")
-    assert "--http" in refused(tmp_path, "--http", "nowhere.invalid:7480")
+    assert "--http" in refused(tmp_path, "--http", "nowhere.invalid:7480", "--insecure")
 
 
 @pytest.mark.parametrize(
