@@ -22,6 +22,7 @@ async def test_colours_follow_the_system_until_the_user_chooses(screen: Screen, 
     await expect(root).to_have_attribute("data-theme", "light")
     await screen.page.reload()
     await expect(root).to_have_attribute("data-theme", "light")
+    await expect(screen.page.locator("h1")).to_be_visible()  # from now on the page listens to keys
     await screen.page.keyboard.press("d")
     await expect(root).to_have_attribute("data-theme", "dark")
 
