@@ -113,6 +113,7 @@ ROUTING_RULES: dict[str, RoutingRule] = {
     "AdminService/CreateSession": ANY_NODE,
     "AdminService/EndSession": ANY_NODE,
     "AdminService/WhoAmI": ANY_NODE,
+    "AdminService/ListAudit": ANY_NODE,
     "AdminService/CanI": ANY_NODE,
     # The broker drops duplicates, but a second replay takes as long as the first.
     "AdminService/ReplayRelay": RoutingRule(

@@ -32,7 +32,7 @@ async def test_a_forwarded_change_is_recorded_once_with_the_address_of_its_calle
     key = key_on(second)
     await beat(second.admin_client, key)
     request = admin_pb2.ExpireWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
-    settings = FrontendSettings(nodes=(first.server.address,), listen="127.0.0.1:0", auth="on")
+    settings = FrontendSettings(nodes=(first.server.cluster_address,), listen="127.0.0.1:0", auth="on")
     async with Frontend(settings) as frontend:
         target = first.server.address if arrives_at == "node" else frontend.address
         async with (

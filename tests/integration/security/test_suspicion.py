@@ -50,8 +50,11 @@ async def proxy_with_many_addresses(target: str) -> AsyncIterator[str]:
         await asyncio.gather(copy(reader, to_server), copy(from_server, writer), return_exceptions=True)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield "{}:{}".format(*server.sockets[0].getsockname())
-    server.close()
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 async def alerts(auth: AuthHarness, namespace: str = "") -> list[fleet_pb2.Alert]:
@@ -122,6 +125,7 @@ async def test_a_session_that_flaps(auth: AuthHarness) -> None:
 
 
 async def test_a_spike_of_fenced_off_calls(auth: AuthHarness) -> None:
+    auth.lift_rate_limits("shop")
     ann = await auth.caller("ann", "worker:shop")
     await heartbeat(ann, "w", "new")
     await heartbeat(ann, "w", "newer")
@@ -151,6 +155,7 @@ async def test_a_fenced_off_completion_counts(auth: AuthHarness) -> None:
 
 
 async def test_a_token_that_is_used_from_many_addresses(auth: AuthHarness) -> None:
+    auth.lift_rate_limits("shop")
     created = await auth.create_token("ann", "worker:shop")
     count = THRESHOLDS[suspicion.SHARED_TOKEN] + 1
     async with proxy_with_many_addresses(auth.server.address) as address:

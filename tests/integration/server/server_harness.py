@@ -100,10 +100,10 @@ class ServerHarness:
         self.activities = ActivityServiceStub(self.channel)
         return self
 
-    def lift_rate_limits(self) -> None:
+    def lift_rate_limits(self, namespace: str = NAMESPACE) -> None:
         """Let a worker send any number of heartbeats and change its session as often, while the clock stands still."""
         limits = {"worker_heartbeat_rate": 0.0, "worker_sessions_per_minute": 0.0}
-        self.server.node.policies.replace(NAMESPACE, limits)
+        self.server.node.policies.replace(namespace, limits)
 
     def channel_for(self, path: str) -> Any:
         """The channel on which the method at this path is served."""
