@@ -20,7 +20,7 @@ from liveness.security.tokens import (
     is_principal_name,
     new_stamp,
 )
-from liveness.server.validation import duration_ms
+from liveness.server.validation import duration_ms, require_identifier
 from liveness.server.wire import timestamp
 from liveness.store.tokens import TokenRow, TooManyTokens
 from liveness.v1 import token_pb2 as pb
@@ -69,9 +69,10 @@ class TokenHandlers:
         return pb.ListTokensResponse(tokens=map(_message, wanted))
 
     async def revoke(self, request: pb.RevokeTokenRequest) -> pb.RevokeTokenResponse:
-        row = await self._store.revoke_token(request.token_id, self._clock.wall_ms(), new_stamp())
+        token_id = require_identifier("token_id", request.token_id)
+        row = await self._store.revoke_token(token_id, self._clock.wall_ms(), new_stamp())
         if row is None:
-            raise TokenNotFound(token_id=request.token_id[:100])
+            raise TokenNotFound(token_id=token_id)
         logger.info("token revoked", token_id=row.token_id, principal=row.principal, by=caller_name())
         await self._table.refresh()
         return pb.RevokeTokenResponse(token=_message(row))

@@ -47,6 +47,9 @@ class Served:
     def invocation_metadata(self) -> Pairs:
         return self._metadata
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else self._deadline - self._listener.network.loop.time()
 
