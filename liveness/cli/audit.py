@@ -25,7 +25,9 @@ ANONYMOUS = "anonymous"
 def audit(
     client: Client, *, since: int | None, principal: str, about: str, method: str, limit: int, as_json: bool
 ) -> None:
-    """Show what operators and admins changed, newest first, and denied access summed by the minute.
+    """Show what operators and admins changed, and denied access.
+
+    Newest first; denied access is summed by the minute.
 
     \b
     Examples:
