@@ -14,6 +14,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import RateLimited, TooManyStreams
 
 PRINCIPALS_MAX = 10_000
+PRUNE_INTERVAL_MS = 1_000
 BYTES_BURST_MS = 2_000
 RETRY_MS_MIN = 50
 OTHERS = "(others)"
@@ -66,6 +67,8 @@ class PrincipalLimits:
         self._ms_per_byte = 1_000 / bytes_per_s if bytes_per_s else 0.0
         self._streams_max = streams_max
         self._by_name: dict[str, _Buckets] = {}
+        self._prune_ms = 0
+        """When those that are idle may be searched for again."""
         self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
 
     def admit(self, name: str, size: int) -> None:
@@ -106,15 +109,16 @@ class PrincipalLimits:
         raise RateLimited(whose=name, what=reason, retry_after_ms=max(RETRY_MS_MIN, int(wait_ms) + 1))
 
     def _add(self, name: str) -> _Buckets:
-        if len(self._by_name) >= PRINCIPALS_MAX:
-            now_ms = self._now_ms()
+        now_ms = self._now_ms()
+        if len(self._by_name) >= PRINCIPALS_MAX and now_ms >= self._prune_ms:
+            self._prune_ms = now_ms + PRUNE_INTERVAL_MS
             self._by_name = {
                 known: buckets
                 for known, buckets in self._by_name.items()
                 if buckets.streams or max(buckets.calls_until_ms, buckets.bytes_until_ms) > now_ms
             }
-            if len(self._by_name) >= PRINCIPALS_MAX:
-                name = OTHERS  # they share one limit, so that memory has one
+        if len(self._by_name) >= PRINCIPALS_MAX:
+            name = OTHERS  # they share one limit, so that memory has one
         return self._by_name.setdefault(name, _Buckets())
 
 
