@@ -309,7 +309,17 @@ async def test_a_backup_of_an_older_version_is_migrated(
     shutil.copyfile(backup, backup.with_name("older.db"))
     with closing(sqlite3.connect(backup.with_name("older.db"))) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
-        for table in ("nodes", "slots", "relays", "verdicts", "deaths", "deletions", "sizes", "tokens", "audit"):
+        for table in (
+            "nodes",
+            "slots",
+            "relays",
+            "verdicts",
+            "deaths",
+            "deletions",
+            "sizes",
+            "tokens",
+            "audit",
+        ):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP INDEX tasks_dead")
         connection.execute("UPDATE alembic_version SET version_num = '0002'")

@@ -73,7 +73,9 @@ async def test_without_descriptors_connections_are_refused_and_the_log_stays_sho
     with serving_with(tmp_path, 256, 256) as (_, address, client):
         with ExitStack() as stack:
             port = int(address.rpartition(":")[2])
-            while True:  # gRPC closes connections on which nothing arrives, so that a slow machine needs more of them
+            while (
+                True
+            ):  # gRPC closes connections on which nothing arrives, so that a slow machine needs more of them
                 await asyncio.to_thread(open_sockets, stack, port, 300, b"")
                 await asyncio.to_thread(open_sockets, stack, client.port, 100, HALF)
                 try:

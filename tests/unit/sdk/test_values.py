@@ -23,7 +23,13 @@ from liveness.v1 import activity_pb2
 
 names = st.text(min_size=1, max_size=20)
 refs = st.builds(
-    ActivityRef, names, names, names, st.integers(1, 2_000_000_000), names | st.just(""), st.binary(max_size=20)
+    ActivityRef,
+    names,
+    names,
+    names,
+    st.integers(1, 2_000_000_000),
+    names | st.just(""),
+    st.binary(max_size=20),
 )
 
 
