@@ -280,7 +280,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def connect_failure_hint(details: str, *, uses_tls: bool) -> str:
-    """What a failed connection says about TLS; empty if it says nothing. A sentence without its period."""
+    """Return the hint about TLS that a failed connection gives, without a period; empty if it gives none."""
     if not uses_tls:
         if "Socket closed" in details:
             return "the server closed the connection at once; if it uses TLS, connect with TLS, too"

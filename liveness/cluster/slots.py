@@ -26,7 +26,7 @@ RETURN_SLOTS_TIMEOUT_S = 1.0
 
 
 class Resource(NamedTuple):
-    """What a quota limits."""
+    """The kinds of things that a quota limits."""
 
     suffix: str
     """Appended to the namespace where its slots are stored. It has a control character, which no namespace has."""

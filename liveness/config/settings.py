@@ -137,13 +137,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     auth_jwt_keys: str = ""
     """The issuer's public keys as a JSON Web Key Set: a file, or an https URL."""
     auth_jwt_grants: tuple[str, ...] = ()
-    """What claims of a JWT, or the name in a client certificate, grant: CLAIM=PATTERN=>GRANT each."""
+    """Rules that map claims of a JWT, or the name in a client certificate, to grants: CLAIM=PATTERN=>GRANT each."""
     audit_retention_s: float = 365.0 * DAY_S
     """How long changes by operators and denied access are kept in the audit; 0: for ever."""
     principal_calls_per_s: float = 5_000.0
     """Calls per second of one principal at this server; a batch of heartbeats is one. 0: no limit."""
     principal_calls_burst: int = 10_000
-    """So many calls of a principal may come at once."""
+    """The number of calls of a principal that may come at once."""
     principal_bytes_per_s: float = 64.0 * 1024 * 1024
     """Bytes per second in the requests of one principal at this server. 0: no limit."""
     principal_streams_max: int = 2_000

@@ -29,7 +29,7 @@ class Heartbeat(NamedTuple):
     lease_epoch: int = 0
     """The epoch of the last lease that the session knows to have been granted to it; 0 for none."""
     principal: str = ""
-    """Who sent it; empty if callers are not asked."""
+    """The principal that sent it; empty if callers are not asked."""
 
     @property
     def is_plain_renewal(self) -> bool:

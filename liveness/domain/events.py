@@ -42,7 +42,7 @@ class Activation:
     resync: bool
     loop_lag_ms: int = 0
     principal: str = ""
-    """Who owns the worker's key from now on; empty if callers are not asked."""
+    """The principal that owns the worker's key from now on; empty if callers are not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
