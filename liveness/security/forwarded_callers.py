@@ -10,7 +10,7 @@ import msgspec
 
 from liveness.domain.errors import Unauthenticated
 from liveness.security.authentication import CallContext, CallerRegistry, Metadata
-from liveness.security.principal import Caller, Principal, current_caller, decode_principal, encode_principal
+from liveness.security.principal import Caller, Principal, current_caller, decode_principal
 
 PRINCIPAL_HEADER = "liveness-principal-bin"
 """The principal of all that the call contains."""
@@ -33,7 +33,7 @@ def principal_metadata() -> tuple[tuple[str, bytes], ...]:
 def encoded_principal() -> bytes:
     """Empty if callers are not asked who they are."""
     caller = current_caller.get()
-    return b"" if caller is None else encode_principal(caller.principal).encode()
+    return b"" if caller is None else caller.principal.encoded().encode()
 
 
 def item_metadata(principals: Sequence[bytes]) -> tuple[tuple[str, bytes], ...]:

@@ -33,7 +33,7 @@ from liveness.rpc_details import DETAILS_KEY
 from liveness.security.authorization import authorize
 from liveness.security.principal import current_caller
 from liveness.security.redaction import redact_error
-from liveness.server.access import Authentication, MethodGuard
+from liveness.server.access import Authentication, MethodGuard, RefusedItems
 from liveness.server.all_nodes import is_local_only
 from liveness.server.oversight import MethodOversight, Oversight, request_bytes
 from liveness.server.request_bounds import RequestBounds
@@ -162,13 +162,24 @@ def _make_unary(
         try:
             if gate.is_closed:
                 await gate.refuse()
-            if guard is not None:
-                return await guarded(guard, request, context)
+            if guard is None:
+                if oversight is not None:
+                    oversight.admit_anonymous(context)
+                if isinstance(request, MalformedRequest):
+                    raise request
+                return await serve_call(request, context)
+            # Without `identify`, which costs another coroutine: this runs for every heartbeat.
+            caller = guard.known(context) or await guard.authenticate(context)
+            current_caller.set(caller)
             if oversight is not None:
-                oversight.admit_anonymous(context)
+                oversight.admit(caller, context)
             if isinstance(request, MalformedRequest):
                 raise request
-            return await serve_call(request, context)
+            authorize(caller.principal, guard.rule, request)
+            if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
+                return await serve_split(split, context)
+            answer = await serve_call(request, context)
+            return answer if isinstance(answer, bytes) else guard.redact(answer, caller.principal)  # type: ignore[no-any-return]
         except InvalidRequest as error:
             await _abort(context, error)
         except LivenessError as error:
@@ -179,22 +190,12 @@ def _make_unary(
             await _abort(context, _store_unavailable(error))
         raise AssertionError("abort raises")
 
-    async def guarded(guard: MethodGuard, request: Any, context: Any) -> Message | bytes:
-        # Without `identify`, which costs another coroutine: this runs for every heartbeat.
-        caller = guard.known(context) or await guard.authenticate(context)
-        current_caller.set(caller)
+    async def serve_split(split: RefusedItems, context: Any) -> Message:
         if oversight is not None:
-            oversight.admit(caller, context)
-        if isinstance(request, MalformedRequest):
-            raise request
-        authorize(caller.principal, guard.rule, request)
-        if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
-            if oversight is not None:
-                oversight.note_denied_items(split.refused.values(), request.namespace, context)
-            allowed = split.allowed()
-            answer = await serve_call(allowed, context) if allowed.heartbeats else b""
-            return split.merge(_serialize(answer))
-        return guard.redact(await serve_call(request, context), caller.principal)  # type: ignore[no-any-return]
+            oversight.note_denied_items(split.refused.values(), split.request.namespace, context)
+        allowed = split.allowed()
+        answer = await serve_call(allowed, context) if allowed.heartbeats else b""
+        return split.merge(_serialize(answer))
 
     async def serve_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         if admit is not None:

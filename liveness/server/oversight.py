@@ -43,6 +43,8 @@ Serve = Callable[[Any], Awaitable[Message | bytes]]
 request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
 """The size of the request that is being served. The parser sets it, in the task of the call."""
 LOCAL = "local"
+NOTED_HOSTS_MAX = 200
+"""More than the addresses that make a token suspicious."""
 
 
 class Oversight:
@@ -91,13 +93,21 @@ class MethodOversight:
 
     def admit(self, caller: Caller, context: Any) -> None:
         """Refuse a call above the principal's limits. A call that was forwarded was counted where it arrived."""
-        principal = caller.principal
         if self._is_cluster_port:
             return
-        if principal.credential_kind == TOKEN:
-            self._suspicion.note_token_use(principal.credential_id, host_of(context.peer()))
+        principal = caller.principal
+        if (host := host_of(context.peer())) not in caller.noted_hosts:
+            self._note_host(caller, host)
         if self._limits is not None:
             self._limits.admit(principal.name, request_bytes.get())
+
+    def _note_host(self, caller: Caller, host: str) -> None:
+        """Count from where a token is used. What was counted is remembered with the caller, for the hour at most."""
+        if len(caller.noted_hosts) >= NOTED_HOSTS_MAX:
+            caller.noted_hosts.clear()
+        caller.noted_hosts.add(host)
+        if caller.principal.credential_kind == TOKEN:
+            self._suspicion.note_token_use(caller.principal.credential_id, host)
 
     def admit_anonymous(self, context: Any) -> None:
         """The same for a caller that is not asked who it is."""
