@@ -60,9 +60,9 @@ class CallerRegistry(ABC):
         self._callers: dict[str, tuple[Caller, int]] = {}
         self._streams: set[OpenStream] = set()
 
-    def known(self, context: CallContext) -> Caller | None:
+    def known(self, metadata: Metadata | None) -> Caller | None:
         """The caller, if its header was verified before. None if it must be verified."""
-        header = authorization_of(context.invocation_metadata())
+        header = authorization_of(metadata)
         return None if header is None else self.known_header(header)
 
     def known_header(self, header: str) -> Caller | None:
@@ -76,7 +76,7 @@ class CallerRegistry(ABC):
         """Verify the caller's credential. Raises `Unauthenticated`."""
 
     async def identify(self, context: CallContext) -> Caller:
-        return self.known(context) or await self.authenticate(context)
+        return self.known(context.invocation_metadata()) or await self.authenticate(context)
 
     def remember(self, header: str, caller: Caller, until_wall_ms: int) -> None:
         """At the end of the hour the caller is forgotten, too, because its use is counted by the hour (`noted_hosts`)."""

@@ -27,6 +27,7 @@ from liveness.domain.errors import (
 from liveness.routing.forwarded_calls import ForwardedCallRouter, ForwardedCalls
 from liveness.routing.gateway import Gateway, MethodRouter
 from liveness.routing.routing_rules import RoutingKind
+from liveness.rpc.call_metadata import ServiceHandlers, metadata_of
 from liveness.rpc.status import code_of, status_of
 from liveness.rpc.tracing import CallTracer, is_sampled
 from liveness.rpc_details import DETAILS_KEY
@@ -88,7 +89,7 @@ def register_service(
         )
         for method in descriptor.methods
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, handlers),))
+    server.add_generic_rpc_handlers((ServiceHandlers(descriptor.full_name, handlers),))
 
 
 def _snake_case(name: str) -> str:
@@ -169,7 +170,7 @@ def _make_unary(
                     raise request
                 return await serve_call(request, context)
             # Without `identify`, which costs another coroutine: this runs for every heartbeat.
-            caller = guard.known(context) or await guard.authenticate(context)
+            caller = guard.known(metadata_of(context)) or await guard.authenticate(context)
             current_caller.set(caller)
             if oversight is not None:
                 oversight.admit(caller, context)
@@ -179,7 +180,7 @@ def _make_unary(
             if guard.rule.is_batch and (split := guard.split_batch(caller, request)) is not None:
                 return await serve_split(split, context)
             answer = await serve_call(request, context)
-            return answer if isinstance(answer, bytes) else guard.redact(answer, caller.principal)  # type: ignore[no-any-return]
+            return answer if isinstance(answer, bytes) else guard.redact(answer, caller.principal)
         except InvalidRequest as error:
             await _abort(context, error)
         except LivenessError as error:
@@ -260,7 +261,7 @@ def _traced(
     call: Callable[..., Awaitable[Message | bytes]], tracer: CallTracer, path: str
 ) -> Callable[..., Awaitable[Message | bytes]]:
     async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
-        metadata = context.invocation_metadata()
+        metadata = metadata_of(context)
         if not is_sampled(metadata):
             return await call(request, context)
         with tracer.start_server_span(path, metadata) as span:

@@ -29,6 +29,7 @@ from liveness.domain.errors import (
     WorkerKeyOwned,
 )
 from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, is_local_only
+from liveness.rpc.call_metadata import metadata_of
 from liveness.rpc.status import code_of
 from liveness.rpc_details import parse_details
 from liveness.security.audit import OK, AuditLog, is_change_by_operators, plain, serving_principal
@@ -137,7 +138,7 @@ class MethodOversight:
     async def serve(self, serve: Serve, context: Any, request: Any) -> Message | bytes:
         """Serve a change by an operator, and record it before it is answered."""
         # The node that was asked first records it; others do their part of the same change.
-        if self._audit is None or (self._is_cluster_port and is_local_only(context.invocation_metadata())):
+        if self._audit is None or (self._is_cluster_port and is_local_only(metadata_of(context))):
             return await serve(request)
         principal = serving_principal()
         try:
@@ -190,7 +191,7 @@ class MethodOversight:
     def _origin(self, context: Any) -> str:
         """From where the call came to the cluster. Of a forwarded call, the node or frontend where it arrived says so."""
         if self._is_cluster_port:
-            for name, value in context.invocation_metadata():
+            for name, value in metadata_of(context):
                 if name == CALLER_ADDRESS_HEADER and isinstance(value, str):
                     return plain(value)
         return host_of(context.peer())
