@@ -49,9 +49,7 @@ class Connection:
         self._received = bytearray()
         self._answered_with_message: set[int] = set()
         common = (("content-type", "application/grpc"), ("te", "trailers"), ("user-agent", "bench"))
-        literals = b"".join(
-            b"\0" + _text(name.encode()) + _text(value.encode()) for name, value in headers
-        )
+        literals = b"".join(b"\0" + _text(name.encode()) + _text(value.encode()) for name, value in headers)
         self._first_headers = (
             POST
             + SCHEME_HTTP
@@ -65,9 +63,7 @@ class Connection:
         table = bytes(0x80 | position for position in range(FIRST_OWN, FIRST_OWN + 2 + len(common)))
         self._later_headers = POST + SCHEME_HTTP + table + literals
         message = b"\0" + struct.pack(">I", len(body)) + body
-        self._parts = [
-            message[at : at + FRAME_BYTES_MAX] for at in range(0, len(message), FRAME_BYTES_MAX)
-        ]
+        self._parts = [message[at : at + FRAME_BYTES_MAX] for at in range(0, len(message), FRAME_BYTES_MAX)]
         self._bytes = len(message)
         self.socket.sendall(
             PREFACE + _frame(SETTINGS, 0, 0, b"") + _frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", ROOM_BYTES))

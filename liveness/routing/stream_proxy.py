@@ -117,7 +117,7 @@ class StreamProxy:
     ) -> AsyncIterator[AttachResponse]:
         caller = current_caller.get()
         client = ClientStream(
-            next(self._stream_numbers), "" if caller is None else caller.principal.encoded()
+            next(self._stream_numbers), "" if caller is None else caller.principal.encoded().decode()
         )
         self._clients[client.number] = client
         if self._is_closed:

@@ -33,7 +33,7 @@ def principal_metadata() -> tuple[tuple[str, bytes], ...]:
 def encoded_principal() -> bytes:
     """Empty if callers are not asked who they are."""
     caller = current_caller.get()
-    return b"" if caller is None else caller.principal.encoded().encode()
+    return b"" if caller is None else caller.principal.encoded()
 
 
 def item_metadata(principals: Sequence[bytes]) -> tuple[tuple[str, bytes], ...]:

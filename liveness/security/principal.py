@@ -45,7 +45,7 @@ class Principal:
         self.credential_id = credential_id
         self.expires_wall_ms = expires_wall_ms
         self._memo: dict[tuple[frozenset[Role], str], tuple[str, ...]] = {}
-        self._encoded = ""
+        self._encoded = b""
 
     def __repr__(self) -> str:
         return f"Principal({self.name!r}, {' '.join(map(str, self.grants))!r})"
@@ -69,7 +69,7 @@ class Principal:
             self._memo[roles, namespace] = found
         return found
 
-    def encoded(self) -> str:
+    def encoded(self) -> bytes:
         """The principal as text, for another node. It is written once: a frontend sends it with every heartbeat."""
         if not self._encoded:
             self._encoded = msgspec.json.encode(
@@ -80,7 +80,7 @@ class Principal:
                     self.credential_id,
                     self.expires_wall_ms,
                 )
-            ).decode()
+            )
         return self._encoded
 
     def has(self, role: Role, namespace: str) -> bool:

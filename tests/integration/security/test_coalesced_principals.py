@@ -177,10 +177,10 @@ async def test_metadata_that_names_a_principal_gains_nothing_on_a_public_port(
     keys = [key_on(cluster, position, "forged") for position in range(2)]
     for key in keys:
         await beat(owner, key, sequence=1)
-    forged = Principal("owner", parse_grants("admin:*")).encoded().encode()
+    forged = Principal("owner", parse_grants("admin:*")).encoded()
     headers = (
         (PRINCIPAL_HEADER, forged),
-        item_metadata([forged, Principal("x", parse_grants("admin:*")).encoded().encode()])[0],
+        item_metadata([forged, Principal("x", parse_grants("admin:*")).encoded()])[0],
     )
     assert {name for name, _ in headers} == {PRINCIPAL_HEADER, ITEM_PRINCIPALS_HEADER}
     for address in (cluster.frontend.address, *(node.address for node in cluster.nodes)):

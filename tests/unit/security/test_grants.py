@@ -80,7 +80,7 @@ def test_what_a_principal_may_do_is_remembered_for_a_bounded_number_of_namespace
 
 def test_a_principal_survives_the_way_to_another_node() -> None:
     someone = Principal("jwt:größe", principal("worker:x%3Ay:a").grants, "jwt", "id", 7)
-    same = decode_principal(someone.encoded())
+    same = decode_principal(someone.encoded().decode())
     assert (same.name, same.grants, same.credential_kind, same.credential_id, same.expires_wall_ms) == (
         "jwt:größe", someone.grants, "jwt", "id", 7,
     )  # fmt: skip
