@@ -28,12 +28,12 @@ NAMES = {
 }
 CONNECTIONS = 8
 BATCH = 100
-WINDOWS_PER_ROUND = 30
+WINDOWS_PER_ROUND = 80
 ASKED, NOT_ASKED = "with a token", "without authentication"
 NOTES = (
     "load: a bare HTTP/2 client; SQLite, synchronous=FULL: every answer is on disk",
     (
-        f"both servers, and both frontends, run in one process; {WINDOWS_PER_ROUND} windows of a fifth of a second per side and "
+        f"both servers, and both frontends, run in one process; {WINDOWS_PER_ROUND} windows of about 60 ms per side and "
         "round, by turns; the ratio of a round is the median of the ratios of its windows"
     ),
 )
@@ -45,9 +45,9 @@ def measure(plan):
         singles = [unary_request(index) for index in range(CONNECTIONS)]
         headers = (("authorization", f"Bearer {sides.asking.token}"),)
         for name, method, bodies, beats, calls, streams, at in (
-            (UNARY, "RecordWorkerHeartbeat", singles, 1, 60, 16, "node"),
-            (BATCHES, "RecordWorkerHeartbeats", batches, BATCH, 20, 4, "node"),
-            (FRONTEND, "RecordWorkerHeartbeat", singles, 1, 40, 16, "frontend"),
+            (UNARY, "RecordWorkerHeartbeat", singles, 1, 24, 8, "node"),
+            (BATCHES, "RecordWorkerHeartbeats", batches, BATCH, 6, 2, "node"),
+            (FRONTEND, "RecordWorkerHeartbeat", singles, 1, 24, 8, "frontend"),
         ):
             with ExitStack() as stack:
                 connections = {
