@@ -144,3 +144,5 @@ async def test_the_address_of_a_caller_is_counted_in_each_hour(auth: AuthHarness
         await beat(worker)
         assert addresses_of(auth)._seen[token_id] == {"127.0.0.1"}
         auth.clock.jump_wall(HOUR_MS)
+        auth.server.telemetry.suspicion.suspicions()  # a look at the alerts begins the new hour
+        assert addresses_of(auth)._seen == {}

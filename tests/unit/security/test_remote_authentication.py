@@ -82,6 +82,7 @@ async def test_all_of_them_are_refused_and_the_next_call_asks_again(
 ) -> None:
     calls = [ask(frontend) for _ in range(3)]
     await settled()
+    assert len(node.questions) == 1
     node.questions[0][1].set_exception(Unauthenticated())
     for answer in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(answer, Unauthenticated)
@@ -96,6 +97,7 @@ async def test_a_caller_that_hangs_up_leaves_the_question_to_the_others(
 ) -> None:
     first, second = ask(frontend), ask(frontend)
     await settled()
+    assert len(node.questions) == 1
     first.cancel()
     await settled()
     node.questions[0][1].set_result(AuthenticateResponse(principal="ann"))
