@@ -228,9 +228,14 @@ def test_a_lost_activity_stays_listed_until_the_worker_unbinds_it(commands: list
         cleared = before.lost.keys() - scenario.worker.lost.keys()
         if cleared:
             assert isinstance(command, Beat)
-            let_go = {activity.id for activity in command.fields["unbound"]}
+            let_go = {(activity.id, activity.attempt) for activity in command.fields["unbound"]}
+            # Unbinding the attempt that it holds, the worker gives up the activity and all its attempts.
+            held = {**before.bindings, **{activity.id: activity for activity in command.fields["bound"]}}
             assert (
-                cleared <= let_go
+                all(
+                    {(id, before.lost[id].attempt), (id, held.get(id, before.lost[id]).attempt)} & let_go
+                    for id in cleared
+                )
                 or command.fields.get("full_bindings")
                 or isinstance(scenario.log[known_events], SessionReplaced)
             )
