@@ -185,7 +185,7 @@ READERS_OF_TIME = {
 def time_read(source: Source) -> set[str]:
     used = names_used(source)
     by_loop = ("loop.time", "get_running_loop().time", "get_event_loop().time")
-    return (used & READERS_OF_TIME) | {name for name in used if name.endswith(by_loop)}
+    return set(used & READERS_OF_TIME) | {name for name in used if name.endswith(by_loop)}
 
 
 def test_only_the_clock_reads_time() -> None:
