@@ -51,7 +51,8 @@ class Sides(msgspec.Struct):
     asking: Side
 
 
-async def main() -> None:
+async def main(asking_first: bool) -> None:
+    """`asking_first`: start the server that asks before the other. In one process, too, the place of a server's memory matters."""
     configure_logging("error", "json")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
@@ -59,8 +60,11 @@ async def main() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
-            sides = Sides(await _start(stack, Path(folder), "off"), await _start(stack, Path(folder), "on"))
-            print(msgspec.json.encode(sides).decode(), flush=True)
+            started = {
+                auth: await _start(stack, Path(folder), auth)
+                for auth in (("on", "off") if asking_first else ("off", "on"))
+            }
+            print(msgspec.json.encode(Sides(started["off"], started["on"])).decode(), flush=True)
             await stop.wait()
 
 
@@ -94,4 +98,4 @@ async def _start(stack: AsyncExitStack, folder: Path, auth: str) -> Side:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(asking_first="--asking-first" in sys.argv))

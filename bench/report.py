@@ -79,7 +79,7 @@ that a server answers 5 % fewer heartbeats.
 
 The difference is smaller than that between two processes of the same program, whose memory is laid out differently (up to 4 %), and
 much smaller than what other programs on the machine change from one second to the next. So both servers, and a frontend before
-each, run in one process. The load comes by turns in windows of some 60 ms. Each window is compared with its neighbour, and the
+each, run in one process, and a second process starts them in the opposite order. The load comes by turns in windows of some 60 ms. Each window is compared with its neighbour, and the
 ratio of a round is the median of these: a burst of other load hits a few windows, which the median ignores. "heartbeats per CPU
 second" is the same ratio by the processor time of the process, which does not count the time that others had the processor. The
 load is a bare HTTP/2 client (`bench/http2_load.py`), which needs a tenth of what the server needs for a call.
