@@ -33,7 +33,7 @@ class Echo:
 @pytest.fixture
 async def echo() -> AsyncIterator[Echo]:
     echo, server = Echo(), grpc.aio.server()
-    handlers = {"Call": grpc.unary_unary_rpc_method_handler(echo.answer)}
+    handlers: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(echo.answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
     echo.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
