@@ -184,8 +184,9 @@ class Frontend:
         )
         if self._authenticator is not None:
             self._tasks.start(self._authenticator.run())
-        identify = None if self._authenticator is None else self._authenticator.identify
-        unknown_methods = UnknownMethodHandler(self.gateway.forwarder, channels, self._gate.calls, identify)
+        unknown_methods = UnknownMethodHandler(
+            self.gateway.forwarder, channels, self._gate.calls, self._authenticator
+        )
         await self._listen(settings, unknown_methods)
         self._tasks.start(self._refresher.run())
         if self._tls is not None:

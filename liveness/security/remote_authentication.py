@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from liveness.clock import Clock
@@ -13,6 +14,9 @@ from liveness.v1.cluster_pb2 import AuthenticateResponse
 
 REMEMBERED_MS = 500
 """Together with the half second after which a node knows, a token that was revoked is refused within a second."""
+
+QUESTIONS_MAX = 50
+"""So many credentials of open streams are asked about at once, so that thousands are asked about within a second."""
 
 AskNode = Callable[[str], Awaitable[AuthenticateResponse]]
 """Asks a node about an authorization header. Raises `Unauthenticated`, or another error if no node answers."""
@@ -46,14 +50,18 @@ class RemoteAuthenticator(CallerRegistry):
         """End streams whose caller's credential is not valid any more."""
         while True:
             await self._clock.sleep(REMEMBERED_MS)
-            by_header = {stream.caller.authorization: stream for stream in self.open_streams()}
-            for header in by_header:
-                try:
-                    await self._authenticate_header(header)
-                except Unauthenticated:
-                    self._revoke(header)
-                except LivenessError:
-                    pass  # no node can be asked; streams stay as they are until one can
+            headers = {stream.caller.authorization for stream in self.open_streams()}
+            questions = asyncio.Semaphore(QUESTIONS_MAX)
+            await asyncio.gather(*(self._recheck(header, questions) for header in headers))
+
+    async def _recheck(self, header: str, questions: asyncio.Semaphore) -> None:
+        async with questions:
+            try:
+                await self._authenticate_header(header)
+            except Unauthenticated:
+                self._revoke(header)
+            except LivenessError:
+                pass  # no node can be asked; streams stay as they are until one can
 
     def _revoke(self, header: str) -> None:
         for stream in self.open_streams():

@@ -194,7 +194,11 @@ def _make_unary(
             allowed = split.allowed()
             answer = await serve_call(allowed, context) if allowed.heartbeats else b""
             return split.merge(_serialize(answer))
-        return guard.redact(await serve_call(request, context), caller.principal)  # type: ignore[no-any-return]
+        if guard.may_wait_long:
+            answer = await guard.unless_revoked(serve_call(request, context), caller)
+        else:
+            answer = await serve_call(request, context)
+        return guard.redact(answer, caller.principal)  # type: ignore[no-any-return]
 
     async def serve_call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Message | bytes:
         if admit is not None:
