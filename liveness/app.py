@@ -44,6 +44,7 @@ from liveness.rpc.tracing import create_tracer
 from liveness.security.audit import AuditLog
 from liveness.security.authentication import Authenticator, CallerRegistry
 from liveness.security.forwarded_callers import ForwardedCallers
+from liveness.security.http_callers import HttpCallers
 from liveness.security.node_authentication import NodeAuthentication
 from liveness.security.posture import exposed_settings, is_loopback
 from liveness.security.principal_limits import principal_limits
@@ -148,6 +149,8 @@ class Server:
         """None if the listeners use plain text."""
         self.private_listener: PrivateListener | None = None
         """How HTTP in this process reaches gRPC; None: by the public listener."""
+        self.http_callers = HttpCallers()
+        """How HTTP in this process tells gRPC who its callers are."""
         self._running = AsyncExitStack()
         """Ends everything that `start` has started, in the reverse order."""
         self.address = ""
@@ -381,7 +384,11 @@ class Server:
         self._limits = principal_limits(settings, self._clock)
         self.audit = AuditLog(self.store, self._clock)
         self._oversight = Oversight(
-            self._suspicion, self._limits, self.audit, limits_anonymous=not is_loopback(settings.listen)
+            self._suspicion,
+            self._limits,
+            self.audit,
+            limits_anonymous=not is_loopback(settings.listen),
+            http_callers=self.http_callers,
         )
         self.quotas = Quotas(node, None if is_single_node else self.peers)
         self.ownership = ActivityOwnership(node, remote_nodes, self.quotas)

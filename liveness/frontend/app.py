@@ -26,6 +26,7 @@ from liveness.routing.routing_rules import RetrySafety
 from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
+from liveness.security.http_callers import HttpCallers
 from liveness.security.posture import is_loopback
 from liveness.security.principal import INVALID_TOKEN
 from liveness.security.principal_limits import principal_limits
@@ -131,6 +132,8 @@ class Frontend:
         """None if the listeners use plain text."""
         self.private_listener: PrivateListener | None = None
         """How HTTP in this process reaches gRPC; None: by the public listener."""
+        self.http_callers = HttpCallers()
+        """How HTTP in this process tells gRPC who its callers are."""
 
     async def __aenter__(self) -> Frontend:
         await self.start()
@@ -157,7 +160,10 @@ class Frontend:
         self._suspicion = SuspicionCounters(clock)
         limits = principal_limits(settings, clock)
         self._oversight = Oversight(
-            self._suspicion, limits, limits_anonymous=not is_loopback(settings.listen)
+            self._suspicion,
+            limits,
+            limits_anonymous=not is_loopback(settings.listen),
+            http_callers=self.http_callers,
         )
         self.telemetry = FrontendTelemetry(
             lambda: len(routes.members()),

@@ -18,11 +18,17 @@ from starlette.types import Receive, Scope, Send
 
 from liveness.domain.errors import LivenessError, ShuttingDown
 from liveness.http.body_reader import BodyReader, body_bytes_max
-from liveness.http.client_shares import client_of
+from liveness.http.client_shares import address_of, client_of
 from liveness.http.endpoints import EndpointTable, Match, MethodNotAllowed
 from liveness.http.errors import HttpError, from_error, from_rpc_error, http_error
 from liveness.http.event_streams import EventStreams, set_resume_token
-from liveness.http.grpc_client import GrpcClient, default_timeout_s, requested_timeout_s, unless_disconnected
+from liveness.http.grpc_client import (
+    GrpcClient,
+    client_address,
+    default_timeout_s,
+    requested_timeout_s,
+    unless_disconnected,
+)
 from liveness.http.guard import SECURITY_HEADERS, Guard, check_content_type
 from liveness.http.json_output import json_bytes, to_json_value
 from liveness.http.static_files import StaticFile
@@ -88,6 +94,7 @@ class HttpApp:
             pass  # no reader is left for a response
 
     async def _handle(self, request: Request, send: Send) -> None:
+        client_address.set(address_of(request.scope.get("client")))
         raw_path: bytes = request.scope["raw_path"]
         path = raw_path.decode("ascii", "replace")
         if self._closing:

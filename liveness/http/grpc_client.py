@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -17,6 +18,12 @@ from starlette.types import Receive
 
 from liveness.domain.errors import InvalidField
 from liveness.http.session_cookie import sessions_of
+
+DescribeCaller = Callable[[str], tuple[tuple[str, bytes], ...]]
+"""Returns the metadata that tells the node from which address an HTTP request came."""
+
+client_address: ContextVar[str] = ContextVar("client_address", default="")
+"""The address of the client whose request is being served."""
 
 TIMEOUT_HEADER = "x-timeout"
 DEFAULT_TIMEOUT_S = 30.0
@@ -38,9 +45,15 @@ _OPTIONS = (
 
 
 class GrpcClient:
-    def __init__(self, address: str, connect: Callable[..., Any] = grpc.aio.insecure_channel) -> None:
-        """`connect`: opens a channel, given an address and options."""
+    def __init__(
+        self,
+        address: str,
+        connect: Callable[..., Any] = grpc.aio.insecure_channel,
+        describe_caller: DescribeCaller | None = None,
+    ) -> None:
+        """`connect`: opens a channel, given an address and options. `describe_caller`: None if the node need not know."""
         self._address = address
+        self._describe_caller = describe_caller
         self._connect = connect
         self._channel = connect(address, options=_OPTIONS)
         self._callables: dict[str, Any] = {}
@@ -75,7 +88,8 @@ class GrpcClient:
         sessions = (
             ("authorization", f"Bearer {session}") for session in sessions_of(headers) if _is_ascii(session)
         )
-        return call(request, timeout=timeout_s, metadata=(*metadata, *sessions))
+        origin = () if self._describe_caller is None else self._describe_caller(client_address.get())
+        return call(request, timeout=timeout_s, metadata=(*metadata, *sessions, *origin))
 
 
 def _is_ascii(value: str) -> bool:

@@ -31,7 +31,8 @@ from liveness.domain.errors import (
 from liveness.routing.forwarding import CALLER_ADDRESS_HEADER, is_local_only
 from liveness.rpc.status import code_of
 from liveness.rpc_details import parse_details
-from liveness.security.audit import OK, AuditLog, is_change_by_operators, plain, serving_principal
+from liveness.security.audit import OK, AuditLog, is_audited, plain, serving_principal
+from liveness.security.http_callers import HttpCallers
 from liveness.security.principal import TOKEN, Caller, Principal, caller_address
 from liveness.security.principal_limits import PrincipalLimits
 from liveness.security.suspicion import SuspicionCounters
@@ -54,14 +55,17 @@ class Oversight:
         *,
         limits_anonymous: bool = False,
         is_cluster_port: bool = False,
+        http_callers: HttpCallers | None = None,
     ) -> None:
         """`audit`: None in a frontend; nodes record what it forwards. `limits_anonymous`: limit callers that are not asked who
-        they are by their address. `is_cluster_port`: calls were forwarded by nodes and frontends, whose metadata is believed."""
+        they are by their address. `is_cluster_port`: calls were forwarded by nodes and frontends, whose metadata is believed. `http_callers`: says who
+        made a call that came over HTTP."""
         self.suspicion = suspicion
         self.limits = limits
         self.audit = audit
         self.limits_anonymous = limits_anonymous and limits is not None
         self.is_cluster_port = is_cluster_port
+        self.http_callers = http_callers
 
     def for_cluster_port(self) -> Oversight:
         """The same for calls that other nodes and frontends have forwarded."""
@@ -84,8 +88,9 @@ class MethodOversight:
         self._audit = oversight.audit
         self._limits_anonymous = oversight.limits_anonymous
         self._is_cluster_port = oversight.is_cluster_port
+        self._http_callers = oversight.http_callers
         self._method = f"{descriptor.containing_service.name}/{descriptor.name}"
-        self.is_audited = is_change_by_operators(descriptor)
+        self.is_audited = is_audited(descriptor)
 
     # -- before the call
 
@@ -95,14 +100,18 @@ class MethodOversight:
         if self._is_cluster_port:
             return
         if principal.credential_kind == TOKEN:
-            self._suspicion.note_token_use(principal.credential_id, host_of(context.peer()))
+            address = host_of(context.peer())
+            # HTTP of a server with TLS comes by a socket of its own.
+            self._suspicion.note_token_use(
+                principal.credential_id, self._origin(context) if address == LOCAL else address
+            )
         if self._limits is not None:
             self._limits.admit(principal.name, request_bytes.get())
 
     def admit_anonymous(self, context: Any) -> None:
         """The same for a caller that is not asked who it is."""
         if self._limits_anonymous and not self._is_cluster_port:
-            address = host_of(context.peer())
+            address = self._origin(context)
             if not is_loopback_host(address):
                 assert self._limits is not None
                 self._limits.admit(address, request_bytes.get())
@@ -113,8 +122,7 @@ class MethodOversight:
             return nullcontext()
         if caller is not None:
             return self._limits.open_stream(caller.principal.name)
-        address = host_of(context.peer())
-        if not self._limits_anonymous or is_loopback_host(address):
+        if not self._limits_anonymous or is_loopback_host(address := self._origin(context)):
             return nullcontext()
         return self._limits.open_stream(address)
 
@@ -178,11 +186,16 @@ class MethodOversight:
             self._count_denied(serving_principal(), self._origin(context), namespace, Denied(), 1)
 
     def _origin(self, context: Any) -> str:
-        """From where the call came to the cluster. Of a forwarded call, the node or frontend where it arrived says so."""
+        """From where the call came to the cluster. Of a forwarded call, the node or frontend where it arrived says so; of one over
+        HTTP, the HTTP server in this process does."""
         if self._is_cluster_port:
             for name, value in context.invocation_metadata():
                 if name == CALLER_ADDRESS_HEADER and isinstance(value, str):
                     return plain(value)
+        elif self._http_callers is not None:
+            caller = self._http_callers.caller_of(context.invocation_metadata())
+            if caller is not None:
+                return caller.address
         return host_of(context.peer())
 
     def _count_denied(

@@ -24,7 +24,7 @@ async def events_of(client: Client) -> list[Any]:
 
 async def authors(client: Client) -> dict[str, str]:
     """By kind of event: the principal that the newest one names."""
-    found = {}
+    found: dict[str, str] = {}
     for event in await events_of(client):
         data = json.loads(event.data_json)
         if "by" in data:
