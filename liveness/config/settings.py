@@ -148,6 +148,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Bytes per second in the requests of one principal at this server. 0: no limit."""
     principal_streams_max: int = 2_000
     """Streams that one principal may have open at this server. 0: no limit."""
+    principal_connections_max: int = 10_000
+    """Connections on which one principal may call this server within a minute. 0: no limit."""
     namespaces: tuple[str, ...] = ()
     """The namespaces that this server serves; empty: any."""
     webhook_url: str = ""
@@ -365,6 +367,7 @@ SETTING_TYPES: Mapping[str, SettingType] = {
     "principal_calls_burst": int_setting(1, 10**9),
     "principal_bytes_per_s": float_setting(0, 1e15),
     "principal_streams_max": int_setting(0, 10**9),
+    "principal_connections_max": int_setting(0, 10**9),
     "namespaces": list_setting(is_name, "names of namespaces with commas between them", may_be_empty=True),
     "webhook_url": string_setting(
         is_webhook_url,

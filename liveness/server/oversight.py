@@ -106,7 +106,7 @@ class MethodOversight:
                 principal.credential_id, self._origin(context) if address == LOCAL else address
             )
         if self._limits is not None:
-            self._limits.admit(principal.name, request_bytes.get())
+            self._limits.admit(principal.name, request_bytes.get(), context.peer())
 
     def admit_anonymous(self, context: Any) -> None:
         """The same for a caller that is not asked who it is."""
@@ -114,7 +114,7 @@ class MethodOversight:
             address = self._origin(context)
             if not is_loopback_host(address):
                 assert self._limits is not None
-                self._limits.admit(address, request_bytes.get())
+                self._limits.admit(address, request_bytes.get(), context.peer())
 
     def open_stream(self, caller: Caller | None, context: Any) -> AbstractContextManager[None]:
         """Count a stream for as long as it is open, or refuse it."""
