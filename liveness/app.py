@@ -523,7 +523,7 @@ class Server:
             listener: Any = (
                 self._cluster_grpc
                 if self._cluster_tls is None
-                else PeerGuard(self._cluster_grpc, self._clock)
+                else PeerGuard(self._cluster_grpc, self._clock, self._oversight.note_refused_peer)
             )
             forwarded = None if self.authenticator is None else ForwardedCallers(self._clock)
             cluster_oversight = self._oversight.for_cluster_port()

@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from liveness.domain.errors import (
     Denied,
     LivenessError,
+    NotForwarded,
     PermissionDenied,
     Refused,
     ShardMoved,
@@ -76,6 +77,10 @@ class Oversight:
             limits_anonymous=self.limits_anonymous,
             is_cluster_port=True,
         )
+
+    def note_refused_peer(self, peer: str) -> None:
+        """Count a caller of the cluster's port that is neither a node nor a frontend, or does what it may not do."""
+        self.suspicion.count_cluster_port_refusal(host_of(peer))
 
     def method(self, descriptor: MethodDescriptor) -> MethodOversight:
         return MethodOversight(self, descriptor)
@@ -164,6 +169,8 @@ class MethodOversight:
             self._suspicion.count_failed_sign_in(address)
             # Nobody knows the caller, so that the namespace that it names says nothing.
             self._count_denied(None, address, "", error, 1)
+        elif isinstance(error, NotForwarded):
+            self._suspicion.count_cluster_port_refusal(host_of(context.peer()))
         elif isinstance(error, Denied | Refused):
             namespace = getattr(request, "namespace", "")
             self._suspicion.count_reasons(_name(), namespace, (error.reason,))

@@ -19,7 +19,8 @@ from liveness.config.settings import Settings
 from liveness.frontend.app import Frontend
 from liveness.security.certificates import create_certificates
 from liveness.security.tls import ClusterTls, TlsFiles, TlsFilesInvalid
-from liveness.v1 import cluster_pb2, service_pb2
+from liveness.v1 import cluster_pb2, fleet_pb2, service_pb2
+from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from tests.databases import PostgresServer
@@ -157,8 +158,30 @@ async def test_a_frontend_may_not_speak_as_a_node(nodes: list[Server], folder: P
         await info.GetServerInfo(
             service_pb2.GetServerInfoRequest(), metadata=(("liveness-to", nodes[0].node.owner),)
         )
+        counted = nodes[0].telemetry.suspicion.totals["cluster_port"]
+        assert counted == len(CLUSTER_SERVICE.methods) - len(FRONTEND_MAY), "what it may do is not counted"
+        # A client that found the port, with the certificate of a frontend: its calls name no node.
+        refused = await refusal(info.GetServerInfo(service_pb2.GetServerInfoRequest()))
+        assert refused.reason == "NOT_FORWARDED"
+        assert nodes[0].telemetry.suspicion.totals["cluster_port"] == counted + 1
+        assert nodes[1].telemetry.suspicion.totals["cluster_port"] == 0
+        metrics, _ = nodes[0].metrics()
+        assert f'liveness_suspicious_total{{kind="cluster_port"}} {counted + 1}' in metrics.decode()
+        [alert] = [
+            alert
+            for alert in (await _fleet(nodes[0])).alerts
+            if alert.kind == fleet_pb2.ALERT_KIND_SUSPICIOUS
+        ]
+        assert alert.message.startswith(f"127.0.0.1 was refused {counted + 1} times")
     finally:
         await channel.close()
+
+
+async def _fleet(server: Server) -> fleet_pb2.GetFleetResponse:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub: Any = AdminServiceStub(channel)
+        response: fleet_pb2.GetFleetResponse = await stub.GetFleet(fleet_pb2.GetFleetRequest(), timeout=30)
+        return response
 
 
 async def test_peers_without_a_certificate_of_the_cluster_are_not_heard(
