@@ -378,7 +378,9 @@ class Server:
         )
         self.all_nodes = None if is_single_node else AllNodes(node.owner, self.routes, self.peers)
         self._authentication = (
-            NodeAuthentication(settings, self.store, self._clock) if settings.auth == "on" else None
+            NodeAuthentication(settings, self.store, self._clock, self.http_callers)
+            if settings.auth == "on"
+            else None
         )
         self._suspicion = SuspicionCounters(self._clock)
         self._limits = principal_limits(settings, self._clock)

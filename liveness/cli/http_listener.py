@@ -60,7 +60,6 @@ async def start_http(
 ) -> HttpServer:
     """Serve HTTP as a client of this process's own gRPC listener. `http`: the setting, for the error message."""
     from liveness.http.server import HttpServer
-    from liveness.security.http_callers import HttpCaller
 
     tls, private_listener = grpc_server.tls, grpc_server.private_listener
     by_tls = tls is not None and private_listener is None
@@ -73,7 +72,7 @@ async def start_http(
         connect=tls.connect if tls is not None and by_tls else grpc.aio.insecure_channel,
         ssl_context=None if tls is None else tls.http_context(),
         asks_callers=asks_callers,
-        describe_caller=lambda address: grpc_server.http_callers.metadata(HttpCaller(address)),
+        describe_caller=grpc_server.http_callers.describe,
     )
     if tls is not None and by_tls:
         tls.on_changed.append(http_server.reconnect)

@@ -186,7 +186,9 @@ class Frontend:
             [descriptor.full_name for descriptor in SERVICES], {READINESS: lambda: bool(routes.members())}
         )
         self._authenticator = (
-            RemoteAuthenticator(clock, self._ask_node_about) if settings.auth == "on" else None
+            RemoteAuthenticator(clock, self._ask_node_about, self.http_callers)
+            if settings.auth == "on"
+            else None
         )
         if self._authenticator is not None:
             self._tasks.start(self._authenticator.run())
@@ -234,9 +236,11 @@ class Frontend:
         await server.start()
         self.address = f"{host}:{port}"
 
-    async def _ask_node_about(self, authorization: str) -> cluster_pb2.AuthenticateResponse:
+    async def _ask_node_about(
+        self, request: cluster_pb2.AuthenticateRequest
+    ) -> cluster_pb2.AuthenticateResponse:
         forwarder = self.gateway.forwarder
-        body = cluster_pb2.AuthenticateRequest(authorization=authorization).SerializeToString()
+        body = request.SerializeToString()
         outcome = await forwarder.send_until_served(
             None,
             RetrySafety.ALWAYS,

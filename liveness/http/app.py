@@ -24,7 +24,8 @@ from liveness.http.errors import HttpError, from_error, from_rpc_error, http_err
 from liveness.http.event_streams import EventStreams, set_resume_token
 from liveness.http.grpc_client import (
     GrpcClient,
-    client_address,
+    HttpClient,
+    current_client,
     default_timeout_s,
     requested_timeout_s,
     unless_disconnected,
@@ -38,6 +39,8 @@ logger = structlog.get_logger("liveness.http")
 
 EXECUTOR_BYTES_MIN = 32 * 1024
 """JSON of this size and more is parsed and written on a thread, so that heartbeats do not wait for it."""
+CLIENT_CERTIFICATE = "client_certificate"
+"""In the state of a request: the certificate that its connection showed."""
 ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that reveal nothing and that probes call with any Host header."""
 
@@ -94,7 +97,10 @@ class HttpApp:
             pass  # no reader is left for a response
 
     async def _handle(self, request: Request, send: Send) -> None:
-        client_address.set(address_of(request.scope.get("client")))
+        state = request.scope.get("state", {})
+        current_client.set(
+            HttpClient(address_of(request.scope.get("client")), state.get(CLIENT_CERTIFICATE, {}))
+        )
         raw_path: bytes = request.scope["raw_path"]
         path = raw_path.decode("ascii", "replace")
         if self._closing:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -19,11 +20,21 @@ from starlette.types import Receive
 from liveness.domain.errors import InvalidField
 from liveness.http.session_cookie import sessions_of
 
-DescribeCaller = Callable[[str], tuple[tuple[str, bytes], ...]]
-"""Returns the metadata that tells the node from which address an HTTP request came."""
+DescribeCaller = Callable[[str, Mapping[str, Any]], tuple[tuple[str, bytes], ...]]
+"""Returns the metadata that tells the node from which address an HTTP request came and which certificate its client showed."""
 
-client_address: ContextVar[str] = ContextVar("client_address", default="")
-"""The address of the client whose request is being served."""
+
+class HttpClient(NamedTuple):
+    """Who made a request."""
+
+    address: str = ""
+    certificate: Mapping[str, Any] = MappingProxyType({})
+    """The client certificate that TLS has verified, as `ssl` describes it; empty if there is none."""
+
+
+NO_CLIENT = HttpClient()
+current_client: ContextVar[HttpClient] = ContextVar("current_client", default=NO_CLIENT)
+"""The client whose request is being served."""
 
 TIMEOUT_HEADER = "x-timeout"
 DEFAULT_TIMEOUT_S = 30.0
@@ -88,7 +99,7 @@ class GrpcClient:
         sessions = (
             ("authorization", f"Bearer {session}") for session in sessions_of(headers) if _is_ascii(session)
         )
-        origin = () if self._describe_caller is None else self._describe_caller(client_address.get())
+        origin = () if self._describe_caller is None else self._describe_caller(*current_client.get())
         return call(request, timeout=timeout_s, metadata=(*metadata, *sessions, *origin))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from liveness.clock import Clock
 from liveness.domain.errors import Unauthenticated
 from liveness.security.grant_rules import CERTIFICATE_CLAIM, GrantRule, grants_for
+from liveness.security.http_callers import HttpCallers, first_name
 from liveness.security.jwt_verifier import JwtVerifier, looks_like_jwt
 from liveness.security.principal import (
     AUTHORIZATION_HEADER,
@@ -53,8 +54,10 @@ class OpenStream:
 class CallerRegistry(ABC):
     """Remembers who a header belongs to, and which streams are open."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, http_callers: HttpCallers | None = None) -> None:
+        """`http_callers`: says whose certificate a call that came over HTTP showed."""
         self._clock = clock
+        self._http_callers = http_callers
         self._callers: dict[str, tuple[Caller, int]] = {}
         self._streams: set[OpenStream] = set()
 
@@ -74,6 +77,15 @@ class CallerRegistry(ABC):
 
     async def identify(self, context: CallContext) -> Caller:
         return self.known(context) or await self.authenticate(context)
+
+    def certificate_of(self, context: CallContext) -> str | None:
+        """The name in the client certificate with which the call came; None if there is none."""
+        if self._http_callers is not None:
+            http_caller = self._http_callers.caller_of(context.invocation_metadata())
+            if http_caller is not None:
+                # The certificate of the connection is then that of this process.
+                return http_caller.certificate or None
+        return certificate_name(context.auth_context())
 
     def remember(self, header: str, caller: Caller, until_wall_ms: int) -> None:
         if len(self._callers) >= CACHE_ENTRIES_MAX:
@@ -104,8 +116,9 @@ class Authenticator(CallerRegistry):
         tokens: TokenTable,
         verifier: JwtVerifier | None = None,
         certificate_rules: Iterable[GrantRule] = (),
+        http_callers: HttpCallers | None = None,
     ) -> None:
-        super().__init__(clock)
+        super().__init__(clock, http_callers)
         self.tokens = tokens
         self._verifier = verifier
         self._certificate_rules = tuple(rule for rule in certificate_rules if rule.claim == CERTIFICATE_CLAIM)
@@ -115,10 +128,17 @@ class Authenticator(CallerRegistry):
         header = authorization_of(context.invocation_metadata())
         if header is not None:
             return self.authenticate_header(header)
-        principal = self._certificate_principal(context.auth_context())
-        if principal is None:
+        name = self.certificate_of(context)
+        if name is None:
             raise Unauthenticated
-        return Caller(principal)
+        return self.authenticate_certificate(name)
+
+    def authenticate_certificate(self, name: str) -> Caller:
+        """`name`: that in a certificate which this server or a frontend has verified."""
+        if not self._certificate_rules:
+            raise Unauthenticated
+        grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
+        return Caller(Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name))
 
     def authenticate_header(self, header: str) -> Caller:
         principal = self._verify(header)
@@ -135,15 +155,6 @@ class Authenticator(CallerRegistry):
         if self._verifier is None:
             raise Unauthenticated(why=INVALID_TOKEN)
         return self._verifier.verify(credential)
-
-    def _certificate_principal(self, auth_context: Mapping[str, Iterable[bytes]]) -> Principal | None:
-        if not self._certificate_rules:
-            return None
-        name = certificate_name(auth_context)
-        if name is None:
-            return None
-        grants = grants_for(self._certificate_rules, {CERTIFICATE_CLAIM: name})
-        return Principal(CERTIFICATE_PREFIX + name, grants, CERTIFICATE, name)
 
     def recheck(self) -> None:
         """Verify everybody again, since tokens or keys have changed or time has passed: end the streams of those whose
@@ -172,11 +183,4 @@ def certificate_name(auth_context: Mapping[str, Iterable[bytes]]) -> str | None:
     """The URI among the alternative names of a verified client certificate, otherwise its common name."""
     names = [*auth_context.get("x509_subject_alternative_name", ())]
     uris = [name for name in names if b"://" in name]
-    for name in (*uris, *auth_context.get("x509_common_name", ())):
-        try:
-            text = name.decode()
-        except UnicodeDecodeError:
-            continue
-        if text and text.isprintable():
-            return text
-    return None
+    return first_name((*uris, *auth_context.get("x509_common_name", ())))

@@ -7,10 +7,16 @@ from collections.abc import Awaitable, Callable
 
 from liveness.clock import Clock
 from liveness.domain.errors import LivenessError, Unauthenticated
-from liveness.security.authentication import CallContext, CallerRegistry, authorization_of
+from liveness.security.authentication import (
+    CACHE_ENTRIES_MAX,
+    CallContext,
+    CallerRegistry,
+    authorization_of,
+)
 from liveness.security.grants import parse_grants
+from liveness.security.http_callers import HttpCallers
 from liveness.security.principal import Caller, Principal
-from liveness.v1.cluster_pb2 import AuthenticateResponse
+from liveness.v1.cluster_pb2 import AuthenticateRequest, AuthenticateResponse
 
 REMEMBERED_MS = 500
 """Together with the half second after which a node knows, a token that was revoked is refused within a second."""
@@ -18,39 +24,58 @@ REMEMBERED_MS = 500
 QUESTIONS_MAX = 50
 """So many credentials of open streams are asked about at once, so that thousands are asked about within a second."""
 
-AskNode = Callable[[str], Awaitable[AuthenticateResponse]]
-"""Asks a node about an authorization header. Raises `Unauthenticated`, or another error if no node answers."""
+AskNode = Callable[[AuthenticateRequest], Awaitable[AuthenticateResponse]]
+"""Asks a node about a credential. Raises `Unauthenticated`, or another error if no node answers."""
 
 
 class RemoteAuthenticator(CallerRegistry):
-    def __init__(self, clock: Clock, ask_node: AskNode) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Clock, ask_node: AskNode, http_callers: HttpCallers | None = None) -> None:
+        super().__init__(clock, http_callers)
         self._ask_node = ask_node
+        self._by_certificate: dict[str, tuple[Caller, int]] = {}
+        """Who a name in a certificate belongs to, and until when that is remembered."""
 
     async def authenticate(self, context: CallContext) -> Caller:
         header = authorization_of(context.invocation_metadata())
-        if header is None:
+        if header is not None:
+            return await self._authenticate_header(header)
+        name = self.certificate_of(context)
+        if name is None:
             raise Unauthenticated
-        return await self._authenticate_header(header)
+        return await self._authenticate_certificate(name)
 
     async def _authenticate_header(self, header: str) -> Caller:
-        answer = await self._ask_node(header)
-        principal = Principal(
+        principal = await self._ask(AuthenticateRequest(authorization=header))
+        caller = Caller(principal, header)
+        self.remember(header, caller, self._clock.wall_ms() + REMEMBERED_MS)
+        return caller
+
+    async def _authenticate_certificate(self, name: str) -> Caller:
+        known = self._by_certificate.get(name)
+        if known is not None and self._clock.wall_ms() < known[1]:
+            return known[0]
+        caller = Caller(await self._ask(AuthenticateRequest(certificate=name)))
+        if len(self._by_certificate) >= CACHE_ENTRIES_MAX:
+            self._by_certificate.clear()
+        self._by_certificate[name] = caller, self._clock.wall_ms() + REMEMBERED_MS
+        return caller
+
+    async def _ask(self, request: AuthenticateRequest) -> Principal:
+        answer = await self._ask_node(request)
+        return Principal(
             answer.principal,
             parse_grants(" ".join(answer.grants)),
             answer.credential,
             answer.credential_id,
             answer.expires_wall_ms,
         )
-        caller = Caller(principal, header)
-        self.remember(header, caller, self._clock.wall_ms() + REMEMBERED_MS)
-        return caller
 
     async def run(self) -> None:
         """End streams whose caller's credential is not valid any more."""
         while True:
             await self._clock.sleep(REMEMBERED_MS)
-            headers = {stream.caller.authorization for stream in self.open_streams()}
+            # A caller with a certificate has no header; its certificate was verified for as long as its connection lasts.
+            headers = {stream.caller.authorization for stream in self.open_streams()} - {""}
             questions = asyncio.Semaphore(QUESTIONS_MAX)
             await asyncio.gather(*(self._recheck(header, questions) for header in headers))
 
