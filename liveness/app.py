@@ -50,8 +50,7 @@ from liveness.security.posture import exposed_settings, is_loopback
 from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
 from liveness.security.suspicion import SuspicionCounters
-from liveness.security.tls import cluster_tls
-from liveness.security.tls_settings import make_listener_tls
+from liveness.security.tls_settings import make_cluster_tls, make_listener_tls
 from liveness.server.activity_service import ActivityService
 from liveness.server.admin_service import AdminService
 from liveness.server.all_nodes import AllNodes
@@ -157,7 +156,7 @@ class Server:
         """host:port, with the port that the operating system assigned."""
         self.cluster_address = ""
         """The same of the cluster's listener; empty if there is none."""
-        self._cluster_tls = cluster_tls(settings)
+        self._cluster_tls = make_cluster_tls(settings, self._clock)
         self._connect_peer = platform.connect if self._cluster_tls is None else self._cluster_tls.connect
 
     async def __aenter__(self) -> Server:
@@ -219,7 +218,7 @@ class Server:
         settings = self._settings
         self._tasks.start(ReceiveProbe(self._probed_listeners(), self.node).run())
         if self._cluster_tls is not None:
-            self._tasks.start(self._cluster_tls.watch(self._clock))
+            self._tasks.start(self._cluster_tls.run())
         if self._authentication is not None:
             self._authentication.start(self._tasks)
         self._tasks.start(self.audit.run())

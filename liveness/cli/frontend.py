@@ -79,7 +79,6 @@ def frontend(*, config: str | None, **flags: Any) -> None:
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.frontend_process import serve as run_frontend
     from liveness.rpc.tracing import TracingNotInstalled
-    from liveness.security.tls import TlsFilesInvalid
     from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreUnusable
 
@@ -93,7 +92,7 @@ def frontend(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_frontend(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TlsFilesInvalid, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     sys.exit(code)
 

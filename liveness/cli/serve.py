@@ -126,7 +126,6 @@ def serve(*, config: str | None, **flags: Any) -> None:
     # Imported late: wrong flags and help must be answered at once.
     from liveness.cli.server_process import serve as run_server
     from liveness.rpc.tracing import TracingNotInstalled
-    from liveness.security.tls import TlsFilesInvalid
     from liveness.security.tls_settings import TlsFilesUnusable
     from liveness.store.errors import StoreError, StoreUnusable
 
@@ -140,7 +139,7 @@ def serve(*, config: str | None, **flags: Any) -> None:
         code = asyncio.run(run_server(settings, on_ready=on_ready))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except (StoreUnusable, TlsFilesInvalid, TlsFilesUnusable, TracingNotInstalled) as error:
+    except (StoreUnusable, TlsFilesUnusable, TracingNotInstalled) as error:
         fail_server(UsageError(str(error)), settings.log_format, error)
     except StoreError as error:
         message = f"the server cannot start on {settings.db_without_password}: {error}"

@@ -94,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     advertise: str = ""
     """The address at which other nodes and frontends reach this node; empty: that of the cluster listener."""
     cluster_cert_file: str = ""
-    """The certificate that this node shows other nodes and frontends; see `liveness.security.tls`."""
+    """The certificate that this node shows other nodes and frontends; see `liveness.security.cluster_tls`."""
     cluster_key_file: str = ""
     cluster_ca_file: str = ""
     """The authorities whose certificates other nodes and frontends must show."""

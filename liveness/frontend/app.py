@@ -33,8 +33,7 @@ from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
 from liveness.security.remote_authentication import RemoteAuthenticator
 from liveness.security.suspicion import SuspicionCounters
-from liveness.security.tls import cluster_tls
-from liveness.security.tls_settings import make_listener_tls
+from liveness.security.tls_settings import make_cluster_tls, make_listener_tls
 from liveness.server.grpc_registration import register_service
 from liveness.server.health import READINESS, Health
 from liveness.server.listener_options import server_options
@@ -125,7 +124,7 @@ class Frontend:
         self._tasks = BackgroundTasks("frontend", on_failure=lambda error: self._health.stop_serving())
         self._instance = f"{socket.gethostname()}:{os.getpid()}"
         self._tracer = create_tracer(settings.traces, service="liveness-frontend", instance=self._instance)
-        self._tls = cluster_tls(settings)
+        self._tls = make_cluster_tls(settings, self._clock)
         self.address = ""
         """host:port, with the actual port if port 0 was set."""
         self.tls = make_listener_tls(settings, self._clock)
@@ -198,7 +197,7 @@ class Frontend:
         await self._listen(settings, unknown_methods)
         self._tasks.start(self._refresher.run())
         if self._tls is not None:
-            self._tasks.start(self._tls.watch(clock))
+            self._tasks.start(self._tls.run())
 
     async def _listen(self, settings: FrontendSettings, unknown_methods: UnknownMethodHandler) -> None:
         self._grpc = server = grpc.aio.server(options=server_options())

@@ -17,7 +17,7 @@ from liveness.clock import Clock
 from liveness.domain.errors import PeerNotAllowed
 from liveness.rpc.status import code_of, status_of
 from liveness.rpc_details import DETAILS_KEY
-from liveness.security.tls import FRONTEND_URI, NODE_URI, peer_uris
+from liveness.security.peer_certificates import FRONTEND_URI, NODE_URI, peer_uris
 
 logger = structlog.get_logger("liveness.server")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from liveness.app import CLUSTER_SERVICE, Server
+from liveness.clock import SystemClock
 from liveness.config.frontend_settings import FrontendSettings
 from liveness.config.settings import Settings
 from liveness.frontend.app import Frontend
 from liveness.security.certificates import create_certificates
-from liveness.security.tls import ClusterTls, TlsFiles, TlsFilesInvalid
+from liveness.security.cluster_tls import ClusterTls
+from liveness.security.tls_settings import TlsFilesUnusable, make_cluster_tls
 from liveness.v1 import cluster_pb2, fleet_pb2, service_pb2
 from liveness.v1.admin_pb2_grpc import AdminServiceStub
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
@@ -45,7 +47,9 @@ def tls_settings(folder: Path, kind: str = "node") -> dict[str, str]:
 
 
 def tls_of(folder: Path, kind: str) -> ClusterTls:
-    return ClusterTls(TlsFiles(folder / f"{kind}.pem", folder / f"{kind}.key", folder / "ca.pem"))
+    tls = make_cluster_tls(Settings(**tls_settings(folder, kind)), SystemClock())  # type: ignore[arg-type]
+    assert tls is not None
+    return tls
 
 
 @pytest.fixture
@@ -228,7 +232,7 @@ async def test_certificates_are_renewed_without_a_failed_call(nodes: list[Server
         make_certificates(folder)
         for server in nodes:
             assert server._cluster_tls is not None
-            assert server._cluster_tls.reload()
+            assert await server._cluster_tls.reload()
         until = served + 50
         while served < until:
             assert not any(task.done() for task in loads), "a call failed"
@@ -237,14 +241,25 @@ async def test_certificates_are_renewed_without_a_failed_call(nodes: list[Server
     await asyncio.gather(*loads)
 
 
-def test_files_that_cannot_be_used_are_refused_and_never_replace_good_ones(folder: Path) -> None:
+async def test_files_that_cannot_be_used_are_refused_and_never_replace_good_ones(folder: Path) -> None:
     tls = tls_of(folder, "node")
     good = (folder / "node.pem").read_bytes()
     (folder / "node.pem").write_bytes((folder / "frontend.pem").read_bytes())  # not that of the key
-    assert not tls.reload()
-    with pytest.raises(TlsFilesInvalid):
+    assert not await tls.reload()
+    with pytest.raises(TlsFilesUnusable, match="does not belong to"):
         tls_of(folder, "node")
     (folder / "node.pem").write_bytes(good)
-    assert not tls.reload(), "it has not changed"
-    with pytest.raises(TlsFilesInvalid, match=r"nowhere\.pem cannot be read"):
-        ClusterTls(TlsFiles(folder / "nowhere.pem", folder / "node.key", folder / "ca.pem"))
+    assert not await tls.reload(), "it has not changed"
+    (folder / "ca.pem").write_text("nonsense")
+    assert not await tls.reload()
+    with pytest.raises(TlsFilesUnusable, match=r"cluster CA file .*ca\.pem has no certificate"):
+        tls_of(folder, "node")
+    (folder / "node.key").unlink()
+    with pytest.raises(TlsFilesUnusable, match=r"node\.key cannot be read"):
+        tls_of(folder, "node")
+
+
+def test_an_expired_certificate_of_a_node_is_refused_at_start(folder: Path) -> None:
+    create_certificates(folder, ["127.0.0.1"], datetime.now(UTC) - timedelta(days=3), days=1)
+    with pytest.raises(TlsFilesUnusable, match="expired on"):
+        tls_of(folder, "node")

@@ -7,86 +7,42 @@ certificates, and calls that are under way end on the connection that they began
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
-import structlog
 
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock
-from liveness.templated_error import TemplatedError
-
-logger = structlog.get_logger("liveness.security")
-
-NODE_URI = "liveness://node"
-FRONTEND_URI = "liveness://frontend"
-LOOK_INTERVAL_MS = 1_000
-"""How often the files are looked at."""
+from liveness.security.followed_tls_files import FollowedTlsFiles
+from liveness.security.tls_files import TlsFiles
+from liveness.security.tls_settings import TlsPaths
 
 
-class TlsFilesInvalid(TemplatedError):
-    template = "The files for TLS between nodes cannot be used: {detail}."
-
-    detail: str
-
-
-class TlsFiles(NamedTuple):
-    cert_file: Path
-    key_file: Path
-    ca_file: Path
-
-
-class _Contents(NamedTuple):
-    cert: bytes
-    key: bytes
-    ca: bytes
-
-
-class ClusterTlsSettings(Protocol):
-    @property
-    def cluster_cert_file(self) -> str: ...
-    @property
-    def cluster_key_file(self) -> str: ...
-    @property
-    def cluster_ca_file(self) -> str: ...
-
-
-def cluster_tls(settings: ClusterTlsSettings) -> ClusterTls | None:
-    """None if the settings name no files. Raises `TlsFilesInvalid`."""
-    if not settings.cluster_cert_file:
-        return None
-    names = (settings.cluster_cert_file, settings.cluster_key_file, settings.cluster_ca_file)
-    return ClusterTls(TlsFiles(*map(Path, names)))
-
-
-def peer_uris(auth_context: Mapping[str, Iterable[bytes]]) -> set[str]:
-    """The URIs in the peer's certificate. `auth_context`: what gRPC says about the connection of a call."""
-    return {uri.decode(errors="replace") for uri in auth_context.get("peer_uri", ())}
-
-
-class ClusterTls:
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises `TlsFilesInvalid`."""
-        self._files = files
-        self._contents = _read(files)
+class ClusterTls(FollowedTlsFiles):
+    def __init__(self, paths: TlsPaths, clock: Clock) -> None:
+        """Raises TlsFilesUnusable."""
+        super().__init__(paths, clock)
         self.revision = 1
         """Increases when the files have changed and can be used."""
-        self._last_problem = ""
+        self.on_changed.append(self._count_revision)
+
+    def _count_revision(self) -> None:
+        self.revision += 1
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials of a listener that refuses peers without a certificate."""
-        given = self._contents
+        given = self.certificate.files
 
-        def certificates_of(contents: _Contents) -> grpc.ServerCertificateConfiguration:
-            return grpc.ssl_server_certificate_configuration([(contents.key, contents.cert)], contents.ca)
+        def certificates_of(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration(
+                [(files.private_key, files.cert_chain)], files.client_ca
+            )
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             # gRPC calls this in a thread of its own, for each handshake.
             nonlocal given
-            current = self._contents
+            current = self.certificate.files
             if current is given:
                 return None
             given = current
@@ -99,60 +55,12 @@ class ClusterTls:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        contents = self._contents
-        return grpc.ssl_channel_credentials(contents.ca, contents.key, contents.cert)
+        files = self.certificate.files
+        return grpc.ssl_channel_credentials(files.client_ca, files.private_key, files.cert_chain)
 
     def connect(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> RenewedChannel:
         """Replaces `grpc.aio.insecure_channel`."""
         return RenewedChannel(self, address, options)
-
-    async def watch(self, clock: Clock) -> None:
-        """Read the files again whenever they have changed."""
-        while True:
-            await clock.sleep(LOOK_INTERVAL_MS)
-            self.reload()
-
-    def reload(self) -> bool:
-        """Read the files. Returns whether they have changed; files that cannot be used are left for the next time."""
-        try:
-            contents = _read(self._files)
-        except TlsFilesInvalid as error:
-            if self._last_problem != error.detail:
-                logger.warning("new files for TLS not used; the last good ones are", why=error.detail)
-            self._last_problem = error.detail
-            return False
-        self._last_problem = ""
-        if contents == self._contents:
-            return False
-        self._contents = contents
-        self.revision += 1
-        logger.info("new certificates are used between nodes")
-        return True
-
-
-def _read(files: TlsFiles) -> _Contents:
-    contents = _read_bytes(files)
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # Without the password, OpenSSL would ask for that of an encrypted key on the terminal.
-        context.load_cert_chain(files.cert_file, files.key_file, password=lambda: b"")
-        context.load_verify_locations(cadata=contents.ca.decode("ascii"))
-    except (OSError, ValueError) as error:
-        why = error.reason if isinstance(error, ssl.SSLError) and error.reason else str(error)
-        names = ", ".join(map(str, files))
-        raise TlsFilesInvalid(
-            detail=f"{names} do not hold a certificate, its key without a password, and an authority ({why})"
-        ) from error
-    if _read_bytes(files) != contents:
-        raise TlsFilesInvalid(detail="they are just being written")
-    return contents
-
-
-def _read_bytes(files: TlsFiles) -> _Contents:
-    try:
-        return _Contents(*(file.read_bytes() for file in files))
-    except OSError as error:
-        raise TlsFilesInvalid(detail=f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 class _Connection:
