@@ -46,7 +46,7 @@ from liveness.security.authentication import Authenticator, CallerRegistry
 from liveness.security.forwarded_callers import ForwardedCallers
 from liveness.security.http_callers import HttpCallers
 from liveness.security.node_authentication import NodeAuthentication
-from liveness.security.posture import exposed_settings, is_loopback
+from liveness.security.posture import exposed_settings, is_loopback, require_protection
 from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
 from liveness.security.suspicion import SuspicionCounters
@@ -134,7 +134,10 @@ class Server:
         platform: Platform = THIS_PLATFORM,
     ) -> None:
         """`select_sink`: chooses the sink that receives the reschedules of a task queue, instead of the settings.
-        `self_driven=False`: the server commits and answers, but time, queues and maintenance move only when driven."""
+        `self_driven=False`: the server commits and answers, but time, queues and maintenance move only when driven.
+
+        Raises `ExposedListeners` and `TlsFilesUnusable` for settings with which no server may start."""
+        require_protection(settings)
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = random or Random()

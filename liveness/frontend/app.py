@@ -27,7 +27,7 @@ from liveness.routing.routing_table import Member, RoutingTable
 from liveness.routing.unknown_methods import UnknownMethodHandler
 from liveness.rpc.tracing import create_tracer
 from liveness.security.http_callers import HttpCallers
-from liveness.security.posture import is_loopback
+from liveness.security.posture import is_loopback, require_protection
 from liveness.security.principal import INVALID_TOKEN
 from liveness.security.principal_limits import principal_limits
 from liveness.security.private_listener import PrivateListener
@@ -118,6 +118,7 @@ class DatabaseRouteSource:
 
 class Frontend:
     def __init__(self, settings: FrontendSettings, *, clock: Clock | None = None) -> None:
+        require_protection(settings)
         self._settings = settings
         self._clock = clock or SystemClock()
         # Without fresh routes, other frontends serve better.
