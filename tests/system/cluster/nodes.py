@@ -14,9 +14,9 @@ import grpc
 
 from liveness.cluster.placement import choose_node
 from liveness.v1 import admin_pb2, admin_pb2_grpc, service_pb2_grpc
+from tests.free_ports import free_port
 from tests.system.server.conftest import NO_CHECKPOINTS
 from tests.system.server.server_process import ROUNDING_MS, ServerProcess
-from tests.system.worker_processes.own_server import free_port
 
 NODES = 3
 SHARDS = 16
