@@ -15,7 +15,6 @@ import grpc
 from liveness.background import BackgroundTasks
 from liveness.clock import Clock
 from liveness.security.followed_tls_files import FollowedTlsFiles
-from liveness.security.tls_files import TlsFiles
 from liveness.security.tls_settings import TlsPaths
 
 
@@ -32,27 +31,7 @@ class ClusterTls(FollowedTlsFiles):
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials of a listener that refuses peers without a certificate."""
-        given = self.certificate.files
-
-        def certificates_of(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-            return grpc.ssl_server_certificate_configuration(
-                [(files.private_key, files.cert_chain)], files.client_ca
-            )
-
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
-            # gRPC calls this in a thread of its own, for each handshake.
-            nonlocal given
-            current = self.certificate.files
-            if current is given:
-                return None
-            given = current
-            return certificates_of(current)
-
-        return grpc.dynamic_ssl_server_credentials(
-            certificates_of(given),
-            fetch,  # type: ignore[arg-type]  # None: nothing has changed
-            require_client_authentication=True,
-        )
+        return self.changed_configuration().credentials(requires_client_cert=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         files = self.certificate.files

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from threading import Lock
 
+import grpc
 import structlog
 
 from liveness.clock import Clock
@@ -17,6 +19,37 @@ logger = structlog.get_logger("liveness.tls")
 CHECK_INTERVAL_MS = 1_000
 EXPIRY_WARNING_MS = 14 * 86_400_000
 EXPIRY_REMINDER_MS = 3_600_000
+
+
+class ChangedConfiguration:
+    """Tells gRPC at a handshake whether the certificate has changed, once for each change.
+
+    gRPC asks in threads of its own. It replaces what it has by each configuration that it is given, and crashes if another handshake
+    begins just then; so it gets one only when there is a new one.
+    """
+
+    def __init__(
+        self, current: Callable[[], TlsFiles], make: Callable[[TlsFiles], grpc.ServerCertificateConfiguration]
+    ) -> None:
+        self._current = current
+        self._make = make
+        self._given = current()
+        self._lock = Lock()
+
+    def credentials(self, *, requires_client_cert: bool) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            self._make(self._given),
+            self,  # type: ignore[arg-type]  # None: nothing has changed
+            require_client_authentication=requires_client_cert,
+        )
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        with self._lock:
+            current = self._current()
+            if current is self._given:
+                return None
+            self._given = current
+        return self._make(current)
 
 
 class FollowedTlsFiles:
@@ -32,6 +65,15 @@ class FollowedTlsFiles:
         """The contents, or the reading error, that could not be used at the last check."""
         self._is_rejection_logged = False
         self._expiry_logged_ms: int | None = None
+
+    def changed_configuration(self) -> ChangedConfiguration:
+        """For one gRPC listener."""
+        return ChangedConfiguration(lambda: self.certificate.files, self._grpc_configuration)
+
+    def _grpc_configuration(self, files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(files.private_key, files.cert_chain)], files.client_ca
+        )
 
     async def run(self) -> None:
         self._warn_before_expiry()

@@ -14,6 +14,7 @@ import grpc
 from liveness.clock import Clock
 from liveness.security.followed_tls_files import FollowedTlsFiles
 from liveness.security.own_client_certificate import make_client_certificate
+from liveness.security.tls_files import TlsFiles
 from liveness.security.tls_settings import TlsPaths
 
 
@@ -29,11 +30,7 @@ class ListenerTls(FollowedTlsFiles):
         """gRPC asks for the certificate at each handshake. It refuses versions before TLS 1.2 by itself.
 
         It can require certificates of clients or not ask for them; it cannot leave the choice to the client."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._grpc_configuration(),
-            self._grpc_configuration,
-            require_client_authentication=self._paths.requires_client_cert,
-        )
+        return self.changed_configuration().credentials(requires_client_cert=self._paths.requires_client_cert)
 
     def http_context(self) -> ssl.SSLContext:
         return _CurrentContext.following(lambda: self.certificate.http_context)
@@ -50,9 +47,8 @@ class ListenerTls(FollowedTlsFiles):
         name = ("grpc.ssl_target_name_override", self.certificate.server_name)
         return grpc.aio.secure_channel(address, credentials, options=(*options, name))
 
-    def _grpc_configuration(self) -> grpc.ServerCertificateConfiguration:
-        files, own_client = self.certificate.files, self._own_client
-        client_ca = files.client_ca
+    def _grpc_configuration(self, files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+        client_ca, own_client = files.client_ca, self._own_client
         if client_ca is not None and own_client is not None:
             # This process connects to its own listener, too.
             client_ca = client_ca + b"\n" + own_client.certificate
