@@ -219,6 +219,8 @@ class Cluster:
     def admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
         return cast("admin_pb2_grpc.AdminServiceAsyncStub", _AnyNodeStub(self, "admin"))
 
+    repeats_calls = True
+
     def listening_ms(self, since: float, until: float) -> float:
         return (until - since) * 1_000 + ROUNDING_MS
 

@@ -116,6 +116,8 @@ class Envoy:
                 seen = sum(set(state) == {"eds_health_status"} for state in states)
                 await asyncio.sleep(0.05)
 
+    repeats_calls = True
+
     def listening_ms(self, since: float, until: float) -> float:
         """Return the most of this time that can have counted as silence."""
         return (until - since) * 1_000
