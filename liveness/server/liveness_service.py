@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from random import Random
 from sys import intern
 
@@ -35,7 +36,7 @@ from liveness.server.event_feed import EventFeed, EventSelection
 from liveness.server.rate_limits import RateLimits
 from liveness.server.reply_builders import ItemReplyBuilder, ReplyBuilder, refused_item
 from liveness.server.validation import optional_identifier, page_size, require_identifier, text
-from liveness.slices import SLICE_US, end_slice, in_slices
+from liveness.slices import SLICE_US, build_in_slices, end_slice, in_slices
 from liveness.store.api import WorkerRow
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import cluster_pb2, death_pb2, service_pb2, worker_pb2
@@ -185,7 +186,9 @@ class LivenessService:
                 if worker is not None:
                     answers.append(build_renewal(worker, wall_ms))
                 else:
-                    slice_us += DECISION_US + len(content) // BYTES_PER_US
+                    known = shard.workers.get(key)  # type: ignore[call-overload]
+                    lost_max = 0 if known is None else len(known.bindings)
+                    slice_us += DECISION_US + len(content) // BYTES_PER_US + lost_max
                     now_ms = shard.observed_ms_at(listening_ms)
                     outcome, worker = self._decide(
                         shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint, principal
@@ -350,7 +353,6 @@ class LivenessService:
             else None
         )
         rows = await self._node.store.list_workers(namespace, worker_filter, after, size + 1)
-        response = service_pb2.ListWorkersResponse()
         listed = rows[:size]
         remote_rows = [row for row in listed if not self._node.serves(row.shard_id)]
         remote_workers = (
@@ -358,14 +360,17 @@ class LivenessService:
             if remote_rows and self._all_nodes
             else {}
         )
-        for row in listed:
+
+        def build(row: WorkerRow) -> worker_pb2.Worker:
             message = remote_workers.get(row.key.instance_key)
             # The row decides the state; the memory of the owner knows the present lease.
             if message is None or int(message.state) != int(row.worker.state):
                 message = self._listed_worker_message(row)
-            response.workers.append(message)
-        if len(rows) > size:
-            response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
+            return message
+
+        response = service_pb2.ListWorkersResponse(workers=await build_in_slices(listed, build))
+        if listed and (len(rows) > size or rows.is_cut):
+            response.next_page_token = tokens.issue(listed[-1].key.instance_key, *listing)
         await self._node.wait_all_durable()
         return response
 
@@ -392,18 +397,18 @@ class LivenessService:
 
     async def look_up_workers(self, keys: Iterable[WorkerKey]) -> list[worker_pb2.Worker]:
         """Returns the present state of workers of this node, for a list that another node builds."""
-        found = []
-        for key in keys:
+
+        def build(key: WorkerKey) -> worker_pb2.Worker:
             shard = self._node.shard(*key)
             worker = shard.workers.get(key)
-            if worker is not None:
-                found.append(
-                    wire.worker_message(
-                        key, worker, self._worker_context(key, worker, shard), include_activities=False
-                    )
-                )
+            if worker is None:
+                return worker_pb2.Worker()
+            context = self._worker_context(key, worker, shard)
+            return wire.worker_message(key, worker, context, include_activities=False)
+
+        found = await build_in_slices(keys, build)
         await self._node.wait_all_durable()
-        return found
+        return [message for message in found if message.worker_instance_key]
 
     async def count_workers(
         self, request: service_pb2.CountWorkersRequest
@@ -432,11 +437,12 @@ class LivenessService:
         )
         if not entries and beyond_seq is None:
             self._node.shard_by_id(shard_id).describe(key)
+        listed = entries[:size]
         response = service_pb2.GetWorkerHistoryResponse(
-            events=[wire.event_message(shard_id, entry) for entry in entries[:size]]
+            events=await build_in_slices(listed, partial(wire.event_message, shard_id))
         )
-        if len(entries) > size:
-            response.next_page_token = tokens.issue(entries[size - 1].seq, *listing)
+        if listed and (len(entries) > size or entries.is_cut):
+            response.next_page_token = tokens.issue(listed[-1].seq, *listing)
         return response
 
     async def get_death_certificate(
@@ -450,7 +456,7 @@ class LivenessService:
         namespace = optional_identifier("namespace", request.namespace) or None
         found = await self._node.store.recent_events(namespace, page_size(request.page_size))
         return service_pb2.ListRecentEventsResponse(
-            events=[wire.event_message(shard_id, entry) for shard_id, entry in found]
+            events=await build_in_slices(found, lambda item: wire.event_message(*item))
         )
 
     async def watch_events(
@@ -463,6 +469,6 @@ class LivenessService:
         selection = EventSelection(namespace, worker)
         async for batch in self._feed.watch(selection, request.resume_token, request.from_beginning):
             yield service_pb2.WatchEventsResponse(
-                events=[wire.event_message(batch.shard_id, entry) for entry in batch.entries],
+                events=await build_in_slices(batch.entries, partial(wire.event_message, batch.shard_id)),
                 resume_token=batch.resume_token,
             )

@@ -19,6 +19,7 @@ from liveness.store.codec import LogEntry, RenewalState
 from liveness.store.database import ConnectionCounts
 from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
+from liveness.store.pages import Page
 from liveness.store.size import Storage
 from liveness.store.timeline import Timeline
 from liveness.store.tokens import TokenRow, TokensMark
@@ -171,7 +172,7 @@ class ActivityFilter:
 
 
 class FeedPage(NamedTuple):
-    entries: list[LogEntry]
+    entries: Page[LogEntry]
     deleted: DeletedEvents
     """Deleted events of the shard, in the selected namespace, when the entries were read."""
 
@@ -294,7 +295,7 @@ class Store(Protocol):
 
     async def list_workers(
         self, namespace: str, where: WorkerFilter, after_key: str | None, limit: int
-    ) -> list[WorkerRow]: ...
+    ) -> Page[WorkerRow]: ...
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]: ...
 
@@ -307,7 +308,7 @@ class Store(Protocol):
         beyond_seq: int | None,
         limit: int,
         kinds: Collection[str] = (),
-    ) -> list[LogEntry]:
+    ) -> Page[LogEntry]:
         """`kinds`: only events of these kinds; empty for all."""
 
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
@@ -337,8 +338,10 @@ class Store(Protocol):
         *,
         namespace: str | None = None,
         worker: str | None = None,
+        bytes_max: int | None = None,
     ) -> FeedPage:
-        """The same, with what retention has deleted: for a reader that must know whether it misses an event."""
+        """The same, with what retention has deleted: for a reader that must know whether it misses an event. `bytes_max`: the
+        page is cut after the event that exceeds it."""
 
     async def read_deletions(
         self, shard_ids: Collection[int], namespace: str | None
@@ -379,7 +382,7 @@ class Store(Protocol):
 
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
-    ) -> list[ActivityRow]: ...
+    ) -> Page[ActivityRow]: ...
 
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
