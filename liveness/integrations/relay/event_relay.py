@@ -21,8 +21,8 @@ from liveness.integrations.relay.broker import Broker, BrokerDown, MessageRefuse
 from liveness.integrations.relay.subjects import event_subject
 from liveness.store.codec import LogEntry
 from liveness.store.deletions import DeletedEvents
-from liveness.store.pages import PAGE_BYTES_MAX
 from liveness.store.errors import ShardsLost, StoreError
+from liveness.store.pages import PAGE_BYTES_MAX
 
 logger = structlog.get_logger("liveness.relay")
 
