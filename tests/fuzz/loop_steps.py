@@ -24,6 +24,8 @@ _LISTED_MS_MIN = 5
 class Step(NamedTuple):
     ms: float
     what: str
+    task: str = ""
+    """The name of the task that took the step."""
 
 
 class LoopSteps:
@@ -51,7 +53,7 @@ class LoopSteps:
             finally:
                 ms = (used_ns() - began_ns) / 1e6
                 if ms > _LISTED_MS_MIN:
-                    self._add(Step(ms, _name(callback)))
+                    self._add(Step(ms, *_names(callback)))
 
         events.Handle._run = run  # type: ignore[method-assign]
         return self
@@ -67,9 +69,9 @@ class LoopSteps:
             self.longest = step
 
 
-def _name(callback: Any) -> str:
+def _names(callback: Any) -> tuple[str, str]:
     task = getattr(callback, "__self__", None)
     if isinstance(task, asyncio.Task):
         coroutine = task.get_coro()
-        return str(getattr(coroutine, "__qualname__", coroutine))
-    return str(getattr(callback, "__qualname__", callback))
+        return str(getattr(coroutine, "__qualname__", coroutine)), task.get_name()
+    return str(getattr(callback, "__qualname__", callback)), ""
