@@ -13,7 +13,7 @@ from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import BoundActivity, Worker, WorkerState
 from liveness.store.audit import AuditFilter, AuditRow
 from liveness.store.codec import LogEntry, RenewalState
 from liveness.store.database import ConnectionCounts
@@ -65,6 +65,9 @@ class TaskUpdate(NamedTuple):
     last_error: str
 
 
+UNREADABLE = BoundActivity("", "", "", 0, "", b"")
+
+
 class StoredTask(NamedTuple):
     task_id: int
     shard_id: int
@@ -76,6 +79,8 @@ class StoredTask(NamedTuple):
     task: ActivityRescheduleTask
     created_wall_ms: int
     finished_wall_ms: int | None
+    damage: str = ""
+    """Why the row cannot be understood; then the activity of `task` is `UNREADABLE`. The row stays as it is in the table."""
 
 
 class QueueCount(NamedTuple):
@@ -355,7 +360,7 @@ class Store(Protocol):
     async def due_tasks(
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
     ) -> list[StoredTask]:
-        """Return due tasks. `include_parked`: followed by parked ones."""
+        """Return due tasks, those with damaged rows included. `include_parked`: followed by parked ones."""
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         """The shards whose queues contain tasks that were never attempted."""

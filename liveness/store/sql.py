@@ -12,7 +12,6 @@ import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     and_,
     func,
@@ -26,7 +25,6 @@ from sqlalchemy import (
 from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
-from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.store import codec, relay_progress, retention, task_counts
@@ -82,6 +80,7 @@ from liveness.store.schema import (
 )
 from liveness.store.size import Storage, read_storage, record_size
 from liveness.store.take_over import LOG_COLUMNS, decode_activity_row, take_over
+from liveness.store.task_rows import read_tasks
 from liveness.store.timeline import (
     Timeline,
     begin_restore,
@@ -429,7 +428,7 @@ class SqlStore:
             .order_by(tasks.c.due_ms, tasks.c.task_id)
             .limit(limit)
         )
-        return [_decode_task_row(row) for row in await self._fetch_all(query)]
+        return await self._database.read(lambda connection: read_tasks(connection, query))
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         query = (
@@ -463,7 +462,7 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return [_decode_task_row(row) for row in await self._fetch_all(query)]
+        return await self._database.read(lambda connection: read_tasks(connection, query))
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
@@ -481,11 +480,12 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return [_decode_task_row(row) for row in await self._fetch_all(query)]
+        return await self._database.read(lambda connection: read_tasks(connection, query))
 
     async def get_task(self, task_id: int) -> StoredTask | None:
-        rows = await self._fetch_all(select(tasks).where(tasks.c.task_id == task_id))
-        return _decode_task_row(rows[0]) if rows else None
+        query = select(tasks).where(tasks.c.task_id == task_id)
+        found = await self._database.read(lambda connection: read_tasks(connection, query))
+        return found[0] if found else None
 
     async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
         def find(connection: Connection) -> dict[ActivityKey, Activity]:
@@ -691,23 +691,3 @@ def prefix_upper_bound(prefix: str) -> str | None:
         if point < 0x10FFFF:
             return prefix[:index] + chr(0xE000 if point == 0xD7FF else point + 1)
     return None
-
-
-def _decode_task_row(row: Row[Any]) -> StoredTask:
-    columns = (
-        row.shard_id, row.kind, row.namespace, row.worker_key, row.lease_epoch, row.died, row.created_wall_ms,
-    )  # fmt: skip
-    codec.verify_checksum(row.activity, "tasks", *columns)
-    activity = codec.decode_bound_activity(row.activity)
-    return StoredTask(
-        task_id=row.task_id,
-        shard_id=row.shard_id,
-        kind=row.kind,
-        state=TaskState(row.state),
-        due_ms=row.due_ms,
-        attempts=row.attempts,
-        last_error=row.last_error,
-        task=ActivityRescheduleTask(row.namespace, activity, row.worker_key, row.lease_epoch, bool(row.died)),
-        created_wall_ms=row.created_wall_ms,
-        finished_wall_ms=row.finished_wall_ms,
-    )

@@ -87,9 +87,7 @@ class Target:
             if namespace:
                 limits = admin_pb2.NamespaceConfig(worker_heartbeat_rate=0, worker_sessions_per_minute=0)
                 await self.admin.UpdateConfig(
-                    admin_pb2.UpdateConfigRequest(
-                        namespace=namespace, set=limits, unset=names[:0]
-                    )
+                    admin_pb2.UpdateConfigRequest(namespace=namespace, set=limits, unset=names[:0])
                 )
         beat = worker_pb2.WorkerHeartbeat(worker_instance_key="w", session_id="s", task_queue="q")
         for request in (

@@ -130,7 +130,9 @@ class GrpcInputs:
                 case 0:
                     data[at : at + 1] = bytes([random.randrange(256)])
                 case 1:
-                    data[at : at + 1] = bytes([(data[at] if at < len(data) else 0) ^ 1 << random.randrange(8)])
+                    data[at : at + 1] = bytes(
+                        [(data[at] if at < len(data) else 0) ^ 1 << random.randrange(8)]
+                    )
                 case 2:
                     del data[at : at + random.randint(1, 20)]
                 case 3:
