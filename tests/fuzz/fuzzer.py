@@ -13,7 +13,6 @@ import gc
 import os
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,11 @@ class Target:
             try:
                 await request
             except grpc.aio.AioRpcError as error:
-                assert error.code() not in UNEXPECTED, error
+                assert error.code() not in UNEXPECTED, error  # noqa: PT017  # a refusal is expected
+
+    async def lift_rate_limits(self, namespace: str) -> None:
+        limits = admin_pb2.NamespaceConfig(worker_heartbeat_rate=0, worker_sessions_per_minute=0)
+        await self.admin.UpdateConfig(admin_pb2.UpdateConfigRequest(namespace=namespace, set=limits))
 
     def stored_count(self) -> int:
         """How many workers and activities are in memory."""
@@ -212,6 +215,3 @@ class Fuzzer:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-Check = Callable[[], Awaitable[None]]
