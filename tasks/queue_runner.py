@@ -25,6 +25,7 @@ from liveness.domain.errors import Unavailable
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.slices import in_slices
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.errors import StoreError, ValueRefused
 from liveness.tasks.activity_reschedule import ActivityReschedule, activity_key_of
@@ -34,6 +35,7 @@ from liveness.tasks.sinks import SinkDown, deliveries_max
 logger = structlog.get_logger("liveness.tasks")
 
 BATCH_SIZE = 500
+TASKS_PER_SLICE = 150
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
@@ -212,9 +214,11 @@ class QueueRunner(NodeListener):
         }
         to_deliver: list[tuple[StoredTask, Activity]] = []
         outcomes.update(await self._load_activities([stored for stored in batch if not stored.damage]))
-        for stored in batch:
+        async for stored in in_slices(batch, TASKS_PER_SLICE):
             if stored.task_id in outcomes:
                 continue
+            if self._node.shard_by_id(shard.id) is not shard:
+                raise self._node.commit_failure(shard.id)  # it was lost between two slices
             try:
                 activity = self._release_activity(stored, shard)
             except (Unavailable, StoreError):

@@ -125,6 +125,8 @@ class LivenessService:
         have changed, and has its own commit group, because the shards of an earlier slice may be lost before the next."""
         node = self._node
         require_identifier("namespace", namespace)
+        if node.committer.is_full:
+            await node.committer.wait_for_room()
         policy, seed, shard_table = node.policies.of(namespace), namespace_seed(namespace), node.shard_table()
         reply_builder = reply_builders[policy.paused]
         # A retry does not count the same heartbeat again.
@@ -145,9 +147,11 @@ class LivenessService:
         counters = (0, 0, 0)
         for beat, principal in zip(beats, principals, strict=True):
             if slice_us > SLICE_US:
+                node.committer.note_decided(slice_us)
                 slice_us = 0
                 slices.append((len(answers), node.barrier()))
                 await end_slice()
+                await node.committer.wait_for_room()
                 if node.is_closing:
                     answers += [ShuttingDown()] * (len(beats) - len(answers))
                     shards += [None] * (len(beats) - len(shards))
@@ -202,6 +206,8 @@ class LivenessService:
                 elif isinstance(error, ShardMoved):
                     wire.restore_counters(beat, counters)  # forwarded to the new owner unchanged
                 answers.append(error)
+        if slice_us:
+            node.committer.note_decided(slice_us)
         if len(unadmitted) == len(answers) > 0 and attempts_left:
             return await self._admit_and_record(namespace, beats, reply_builders, attempts_left, principals)
         start = 0
