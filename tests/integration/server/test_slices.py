@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import pytest
 
+from liveness.store.api import ShardCommit
 from liveness.store.pages import PAGE_BYTES_MAX
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2
 from liveness.v1.cluster_pb2_grpc import ClusterServiceStub
@@ -20,7 +23,7 @@ from tests.integration.server.server_harness import (
     refusal,
     unpack_status,
 )
-from tests.integration.store.faulty_store import Fault
+from tests.integration.store.faulty_store import CommitObserver, Fault
 
 LARGE = "j" * 16_000
 """As much as a heartbeat may say about its worker."""
@@ -76,6 +79,33 @@ async def test_exactly_the_heartbeats_of_a_lost_slice_are_refused(
         if not token:
             break
     assert stored == served
+
+
+async def test_many_large_batches_at_once_do_not_make_one_large_commit(faulty_harness: ServerHarness) -> None:
+    sizes: list[int] = []
+
+    class Sizes(CommitObserver):
+        def on_committed(self, commits: Sequence[ShardCommit]) -> None:
+            sizes.append(sum(len(commit.entries) for commit in commits))
+
+    assert faulty_harness.store is not None
+    faulty_harness.store.observer = Sizes()
+    batches = [
+        faulty_harness.batch(*(heartbeat(f"w{batch}-{n}", current_job=LARGE) for n in range(40)))
+        for batch in range(20)
+    ]
+    for items in await asyncio.gather(*batches):
+        assert [item.result.outcome for item in items] == [REGISTERED] * 40
+    assert sum(sizes) == 800
+    assert max(sizes) < 40
+
+
+async def test_batches_of_refusals_wait_for_no_commit(faulty_harness: ServerHarness) -> None:
+    """They make no commit, so there is none to wait for."""
+    invalid = [heartbeat(f"w{n}", current_job=LARGE + LARGE) for n in range(100)]
+    for items in await asyncio.gather(*(faulty_harness.batch(*invalid) for _ in range(5))):
+        assert {unpack_status(item.status).code for item in items} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert (await faulty_harness.beat("w")).outcome == REGISTERED
 
 
 async def test_an_order_reaches_all_workers_although_it_is_given_in_slices(harness: ServerHarness) -> None:
