@@ -118,12 +118,12 @@ class Target:
     async def check_serves(self) -> None:
         """Renew a lease and list its worker, as the next client would."""
         await self.prepare()
-        namespace = "after-all"
+        namespace, outcome = "after-all", 0
         for sequence in (1, 2):
             beat = worker_pb2.WorkerHeartbeat(worker_instance_key="w", session_id="s", sequence=sequence)
             request = service_pb2.RecordWorkerHeartbeatRequest(namespace=namespace, heartbeat=beat)
-            result = await self.liveness.RecordWorkerHeartbeat(request)
-        assert result.outcome == worker_pb2.HEARTBEAT_OUTCOME_RENEWED, result
+            outcome = (await self.liveness.RecordWorkerHeartbeat(request)).outcome
+        assert outcome == worker_pb2.HEARTBEAT_OUTCOME_RENEWED
         listed = await self.liveness.ListWorkers(service_pb2.ListWorkersRequest(namespace=namespace))
         assert [worker.worker_instance_key for worker in listed.workers] == ["w"]
 

@@ -6,7 +6,7 @@ that the handler lets out into UNKNOWN.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,9 +75,9 @@ class RecordedListeners:
         server, handlers = grpc.aio.server(*arguments, **options), list[grpc.GenericRpcHandler]()
         register = server.add_generic_rpc_handlers
 
-        def add_generic_rpc_handlers(added: Sequence[grpc.GenericRpcHandler]) -> None:
-            handlers.extend(added)
-            register(added)
+        def add_generic_rpc_handlers(added: Iterable[grpc.GenericRpcHandler]) -> None:
+            handlers.extend(kept := tuple(added))
+            register(kept)
 
         server.add_generic_rpc_handlers = add_generic_rpc_handlers  # type: ignore[method-assign]
         self._handlers.append(handlers)

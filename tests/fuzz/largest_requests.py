@@ -108,8 +108,11 @@ def _large_requests() -> Iterator[LargeRequest]:
     )
     for prefix in "wpl":
         yield LargeRequest(
-            f"a list of 1,000 workers {prefix}", "Liveness", "ListWorkers", lambda run, prefix=prefix: listing(prefix)
-        )  # type: ignore[misc]  # fmt: skip
+            f"a list of 1,000 workers {prefix}",
+            "Liveness",
+            "ListWorkers",
+            lambda run, prefix=prefix: listing(prefix),  # type: ignore[misc]
+        )
     yield LargeRequest(
         "1,000 events",
         "Liveness",

@@ -55,7 +55,7 @@ class LoopSteps:
                 if ms > _LISTED_MS_MIN:
                     self._add(Step(ms, *_names(callback)))
 
-        events.Handle._run = run  # type: ignore[method-assign]
+        events.Handle._run = run  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(

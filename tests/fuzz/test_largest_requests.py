@@ -64,6 +64,7 @@ async def check_all(target: Target) -> None:
     """What took long is sent again, twice: the machine may have been busy."""
     await target.lift_rate_limits(NAMESPACE)
     left: Sequence[LargeRequest] = LARGE_REQUESTS
+    too_long: dict[str, Step] = {}
     for run in range(RUNS):
         longest = await send_all(target, left, run)
         too_long = {name: step for name, step in longest.items() if step.ms > STEP_MS_MAX}
