@@ -79,7 +79,7 @@ class RecordedListeners:
             handlers.extend(kept := tuple(added))
             register(kept)
 
-        server.add_generic_rpc_handlers = add_generic_rpc_handlers  # type: ignore[method-assign]
+        server.add_generic_rpc_handlers = add_generic_rpc_handlers  # type: ignore[method-assign, assignment]
         self._handlers.append(handlers)
         return server
 
