@@ -110,6 +110,7 @@ class Gateway:
     def retry_budget(self, rule: RoutingRule, context: Context) -> RetryBudget:
         return RetryBudget(
             self._clock,
+            self.routes,
             context.time_remaining(),
             rule.wait_ms_max,
             is_batch=rule.kind is RoutingKind.HEARTBEAT_BATCH,
@@ -215,7 +216,7 @@ class MethodRouter:
         # A frontend learns the number of shards when it first reaches a node.
         routes = self._gateway.routes
         while not routes.shard_count:
-            if not await retry_budget.wait(routes):
+            if not await retry_budget.wait():
                 raise NoNodeReachable
 
     # -- batches
@@ -247,7 +248,7 @@ class MethodRouter:
     async def forward_stream(self, request: Any, context: Context) -> AsyncIterator[bytes]:
         """Forward the messages of a node's stream. A failure after the first message goes to the caller, which knows how to
         resume."""
-        forwarder, routes = self._gateway.forwarder, self._gateway.routes
+        forwarder = self._gateway.forwarder
         metadata = caller_metadata(context.invocation_metadata())
         retry_budget = self._gateway.retry_budget(self.rule, context)
         body = request if isinstance(request, bytes) else request.SerializeToString()
@@ -275,7 +276,7 @@ class MethodRouter:
                 failed_owner = owner
                 if forwarder.next_owner(None, failed_owner, failure) is not None:
                     continue
-            if not await retry_budget.wait(routes):
+            if not await retry_budget.wait():
                 break
             failed_owner = None
         await _reply(context, failure or rpc_failures.from_error(forwarder.unavailable_error(None)))
