@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc
 
@@ -118,9 +119,12 @@ class Target:
     async def check_serves(self) -> None:
         """Renew a lease and list its worker, as the next client would."""
         await self.prepare()
-        namespace, outcome = "after-all", 0
+        # A session of its own: servers before this one may have checked the same database.
+        namespace, session_id, outcome = "after-all", uuid4().hex, 0
         for sequence in (1, 2):
-            beat = worker_pb2.WorkerHeartbeat(worker_instance_key="w", session_id="s", sequence=sequence)
+            beat = worker_pb2.WorkerHeartbeat(
+                worker_instance_key="w", session_id=session_id, sequence=sequence, new_incarnation=True
+            )
             request = service_pb2.RecordWorkerHeartbeatRequest(namespace=namespace, heartbeat=beat)
             outcome = (await self.liveness.RecordWorkerHeartbeat(request)).outcome
         assert outcome == worker_pb2.HEARTBEAT_OUTCOME_RENEWED
