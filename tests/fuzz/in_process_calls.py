@@ -69,7 +69,7 @@ class RecordedListeners:
 
     def __init__(self) -> None:
         self._handlers: list[list[grpc.GenericRpcHandler]] = []
-        self._found: dict[tuple[str, bool], Any] = {}
+        self._found: dict[tuple[str, bool], grpc.GenericRpcHandler | None] = {}
 
     def listener(self, *arguments: Any, **options: Any) -> grpc.aio.Server:
         server, handlers = grpc.aio.server(*arguments, **options), list[grpc.GenericRpcHandler]()
@@ -83,28 +83,32 @@ class RecordedListeners:
         self._handlers.append(handlers)
         return server
 
-    def find(self, path: str, *, on_cluster_port: bool) -> Any:
-        """Return the handler of a method; None if that port does not serve it."""
+    def find(self, path: str, metadata: Sequence[Any], *, on_cluster_port: bool) -> Any:
+        """Return the handler of a method, as gRPC asks for it with each call; None if that port does not serve it."""
         if (path, on_cluster_port) not in self._found:
             self._found[path, on_cluster_port] = self._find(path, on_cluster_port=on_cluster_port)
-        return self._found[path, on_cluster_port]
+        found = self._found[path, on_cluster_port]
+        return None if found is None else found.service(_details(path, metadata))
 
-    def _find(self, path: str, *, on_cluster_port: bool) -> Any:
+    def _find(self, path: str, *, on_cluster_port: bool) -> grpc.GenericRpcHandler | None:
         for handlers in self._handlers:
-            if (_service_of(handlers, GET_ROUTES) is not None) is on_cluster_port:
-                return _service_of(handlers, path)
+            if (_serving(handlers, GET_ROUTES) is not None) is on_cluster_port:
+                return _serving(handlers, path)
         return None
 
 
-def _service_of(handlers: Sequence[grpc.GenericRpcHandler], path: str) -> Any:
-    details: Any = SimpleNamespace(method=path, invocation_metadata=())
-    return next((found for each in handlers if (found := each.service(details)) is not None), None)
+def _serving(handlers: Sequence[grpc.GenericRpcHandler], path: str) -> grpc.GenericRpcHandler | None:
+    return next((each for each in handlers if each.service(_details(path, ())) is not None), None)
+
+
+def _details(path: str, metadata: Sequence[Any]) -> Any:
+    return SimpleNamespace(method=path, invocation_metadata=tuple(metadata))
 
 
 async def call(listeners: RecordedListeners, given: GrpcInput) -> CallContext:
     """Make one call; the client leaves a stream of answers after some of them. Exceptions of the handler are let out."""
     context = CallContext(given.metadata)
-    handler = listeners.find(given.path, on_cluster_port=given.on_cluster_port)
+    handler = listeners.find(given.path, given.metadata, on_cluster_port=given.on_cluster_port)
     if handler is None:
         context.status = grpc.StatusCode.UNIMPLEMENTED
         return context
