@@ -34,6 +34,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable(Failed):
+    """The row of the task is damaged; the task is dead-lettered at once, and the row stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Postponed:
     """The task cannot be attempted because its sink is down. It is parked, and this does not count as an attempt."""
 

@@ -1,7 +1,7 @@
 """Executes the stored queues: claim → validate → execute → record, each task on its own.
 
 Only the owner of a shard executes its queue, batch by batch. Within a batch every task succeeds, is retried with backoff
-or is dead-lettered by itself: one poison activity blocks no other, and neither does a sink that hangs. Only what concerns
+or is dead-lettered by itself: one poison activity blocks no other, and neither does a damaged row or a sink that hangs. Only what concerns
 the shard or the store as a whole, and passes, interrupts a batch; any other error is a failed attempt of the task
 that caused it.
 
@@ -25,15 +25,17 @@ from liveness.domain.errors import Unavailable
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
 from liveness.engine.shard import PreparedCommit, Shard
+from liveness.slices import in_slices
 from liveness.store.api import PARKED_MS, StoredTask, TaskState, TaskUpdate
 from liveness.store.errors import StoreError, ValueRefused
 from liveness.tasks.activity_reschedule import ActivityReschedule, activity_key_of
-from liveness.tasks.contract import Done, Failed, Postponed, QueueOutcome, Stale
+from liveness.tasks.contract import Done, Failed, Postponed, QueueOutcome, Stale, Unreadable
 from liveness.tasks.sinks import SinkDown, deliveries_max
 
 logger = structlog.get_logger("liveness.tasks")
 
 BATCH_SIZE = 500
+TASKS_PER_SLICE = 150
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 300_000
 ERROR_CHARS_MAX = 500
@@ -207,12 +209,16 @@ class QueueRunner(NodeListener):
 
     async def _execute(self, shard: Shard, batch: Sequence[StoredTask]) -> None:
         """Take the activities from their workers. That completes tasks for our own matching; the others are delivered."""
-        outcomes: dict[int, QueueOutcome] = {}
+        outcomes: dict[int, QueueOutcome] = {
+            stored.task_id: Unreadable(stored.damage) for stored in batch if stored.damage
+        }
         to_deliver: list[tuple[StoredTask, Activity]] = []
-        outcomes.update(await self._load_activities(batch))
-        for stored in batch:
+        outcomes.update(await self._load_activities([stored for stored in batch if not stored.damage]))
+        async for stored in in_slices(batch, TASKS_PER_SLICE):
             if stored.task_id in outcomes:
                 continue
+            if self._node.shard_by_id(shard.id) is not shard:
+                raise self._node.commit_failure(shard.id)  # it was lost between two slices
             try:
                 activity = self._release_activity(stored, shard)
             except (Unavailable, StoreError):
@@ -306,7 +312,8 @@ class QueueRunner(NodeListener):
         attempts = stored.attempts + 1
         if not isinstance(outcome, Failed):
             return TaskUpdate(stored.task_id, TaskState.DONE, stored.due_ms, attempts, "")
-        is_dead_lettered = attempts >= self._attempts_max
+        # Reading a damaged row again would not help.
+        is_dead_lettered = attempts >= self._attempts_max or isinstance(outcome, Unreadable)
         logger.warning(
             "task dead-lettered" if is_dead_lettered else "task failed",
             task=stored.task_id,

@@ -41,6 +41,7 @@ from liveness.domain.worker import Worker
 from liveness.engine.backlog import QueueName
 from liveness.engine.listener import NodeListener
 from liveness.engine.node import Node
+from liveness.engine.open_activities import payload_bytes
 from liveness.engine.shard import PreparedCommit, Shard
 
 logger = structlog.get_logger("liveness.matching")
@@ -48,6 +49,9 @@ logger = structlog.get_logger("liveness.matching")
 POLLS_PER_WORKER_MAX = 1_000
 ANNOUNCED_OFFERS_MAX = 1_000
 FETCHES_MAX = 8
+HAND_OUT_BYTES_MAX = 4 * 1024 * 1024
+"""How many bytes of payloads one poll gets at most, apart from its last activity: a hundred large ones would be an answer of
+25 MiB, which takes long to build and which most clients refuse."""
 """How many polls of one queue may ask other nodes at the same time."""
 MATCHES_PER_TURN = 100
 """After this many, the event loop serves other calls first."""
@@ -507,7 +511,7 @@ class Matching(NodeListener):
                 except LivenessError as error:
                     logger.debug("nothing fetched", at=address, why=str(error))
                     found = []
-                if len(found) < poll.limit:
+                if len(found) < poll.limit and sum(map(payload_bytes, found)) < HAND_OUT_BYTES_MAX:
                     queue.remote_offers.forget(address, poll.types)
                 if found:
                     poll.assigned += [
@@ -525,8 +529,10 @@ class Matching(NodeListener):
     def _first_available(
         self, queue: TaskQueue, task_queue: str, limit: int, types: ActivityTypes
     ) -> list[ActivityKey]:
-        """Up to `limit` activities, in order of arrival. Entries that are out of date leave the queue."""
+        """Up to `limit` activities, in order of arrival; fewer if they are large. Entries that are out of date leave the
+        queue."""
         found: list[ActivityKey] = []
+        found_bytes = 0
         outdated: list[ActivityKey] = []
         for key in queue.available.in_order(types):
             activity = self._find_available(key)
@@ -537,7 +543,8 @@ class Matching(NodeListener):
                 outdated.append(key)
                 continue
             found.append(key)
-            if len(found) >= limit:
+            found_bytes += payload_bytes(activity)
+            if len(found) >= limit or found_bytes >= HAND_OUT_BYTES_MAX:
                 break
         for key in outdated:
             queue.available.discard(key)

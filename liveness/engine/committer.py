@@ -34,6 +34,9 @@ GATHER_STEP_MS = 1
 BUSY_LOOP_DELAY_MS = 1
 """A timer that is late by more than this shows that the event loop is busy."""
 
+GROUP_US_MAX = 40_000
+"""The estimated processor time of the decisions in one group, in microseconds."""
+
 ShardEpoch = tuple[int, int]
 """A shard's id and the epoch under which it was held."""
 
@@ -53,10 +56,12 @@ ObserveCommit = Callable[[], CommitObserver | None]
 class CommitGroup:
     """The callers that wait for one commit."""
 
-    __slots__ = ("_lost", "_observe_commit", "_observers", "_started", "_waiters", "done")
+    __slots__ = ("_lost", "_observe_commit", "_observers", "_started", "_waiters", "decided_us", "done")
 
     def __init__(self, observe_commit: ObserveCommit | None = None) -> None:
         self.done = False
+        self.decided_us = 0
+        """The estimated processor time that heartbeats took whose decisions this group commits, plain renewals not counted."""
         self._lost: set[ShardEpoch] = set()
         self._waiters: list[asyncio.Future[None]] = []
         self._observe_commit = observe_commit
@@ -178,6 +183,22 @@ class Committer:
         if self._dirty:
             return self._open
         return self._in_flight or _FINISHED_GROUP
+
+    def note_decided(self, cost_us: int) -> None:
+        """Count decisions towards the group that gathers now. Call it in the same turn of the event loop."""
+        if self._dirty:  # refusals alone are not committed
+            self._open.decided_us += cost_us
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the group that gathers has enough. What follows a commit takes one turn of the event loop, so a group must
+        not become large, however many callers there are."""
+        return self._open.decided_us > GROUP_US_MAX and bool(self._dirty)
+
+    async def wait_for_room(self) -> None:
+        """Wait while the group that gathers is full."""
+        while self.is_full:
+            await self._open.wait()
 
     def abandon(self, served: Iterable[Shard]) -> bool:
         """Discard what is not committed, and wait no longer for the commit in flight: answer everyone who waits for it.

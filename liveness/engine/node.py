@@ -186,6 +186,11 @@ class Node:
         """Whether a call that waits for its commit will get an answer."""
         return self._is_running and not self.committer.broken
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether every call about a shard is refused because the server stops."""
+        return self._closing
+
     def stop_listening(self) -> None:
         """Stop the observed clocks: heartbeats can no longer arrive, so silence must not count from now on."""
         self.listening.stop()

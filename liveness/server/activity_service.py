@@ -16,6 +16,8 @@ from liveness.server import activity_wire as wire
 from liveness.server import tokens
 from liveness.server.validation import duration_ms, optional_identifier, page_size, require_identifier, text
 from liveness.server.wire import worker_key
+from liveness.slices import build_in_slices
+from liveness.store.api import ActivityRow
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import activity_pb2 as pb
 
@@ -185,21 +187,19 @@ class ActivityService:
         listed = rows[:size]
         activities = await self._ownership.with_current_epochs([(row.key, row.activity) for row in listed])
         wall_ms = self._node.clock.wall_ms()
-        response = pb.ListActivitiesResponse()
-        for row, activity in zip(listed, activities, strict=True):
+
+        def build(item: tuple[ActivityRow, Activity]) -> pb.Activity:
+            row, activity = item
             now_ms = self._node.observed_ms(row.shard_id)
-            response.activities.append(
-                wire.activity_message(
-                    row.key,
-                    activity,
-                    row.shard_id,
-                    now_ms=now_ms,
-                    wall_ms=wall_ms,
-                    include_payloads=False,
-                )
+            return wire.activity_message(
+                row.key, activity, row.shard_id, now_ms=now_ms, wall_ms=wall_ms, include_payloads=False
             )
-        if len(rows) > size:
-            response.next_page_token = tokens.issue(list(rows[size - 1].key.id), *listing)
+
+        response = pb.ListActivitiesResponse(
+            activities=await build_in_slices(zip(listed, activities, strict=True), build)
+        )
+        if listed and (len(rows) > size or rows.is_cut):
+            response.next_page_token = tokens.issue(list(listed[-1].key.id), *listing)
         return response
 
     async def cancel_activity(self, request: pb.CancelActivityRequest) -> pb.CancelActivityResponse:

@@ -38,6 +38,7 @@ from liveness.server.validation import (
     require_identifier,
     text,
 )
+from liveness.slices import build_in_slices
 from liveness.store.api import FINISHED_TASK_STATES, StoredTask, TaskState, TaskUpdate, WorkerFilter
 from liveness.v1 import admin_pb2, audit_pb2, cluster_pb2, fleet_pb2, token_pb2
 
@@ -143,7 +144,7 @@ class AdminService:
         scope = self._orders_handlers.scope(request)
         if scope == "all":
             paused = self._node.policies.of(request.namespace).paused
-            changed = 0 if paused else self._orders_handlers.count_unpaused(request.namespace)
+            changed = 0 if paused else await self._orders_handlers.count_unpaused(request.namespace)
             if not paused:
                 changed += await self._count_changed_by_other_nodes("PauseWorkers", request)
             if not is_local_only.get():
@@ -262,7 +263,7 @@ class AdminService:
             else 0
         )
         found = await self._node.store.list_tasks(namespace, states, after, size + 1)
-        response = admin_pb2.ListTasksResponse(tasks=[wire.task_message(stored) for stored in found[:size]])
+        response = admin_pb2.ListTasksResponse(tasks=await build_in_slices(found[:size], wire.task_message))
         if len(found) > size:
             response.next_page_token = tokens.issue(found[size - 1].task_id, *listing)
         return response

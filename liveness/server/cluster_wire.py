@@ -58,7 +58,7 @@ def questions(message: cluster_pb2.LookAtHoldersRequest) -> list[tuple[WorkerKey
 
 
 def bound_activities(refs: Sequence[worker_pb2.ActivityRef]) -> tuple[BoundActivity, ...]:
-    check_count("activities", refs, ITEMS_MAX)
+    check_count("activities", refs, ACTIVITIES_PER_HAND_OUT_MAX)
     return activities("activities", refs)
 
 

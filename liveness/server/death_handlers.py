@@ -155,7 +155,7 @@ class DeathHandlers:
             )
             for entry in entries:
                 yield entry
-            if len(entries) < PAGE:
+            if len(entries) < PAGE and not entries.is_cut:
                 return
             before_seq = entries[-1].seq
 

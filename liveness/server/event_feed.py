@@ -29,6 +29,7 @@ from liveness.engine.shard import PreparedCommit, Shard
 from liveness.server import tokens, wire
 from liveness.store.codec import LogEntry, RenewalBatch
 from liveness.store.deletions import DeletedEvents
+from liveness.store.pages import PAGE_BYTES_MAX
 
 EVENTS_PER_RESPONSE_MAX = 500
 WATCHERS_MAX = 1_000
@@ -185,10 +186,10 @@ class EventFeed(NodeListener):
                     continue
                 entries, newly_deleted = await self._node.store.read_feed(
                     shard_id, cursor.seq, through_seq, EVENTS_PER_RESPONSE_MAX,
-                    namespace=selection.namespace, worker=selection.worker,
+                    namespace=selection.namespace, worker=selection.worker, bytes_max=PAGE_BYTES_MAX,
                 )  # fmt: skip
                 _check_nothing_missed({shard_id: cursor}, {shard_id: newly_deleted})
-                full = len(entries) == EVENTS_PER_RESPONSE_MAX
+                full = len(entries) == EVENTS_PER_RESPONSE_MAX or entries.is_cut
                 read_seq = entries[-1].seq if full else through_seq
                 is_catching_up = newly_deleted.through_seq > read_seq
                 cursors[shard_id] = Cursor(read_seq, cursor.deleted_before if is_catching_up else None)

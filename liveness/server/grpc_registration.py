@@ -39,11 +39,15 @@ from liveness.server.all_nodes import is_local_only
 from liveness.server.oversight import MethodOversight, Oversight, request_bytes
 from liveness.server.request_bounds import RequestBounds
 from liveness.server.shutdown_gate import ShutdownGate
+from liveness.slices import end_slice
 from liveness.store.errors import NoSpaceLeft, StoreError
 from liveness.telemetry.call_stats import OK, CallStats, MethodStats
 
 logger = structlog.get_logger("liveness.server")
 
+
+BYTES_PER_SLICE_MAX = 128 * 1024
+"""Parsing a larger request may take several milliseconds."""
 
 WaitAllDurable = Callable[[], Awaitable[None]]
 
@@ -163,6 +167,8 @@ def _make_unary(
         try:
             if gate.is_closed:
                 await gate.refuse()
+            if request_bytes.get() > BYTES_PER_SLICE_MAX:
+                await end_slice()  # parsing it was one
             if guard is None:
                 if oversight is not None:
                     oversight.admit_anonymous(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from random import Random
 from sys import intern
 
@@ -15,12 +16,14 @@ from liveness.domain.errors import (
     MalformedRequest,
     PageTokenInvalid,
     ShardMoved,
+    ShuttingDown,
     Unavailable,
     WorkerQuotaExceeded,
 )
 from liveness.domain.keys import WorkerKey, namespace_seed, shard_from_seed, shard_of
 from liveness.domain.policy import Policy
 from liveness.domain.worker import InactiveReason, Worker, WorkerState
+from liveness.engine.committer import CommitGroup
 from liveness.engine.node import Node
 from liveness.engine.shard import HeartbeatOutcome, Shard
 from liveness.security.principal import caller_name, item_principals
@@ -33,12 +36,18 @@ from liveness.server.event_feed import EventFeed, EventSelection
 from liveness.server.rate_limits import RateLimits
 from liveness.server.reply_builders import ItemReplyBuilder, ReplyBuilder, refused_item
 from liveness.server.validation import optional_identifier, page_size, require_identifier, text
+from liveness.slices import SLICE_US, build_in_slices, end_slice, in_slices
 from liveness.store.api import WorkerRow
 from liveness.telemetry.telemetry import Telemetry
 from liveness.v1 import cluster_pb2, death_pb2, service_pb2, worker_pb2
 from liveness.version import VERSION
 
 HEARTBEATS_PER_CALL_MAX = 1_000
+DECISION_US = 60
+"""The estimated processor time of a heartbeat that does not take the short path, in microseconds, apart from its contents."""
+BYTES_PER_US = 3
+"""The same for its contents: lists of short elements cost most."""
+REFUSALS_PER_SLICE = 100
 API_LEVEL = 2
 """1: heartbeats and queries. 2: activities, streams."""
 API_LEVEL_MIN = 1
@@ -95,8 +104,10 @@ class LivenessService:
             self._telemetry.record_refusals(request.namespace, errors)
             self._telemetry.record_refused_items(request.namespace, errors)
             return b"".join(
-                refused_item(redact_error(answer)) if isinstance(answer, LivenessError) else answer
-                for answer in answers
+                [
+                    refused_item(redact_error(answer)) if isinstance(answer, LivenessError) else answer
+                    async for answer in in_slices(answers, REFUSALS_PER_SLICE)
+                ]
             )
 
     async def _record(
@@ -107,10 +118,15 @@ class LivenessService:
         attempts_left: int = ADMIT_ATTEMPTS_MAX,
         principals: Sequence[str] | None = None,
     ) -> list[bytes | LivenessError]:
-        """Decide all heartbeats at once, wait for one commit, then answer. `principals`: who sent each of them; None: the
-        caller sent them all."""
+        """Decide all heartbeats, wait until they are durable, then answer. `principals`: who sent each of them; None: the
+        caller sent them all.
+
+        Heartbeats that cost much are decided in slices. Each slice reads time, policy and shards anew, because they may
+        have changed, and has its own commit group, because the shards of an earlier slice may be lost before the next."""
         node = self._node
         require_identifier("namespace", namespace)
+        if node.committer.is_full:
+            await node.committer.wait_for_room()
         policy, seed, shard_table = node.policies.of(namespace), namespace_seed(namespace), node.shard_table()
         reply_builder = reply_builders[policy.paused]
         # A retry does not count the same heartbeat again.
@@ -124,8 +140,28 @@ class LivenessService:
         shards: list[Shard | None] = []
         answers: list[bytes | LivenessError] = []
         unadmitted: list[int] = []
+        unadmitted_keys: dict[str, RoomNeeded] = {}
+        slices: list[tuple[int, CommitGroup]] = []
+        """The ends of the slices before the last, and the groups that make them durable."""
+        slice_us = 0
         counters = (0, 0, 0)
         for beat, principal in zip(beats, principals, strict=True):
+            if slice_us > SLICE_US:
+                node.committer.note_decided(slice_us)
+                slice_us = 0
+                slices.append((len(answers), node.barrier()))
+                await end_slice()
+                await node.committer.wait_for_room()
+                if node.is_closing:
+                    answers += [ShuttingDown()] * (len(beats) - len(answers))
+                    shards += [None] * (len(beats) - len(shards))
+                    break
+                policy, shard_table = node.policies.of(namespace), node.shard_table()
+                reply_builder = reply_builders[policy.paused]
+                build_renewal = reply_builder.build_renewal
+                is_rate_limited = policy.has_rate_limits and attempts_left == ADMIT_ATTEMPTS_MAX
+                monotonic_ms = node.clock.monotonic_ms()
+                listening_ms, wall_ms = node.listening.now_ms(), node.clock.wall_ms()
             instance_key = beat.worker_instance_key
             shard_id = shard_from_seed(seed, instance_key, shard_count)
             shard = shard_table[shard_id]
@@ -139,15 +175,24 @@ class LivenessService:
                     if key not in shard.workers:  # only valid keys get a rate bucket
                         require_identifier("heartbeat.worker_instance_key", instance_key)
                     admit(key, policy, monotonic_ms)
+                if unadmitted and instance_key in unadmitted_keys:
+                    # Its earlier heartbeat waits, and there may be room by now: this one must not overtake it.
+                    unadmitted.append(len(answers))
+                    answers.append(unadmitted_keys[instance_key])
+                    continue
                 sequence, successes, errors = counters = wire.pop_counters(beat)
+                content = beat.SerializePartialToString()
                 # Another principal's copy of the same heartbeat does not take the short path.
-                fingerprint = hash((principal, beat.SerializePartialToString()))
+                fingerprint = hash((principal, content))
                 worker = shard.renew_unchanged(
                     key, fingerprint, sequence, successes, errors, listening_ms, wall_ms
                 )
                 if worker is not None:
                     answers.append(build_renewal(worker, wall_ms))
                 else:
+                    known = shard.workers.get(key)  # type: ignore[call-overload]
+                    lost_max = 0 if known is None else len(known.bindings)
+                    slice_us += DECISION_US + len(content) // BYTES_PER_US + lost_max
                     now_ms = shard.observed_ms_at(listening_ms)
                     outcome, worker = self._decide(
                         shard, key, beat, counters, policy, now_ms, wall_ms, fingerprint, principal
@@ -157,20 +202,27 @@ class LivenessService:
                 if isinstance(error, RoomNeeded):
                     wire.restore_counters(beat, counters)
                     unadmitted.append(len(answers))
+                    unadmitted_keys[instance_key] = error
                 elif isinstance(error, ShardMoved):
                     wire.restore_counters(beat, counters)  # forwarded to the new owner unchanged
                 answers.append(error)
+        if slice_us:
+            node.committer.note_decided(slice_us)
         if len(unadmitted) == len(answers) > 0 and attempts_left:
             return await self._admit_and_record(namespace, beats, reply_builders, attempts_left, principals)
-        group = node.barrier()
-        await group.wait()
-        if group.lost:
-            # An error, too, may rest on state that was to be committed with the group; a full quota, on any shard of it.
-            for index, shard in enumerate(shards):
-                if shard is not None and (
-                    group.failed(shard) or isinstance(answers[index], WorkerQuotaExceeded)
-                ):
-                    answers[index] = node.commit_failure(shard.id)
+        start = 0
+        for end, group in (*slices, (len(answers), node.barrier())):
+            await group.wait()
+            if group.lost:
+                # An error, too, may rest on state that was to be committed with the group; a full quota, on any shard
+                # of it.
+                for index in range(start, end):
+                    shard = shards[index]
+                    if shard is not None and (
+                        group.failed(shard) or isinstance(answers[index], WorkerQuotaExceeded)
+                    ):
+                        answers[index] = node.commit_failure(shard.id)
+            start = end
         if unadmitted and attempts_left:
             retried = await self._admit_and_record(
                 namespace,
@@ -307,7 +359,6 @@ class LivenessService:
             else None
         )
         rows = await self._node.store.list_workers(namespace, worker_filter, after, size + 1)
-        response = service_pb2.ListWorkersResponse()
         listed = rows[:size]
         remote_rows = [row for row in listed if not self._node.serves(row.shard_id)]
         remote_workers = (
@@ -315,14 +366,17 @@ class LivenessService:
             if remote_rows and self._all_nodes
             else {}
         )
-        for row in listed:
+
+        def build(row: WorkerRow) -> worker_pb2.Worker:
             message = remote_workers.get(row.key.instance_key)
             # The row decides the state; the memory of the owner knows the present lease.
             if message is None or int(message.state) != int(row.worker.state):
                 message = self._listed_worker_message(row)
-            response.workers.append(message)
-        if len(rows) > size:
-            response.next_page_token = tokens.issue(rows[size - 1].key.instance_key, *listing)
+            return message
+
+        response = service_pb2.ListWorkersResponse(workers=await build_in_slices(listed, build))
+        if listed and (len(rows) > size or rows.is_cut):
+            response.next_page_token = tokens.issue(listed[-1].key.instance_key, *listing)
         await self._node.wait_all_durable()
         return response
 
@@ -349,18 +403,18 @@ class LivenessService:
 
     async def look_up_workers(self, keys: Iterable[WorkerKey]) -> list[worker_pb2.Worker]:
         """Returns the present state of workers of this node, for a list that another node builds."""
-        found = []
-        for key in keys:
+
+        def build(key: WorkerKey) -> worker_pb2.Worker:
             shard = self._node.shard(*key)
             worker = shard.workers.get(key)
-            if worker is not None:
-                found.append(
-                    wire.worker_message(
-                        key, worker, self._worker_context(key, worker, shard), include_activities=False
-                    )
-                )
+            if worker is None:
+                return worker_pb2.Worker()
+            context = self._worker_context(key, worker, shard)
+            return wire.worker_message(key, worker, context, include_activities=False)
+
+        found = await build_in_slices(keys, build)
         await self._node.wait_all_durable()
-        return found
+        return [message for message in found if message.worker_instance_key]
 
     async def count_workers(
         self, request: service_pb2.CountWorkersRequest
@@ -389,11 +443,12 @@ class LivenessService:
         )
         if not entries and beyond_seq is None:
             self._node.shard_by_id(shard_id).describe(key)
+        listed = entries[:size]
         response = service_pb2.GetWorkerHistoryResponse(
-            events=[wire.event_message(shard_id, entry) for entry in entries[:size]]
+            events=await build_in_slices(listed, partial(wire.event_message, shard_id))
         )
-        if len(entries) > size:
-            response.next_page_token = tokens.issue(entries[size - 1].seq, *listing)
+        if listed and (len(entries) > size or entries.is_cut):
+            response.next_page_token = tokens.issue(listed[-1].seq, *listing)
         return response
 
     async def get_death_certificate(
@@ -407,7 +462,7 @@ class LivenessService:
         namespace = optional_identifier("namespace", request.namespace) or None
         found = await self._node.store.recent_events(namespace, page_size(request.page_size))
         return service_pb2.ListRecentEventsResponse(
-            events=[wire.event_message(shard_id, entry) for shard_id, entry in found]
+            events=await build_in_slices(found, lambda item: wire.event_message(*item))
         )
 
     async def watch_events(
@@ -420,6 +475,6 @@ class LivenessService:
         selection = EventSelection(namespace, worker)
         async for batch in self._feed.watch(selection, request.resume_token, request.from_beginning):
             yield service_pb2.WatchEventsResponse(
-                events=[wire.event_message(batch.shard_id, entry) for entry in batch.entries],
+                events=await build_in_slices(batch.entries, partial(wire.event_message, batch.shard_id)),
                 resume_token=batch.resume_token,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 from liveness.domain import worker_control
 from liveness.domain.errors import InvalidField, ShardMoved, WorkerCleanedUp
@@ -14,10 +14,13 @@ from liveness.engine.shard import Shard
 from liveness.security.principal import caller_name
 from liveness.server import wire
 from liveness.server.validation import duration_ms, require_identifier, text
+from liveness.slices import end_slice, in_slices
 from liveness.store.api import WorkerFilter
 from liveness.v1 import admin_pb2
 
 DRAIN_LIMIT_MS_DEFAULT = 60_000
+CHANGES_PER_SLICE = 300
+SEARCHED_PER_SLICE = 5_000
 
 Decide = Callable[[Worker], tuple[WorkerEvent, ...]]
 
@@ -55,19 +58,30 @@ class OrdersHandlers:
             worker = shard.describe(key)
             if worker.state is WorkerState.CLEANED_UP:
                 raise WorkerCleanedUp(worker=key.instance_key)
-            found = iter([(shard, key, worker)])
-        else:
-            worker_filter = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
-            found = self._find_workers(request.namespace, worker_filter)
-        changed = sum(shard.change_worker(key, decide(worker)) for shard, key, worker in found)
-        # Even if nothing changed: an earlier order that made this one unnecessary may not be durable yet.
+            changed = int(shard.change_worker(key, decide(worker)))
+            # Even if nothing changed: an earlier order that made this one unnecessary may not be durable yet.
+            await self._node.wait_all_durable()
+            return changed
+        worker_filter = wire.worker_filter(request.filter) if scope == "filter" else WorkerFilter()
+        changed, slice_changes = 0, 0
+        shards: dict[int, Shard] = {}
+        async for shard, key, worker in self._find_workers(request.namespace, worker_filter):
+            if shard.change_worker(key, decide(worker)):
+                changed, slice_changes = changed + 1, slice_changes + 1
+                shards[shard.id] = shard
+            if slice_changes == CHANGES_PER_SLICE:
+                slice_changes = 0
+                await end_slice()
         await self._node.wait_all_durable()
+        for shard in shards.values():
+            if not self._node.is_intact(shard):  # what an earlier slice changed may be lost
+                raise self._node.unavailable_reason(shard.id)
         return changed
 
-    def count_unpaused(self, namespace: str) -> int:
+    async def count_unpaused(self, namespace: str) -> int:
         """Returns how many workers would be paused with their namespace."""
         found = self._find_workers(namespace, WorkerFilter())
-        return sum(not worker.standing.paused for _, _, worker in found)
+        return sum([not worker.standing.paused async for _, _, worker in found])
 
     async def drain(self, request: admin_pb2.DrainWorkerRequest) -> int:
         """Returns how many activities the worker still holds."""
@@ -84,9 +98,10 @@ class OrdersHandlers:
         await self._node.wait_durable(shard)
         return len(worker.bindings)
 
-    def _find_workers(
+    async def _find_workers(
         self, namespace: str, worker_filter: WorkerFilter
-    ) -> Iterator[tuple[Shard, WorkerKey, Worker]]:
+    ) -> AsyncIterator[tuple[Shard, WorkerKey, Worker]]:
+        """Yields workers in slices: the caller may also end its own between two of them."""
         shards = []
         for shard_id, shard in enumerate(self._node.shard_table()):
             if shard is not None:
@@ -94,8 +109,11 @@ class OrdersHandlers:
             elif not isinstance(unavailable := self._node.unavailable_reason(shard_id), ShardMoved):
                 raise unavailable  # no node serves the shard now, so some workers would be missed
         for shard in shards:
-            for key, worker in list(shard.workers.items()):
-                if key.namespace == namespace and _matches(worker_filter, key, worker):
+            async for key in in_slices(list(shard.workers), SEARCHED_PER_SLICE):
+                if self._node.shard_table()[shard.id] is not shard:
+                    raise self._node.unavailable_reason(shard.id)
+                worker = shard.workers.get(key)
+                if worker is not None and key.namespace == namespace and _matches(worker_filter, key, worker):
                     yield shard, key, worker
 
 

@@ -454,11 +454,11 @@ def task_message(stored: StoredTask) -> admin_pb2.Task:
         type=stored.kind,
         state=stored.state,  # type: ignore[arg-type]
         namespace=task.namespace,
-        activity=activity_ref(task.activity),
+        activity=None if stored.damage else activity_ref(task.activity),
         worker_instance_key=task.worker,
         lease_epoch=task.epoch,
         attempts=stored.attempts,
-        last_error=stored.last_error,
+        last_error=stored.damage or stored.last_error,
         create_time=timestamp(stored.created_wall_ms),
     )
     if stored.finished_wall_ms is not None:

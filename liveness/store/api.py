@@ -13,12 +13,13 @@ from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey, namespace_seed, shard_from_seed
 from liveness.domain.reactions import ActivityRescheduleTask, RescheduleBatch
 from liveness.domain.verdicts import VerdictCounts
-from liveness.domain.worker import Worker, WorkerState
+from liveness.domain.worker import BoundActivity, Worker, WorkerState
 from liveness.store.audit import AuditFilter, AuditRow
 from liveness.store.codec import LogEntry, RenewalState
 from liveness.store.database import ConnectionCounts
 from liveness.store.deletions import DeletedEvents
 from liveness.store.node_registry import ClusterView, NodeRow
+from liveness.store.pages import Page
 from liveness.store.size import Storage
 from liveness.store.timeline import Timeline
 from liveness.store.tokens import TokenRow, TokensMark
@@ -64,6 +65,9 @@ class TaskUpdate(NamedTuple):
     last_error: str
 
 
+UNREADABLE = BoundActivity("", "", "", 0, "", b"")
+
+
 class StoredTask(NamedTuple):
     task_id: int
     shard_id: int
@@ -75,6 +79,8 @@ class StoredTask(NamedTuple):
     task: ActivityRescheduleTask
     created_wall_ms: int
     finished_wall_ms: int | None
+    damage: str = ""
+    """Why the row cannot be understood; then the activity of `task` is `UNREADABLE`. The row stays as it is in the table."""
 
 
 class QueueCount(NamedTuple):
@@ -171,7 +177,7 @@ class ActivityFilter:
 
 
 class FeedPage(NamedTuple):
-    entries: list[LogEntry]
+    entries: Page[LogEntry]
     deleted: DeletedEvents
     """Deleted events of the shard, in the selected namespace, when the entries were read."""
 
@@ -294,7 +300,7 @@ class Store(Protocol):
 
     async def list_workers(
         self, namespace: str, where: WorkerFilter, after_key: str | None, limit: int
-    ) -> list[WorkerRow]: ...
+    ) -> Page[WorkerRow]: ...
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]: ...
 
@@ -307,7 +313,7 @@ class Store(Protocol):
         beyond_seq: int | None,
         limit: int,
         kinds: Collection[str] = (),
-    ) -> list[LogEntry]:
+    ) -> Page[LogEntry]:
         """`kinds`: only events of these kinds; empty for all."""
 
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
@@ -337,8 +343,10 @@ class Store(Protocol):
         *,
         namespace: str | None = None,
         worker: str | None = None,
+        bytes_max: int | None = None,
     ) -> FeedPage:
-        """The same, with what retention has deleted: for a reader that must know whether it misses an event."""
+        """The same, with what retention has deleted: for a reader that must know whether it misses an event. `bytes_max`: the
+        page is cut after the event that exceeds it."""
 
     async def read_deletions(
         self, shard_ids: Collection[int], namespace: str | None
@@ -352,7 +360,7 @@ class Store(Protocol):
     async def due_tasks(
         self, shard_id: int, now_ms: int, limit: int, *, include_parked: bool = True
     ) -> list[StoredTask]:
-        """Return due tasks. `include_parked`: followed by parked ones."""
+        """Return due tasks, those with damaged rows included. `include_parked`: followed by parked ones."""
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         """The shards whose queues contain tasks that were never attempted."""
@@ -379,7 +387,7 @@ class Store(Protocol):
 
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
-    ) -> list[ActivityRow]: ...
+    ) -> Page[ActivityRow]: ...
 
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int

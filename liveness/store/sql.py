@@ -12,7 +12,6 @@ import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     and_,
     func,
@@ -26,7 +25,6 @@ from sqlalchemy import (
 from liveness.domain.activity import Activity
 from liveness.domain.death_certificate import Death
 from liveness.domain.keys import ActivityId, ActivityKey, WorkerKey
-from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.domain.verdicts import VerdictCounts
 from liveness.domain.worker import WorkerState
 from liveness.store import codec, relay_progress, retention, task_counts
@@ -65,6 +63,7 @@ from liveness.store.node_registry import (
     remove_nodes,
     renew_node,
 )
+from liveness.store.pages import Page, read_page
 from liveness.store.recent_events import recent_events
 from liveness.store.retention import DeletableEvents, EventScan
 from liveness.store.schema import (
@@ -81,6 +80,7 @@ from liveness.store.schema import (
 )
 from liveness.store.size import Storage, read_storage, record_size
 from liveness.store.take_over import LOG_COLUMNS, decode_activity_row, take_over
+from liveness.store.task_rows import read_tasks
 from liveness.store.timeline import (
     Timeline,
     begin_restore,
@@ -105,6 +105,8 @@ from liveness.store.worker_slots import grant_slots, return_slots
 logger = structlog.get_logger("liveness.store")
 
 KEYS_PER_QUERY = 200
+ACTIVITIES_PAGE_BYTES_MAX = 8 * 1024 * 1024
+"""More than of other pages: most of it are users' payloads, which nothing looks into."""
 _ACTIVITY_ORDER = (activities.c.workflow_id, activities.c.run_id, activities.c.activity_id)
 _ACTIVITY_KEY_COLUMNS = (activities.c.namespace, *_ACTIVITY_ORDER)
 _ACTIVITY_KEY = tuple_(*_ACTIVITY_KEY_COLUMNS)
@@ -275,7 +277,7 @@ class SqlStore:
 
     async def list_workers(
         self, namespace: str, where: WorkerFilter, after_key: str | None, limit: int
-    ) -> list[WorkerRow]:
+    ) -> Page[WorkerRow]:
         query = (
             select(
                 workers.c.worker_key,
@@ -291,12 +293,17 @@ class SqlStore:
         )
         if after_key is not None:
             query = query.where(workers.c.worker_key > after_key)
-        found = []
-        for key, shard_id, number, as_of_seq, state, payload in await self._fetch_all(query):
-            codec.verify_checksum(payload, "workers", namespace, key, number, as_of_seq, state)
-            worker = codec.decode_worker(number, state, payload)
-            found.append(WorkerRow(WorkerKey(namespace, key), shard_id, worker))
-        return found
+
+        def read(connection: Connection) -> Page[WorkerRow]:
+            rows = read_page(connection, query, workers.c.payload)
+            found = []
+            for key, shard_id, number, as_of_seq, state, payload in rows:
+                codec.verify_checksum(payload, "workers", namespace, key, number, as_of_seq, state)
+                worker = codec.decode_worker(number, state, payload)
+                found.append(WorkerRow(WorkerKey(namespace, key), shard_id, worker))
+            return Page.of(found, is_cut=rows.is_cut)
+
+        return await self._database.read(read)
 
     async def count_workers(self, namespace: str, where: WorkerFilter) -> dict[WorkerState, int]:
         query = (
@@ -315,7 +322,7 @@ class SqlStore:
         beyond_seq: int | None,
         limit: int,
         kinds: Collection[str] = (),
-    ) -> list[LogEntry]:
+    ) -> Page[LogEntry]:
         query = (
             select(*LOG_COLUMNS)
             .where(
@@ -330,7 +337,12 @@ class SqlStore:
             query = query.where(log.c.seq < beyond_seq if newest_first else log.c.seq > beyond_seq)
         if kinds:
             query = query.where(log.c.kind.in_(kinds))
-        return [codec.decode_entry(LogRow(*row)) for row in await self._fetch_all(query)]
+
+        def read(connection: Connection) -> Page[LogEntry]:
+            rows = read_page(connection, query, log.c.payload)
+            return Page.of((codec.decode_entry(LogRow(*row)) for row in rows), is_cut=rows.is_cut)
+
+        return await self._database.read(read)
 
     async def deaths_between(self, namespace: str, from_wall_ms: int, to_wall_ms: int) -> list[Death]:
         return await self._database.read(
@@ -368,6 +380,7 @@ class SqlStore:
         *,
         namespace: str | None = None,
         worker: str | None = None,
+        bytes_max: int | None = None,
     ) -> FeedPage:
         query = (
             select(*LOG_COLUMNS)
@@ -386,10 +399,15 @@ class SqlStore:
             query = query.where(log.c.worker_key == worker)
 
         def read(connection: Connection) -> FeedPage:
-            rows = connection.execute(query).all()
+            rows = (
+                Page(connection.execute(query).all())
+                if bytes_max is None
+                else read_page(connection, query, log.c.payload, bytes_max)
+            )
             # Read last: what was deleted before the rows were read is then recorded for certain.
             deleted = read_deletions(connection, [shard_id], namespace).get(shard_id, DeletedEvents())
-            return FeedPage([codec.decode_entry(LogRow(*row)) for row in rows], deleted)
+            entries = (codec.decode_entry(LogRow(*row)) for row in rows)
+            return FeedPage(Page.of(entries, is_cut=rows.is_cut), deleted)
 
         return await self._database.read(read)
 
@@ -410,7 +428,7 @@ class SqlStore:
             .order_by(tasks.c.due_ms, tasks.c.task_id)
             .limit(limit)
         )
-        return [_decode_task_row(row) for row in await self._fetch_all(query)]
+        return await self._database.read(lambda connection: read_tasks(connection, query))
 
     async def shards_with_new_tasks(self, shard_ids: Collection[int]) -> list[int]:
         query = (
@@ -444,7 +462,7 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return [_decode_task_row(row) for row in await self._fetch_all(query)]
+        return await self._database.read(lambda connection: read_tasks(connection, query))
 
     async def finished_tasks(
         self, shard_ids: Collection[int], since_wall_ms: int, namespace: str | None, after_id: int, limit: int
@@ -462,11 +480,12 @@ class SqlStore:
         )
         if namespace is not None:
             query = query.where(tasks.c.namespace == namespace)
-        return [_decode_task_row(row) for row in await self._fetch_all(query)]
+        return await self._database.read(lambda connection: read_tasks(connection, query))
 
     async def get_task(self, task_id: int) -> StoredTask | None:
-        rows = await self._fetch_all(select(tasks).where(tasks.c.task_id == task_id))
-        return _decode_task_row(rows[0]) if rows else None
+        query = select(tasks).where(tasks.c.task_id == task_id)
+        found = await self._database.read(lambda connection: read_tasks(connection, query))
+        return found[0] if found else None
 
     async def find_activities(self, keys: Collection[ActivityKey]) -> dict[ActivityKey, Activity]:
         def find(connection: Connection) -> dict[ActivityKey, Activity]:
@@ -481,7 +500,7 @@ class SqlStore:
 
     async def list_activities(
         self, namespace: str, where: ActivityFilter, after: ActivityId | None, limit: int
-    ) -> list[ActivityRow]:
+    ) -> Page[ActivityRow]:
         query = select(activities).where(activities.c.namespace == namespace)
         if where.states:
             query = query.where(activities.c.state.in_(where.states))
@@ -491,8 +510,14 @@ class SqlStore:
             query = query.where(activities.c.worker_key == where.worker)
         if after is not None:
             query = query.where(tuple_(*_ACTIVITY_ORDER) > tuple_(*after))
-        rows = await self._fetch_all(query.order_by(*_ACTIVITY_ORDER).limit(limit))
-        return [ActivityRow(*decode_activity_row(row), row.shard_id) for row in rows]
+
+        def read(connection: Connection) -> Page[ActivityRow]:
+            ordered = query.order_by(*_ACTIVITY_ORDER).limit(limit)
+            rows = read_page(connection, ordered, activities.c.payload, ACTIVITIES_PAGE_BYTES_MAX)
+            found = (ActivityRow(*decode_activity_row(row), row.shard_id) for row in rows)
+            return Page.of(found, is_cut=rows.is_cut)
+
+        return await self._database.read(read)
 
     async def prune_activities(
         self, owned: Mapping[int, int], cutoffs: Mapping[str, int], default_cutoff: int
@@ -666,23 +691,3 @@ def prefix_upper_bound(prefix: str) -> str | None:
         if point < 0x10FFFF:
             return prefix[:index] + chr(0xE000 if point == 0xD7FF else point + 1)
     return None
-
-
-def _decode_task_row(row: Row[Any]) -> StoredTask:
-    columns = (
-        row.shard_id, row.kind, row.namespace, row.worker_key, row.lease_epoch, row.died, row.created_wall_ms,
-    )  # fmt: skip
-    codec.verify_checksum(row.activity, "tasks", *columns)
-    activity = codec.decode_bound_activity(row.activity)
-    return StoredTask(
-        task_id=row.task_id,
-        shard_id=row.shard_id,
-        kind=row.kind,
-        state=TaskState(row.state),
-        due_ms=row.due_ms,
-        attempts=row.attempts,
-        last_error=row.last_error,
-        task=ActivityRescheduleTask(row.namespace, activity, row.worker_key, row.lease_epoch, bool(row.died)),
-        created_wall_ms=row.created_wall_ms,
-        finished_wall_ms=row.finished_wall_ms,
-    )

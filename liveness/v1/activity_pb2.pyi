@@ -367,7 +367,7 @@ class PollActivityRequest(_message.Message):
     task_queue: _builtins.str
     """Empty: the worker's own."""
     max_activities: _builtins.int
-    """Default 1, at most 100."""
+    """Default 1, at most 100. Fewer come if their inputs are large: 4 MiB, apart from the last one."""
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:
         """How long to wait for an activity. Default 20 s, at most 60 s."""
@@ -753,7 +753,7 @@ class ListActivitiesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     page_size: _builtins.int
-    """Default 100, at most 1,000."""
+    """Default 100, at most 1,000. A page of large entries has fewer; next_page_token says whether more follow."""
     page_token: _builtins.str
     """From the previous answer. Valid for the same namespace and filter only."""
     @_builtins.property

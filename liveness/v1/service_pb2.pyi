@@ -253,7 +253,7 @@ class ListWorkersRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     page_size: _builtins.int
-    """Default 100, at most 1,000."""
+    """Default 100, at most 1,000. A page of large entries has fewer; next_page_token says whether more follow."""
     page_token: _builtins.str
     """From the previous answer. Valid for the same namespace and filter only."""
     @_builtins.property
@@ -379,7 +379,7 @@ class GetWorkerHistoryRequest(_message.Message):
     worker_instance_key: _builtins.str
     newest_first: _builtins.bool
     page_size: _builtins.int
-    """Default 100, at most 1,000."""
+    """Default 100, at most 1,000. A page of large entries has fewer; next_page_token says whether more follow."""
     page_token: _builtins.str
     def __init__(
         self,
@@ -517,7 +517,7 @@ class ListRecentEventsRequest(_message.Message):
     namespace: _builtins.str
     """Empty: all namespaces."""
     page_size: _builtins.int
-    """How many at most. Default 100, at most 1,000."""
+    """How many at most. Default 100, at most 1,000. There are fewer if they are large, always the newest."""
     def __init__(
         self,
         *,

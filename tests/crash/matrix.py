@@ -168,6 +168,20 @@ FAULTS = (
         (f"{_BROKERS}::test_killing_and_wiping_leader_after_leader_loses_and_doubles_no_message",),
     ),
     Fault(
+        "random inputs",
+        "Random calls of every method of both gRPC listeners, and random bytes at the HTTP listener: valid requests, nearly "
+        "valid ones, wrong wire types, huge lists, odd metadata, nonsense. Also the largest request of each kind. No answer is "
+        "UNKNOWN, INTERNAL or 500, no step of the event loop takes longer than 50 ms of processor time, and memory stays bounded; "
+        "afterwards the server renews a lease, lists workers, and its database passes verification. The calls run in the "
+        "process of the test, several thousand a second; `python -m tests.fuzz` repeats one of them.",
+        (11, 13),
+        (
+            "tests/fuzz/test_grpc_inputs.py::test_no_input_of_many_makes_the_server_fail_or_stand_still",
+            "tests/fuzz/test_http_inputs.py::test_no_input_of_many_makes_the_server_fail",
+            "tests/fuzz/test_largest_requests.py::test_no_large_request_takes_the_loop_for_long_on_postgres",
+        ),
+    ),
+    Fault(
         "workers and server of the SDK",
         "Real worker processes are killed, stopped and disconnected, and the server is killed as well.",
         (3, 15),

@@ -1,43 +1,121 @@
-"""No request makes the server fail: whatever a client sends, it gets an answer that is not 500, and others are served."""
+"""No request makes the server fail or stand still: whatever a client sends, it gets an answer that is not 500, and others
+are served."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import logging
 from collections import Counter
 
 import pytest
 
+from tests.crash.scale import scaled
+from tests.fuzz.fuzzer import MEMORY_BYTES_MAX, UNATTRIBUTED_MAX, resident_bytes
 from tests.fuzz.http_inputs import HttpInputs, send
+from tests.fuzz.loop_steps import STEP_MS_MAX, LoopSteps
 from tests.integration.http.conftest import http_harness, stopped_harness
 from tests.integration.http.http_harness import HttpHarness
+from tests.system.server.crash_loop import ReportResult
 
 __all__ = ["http_harness", "stopped_harness"]
 
 SEED = 20_261
 INPUTS = 2_000
+MANY_INPUTS = 100_000
 SENDERS = 16
+TRIES = 3
+OFF_LOOP_BYTES_MIN = 16 * 1024
+
+
+async def send_many(http_harness: HttpHarness, seed: int, count: int) -> Counter[int]:
+    inputs = HttpInputs(seed)
+    codes: Counter[int] = Counter()
+    drawn = iter(range(count))
+
+    async def keep_sending() -> None:
+        for number in drawn:
+            each = inputs.next()
+            answered = await send(http_harness.port, each, timeout_s=0.3)
+            codes.update(answered)
+            assert 500 not in answered, f"seed {seed}, input {number}: {each}"
+
+    before_bytes = resident_bytes()
+    gc.collect()
+    gc.disable()  # a full collection in the middle of a step would count as a part of it
+    try:
+        with LoopSteps() as steps:
+            await asyncio.gather(*(keep_sending() for _ in range(SENDERS)))
+            own = [step for step in steps.slow if "keep_sending" not in step.what]
+    finally:
+        gc.enable()
+    long = [step for step in own if step.ms > STEP_MS_MAX]
+    assert len(long) <= UNATTRIBUTED_MAX, f"seed {seed}: {long}"
+    assert resident_bytes() < before_bytes + MEMORY_BYTES_MAX
+    return codes
 
 
 async def test_no_input_makes_the_server_fail(
     http_harness: HttpHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inputs = HttpInputs(SEED)
-    codes: Counter[int] = Counter()
-    drawn = iter([inputs.next() for _ in range(INPUTS)])
-
-    async def keep_sending() -> None:
-        for each in drawn:
-            answered = await send(http_harness.port, each, timeout_s=0.3)
-            codes.update(answered)
-            assert 500 not in answered, each
-
-    await asyncio.gather(*(keep_sending() for _ in range(SENDERS)))
+    codes = await send_many(http_harness, SEED, INPUTS)
     assert (await http_harness.client.ask("GET", "/healthz")).code == 200
     await http_harness.client.post("/v1/namespaces/fresh/workers/w/heartbeat", {})
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
     # The inputs reach all layers.
     assert {200, 400, 404, 405, 413, 414, 415, 421, 431} <= set(codes), codes
+
+
+@pytest.mark.crash_long
+async def test_no_input_of_many_makes_the_server_fail(
+    http_harness: HttpHarness, report_result: ReportResult
+) -> None:
+    count = scaled(MANY_INPUTS)
+    for seed, start in enumerate(range(0, count, INPUTS)):
+        await send_many(http_harness, seed, min(count - start, INPUTS))
+    assert (await http_harness.client.ask("GET", "/healthz")).code == 200
+    report_result(f"{count:,} requests", row="HTTP", tried=count)
+
+
+BODIES = {
+    "empty activities": {"heartbeats": [{"bound_activities": [{}] * 990}] * 10},
+    "empty heartbeats": {"heartbeats": [{}] * 1_000},
+    "all activities": {
+        "heartbeats": [
+            {
+                "worker_instance_key": f"w{worker}",
+                "bound_activities": [
+                    {"workflow_id": f"f{number}", "run_id": "r", "activity_id": "a", "task_queue": "q"}
+                    for number in range(120)
+                ],
+            }
+            for worker in range(150)
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_no_body_takes_the_loop_for_long(http_harness: HttpHarness, name: str) -> None:
+    body = json.dumps(BODIES[name], separators=(",", ":")).encode()
+    longest = []
+    gc.disable()
+    try:
+        with LoopSteps() as steps:
+            for _ in range(TRIES):  # the machine may be busy
+                steps.clear()
+                answer = await http_harness.client.ask(
+                    "POST", "/v1/namespaces/n/heartbeats", {"Content-Type": "application/json"}, body
+                )
+                assert answer.code == 200
+                longest.append(steps.longest)
+    finally:
+        gc.enable()
+    assert min(longest).ms <= STEP_MS_MAX, longest
+    if len(body) > OFF_LOOP_BYTES_MIN:
+        is_off_loop = any("run_asgi" not in step.what for step in longest)
+        assert is_off_loop, f"the loop parsed {len(body)} bytes itself: {longest}"
 
 
 def test_the_same_seed_draws_the_same_inputs() -> None:

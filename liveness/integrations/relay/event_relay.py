@@ -22,6 +22,7 @@ from liveness.integrations.relay.subjects import event_subject
 from liveness.store.codec import LogEntry
 from liveness.store.deletions import DeletedEvents
 from liveness.store.errors import ShardsLost, StoreError
+from liveness.store.pages import PAGE_BYTES_MAX
 
 logger = structlog.get_logger("liveness.relay")
 
@@ -103,9 +104,11 @@ class EventRelay(NodeListener):
                 self._first_shard_id, more = shard.id, True
                 break
             through_seq, limit = shard.durable_feed_seq, min(left, EVENTS_PER_SHARD_MAX)
-            entries, deleted = await self._node.store.read_feed(shard.id, cursor, through_seq, limit)
+            entries, deleted = await self._node.store.read_feed(
+                shard.id, cursor, through_seq, limit, bytes_max=PAGE_BYTES_MAX
+            )
             self._report_deleted(shard.id, cursor, deleted)
-            full = len(entries) == limit
+            full = len(entries) == limit or entries.is_cut
             more = more or full
             left -= len(entries)
             batches.append((shard, entries[-1].seq if full else through_seq, entries))

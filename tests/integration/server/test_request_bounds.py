@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from liveness.v1 import activity_pb2, admin_pb2, cluster_pb2, service_pb2, worker_pb2
-from tests.integration.server.random_requests import NAMES
+from tests.fuzz.random_requests import NAMES
 from tests.integration.server.server_harness import NAMESPACE, ServerHarness, refusal
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -15,6 +15,7 @@ from liveness.domain.errors import ShardUnavailable
 from liveness.domain.keys import ActivityKey
 from liveness.domain.reactions import ActivityRescheduleTask
 from liveness.store.api import ActivityFilter, TaskState
+from liveness.store.schema import tasks
 from liveness.tasks.queue_runner import BACKOFF_MS_MAX, BACKOFF_MS_MIN, backoff_ms
 from liveness.tasks.sinks import SinkDown
 from liveness.v1 import service_pb2, worker_pb2
@@ -78,6 +79,57 @@ async def test_a_lost_activity_becomes_available_with_its_next_attempt(store: Fa
     await engine.queue.run_until_idle()
     assert sink.offered == [("a", 2)]
     assert await states(store) == [TaskState.DONE]
+    await engine.stop()
+
+
+DAMAGES = {
+    "another activity": "activity = replace(activity, '\"a\"', '\"x\"')",
+    "another epoch": "lease_epoch = lease_epoch + 1",
+    "no JSON": "activity = '{'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_row_is_dead_lettered_as_it_is_and_its_queue_goes_on(
+    store: FaultyStore, store_database: StoreDatabase, damage: str
+) -> None:
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"))
+    [damaged] = await store.list_tasks(None, ALL, 0, 10)
+    where = f"WHERE task_id = {damaged.task_id}"
+    assert await store_database.execute(f"UPDATE tasks SET {DAMAGES[damage]} {where}") == 1
+    [raw] = (await store_database.dump())["tasks"]
+    await lose(engine, *(activity(str(number)) for number in range(20)), worker="w2")
+    await engine.queue.run_until_idle()
+    assert sorted(sink.offered) == sorted((str(number), 2) for number in range(20))
+    [dead] = await store.list_tasks(None, [TaskState.DEAD_LETTERED], 0, 10)
+    assert (dead.task_id, dead.attempts) == (damaged.task_id, 1)
+    assert "is damaged" in dead.last_error
+    bookkeeping = {"state", "due_ms", "attempts", "last_error", "finished_wall_ms"}
+    [kept] = [row for row in (await store_database.dump())["tasks"] if row[0] == damaged.task_id]
+    changed = {
+        column.name
+        for column, *values in zip(tasks.columns, raw, kept, strict=True)
+        if values[0] != values[1]
+    }
+    assert changed <= bookkeeping, "the row is kept"
+    await engine.stop()
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_row_that_is_no_text_is_dead_lettered(
+    store: FaultyStore, store_database: StoreDatabase
+) -> None:
+    """SQLite stores any bytes as text; its driver cannot read them as such."""
+    sink = Sink()
+    engine = await engine_on(store, sink)
+    await lose(engine, activity("a"), activity("b"))
+    await store_database.execute("UPDATE tasks SET activity = CAST(x'ff7b' AS TEXT) WHERE task_id = 1")
+    await engine.queue.run_until_idle()
+    assert len(sink.offered) == 1
+    [dead] = await store.list_tasks(None, [TaskState.DEAD_LETTERED], 0, 10)
+    assert "utf-8" in dead.last_error
     await engine.stop()
 
 

@@ -85,7 +85,23 @@ def _fill(message: Message, random: Random, depth: int) -> None:
 def _value(field: Any, random: Random, is_odd: bool) -> Any:
     if field.name in NAMES and not (is_odd and random.random() < 0.3):
         return random.choice(NAMES[field.name])
+    if not is_odd and random.random() < 0.97:
+        return _plausible(field, random)
     return _VALUES[field.cpp_type](random, field)
+
+
+def _plausible(field: Any, random: Random) -> Any:
+    """A value with which a request is probably valid."""
+    if field.name == "nanos":
+        return 0
+    if field.enum_type is not None:
+        return random.choice(field.enum_type.values).number
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return random.random() < 0.3
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        is_bytes, is_token = field.type == FieldDescriptor.TYPE_BYTES, field.name.endswith("_token")
+        return b"x" if is_bytes else "" if is_token else random.choice(("", "a", "b"))
+    return random.choice((1, 1, 1, 2, 5))
 
 
 _VALUES: dict[int, Callable[[Random, FieldDescriptor], Any]] = {
