@@ -566,7 +566,10 @@ class Membership(NodeListener):
     # -- as a listener of the node
 
     def shard_opened(self, shard: Shard) -> None:
-        self._routes.update_owner(shard.id, Owner(self.node_id, self._own_row.address, shard.epoch))
+        owner = Owner(self.node_id, self._own_row.address, shard.epoch)
+        if not self._routes.update_owner(shard.id, owner):
+            # The registry was read after the shard was taken and before it was opened: calls wait for this moment.
+            self._routes.notify()
 
     def shards_lost(self, shard_ids: Collection[int]) -> None:
         logger.warning("another node has taken shards", shards=len(shard_ids))

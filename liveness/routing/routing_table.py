@@ -52,7 +52,7 @@ class RoutingTable:
             self.shard_count = shard_count
             self._owners = [None] * shard_count
             self._epochs = [0] * shard_count
-            self._notify()
+            self.notify()
 
     def owner(self, shard_id: int) -> Owner | None:
         """None while no owner is known."""
@@ -87,7 +87,7 @@ class RoutingTable:
             self._epochs[shard_id] = epoch
             self._owners[shard_id] = Owner(node_id, member.address, epoch) if member else None
         if before != (self._members, self._owners):
-            self._notify()
+            self.notify()
 
     def update_owner(self, shard_id: int, owner: Owner) -> bool:
         """Apply a report about one shard. Returns False if the table knew it already or knows a higher epoch."""
@@ -98,7 +98,7 @@ class RoutingTable:
         self._note_report(shard_id)
         self._epochs[shard_id] = owner.epoch
         self._owners[shard_id] = owner
-        self._notify()
+        self.notify()
         return True
 
     def clear_owner(self, shard_id: int, node_id: str) -> None:
@@ -106,7 +106,7 @@ class RoutingTable:
         owner = self._owners[shard_id] if 0 <= shard_id < self.shard_count else None
         if owner is not None and owner.node_id == node_id:
             self._owners[shard_id] = None
-            self._notify()
+            self.notify()
 
     async def wait_for_change(self, clock: Clock, timeout_ms: float) -> None:
         """Return when anything changes, or when the time is over."""
@@ -116,7 +116,8 @@ class RoutingTable:
         self.report_count += 1
         self._reported[shard_id] = self.report_count
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Wake all tasks in `wait_for_change`."""
         self.revision += 1
         change, self._change_event = self._change_event, asyncio.Event()
         change.set()

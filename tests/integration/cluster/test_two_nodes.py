@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from liveness.cluster.placement import choose_node
 from liveness.domain.keys import shard_of
+from liveness.routing.routing_table import Owner
 from liveness.store.errors import StoreError
 from liveness.v1 import admin_pb2, fleet_pb2, service_pb2
 from tests.databases import PostgresServer
@@ -363,3 +364,23 @@ async def test_the_refusal_of_a_full_namespace_counts_the_inactive_workers_of_al
     for harness in (first, second):
         await harness.advance(1_000)  # a node believes for a moment that the namespace is full
     assert (await first.beat("one-more")).outcome == REGISTERED
+
+
+async def test_a_call_is_served_when_its_shard_opens_though_the_routes_named_the_node_before(
+    harnesses: list[ServerHarness],
+) -> None:
+    """The registry was read after the node had taken the shard, and before it had opened it."""
+    first = harnesses[0]
+    await first.start()
+    await settled(first)
+    node, routes = first.server.node, first.server.routes
+    worker = next(name for name in map(str, range(1_000)) if shard_of(NAMESPACE, name, SHARDS) == 0)
+    [shard] = [shard for shard in node.shards() if shard.id == 0]
+    await node.hand_over([0])
+    waiting = asyncio.create_task(first.beat(worker))
+    routes.update_owner(0, Owner(node.owner, first.server.cluster_address, shard.epoch + 1))
+    # The time in which the call finds that nobody serves the shard. If it comes later, it does not have to wait at all.
+    await asyncio.wait({waiting}, timeout=0.5)
+    await node.open({0: shard.epoch})
+    async with asyncio.timeout(60):
+        assert (await waiting).outcome == REGISTERED
