@@ -1,0 +1,244 @@
+"""What the bridge does with the calls that say something about workers. A call that it cannot read passes all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from liveness.background import BackgroundTasks
+from liveness.bridges.temporal import messages
+from liveness.bridges.temporal.binding_record import NotRecordable, record_of
+from liveness.bridges.temporal.hints import ConnectionHints
+from liveness.bridges.temporal.messages import Caller, Completion, HandedOut
+from liveness.bridges.temporal.proxy import Call, Interceptor
+from liveness.bridges.temporal.recorder import Recorder
+from liveness.bridges.temporal.rescue import RescueRefused, TemporalAway, rescue
+from liveness.bridges.temporal.rescuer import Rescuer
+from liveness.bridges.temporal.statistics import BridgeStatistics
+from liveness.bridges.temporal.upstream import Upstream
+from liveness.bridges.temporal.wire import Malformed
+from liveness.bridges.temporal.worker_entry import WorkerEntry
+
+logger = structlog.get_logger("liveness.bridge")
+
+_ENDED_CODES = frozenset({grpc.StatusCode.NOT_FOUND})
+"""The attempt of the call is over, too, if Temporal answers so."""
+
+
+class Interceptors:
+    def __init__(
+        self,
+        recorder: Recorder,
+        rescuer: Rescuer,
+        upstream: Upstream,
+        hints: ConnectionHints,
+        statistics: BridgeStatistics,
+    ) -> None:
+        self._recorder = recorder
+        self._rescuer = rescuer
+        self._upstream = upstream
+        self._hints = hints
+        self._statistics = statistics
+        self._tasks = BackgroundTasks("temporal bridge")
+
+    def table(self) -> dict[str, Interceptor]:
+        return {
+            "PollActivityTaskQueue": self._poll_activity,
+            "PollWorkflowTaskQueue": self._poll_workflow,
+            "RespondWorkflowTaskCompleted": self._complete_workflow_task,
+            "RespondActivityTaskCompleted": self._end_attempt,
+            "RespondActivityTaskFailed": self._end_attempt,
+            "RespondActivityTaskCanceled": self._end_attempt,
+            "RespondActivityTaskCompletedById": self._end_attempt_by_id,
+            "RespondActivityTaskFailedById": self._end_attempt_by_id,
+            "RespondActivityTaskCanceledById": self._end_attempt_by_id,
+            "RecordActivityTaskHeartbeat": self._activity_heartbeat,
+            "RecordWorkerHeartbeat": self._worker_heartbeat,
+            "ShutdownWorker": self._shut_down,
+        }
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def _hear(self, call: Call, caller: Caller) -> WorkerEntry | None:
+        entry = self._recorder.hear(caller)
+        if entry is not None:
+            self._note_namespace(call, caller.namespace)
+        return entry
+
+    def _note_namespace(self, call: Call, namespace: str) -> None:
+        self._upstream.note_authorization(namespace, call.metadata)
+        self._rescuer.serve(namespace)
+
+    async def _poll_workflow(self, call: Call) -> bytes:
+        entry = self._hear(call, caller) if (caller := _read(messages.read_poll, call.request)) else None
+        with self._hints.open_call(entry, call.peer):
+            return await call.pass_on()
+
+    async def _poll_activity(self, call: Call) -> bytes:
+        caller = _read(messages.read_poll, call.request)
+        entry = None if caller is None else self._hear(call, caller)
+        with self._hints.open_call(entry, call.peer):
+            answer = await self._outlive_client(call)
+        if caller is None or entry is None:
+            return answer
+        task = _read(messages.read_activity_task, answer)
+        if task is not None:
+            give_back = _GiveBack(self, caller.namespace, entry, task, caller.task_queue)
+            call.context.add_done_callback(give_back.on_done)  # type: ignore[arg-type]  # its type names its parameter
+            try:
+                await self._recorder.bind(entry, task, caller.task_queue)
+            except asyncio.CancelledError:
+                give_back.start()
+                raise
+        return answer
+
+    async def _outlive_client(self, call: Call) -> bytes:
+        """Poll. If the client goes away in the moment in which Temporal hands a task out, give the task back."""
+        polling = asyncio.ensure_future(call.pass_on())
+        try:
+            return await asyncio.shield(polling)
+        except asyncio.CancelledError:
+            if polling.done() and not polling.cancelled() and polling.exception() is None:
+                self._give_back_answer(call, polling.result())
+            else:
+                polling.cancel()
+                polling.add_done_callback(lambda done: self._on_late_answer(call, done))
+            raise
+
+    def _on_late_answer(self, call: Call, polling: asyncio.Future[bytes]) -> None:
+        if not polling.cancelled() and polling.exception() is None:
+            self._give_back_answer(call, polling.result())
+
+    def _give_back_answer(self, call: Call, answer: bytes) -> None:
+        caller, task = _read(messages.read_poll, call.request), _read(messages.read_activity_task, answer)
+        if caller is not None and task is not None:
+            _GiveBack(self, caller.namespace, None, task, caller.task_queue).start()
+
+    async def _complete_workflow_task(self, call: Call) -> bytes:
+        caller = _read(messages.read_workflow_task_completion, call.request)
+        entry = None if caller is None else self._hear(call, caller)
+        answer = await call.pass_on()
+        if caller is not None and entry is not None:
+            tasks = _read(messages.read_eager_tasks, answer) or []
+            await asyncio.gather(*(self._bind_eager(call, caller, entry, task) for task in tasks))
+        return answer
+
+    async def _bind_eager(self, call: Call, caller: Caller, entry: WorkerEntry, task: HandedOut) -> None:
+        give_back = _GiveBack(self, caller.namespace, entry, task, "")
+        call.context.add_done_callback(give_back.on_done)  # type: ignore[arg-type]  # its type names its parameter
+        try:
+            await self._recorder.bind(entry, task, "")
+        except asyncio.CancelledError:
+            give_back.start()
+            raise
+
+    async def _end_attempt(self, call: Call) -> bytes:
+        return await self._end(call, _read(messages.read_completion, call.request))
+
+    async def _end_attempt_by_id(self, call: Call) -> bytes:
+        return await self._end(call, _read(messages.read_completion_by_id, call.request))
+
+    async def _end(self, call: Call, completion: Completion | None) -> bytes:
+        try:
+            answer = await call.pass_on()
+        except grpc.aio.AioRpcError as error:
+            if completion is not None and error.code() in _ENDED_CODES:
+                self._recorder.unbind(completion)
+            raise
+        if completion is not None:
+            self._recorder.unbind(completion)
+        return answer
+
+    async def _activity_heartbeat(self, call: Call) -> bytes:
+        if (completion := _read(messages.read_completion, call.request)) is not None:
+            self._recorder.hear_activity(completion.task_token)
+        return await call.pass_on()
+
+    async def _worker_heartbeat(self, call: Call) -> bytes:
+        namespace, beats = _read(messages.read_worker_beats, call.request) or ("", [])
+        for beat in beats:
+            entry = self._recorder.hear_beat(namespace, beat)
+            if entry is not None:
+                self._note_namespace(call, namespace)
+                self._hints.note(entry, call.peer)
+        return await call.pass_on()
+
+    async def _shut_down(self, call: Call) -> bytes:
+        if (shutdown := _read(messages.read_shutdown, call.request)) is not None:
+            self._recorder.shut_down(shutdown)
+        return await call.pass_on()
+
+    async def give_back(self, namespace: str, task: HandedOut, task_queue: str) -> None:
+        """Fail an attempt that no worker has received, so that Temporal gives it to another one at once."""
+        try:
+            record = record_of(task, "", task_queue)
+            outcome = await rescue(
+                self._upstream,
+                namespace,
+                record,
+                "the worker that polled was gone before it was handed the attempt",
+            )
+        except (NotRecordable, TemporalAway, RescueRefused) as error:
+            logger.warning(
+                "an attempt that no worker received could not be given back",
+                namespace=namespace,
+                workflow=task.workflow_id,
+                activity=task.activity_id,
+                why=str(error),
+            )
+            return
+        self._statistics.failed_back += 1
+        logger.info(
+            "attempt given back", outcome=outcome, workflow=task.workflow_id, activity=task.activity_id
+        )
+
+    def start(self, work: Any) -> None:
+        self._tasks.start(work)
+
+    def forget_binding(self, namespace: str, task: HandedOut) -> None:
+        self._recorder.unbind(Completion(namespace, "", task.task_token))
+
+
+class _GiveBack:
+    """Gives an attempt back if its client is gone before the answer has left."""
+
+    def __init__(
+        self,
+        interceptors: Interceptors,
+        namespace: str,
+        entry: WorkerEntry | None,
+        task: HandedOut,
+        task_queue: str,
+    ) -> None:
+        self._interceptors = interceptors
+        self._namespace = namespace
+        self._entry = entry
+        self._task = task
+        self._task_queue = task_queue
+        self._is_started = False
+
+    def on_done(self, context: Any) -> None:
+        if context.cancelled():
+            self.start()
+
+    def start(self) -> None:
+        if self._is_started:
+            return
+        self._is_started = True
+        if self._entry is not None:
+            self._interceptors.forget_binding(self._namespace, self._task)
+        self._interceptors.start(self._interceptors.give_back(self._namespace, self._task, self._task_queue))
+
+
+def _read(read: Callable[[bytes], Any], message: bytes) -> Any:
+    """None if the message cannot be read: it is passed on as it is."""
+    try:
+        return read(message)
+    except Malformed as error:
+        logger.warning("a message cannot be read", message=getattr(read, "__name__", ""), why=str(error))
+        return None
