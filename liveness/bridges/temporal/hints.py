@@ -23,6 +23,8 @@ from liveness.clock import Clock
 LOOK_MS = 250
 ESTABLISHED = "01"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+MAPPED_IPV4 = "0000000000000000FFFF0000"
+"""How the table writes that an IPv6 socket speaks IPv4."""
 PEERS_MAX = 8
 
 
@@ -81,7 +83,7 @@ class ConnectionHints:
                     self._look(entry, connected)
 
     def _look(self, entry: WorkerEntry, connected: set[str]) -> None:
-        gone = [peer for peer in entry.open_calls if is_tcp(peer) and normalize(peer) not in connected]
+        gone = [peer for peer in entry.open_calls if is_tcp(peer) and in_table(peer) not in connected]
         for peer in gone:
             del entry.open_calls[peer]
         if gone and not entry.open_calls:
@@ -100,7 +102,7 @@ class ConnectionHints:
 
 
 def connected_peers() -> set[str]:
-    """The remote ends of all connections of this machine, as gRPC names them without their prefix."""
+    """The remote ends of all connections of this machine, as the kernel's table writes them."""
     peers = set()
     for table in TABLES:
         try:
@@ -110,7 +112,7 @@ def connected_peers() -> set[str]:
         for line in lines:
             columns = line.split(None, 4)
             if columns[3] == ESTABLISHED:
-                peers.add(columns[2])
+                peers.add(columns[2].removeprefix(MAPPED_IPV4))
     return peers
 
 
@@ -118,10 +120,10 @@ def is_tcp(peer: str) -> bool:
     return peer.startswith(("ipv4:", "ipv6:"))
 
 
-def normalize(peer: str) -> str:
-    """`ipv4:127.0.0.1:4711` as the kernel's table writes it."""
+def in_table(peer: str) -> str:
+    """A peer as gRPC names it, `ipv4:127.0.0.1:4711`, as the kernel's table writes it."""
     _, _, rest = unquote(peer).partition(":")
     host, _, port = rest.rpartition(":")
     packed = ipaddress.ip_address(host.strip("[]").partition("%")[0]).packed
     words = [packed[start : start + 4][::-1].hex().upper() for start in range(0, len(packed), 4)]
-    return f"{''.join(words)}:{int(port):04X}"
+    return f"{''.join(words)}:{int(port):04X}".removeprefix(MAPPED_IPV4)
