@@ -26,6 +26,8 @@ TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 MAPPED_IPV4 = "0000000000000000FFFF0000"
 """How the table writes that an IPv6 socket speaks IPv4."""
 PEERS_MAX = 8
+YOUNG_MS = 2 * DEFAULT_INTERVAL_MS
+"""A worker that has sent no heartbeat within this time sends none."""
 
 
 class ConnectionHints:
@@ -92,13 +94,20 @@ class ConnectionHints:
             self._suspect(entry, had_polls=had_polls and not entry.is_stopping)
 
     def _suspect(self, entry: WorkerEntry, *, had_polls: bool) -> None:
-        grace_ms = self._settings.hint_grace_ms
-        if not had_polls:
-            if not entry.has_heartbeats:
-                return
-            grace_ms = max(grace_ms, 3 * (entry.interval_ms or DEFAULT_INTERVAL_MS) // 2)
-        if not entry.has_heartbeats or grace_ms < entry.lease_ms(self._settings):
+        grace_ms = self._settings.hint_grace_ms if had_polls else self._busy_grace_ms(entry)
+        if grace_ms and (not entry.has_heartbeats or grace_ms < entry.lease_ms(self._settings)):
             self._recorder.suspect(entry, "connection", grace_ms)
+
+    def _busy_grace_ms(self, entry: WorkerEntry) -> int:
+        """How long a worker without open polls may take to be heard again: until its next heartbeat should have come. 0: it
+        sends none, so that its silence says nothing."""
+        grace_ms = self._settings.hint_grace_ms
+        if entry.interval_ms:
+            return max(grace_ms, 3 * entry.interval_ms // 2)
+        if not entry.has_heartbeats and self._clock.monotonic_ms() - entry.first_seen_ms > YOUNG_MS:
+            return 0
+        guess_ms = 3 * self._recorder.likely_interval_ms(entry) or 3 * DEFAULT_INTERVAL_MS // 2
+        return max(grace_ms, min(guess_ms, 3 * DEFAULT_INTERVAL_MS // 2))
 
 
 def connected_peers() -> set[str]:

@@ -1,7 +1,7 @@
 """Tells liveness what the bridge sees: which workers call, what they are handed, what they have finished.
 
 Each worker has at most one heartbeat under way; what happens meanwhile goes into its next one, so that a busy worker stays
-below the rate that liveness allows. Heartbeats of a namespace travel in one call. They carry neither session nor sequence,
+below the rate that liveness allows. Heartbeats of a namespace travel in one call. They carry no sequence,
 because several bridges may speak for one worker: bindings are added and removed by attempt, in an order that Temporal
 itself enforces, since nothing is finished before it was handed out.
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from secrets import token_hex
 
 import grpc
 import structlog
@@ -54,6 +53,8 @@ FORGET_MS = 600_000
 """For how long a worker that is silent, and that liveness has been told about, stays in memory."""
 PRUNE_AFTER_MS = 10_000
 """An activity whose worker has had no slot in use for so long is finished, or completed from elsewhere."""
+LIVES_MAX = 1_000
+QUEUES_MAX = 10_000
 PENDING_SEARCHES_MAX = 1_000
 
 
@@ -72,6 +73,8 @@ class Recorder:
         self._wake = asyncio.Event()
         self._is_away = False
         self._away_until_ms = 0
+        self._intervals: dict[tuple[str, str], int] = {}
+        """By namespace and task queue: the heartbeat interval of the worker that told it last."""
         self._searches: dict[str, list[Completion]] = {}
         """By namespace: ended attempts whose worker this bridge does not know."""
         self._tasks = BackgroundTasks("temporal bridge")
@@ -107,6 +110,8 @@ class Recorder:
         now_ms = self._clock.monotonic_ms()
         entry = self._entry(namespace, beat.worker_key)
         entry.describe_by_heartbeat(beat)
+        if entry.interval_ms and len(self._intervals) < QUEUES_MAX:
+            self._intervals[namespace, entry.profile.task_queue] = entry.interval_ms
         if entry.has_said_goodbye and not entry.held:
             entry.heard_ms = now_ms
             return entry  # it is about to end, and its lease has ended already
@@ -212,6 +217,10 @@ class Recorder:
         )
         self._mark(entry)
 
+    def likely_interval_ms(self, entry: WorkerEntry) -> int:
+        """The heartbeat interval of a worker that has sent none yet: that of its siblings; 0 if it has none."""
+        return self._intervals.get((entry.namespace, entry.profile.task_queue), 0)
+
     def workers(self) -> Iterable[WorkerEntry]:
         return self._workers.values()
 
@@ -220,7 +229,8 @@ class Recorder:
     def _entry(self, namespace: str, key: str) -> WorkerEntry:
         entry = self._workers.get((namespace, key))
         if entry is None:
-            entry = WorkerEntry(namespace, key, self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            entry = WorkerEntry(namespace, key, now_ms, first_seen_ms=now_ms)
             self._workers[namespace, key] = entry
             self._statistics.workers = len(self._workers)
         return entry
@@ -396,7 +406,6 @@ class Recorder:
         result: HeartbeatResult,
     ) -> None:
         entry.recorded_s = result.server_time.seconds + result.server_time.nanos / 1e9
-        entry.new_session = ""
         for task_token in binds:
             entry.to_bind.pop(task_token, None)
         for task_token in unbinds:
@@ -410,8 +419,9 @@ class Recorder:
         unbinds: dict[bytes, ActivityRef],
         failure: RpcFailure,
     ) -> None:
-        if failure.reason == "WORKER_CLEANED_UP" and not entry.new_session:
-            entry.new_session, entry.wants_renewal = f"temporal-{token_hex(8)}", True
+        if failure.reason in ("WORKER_CLEANED_UP", "SESSION_SUPERSEDED") and entry.life < LIVES_MAX:
+            entry.life += 1
+            entry.wants_renewal = True
             return
         if failure.is_retryable:
             entry.wants_renewal = True
@@ -432,7 +442,10 @@ class Recorder:
 
     async def _say_goodbye(self, entry: WorkerEntry) -> None:
         request = ShutdownWorkerRequest(
-            namespace=entry.namespace, worker_instance_key=entry.key, reason="it has stopped in order"
+            namespace=entry.namespace,
+            worker_instance_key=entry.key,
+            session_id=entry.session_id,
+            reason="it has stopped in order",
         )
         try:
             await self._client.call(

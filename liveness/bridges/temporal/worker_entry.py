@@ -77,8 +77,9 @@ class WorkerEntry:
     """Not before this time; for a worker that liveness told to wait."""
     recorded_s: float = 0.0
     """When liveness recorded this bridge's last heartbeat, by the wall clock of liveness."""
-    new_session: str = ""
-    """Set to begin a new life of a key that liveness has cleaned up."""
+    life: int = 1
+    """Rises when liveness has cleaned the key up. All bridges find the same number, and with it the same session."""
+    first_seen_ms: int = 0
     open_calls: dict[str, int] = field(default_factory=dict)
     """By connection: how many calls of the worker are open; 0 for the one that it used last."""
 
@@ -156,8 +157,7 @@ class WorkerEntry:
         beat.worker_instance_key = self.key
         beat.status = WORKER_STATUS_STOPPING if self.is_stopping else WORKER_STATUS_RUNNING
         beat.lease_duration.CopyFrom(_duration(self._granted_ms(settings)))
-        if self.new_session:
-            beat.session_id, beat.new_incarnation = self.new_session, True
+        beat.session_id, beat.new_incarnation = self.session_id, self.life > 1
         beat.labels.update(self._labels(settings))
         beat.bound_activities.extend(bind.reference for bind in binds.values())
         beat.unbound_activities.extend(unbinds.values())
@@ -180,6 +180,11 @@ class WorkerEntry:
         if settings.temporal_ui:
             labels[UI_LABEL] = settings.temporal_ui
         return labels
+
+    @property
+    def session_id(self) -> str:
+        """A key of Temporal's is one process, so one session is enough; several bridges speak in it."""
+        return "temporal" if self.life == 1 else f"temporal-{self.life}"
 
     @property
     def has_changes(self) -> bool:

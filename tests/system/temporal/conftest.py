@@ -55,7 +55,9 @@ def start_worker(stage: Stage, task_queue: str, tmp_path: Path) -> Iterator[Star
     started: list[Process] = []
 
     def start(address: str = "", **options: Any) -> WorkerProcess:
-        worker = WorkerProcess(address or stage.address, options.pop("queue", task_queue), tmp_path, **options)
+        worker = WorkerProcess(
+            address or stage.address, options.pop("queue", task_queue), tmp_path, **options
+        )
         started.append(worker)
         worker.wait_event("running")
         return worker
@@ -64,3 +66,9 @@ def start_worker(stage: Stage, task_queue: str, tmp_path: Path) -> Iterator[Star
     for process in started:
         process.kill()
         process.stop()
+
+
+@pytest.fixture
+def until(tmp_path: Path) -> Path:
+    """Stuck activities end when this file exists."""
+    return tmp_path / "until"

@@ -16,23 +16,24 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
-from temporalio.api.common.v1 import Payload, Payloads, WorkflowExecution, WorkflowType
+from temporalio.api.common.v1 import Payload, Payloads, SearchAttributes, WorkflowExecution, WorkflowType
 from temporalio.api.enums.v1 import HistoryEventFilterType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import request_response_pb2 as requests
 from temporalio.api.workflowservice.v1.service_pb2_grpc import WorkflowServiceStub
 
-from liveness.v1.activity_pb2 import Activity, ListActivitiesRequest
+from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL
+from liveness.v1.activity_pb2 import ACTIVITY_STATE_COMPLETED, DescribeActivityRequest, ListActivitiesRequest
 from liveness.v1.activity_pb2_grpc import ActivityServiceStub
-from liveness.v1.service_pb2 import ListWorkersRequest
+from liveness.v1.service_pb2 import DescribeWorkerRequest, ListWorkersRequest, WorkerFilter
 from liveness.v1.service_pb2_grpc import LivenessServiceStub
 from liveness.v1.worker_pb2 import Worker
 from tests.system.cli.server_processes import environment, liveness_command
 from tests.system.worker_processes.own_server import free_port
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
-LIMIT_S = int(__import__("os").environ.get("LIMIT_S", 60))
+LIMIT_S = 60
 """For everything that must happen some time, on a machine that may be busy."""
 NAMESPACE = "default"
 RESCUE_QUEUE = "temporal-rescue"
@@ -64,7 +65,7 @@ class Process:
 
     def wait_line(self, wanted: Callable[[str], bool]) -> str:
         deadline = time.monotonic() + LIMIT_S
-        seen = []
+        seen: list[str] = []
         while True:
             try:
                 line = self.lines.get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -115,7 +116,8 @@ class Temporal:
         self.channel = grpc.insecure_channel(address)
         self.stub = WorkflowServiceStub(self.channel)
 
-    def start(self, plan: dict[str, Any], *, flows: str) -> str:
+    def start(self, plan: dict[str, Any], *, flows: str, liveness: str = "") -> str:
+        """Start a workflow. `liveness`: the value of its search attribute of that name."""
         workflow_id = f"run-{uuid4().hex[:12]}"
         payload = Payload(metadata={"encoding": b"json/plain"}, data=json.dumps(plan).encode())
         self.stub.StartWorkflowExecution(
@@ -127,6 +129,7 @@ class Temporal:
                 input=Payloads(payloads=[payload]),
                 identity="tests",
                 request_id=uuid4().hex,
+                search_attributes=_search_attributes(liveness) if liveness else None,
             ),
             timeout=LIMIT_S,
         )
@@ -177,6 +180,12 @@ class Temporal:
         )
 
 
+def _search_attributes(liveness: str) -> SearchAttributes:
+    metadata = {"encoding": b"json/plain", "type": b"Keyword"}
+    payload = Payload(metadata=metadata, data=json.dumps(liveness).encode())
+    return SearchAttributes(indexed_fields={"liveness": payload})
+
+
 class Liveness:
     """What tests ask of liveness."""
 
@@ -188,19 +197,33 @@ class Liveness:
 
     def workers(self, task_queue: str) -> list[Worker]:
         answer = self.stub.ListWorkers(
-            ListWorkersRequest(namespace=NAMESPACE, filter={"task_queue": task_queue}), timeout=LIMIT_S
+            ListWorkersRequest(namespace=NAMESPACE, filter=WorkerFilter(task_queue=task_queue)),
+            timeout=LIMIT_S,
         )
         return list(answer.workers)
 
-    def worker_of(self, pid: int, task_queue: str) -> Worker | None:
-        found = [worker for worker in self.workers(task_queue) if worker.process_id == str(pid)]
-        return found[0] if found else None
+    def worker_of(self, process: Process, task_queue: str) -> Worker | None:
+        """The worker in this process, once its first heartbeat has told so."""
+        pid = str(process.process.pid)
+        found = [worker for worker in self.workers(task_queue) if worker.process_id == pid]
+        return self.worker(found[0].worker_instance_key) if found else None
 
-    def activities(self, workflow_id: str) -> list[Activity]:
-        answer = self.activities_stub.ListActivities(
+    def rescues(self, workflow_id: str) -> list[str]:
+        """The outcomes of the rescues of a workflow that are over."""
+        listed = self.activities_stub.ListActivities(
             ListActivitiesRequest(namespace=NAMESPACE, page_size=1_000), timeout=LIMIT_S
         )
-        return [activity for activity in answer.activities if activity.id.workflow_id == workflow_id]
+        outcomes = []
+        for activity in listed.activities:
+            if activity.id.workflow_id == workflow_id and activity.state == ACTIVITY_STATE_COMPLETED:
+                request = DescribeActivityRequest(namespace=NAMESPACE, id=activity.id)
+                described = self.activities_stub.DescribeActivity(request, timeout=LIMIT_S)
+                outcomes.append(described.activity.result.decode())
+        return outcomes
+
+    def worker(self, key: str) -> Worker:
+        request = DescribeWorkerRequest(namespace=NAMESPACE, worker_instance_key=key)
+        return self.stub.DescribeWorker(request, timeout=LIMIT_S).worker
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
@@ -229,7 +252,6 @@ def start_temporal(folder: Path, port: int, database: Path | None = None) -> Pro
     command = [temporal_command(), "server", "start-dev", "--headless", "--ip", "127.0.0.1"]
     command += ["--port", str(port), "--log-level", "error"]
     command += ["--search-attribute", "liveness=Keyword"]
-    # Changes reach task queues within seconds otherwise.
     command += [] if database is None else ["--db-filename", str(database)]
     process = Process(command, folder)
     address = f"127.0.0.1:{port}"
@@ -256,6 +278,16 @@ def start_bridge(folder: Path, port: int, upstream: str, liveness: str, *flags: 
     return process
 
 
+def plan(task_queue: str, *activities: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The input of the workflow `Run`."""
+    return {"task_queue": task_queue, "activities": activities, **options}
+
+
+def stuck(name: str, until: Path, **options: Any) -> dict[str, Any]:
+    """An activity whose first attempt does not end before the file `until` exists."""
+    return {"name": name, "stuck": [1], "until": str(until), **options}
+
+
 class Stage:
     """Temporal, liveness, a bridge, and the processes that a test starts beside them."""
 
@@ -264,7 +296,7 @@ class Stage:
         self.temporal = temporal
         self.bridge_flags = bridge_flags
         self.liveness_port, self.bridge_port = free_port(), free_port()
-        self.liveness_process = start_liveness(folder, self.liveness_port)
+        self.liveness_process = self.start_liveness()
         self.liveness = Liveness(f"127.0.0.1:{self.liveness_port}")
         self.bridge = self.start_bridge()
         self.address = f"127.0.0.1:{self.bridge_port}"
@@ -274,6 +306,19 @@ class Stage:
             self.folder, self.bridge_port, self.temporal.address, self.liveness.address, *self.bridge_flags
         )
 
+    def start_liveness(self) -> Process:
+        return start_liveness(self.folder, self.liveness_port)
+
     def stop(self) -> None:
         self.bridge.stop()
         self.liveness_process.stop()
+
+    def known_worker(self, process: Process, task_queue: str) -> Worker:
+        """Wait until the bridge knows how often the worker sends heartbeats, which its second one tells."""
+
+        def find() -> Worker | None:
+            worker = self.liveness.worker_of(process, task_queue)
+            return worker if worker and worker.labels[INTERVAL_LABEL] == "1000ms" else None
+
+        found: Worker = eventually(find, "no second heartbeat was recorded")
+        return found
