@@ -6,6 +6,7 @@ one. While Temporal is away the bridge holds what it has, which counts as no fai
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
@@ -20,7 +21,7 @@ from liveness.bridges.temporal.settings import BridgeSettings
 from liveness.bridges.temporal.statistics import BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL, NO_HEARTBEATS, SUSPECTED_LABEL
-from liveness.clock import Clock
+from liveness.clock import Clock, wait_or_timeout
 from liveness.sdk import GiveUp, Worker
 from liveness.sdk.errors import LivenessSdkError
 from liveness.sdk.task import Task
@@ -33,6 +34,7 @@ REFUSALS_MAX = 10
 """After so many refusals by Temporal the rescue is given up: its activity is FAILED and can be retried by an operator."""
 BACKOFF_MS = (200, 5_000)
 CALL_TIMEOUT_MS = 5_000
+STOP_TIMEOUT_MS = 2_000
 LEASE_S = 15.0
 ENGINE_CAPABILITY = "temporal-bridge"
 
@@ -62,7 +64,10 @@ class Rescuer:
             self._tasks.start(self._serve_forever(namespace))
 
     async def close(self) -> None:
-        await self._tasks.close()
+        """Say goodbye to liveness, but do not wait long for it: what is left is given to another bridge."""
+        closing = asyncio.ensure_future(self._tasks.close())
+        while not await wait_or_timeout(closing, self._clock, STOP_TIMEOUT_MS):
+            self._tasks.cancel()
 
     async def _serve_forever(self, namespace: str) -> None:
         warning = RepeatedWarning(logger, "rescues cannot be taken from liveness", self._clock)

@@ -1,0 +1,150 @@
+"""Answers of polls: bound before they are released, passed while liveness is away, given back if nobody is there any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from temporalio.api.activity.v1 import ActivityOptions
+from temporalio.api.common.v1 import ActivityType, Header, Payload, RetryPolicy, WorkflowExecution
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflowservice.v1 import request_response_pb2 as pb
+
+from liveness.app import Server
+from liveness.bridges.temporal.bridge import TemporalBridge
+from liveness.config.settings import Settings
+from liveness.v1.service_pb2 import DescribeWorkerRequest
+from liveness.v1.service_pb2_grpc import LivenessServiceStub
+from tests.integration.bridges.temporal.conftest import StartBridge
+from tests.integration.bridges.temporal.upstream_server import SERVICE, UpstreamServer
+
+LIMIT_S = 30
+POLL = pb.PollActivityTaskQueueRequest(
+    namespace="shop", worker_instance_key="w1", identity="me", task_queue=TaskQueue(name="q")
+).SerializeToString()
+TASK = pb.PollActivityTaskQueueResponse(
+    task_token=b"token-1",
+    workflow_execution=WorkflowExecution(workflow_id="wf", run_id="run"),
+    activity_id="7",
+    activity_type=ActivityType(name="charge"),
+    attempt=2,
+    retry_policy=RetryPolicy(maximum_attempts=3),
+)
+DESCRIBED = pb.DescribeWorkflowExecutionResponse(
+    pending_activities=[PendingActivityInfo(activity_id="7", attempt=2, state=2)]
+).SerializeToString()
+
+
+@pytest.fixture
+async def liveness(tmp_path: Any) -> AsyncIterator[Server]:
+    async with Server(Settings(db=f"sqlite:///{tmp_path}/l.db", listen="127.0.0.1:0", shards=2)) as server:
+        yield server
+
+
+async def poll(bridge: TemporalBridge) -> bytes:
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "PollActivityTaskQueue")
+        answer: bytes = await call(POLL, timeout=LIMIT_S)
+        return answer
+
+
+async def describe(liveness: Server, key: str = "w1") -> Any:
+    async with grpc.aio.insecure_channel(liveness.address) as channel:
+        stub: Any = LivenessServiceStub(channel)
+        request = DescribeWorkerRequest(namespace="shop", worker_instance_key=key)
+        return (await stub.DescribeWorker(request, timeout=LIMIT_S)).worker
+
+
+async def test_a_hand_out_is_bound_before_its_answer_is_released(
+    liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    bridge = await start_bridge(liveness=(liveness.address,))
+    upstream.answers["PollActivityTaskQueue"] = TASK.SerializeToString()
+    assert await poll(bridge) == TASK.SerializeToString()
+    worker = await describe(liveness)
+    assert [
+        (ref.workflow_id, ref.run_id, ref.activity_id, ref.attempt) for ref in worker.bound_activities
+    ] == [("wf", "run", "7@2", 2)]
+    assert bridge.statistics.bindings == 1
+
+
+async def test_an_attempt_that_ends_through_another_bridge_is_unbound(
+    liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    first, second = [await start_bridge(liveness=(liveness.address,)) for _ in range(2)]
+    upstream.answers["PollActivityTaskQueue"] = TASK.SerializeToString()
+    upstream.answers["RespondActivityTaskCompleted"] = b""
+    await poll(first)
+    done = pb.RespondActivityTaskCompletedRequest(task_token=b"token-1", identity="me", namespace="shop")
+    async with grpc.aio.insecure_channel(second.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "RespondActivityTaskCompleted")
+        await call(done.SerializeToString(), timeout=LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        while (await describe(liveness)).bound_activities:
+            await asyncio.sleep(0.01)
+
+
+async def test_hand_outs_pass_unrecorded_while_liveness_is_away(
+    bridge: TemporalBridge, upstream: UpstreamServer
+) -> None:
+    upstream.answers["PollActivityTaskQueue"] = TASK.SerializeToString()
+    for _ in range(3):
+        assert await poll(bridge) == TASK.SerializeToString()
+    assert sum(bridge.statistics.unrecorded.values()) == 3
+    assert b'liveness_bridge_unrecorded_total{reason="away"}' in bridge.metrics()[0]
+
+
+async def test_activities_that_opt_out_are_not_recorded(
+    liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    off = pb.PollActivityTaskQueueResponse()
+    off.CopyFrom(TASK)
+    off.header.CopyFrom(Header(fields={"liveness": Payload(data=b'"off"')}))
+    for task, settings in (
+        (off, {}),
+        (TASK, {"skip": ("type:ch*",)}),
+        (TASK, {"only": ("other-queue",)}),
+    ):
+        bridge = await start_bridge(liveness=(liveness.address,), **settings)
+        upstream.answers["PollActivityTaskQueue"] = task.SerializeToString()
+        assert await poll(bridge) == task.SerializeToString()
+        assert bridge.statistics.bindings == 0
+        assert not bridge.statistics.unrecorded
+
+
+async def test_a_hand_out_whose_client_is_gone_is_given_back_at_once(
+    start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    bridge = await start_bridge(bind_timeout_ms=LIMIT_S * 1_000, liveness=("127.0.0.1:9",))
+    upstream.answers |= {
+        "PollActivityTaskQueue": TASK.SerializeToString(),
+        "DescribeWorkflowExecution": DESCRIBED,
+        "UpdateActivityOptions": b"",
+        "RespondActivityTaskFailed": b"",
+    }
+    binding = asyncio.Event()
+    original = bridge.recorder.bind
+
+    async def bind_slowly(*arguments: Any) -> bool:
+        binding.set()
+        await asyncio.get_running_loop().create_future()
+        return await original(*arguments)
+
+    bridge.recorder.bind = bind_slowly  # type: ignore[method-assign]  # as slow as liveness may be
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        call: Any = channel.unary_unary(SERVICE + "PollActivityTaskQueue")(POLL, timeout=LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            await binding.wait()
+            call.cancel()
+            while bridge.statistics.failed_back == 0:
+                await asyncio.sleep(0.01)
+    failed = pb.RespondActivityTaskFailedRequest.FromString(dict(upstream.calls)["RespondActivityTaskFailed"])
+    assert failed.task_token == b"token-1"
+    assert failed.failure.application_failure_info.next_retry_delay.ToMilliseconds() == 1
+    options = pb.UpdateActivityOptionsRequest.FromString(dict(upstream.calls)["UpdateActivityOptions"])
+    assert options.activity_options == ActivityOptions(retry_policy=RetryPolicy(maximum_attempts=4))
+    assert list(options.update_mask.paths) == ["retry_policy.maximum_attempts"]
