@@ -17,6 +17,7 @@ from liveness.bridges.temporal.rescuer import Rescuer
 from liveness.bridges.temporal.settings import BridgeSettings
 from liveness.bridges.temporal.statistics import METRICS, BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
+from liveness.bridges.temporal.worker_api import WorkerApi
 from liveness.clock import Clock, SystemClock
 from liveness.telemetry.prometheus import PrometheusExporter
 
@@ -61,7 +62,9 @@ class TemporalBridge:
 
     async def start(self) -> None:
         """Listen. Neither Temporal nor liveness need be there."""
-        proxy = TemporalProxy(self._upstream, self.statistics, self._interceptors.table())
+        proxy = TemporalProxy(
+            self._upstream, self.statistics, self._interceptors.table() | WorkerApi(self._client).table()
+        )
         server = self._server = grpc.aio.server(options=LISTENER_OPTIONS)
         server.add_generic_rpc_handlers((proxy,))
         listen, tls = self._settings.listen, self._settings.listen_tls

@@ -35,7 +35,7 @@ TASK = pb.PollActivityTaskQueueResponse(
     retry_policy=RetryPolicy(maximum_attempts=3),
 )
 DESCRIBED = pb.DescribeWorkflowExecutionResponse(
-    pending_activities=[PendingActivityInfo(activity_id="7", attempt=2, state=2)]
+    pending_activities=[PendingActivityInfo(activity_id="7", attempt=2)]
 ).SerializeToString()
 
 
@@ -43,6 +43,17 @@ DESCRIBED = pb.DescribeWorkflowExecutionResponse(
 async def liveness(tmp_path: Any) -> AsyncIterator[Server]:
     async with Server(Settings(db=f"sqlite:///{tmp_path}/l.db", listen="127.0.0.1:0", shards=2)) as server:
         yield server
+
+
+@pytest.fixture
+async def silent_liveness() -> AsyncIterator[str]:
+    """An address that accepts connections and never answers."""
+    accepted = []
+    server = await asyncio.start_server(lambda reader, writer: accepted.append(writer), "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    for writer in accepted:
+        writer.close()
 
 
 async def poll(bridge: TemporalBridge) -> bytes:
@@ -117,34 +128,63 @@ async def test_activities_that_opt_out_are_not_recorded(
 
 
 async def test_a_hand_out_whose_client_is_gone_is_given_back_at_once(
-    start_bridge: StartBridge, upstream: UpstreamServer
+    start_bridge: StartBridge, upstream: UpstreamServer, silent_liveness: str
 ) -> None:
-    bridge = await start_bridge(bind_timeout_ms=LIMIT_S * 1_000, liveness=("127.0.0.1:9",))
+    bridge = await start_bridge(bind_timeout_ms=LIMIT_S * 1_000, liveness=(silent_liveness,))
     upstream.answers |= {
         "PollActivityTaskQueue": TASK.SerializeToString(),
         "DescribeWorkflowExecution": DESCRIBED,
         "UpdateActivityOptions": b"",
         "RespondActivityTaskFailed": b"",
     }
-    binding = asyncio.Event()
-    original = bridge.recorder.bind
-
-    async def bind_slowly(*arguments: Any) -> bool:
-        binding.set()
-        await asyncio.get_running_loop().create_future()
-        return await original(*arguments)
-
-    bridge.recorder.bind = bind_slowly  # type: ignore[method-assign]  # as slow as liveness may be
     async with grpc.aio.insecure_channel(bridge.address) as channel:
-        call: Any = channel.unary_unary(SERVICE + "PollActivityTaskQueue")(POLL, timeout=LIMIT_S)
+        method: Any = channel.unary_unary(SERVICE + "PollActivityTaskQueue")
+        call = method(POLL, timeout=LIMIT_S)
         async with asyncio.timeout(LIMIT_S):
-            await binding.wait()
+            while not any(worker.to_bind for worker in bridge.recorder.workers()):
+                await asyncio.sleep(0)
             call.cancel()
             while bridge.statistics.failed_back == 0:
                 await asyncio.sleep(0.01)
+    assert not any(worker.held for worker in bridge.recorder.workers())
     failed = pb.RespondActivityTaskFailedRequest.FromString(dict(upstream.calls)["RespondActivityTaskFailed"])
     assert failed.task_token == b"token-1"
     assert failed.failure.application_failure_info.next_retry_delay.ToMilliseconds() == 1
     options = pb.UpdateActivityOptionsRequest.FromString(dict(upstream.calls)["UpdateActivityOptions"])
     assert options.activity_options == ActivityOptions(retry_policy=RetryPolicy(maximum_attempts=4))
     assert list(options.update_mask.paths) == ["retry_policy.maximum_attempts"]
+
+
+async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_none(
+    liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    bridge = await start_bridge(liveness=(liveness.address,))
+    upstream.answers |= {"PollActivityTaskQueue": TASK.SerializeToString(), "ListWorkers": b"\x12\x01x"}
+    upstream.unimplemented = {"DescribeWorker", "CountWorkers"}
+    await poll(bridge)
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+
+        async def call(method: str, request: Any) -> bytes:
+            answer: bytes = await channel.unary_unary(SERVICE + method)(
+                request.SerializeToString(), timeout=LIMIT_S
+            )
+            return answer
+
+        assert await call("ListWorkers", pb.ListWorkersRequest(namespace="shop")) == b"\x12\x01x"
+        upstream.unimplemented.add("ListWorkers")
+        listed = pb.ListWorkersResponse.FromString(
+            await call("ListWorkers", pb.ListWorkersRequest(namespace="shop"))
+        )
+        assert [info.worker_heartbeat.worker_instance_key for info in listed.workers_info] == ["w1"]
+        assert [(info.worker_identity, info.task_queue) for info in listed.workers] == [("me", "q")]
+        counted = pb.CountWorkersResponse.FromString(
+            await call("CountWorkers", pb.CountWorkersRequest(namespace="shop"))
+        )
+        assert counted.count == 1
+        described = pb.DescribeWorkerResponse.FromString(
+            await call("DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="w1"))
+        )
+        assert described.worker_info.worker_heartbeat.task_queue == "q"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call("DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="x"))
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND

@@ -25,8 +25,7 @@ class UpstreamServer(grpc.GenericRpcHandler):
         self.reached = asyncio.Event()
         self.answers: dict[str, bytes] = {}
         """By method: what it answers at once."""
-        self.release = asyncio.Event()
-        """Ends `WaitAndAnswer`."""
+        self.unimplemented = {"Unknown"}
         self._server: grpc.aio.Server | None = None
 
     async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
@@ -64,7 +63,9 @@ class UpstreamServer(grpc.GenericRpcHandler):
             return
         request = b"".join([part async for part in requests])
         self.calls.append((method, request))
-        if method in self.answers:
+        if method in self.unimplemented:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
+        elif method in self.answers:
             yield self.answers[method]
         elif method == "GetSystemInfo":
             yield request
@@ -77,5 +78,3 @@ class UpstreamServer(grpc.GenericRpcHandler):
             except asyncio.CancelledError:
                 self.cancelled.set()
                 raise
-        elif method == "Unknown":
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
