@@ -71,15 +71,17 @@ class BindingRecord:
         except Malformed:
             return None
 
-    def reference(self) -> ActivityRef:
-        """The binding. Each attempt is an activity of its own in liveness: it is bound, and rescued, once."""
+    def reference(self, generation: int = 0) -> ActivityRef:
+        """The binding. Each attempt is an activity of its own in liveness: it is bound, and rescued, once. `generation`: more
+        than 0 if it is bound again after a lease ended by mistake."""
+        again = f".{generation}" if generation else ""
         token = self.encode()
         if len(token) > TOKEN_BYTES_MAX:
             raise NotRecordable("too_large")
         return ActivityRef(
             workflow_id=identifier(self.workflow_id),
             run_id=identifier(self.run_id),
-            activity_id=identifier(f"{self.activity_id}@{self.attempt}"),
+            activity_id=identifier(f"{self.activity_id}@{self.attempt}{again}"),
             attempt=max(self.attempt, 1),
             task_queue=RESCUE_QUEUE,
             token=token,

@@ -51,7 +51,9 @@ class TemporalBridge:
         self._client = LivenessClient(settings.liveness, settings.credentials)
         self._upstream = Upstream(settings, self._clock)
         self.recorder = Recorder(settings, self._client, self._clock, self.statistics)
-        self._rescuer = Rescuer(settings, self._upstream, self._client, self._clock, self.statistics)
+        self._rescuer = Rescuer(
+            settings, self._upstream, self._client, self.recorder, self._clock, self.statistics
+        )
         self._hints = ConnectionHints(settings, self.recorder, self._clock)
         self._interceptors = Interceptors(
             self.recorder, self._rescuer, self._upstream, self._hints, self.statistics

@@ -77,13 +77,13 @@ class Interceptors:
     async def _poll_workflow(self, call: Call) -> bytes:
         entry = self._hear(call, caller) if (caller := _read(messages.read_poll, call.request)) else None
         with self._hints.open_call(entry, call.peer):
-            return await call.pass_on()
+            return await self._poll(call, entry)
 
     async def _poll_activity(self, call: Call) -> bytes:
         caller = _read(messages.read_poll, call.request)
         entry = None if caller is None else self._hear(call, caller)
         with self._hints.open_call(entry, call.peer):
-            answer = await self._outlive_client(call)
+            answer = await self._poll(call, entry)
         if caller is None or entry is None:
             return answer
         task = _read(messages.read_activity_task, answer)
@@ -97,12 +97,20 @@ class Interceptors:
                 raise
         return answer
 
-    async def _outlive_client(self, call: Call) -> bytes:
-        """Poll. If the client goes away in the moment in which Temporal hands a task out, give the task back."""
+    async def _poll(self, call: Call, entry: WorkerEntry | None) -> bytes:
+        """Poll at Temporal. If the client goes away in the moment in which Temporal hands a task out, give the task back. If
+        its worker becomes suspect, end the poll, so that nothing is handed to it."""
         polling = asyncio.ensure_future(call.pass_on())
+        polls = set() if entry is None else entry.polls
+        polls.add(polling)
+        polling.add_done_callback(polls.discard)
         try:
             return await asyncio.shield(polling)
         except asyncio.CancelledError:
+            if polling.cancelled() and not _is_cancelled():
+                await call.context.abort(
+                    grpc.StatusCode.UNAVAILABLE, "the worker was not heard; it may poll again"
+                )
             if polling.done() and not polling.cancelled() and polling.exception() is None:
                 self._give_back_answer(call, polling.result())
             else:
@@ -233,6 +241,12 @@ class _GiveBack:
         if self._entry is not None:
             self._interceptors.forget_binding(self._namespace, self._task)
         self._interceptors.start(self._interceptors.give_back(self._namespace, self._task, self._task_queue))
+
+
+def _is_cancelled() -> bool:
+    """Whether the call itself is cancelled, not only something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _read(read: Callable[[bytes], Any], message: bytes) -> Any:

@@ -47,7 +47,7 @@ CALL_TIMEOUT_MS = 2_000
 LEASE_MS_MIN = 1_000
 """The shortest lease that liveness grants."""
 TICK_MS = 250
-STALL_MS = 1_000
+STALL_MS = 500
 """A longer time between two ticks was no time in which this bridge listened."""
 FORGET_MS = 600_000
 """For how long a worker that is silent, and that liveness has been told about, stays in memory."""
@@ -55,6 +55,8 @@ PRUNE_AFTER_MS = 10_000
 """An activity whose worker has had no slot in use for so long is finished, or completed from elsewhere."""
 LIVES_MAX = 1_000
 QUEUES_MAX = 10_000
+LEFT_ALONE_MAX = 10_000
+SILENCE = "silence"
 PENDING_SEARCHES_MAX = 1_000
 
 
@@ -71,6 +73,8 @@ class Recorder:
         """By task token."""
         self._dirty: dict[tuple[str, str], WorkerEntry] = {}
         self._wake = asyncio.Event()
+        self._left_alone: dict[bytes, None] = {}
+        """Task tokens that this bridge has handed out without a record, oldest first."""
         self._is_away = False
         self._away_until_ms = 0
         self._intervals: dict[tuple[str, str], int] = {}
@@ -100,6 +104,7 @@ class Recorder:
             return None
         entry = self._entry(caller.namespace, caller.worker_key)
         entry.describe_by_poll(caller)
+        entry.has_said_goodbye = False
         entry.hear(self._clock.monotonic_ms())
         self._mark(entry)
         return entry
@@ -140,13 +145,15 @@ class Recorder:
         """Record that the worker holds the attempt. Returns once that is durable, or cannot be. Returns whether it is."""
         task_queue = task_queue or entry.profile.task_queue
         if task.opted_out or self._settings.is_left_alone(task_queue, task.activity_type):
+            self._leave_alone(task.task_token)
             return False
         try:
             reference = record_of(task, entry.key, task_queue).reference()
+            if len(entry.held) >= HELD_MAX:
+                raise NotRecordable("too_many")
         except NotRecordable as error:
+            self._leave_alone(task.task_token)
             return self._count_unrecorded(entry, task, str(error))
-        if len(entry.held) >= HELD_MAX:
-            return self._count_unrecorded(entry, task, "too_many")
         recorded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._hold(entry, task.task_token, reference)
         entry.to_bind[task.task_token] = PendingBind(reference, recorded)
@@ -171,8 +178,25 @@ class Recorder:
         )
         return False
 
+    def bind_again(self, namespace: str, record: BindingRecord, generation: int) -> None:
+        """Bind an attempt once more to a worker that lives, although its lease had ended. `generation`: new for each time."""
+        entry = self._entry(namespace, record.worker_key)
+        reference = record.reference(generation)
+        self._hold(entry, record.task_token, reference)
+        recorded: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        entry.to_bind[record.task_token] = PendingBind(reference, recorded)
+        self._mark(entry)
+
+    def _leave_alone(self, task_token: bytes) -> None:
+        if len(self._left_alone) >= LEFT_ALONE_MAX:
+            del self._left_alone[next(iter(self._left_alone))]
+        self._left_alone[task_token] = None
+
     def unbind(self, completion: Completion) -> None:
         """Note that an attempt has ended."""
+        if completion.task_token in self._left_alone:
+            del self._left_alone[completion.task_token]
+            return
         if completion.task_token:
             entry = self._holders.get(completion.task_token)
             if entry is not None:
@@ -212,6 +236,9 @@ class Recorder:
         entry.suspected, entry.suspect_lease_ms = reason, max(grace_ms, LEASE_MS_MIN)
         entry.wants_renewal = entry.is_urgent = True
         self._statistics.hints[reason] += 1
+        # Nothing is handed to a worker that may be gone. One that lives polls again at once, which restores its lease.
+        for poll in entry.polls:
+            poll.cancel()
         logger.info(
             "worker is suspect", namespace=entry.namespace, worker=entry.key, why=reason, grace_ms=grace_ms
         )
@@ -478,7 +505,7 @@ class Recorder:
             if now_ms - ticked_ms > STALL_MS:
                 # The bridge did not run; workers may have called in vain.
                 for entry in self._workers.values():
-                    entry.heard_ms += now_ms - ticked_ms
+                    entry.heard_ms += now_ms - ticked_ms - TICK_MS
             ticked_ms = now_ms
             for entry in list(self._workers.values()):
                 self._check_silence(entry, now_ms)
@@ -498,6 +525,7 @@ class Recorder:
 
     async def _end_lease(self, entry: WorkerEntry) -> None:
         """Shorten the lease of a silent worker to its last second, unless it called through another bridge."""
+        heard_ms = entry.heard_ms
         try:
             answer = await self._client.call(
                 lambda endpoint: endpoint.liveness.DescribeWorker,
@@ -508,17 +536,18 @@ class Recorder:
             return  # the next tick tries again
         finally:
             entry.is_sending = False
+            self._wake.set()  # it may have had something to send meanwhile
         worker = answer.worker
         last_s = worker.last_heartbeat_time.seconds + worker.last_heartbeat_time.nanos / 1e9
+        if entry.heard_ms > heard_ms:
+            return
         if worker.state != WORKER_STATE_ACTIVE:
-            entry.suspected = "silence"
+            entry.suspected = SILENCE
         elif last_s > entry.recorded_s + 0.05:
             entry.recorded_s = last_s
             entry.heard_ms = self._clock.monotonic_ms()
         else:
-            self.suspect(entry, "silence", LEASE_MS_MIN)
-        if entry.has_changes:
-            self._mark(entry)
+            self.suspect(entry, SILENCE, LEASE_MS_MIN)
 
     def _forget(self, entry: WorkerEntry) -> None:
         if entry.is_sending:

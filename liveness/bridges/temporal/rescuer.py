@@ -16,8 +16,9 @@ import structlog
 from liveness.background import BackgroundTasks, RepeatedWarning
 from liveness.bridges.temporal.binding_record import RESCUE_QUEUE, BindingRecord
 from liveness.bridges.temporal.liveness_client import LivenessClient, RpcFailed
+from liveness.bridges.temporal.recorder import Recorder
 from liveness.bridges.temporal.rescue import RescueRefused, TemporalAway, rescue
-from liveness.bridges.temporal.settings import BridgeSettings
+from liveness.bridges.temporal.settings import DEFAULT_INTERVAL_MS, INTERVALS_PER_LEASE, BridgeSettings
 from liveness.bridges.temporal.statistics import BridgeStatistics
 from liveness.bridges.temporal.upstream import Upstream
 from liveness.bridges.temporal.worker_entry import INTERVAL_LABEL, NO_HEARTBEATS, SUSPECTED_LABEL
@@ -26,6 +27,8 @@ from liveness.sdk import GiveUp, Worker
 from liveness.sdk.errors import LivenessSdkError
 from liveness.sdk.task import Task
 from liveness.v1.service_pb2 import DescribeWorkerRequest
+from liveness.v1.worker_pb2 import WORKER_STATE_ACTIVE
+from liveness.v1.worker_pb2 import Worker as LivenessWorker
 
 logger = structlog.get_logger("liveness.bridge")
 
@@ -35,6 +38,7 @@ REFUSALS_MAX = 10
 BACKOFF_MS = (200, 5_000)
 CALL_TIMEOUT_MS = 5_000
 STOP_TIMEOUT_MS = 2_000
+MARGIN_MS = 1_000
 LEASE_S = 15.0
 ENGINE_CAPABILITY = "temporal-bridge"
 
@@ -45,10 +49,13 @@ class Rescuer:
         settings: BridgeSettings,
         upstream: Upstream,
         client: LivenessClient,
+        recorder: Recorder,
         clock: Clock,
         statistics: BridgeStatistics,
     ) -> None:
         self._settings = settings
+        self._recorder = recorder
+        self._started_ms = clock.monotonic_ms()
         self._upstream = upstream
         self._client = client
         self._clock = clock
@@ -104,7 +111,10 @@ class Rescuer:
         record = BindingRecord.decode(task.ref.token)
         if record is None:
             raise GiveUp("its token is not that of a Temporal attempt")
-        if await self._sends_no_heartbeats(namespace, record.worker_key):
+        if await self._has_come_back(namespace, record.worker_key):
+            self._recorder.bind_again(namespace, record, task.attempt)
+            outcome = "not_lost"
+        elif await self._sends_no_heartbeats(namespace, record.worker_key):
             outcome = "unheard"
         else:
             outcome = await self._rescue(namespace, record, task.failures)
@@ -140,8 +150,29 @@ class Rescuer:
                 self._away_warning.resolve()
                 return outcome
 
+    async def _has_come_back(self, namespace: str, worker_key: str) -> bool:
+        """Whether the worker lives, and its lease ended only because no bridge was there to hear it. A bridge that listens
+        shortens the lease of a silent worker and says so, so that other ends mean that none did. This one waits
+        until it has listened for a whole lease itself."""
+        while True:
+            worker = await self._describe(namespace, worker_key)
+            if worker is None or SUSPECTED_LABEL in worker.labels:
+                return False
+            heard_ms = self._clock.monotonic_ms() - self._started_ms
+            if heard_ms > lease_of(worker, self._settings) + MARGIN_MS:
+                return worker.state == WORKER_STATE_ACTIVE
+            if worker.state == WORKER_STATE_ACTIVE:
+                return True
+            await self._clock.sleep(BACKOFF_MS[0])
+
     async def _sends_no_heartbeats(self, namespace: str, worker_key: str) -> bool:
         """Whether the worker's silence says nothing: it never sent a heartbeat, and its connection did not break."""
+        worker = await self._describe(namespace, worker_key)
+        if worker is None:
+            return False
+        return worker.labels.get(INTERVAL_LABEL) == NO_HEARTBEATS and SUSPECTED_LABEL not in worker.labels
+
+    async def _describe(self, namespace: str, worker_key: str) -> LivenessWorker | None:
         try:
             answer = await self._client.call(
                 lambda endpoint: endpoint.liveness.DescribeWorker,
@@ -150,7 +181,14 @@ class Rescuer:
             )
         except RpcFailed as error:
             if error.rpc_failure.code is grpc.StatusCode.NOT_FOUND:
-                return False
+                return None
             raise
-        labels = answer.worker.labels
-        return labels.get(INTERVAL_LABEL) == NO_HEARTBEATS and SUSPECTED_LABEL not in labels
+        worker: LivenessWorker = answer.worker
+        return worker
+
+
+def lease_of(worker: LivenessWorker, settings: BridgeSettings) -> int:
+    """How long the worker may be silent."""
+    interval = worker.labels.get(INTERVAL_LABEL, "")
+    known_ms = int(interval[:-2]) if interval.endswith("ms") and interval[:-2].isdigit() else 0
+    return settings.lease_ms or INTERVALS_PER_LEASE * (known_ms or DEFAULT_INTERVAL_MS)

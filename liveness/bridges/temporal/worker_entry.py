@@ -80,6 +80,8 @@ class WorkerEntry:
     life: int = 1
     """Rises when liveness has cleaned the key up. All bridges find the same number, and with it the same session."""
     first_seen_ms: int = 0
+    polls: set[asyncio.Future[bytes]] = field(default_factory=set)
+    """Its polls that wait at Temporal."""
     open_calls: dict[str, int] = field(default_factory=dict)
     """By connection: how many calls of the worker are open; 0 for the one that it used last."""
 

@@ -14,7 +14,7 @@ from liveness.v1.worker_pb2 import (
     WORKER_STATE_INACTIVE,
 )
 from tests.system.temporal.conftest import StartWorker
-from tests.system.temporal.stage import NAMESPACE, Stage, eventually, plan, stuck
+from tests.system.temporal.stage import NAMESPACE, Stage, Temporal, eventually, plan, stuck
 
 
 def is_retried(stage: Stage, workflow_id: str) -> bool:
@@ -151,3 +151,32 @@ def test_a_graceful_shutdown_finishes_its_work_and_is_no_death(
         return found.state == WORKER_STATE_INACTIVE and found.inactive_reason == INACTIVE_REASON_SHUTDOWN
 
     eventually(has_said_goodbye, "the worker did not say goodbye")
+
+
+def test_a_worker_that_nobody_could_hear_keeps_its_activity(
+    temporal: Temporal, flows: str, task_queue: str, start_worker: StartWorker, tmp_path: Path, until: Path
+) -> None:
+    """The only bridge is away for longer than its allowance, so that the lease ends. The worker lives all the while."""
+    stage = Stage(tmp_path, temporal, "--restart-allowance", "1s")
+    try:
+        worker = start_worker(stage.address)
+        workflow_id = stage.temporal.start(plan(task_queue, stuck("a", until)), flows=flows)
+        worker.wait_event("started", activity="a", attempt=1)
+        key = stage.known_worker(worker, task_queue).worker_instance_key
+
+        stage.bridge.kill()
+        stage.bridge.stop()
+        eventually(lambda: stage.liveness.worker(key).state == WORKER_STATE_INACTIVE, "the lease did not end")
+        stage.bridge = stage.start_bridge()
+
+        eventually(lambda: stage.liveness.rescues(workflow_id) == ["not_lost"], "the rescue did not look")
+        eventually(
+            lambda: [ref.activity_id for ref in stage.liveness.worker(key).bound_activities] == ["1@1.2"],
+            "it is not bound again",
+        )
+        until.touch()
+        assert stage.temporal.result(workflow_id) == ["a by attempt 1"]
+        eventually(lambda: not stage.liveness.worker(key).bound_activities, "it stays bound")
+        worker.kill()
+    finally:
+        stage.stop()
