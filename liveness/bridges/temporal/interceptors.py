@@ -29,6 +29,10 @@ _ENDED_CODES = frozenset({grpc.StatusCode.NOT_FOUND})
 """The attempt of the call is over, too, if Temporal answers so."""
 
 
+_REFUSED_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+"""Temporal does not let the client do it."""
+
+
 class Interceptors:
     def __init__(
         self,
@@ -64,27 +68,38 @@ class Interceptors:
     async def close(self) -> None:
         await self._tasks.close()
 
-    def _hear(self, call: Call, caller: Caller) -> WorkerEntry | None:
-        entry = self._recorder.hear(caller)
-        if entry is not None:
-            self._note_namespace(call, caller.namespace)
-        return entry
+    def _hear(self, call: Call, caller: Caller | None) -> WorkerEntry | None:
+        """Note a call of a worker, if Temporal has served its client before: nobody whom Temporal refuses is recorded."""
+        if caller is None or caller.namespace not in self._upstream.channel(call.peer).admitted:
+            return None
+        return self._recorder.hear(caller)
 
-    def _note_namespace(self, call: Call, namespace: str) -> None:
-        self._upstream.note_authorization(namespace, call.metadata)
-        self._rescuer.serve(namespace)
+    def _admit(self, call: Call, namespace: str) -> None:
+        """Note that Temporal has served a client."""
+        if namespace:
+            self._upstream.channel(call.peer).admitted.add(namespace)
+            self._upstream.note_authorization(namespace, call.metadata)
+            self._rescuer.serve(namespace)
 
     async def _poll_workflow(self, call: Call) -> bytes:
-        entry = self._hear(call, caller) if (caller := _read(messages.read_poll, call.request)) else None
+        caller = _read(messages.read_poll, call.request)
+        entry = self._hear(call, caller)
         with self._hints.open_call(entry, call.peer):
-            return await self._poll(call, entry)
+            answer = await self._poll(call, entry)
+        if caller is not None:
+            self._admit(call, caller.namespace)
+        return answer
 
     async def _poll_activity(self, call: Call) -> bytes:
         caller = _read(messages.read_poll, call.request)
-        entry = None if caller is None else self._hear(call, caller)
+        entry = self._hear(call, caller)
         with self._hints.open_call(entry, call.peer):
             answer = await self._poll(call, entry)
-        if caller is None or entry is None:
+        if caller is None:
+            return answer
+        self._admit(call, caller.namespace)
+        entry = entry or self._hear(call, caller)
+        if entry is None:
             return answer
         task = _read(messages.read_activity_task, answer)
         if task is not None:
@@ -129,9 +144,11 @@ class Interceptors:
 
     async def _complete_workflow_task(self, call: Call) -> bytes:
         caller = _read(messages.read_workflow_task_completion, call.request)
-        entry = None if caller is None else self._hear(call, caller)
         answer = await call.pass_on()
-        if caller is not None and entry is not None:
+        if caller is None:
+            return answer
+        self._admit(call, caller.namespace)
+        if (entry := self._hear(call, caller)) is not None:
             tasks = _read(messages.read_eager_tasks, answer) or []
             await asyncio.gather(*(self._bind_eager(call, caller, entry, task) for task in tasks))
         return answer
@@ -169,17 +186,37 @@ class Interceptors:
 
     async def _worker_heartbeat(self, call: Call) -> bytes:
         namespace, beats = _read(messages.read_worker_beats, call.request) or ("", [])
-        for beat in beats:
-            entry = self._recorder.hear_beat(namespace, beat)
-            if entry is not None:
-                self._note_namespace(call, namespace)
-                self._hints.note(entry, call.peer)
-        return await call.pass_on()
+
+        def record() -> None:
+            for beat in beats:
+                if (entry := self._recorder.hear_beat(namespace, beat)) is not None:
+                    self._hints.note(entry, call.peer)
+
+        return await self._record_if_admitted(call, namespace, record)
 
     async def _shut_down(self, call: Call) -> bytes:
-        if (shutdown := _read(messages.read_shutdown, call.request)) is not None:
-            self._recorder.shut_down(shutdown)
-        return await call.pass_on()
+        shutdown = _read(messages.read_shutdown, call.request)
+        if shutdown is None:
+            return await call.pass_on()
+        return await self._record_if_admitted(
+            call, shutdown.namespace, lambda: self._recorder.shut_down(shutdown)
+        )
+
+    async def _record_if_admitted(self, call: Call, namespace: str, record: Callable[[], None]) -> bytes:
+        """Record at once what a client says that Temporal has served before; otherwise once Temporal has not refused it."""
+        is_recorded = namespace in self._upstream.channel(call.peer).admitted
+        if is_recorded:
+            record()
+        try:
+            answer = await call.pass_on()
+        except grpc.aio.AioRpcError as error:
+            if not is_recorded and error.code() not in _REFUSED_CODES:
+                record()
+            raise
+        self._admit(call, namespace)
+        if not is_recorded:
+            record()
+        return answer
 
     async def give_back(self, namespace: str, task: HandedOut, task_queue: str) -> None:
         """Fail an attempt that no worker has received, so that Temporal gives it to another one at once."""
@@ -208,8 +245,8 @@ class Interceptors:
     def start(self, work: Any) -> None:
         self._tasks.start(work)
 
-    def forget_binding(self, namespace: str, task: HandedOut) -> None:
-        self._recorder.unbind(Completion(namespace, "", task.task_token))
+    def forget_hand_out(self, task: HandedOut) -> None:
+        self._recorder.forget_hand_out(task.task_token)
 
 
 class _GiveBack:
@@ -239,7 +276,7 @@ class _GiveBack:
             return
         self._is_started = True
         if self._entry is not None:
-            self._interceptors.forget_binding(self._namespace, self._task)
+            self._interceptors.forget_hand_out(self._task)
         self._interceptors.start(self._interceptors.give_back(self._namespace, self._task, self._task_queue))
 
 

@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from liveness.background import BackgroundTasks, RepeatedWarning
-from liveness.bridges.temporal.binding_record import BindingRecord, NotRecordable, record_of
+from liveness.bridges.temporal.binding_record import BindingRecord, NotRecordable, identifier, record_of
 from liveness.bridges.temporal.liveness_client import LivenessClient, RpcFailed, RpcFailure
 from liveness.bridges.temporal.messages import Caller, Completion, HandedOut, Shutdown, WorkerBeat
 from liveness.bridges.temporal.settings import BridgeSettings
@@ -83,6 +83,7 @@ class Recorder:
         """By namespace: ended attempts whose worker this bridge does not know."""
         self._tasks = BackgroundTasks("temporal bridge")
         self._warning = RepeatedWarning(logger, "liveness does not answer; hand-outs are not recorded", clock)
+        self._refused_warning = RepeatedWarning(logger, "liveness refuses a worker", clock)
         self._unrecorded_warning = RepeatedWarning(logger, "a hand-out is not recorded", clock)
 
     def start(self) -> None:
@@ -91,10 +92,6 @@ class Recorder:
 
     async def close(self) -> None:
         await self._tasks.close()
-
-    @property
-    def namespaces(self) -> set[str]:
-        return {namespace for namespace, _ in self._workers}
 
     # -- what the proxy reports
 
@@ -200,7 +197,8 @@ class Recorder:
         if completion.task_token:
             entry = self._holders.get(completion.task_token)
             if entry is not None:
-                entry.hear(self._clock.monotonic_ms())
+                if completion.identity == entry.profile.worker_identity:
+                    entry.hear(self._clock.monotonic_ms())
                 self._unbind(entry, completion.task_token)
             elif sum(map(len, self._searches.values())) < PENDING_SEARCHES_MAX:
                 waiting = self._searches.setdefault(completion.namespace, [])
@@ -212,6 +210,11 @@ class Recorder:
             if entry.namespace == completion.namespace and _is_named(entry.held[task_token], completion):
                 self._unbind(entry, task_token)
 
+    def forget_hand_out(self, task_token: bytes) -> None:
+        """Unbind an attempt that its worker has not received."""
+        if (entry := self._holders.get(task_token)) is not None:
+            self._unbind(entry, task_token)
+
     def hear_activity(self, task_token: bytes) -> None:
         """Note that the worker that holds an activity has sent the activity's own heartbeat."""
         entry = self._holders.get(task_token)
@@ -221,9 +224,9 @@ class Recorder:
 
     def shut_down(self, shutdown: Shutdown) -> None:
         """Note that a worker is stopping. It may still finish what it holds: it says goodbye when that is done."""
-        entry = self._workers.get((shutdown.namespace, shutdown.worker_key))
-        if entry is None or not shutdown.worker_key:
+        if not shutdown.worker_key or not shutdown.namespace:
             return
+        entry = self._entry(shutdown.namespace, shutdown.worker_key)
         entry.is_stopping = True
         entry.hear(self._clock.monotonic_ms())
         entry.is_urgent = True
@@ -237,7 +240,7 @@ class Recorder:
         entry.wants_renewal = entry.is_urgent = True
         self._statistics.hints[reason] += 1
         # Nothing is handed to a worker that may be gone. One that lives polls again at once, which restores its lease.
-        for poll in entry.polls:
+        for poll in tuple(entry.polls):
             poll.cancel()
         logger.info(
             "worker is suspect", namespace=entry.namespace, worker=entry.key, why=reason, grace_ms=grace_ms
@@ -455,9 +458,7 @@ class Recorder:
             entry.retry_ms = self._clock.monotonic_ms() + max(failure.retry_after_ms, RETRY_MS)
             return
         # It would be refused again. The worker's next call makes the next try.
-        logger.warning(
-            "liveness refuses a worker", namespace=entry.namespace, worker=entry.key, why=str(failure)
-        )
+        self._refused_warning.warn(namespace=entry.namespace, worker=entry.key, why=str(failure))
         for task_token in binds:
             entry.to_bind.pop(task_token, None)
             entry.held.pop(task_token, None)
@@ -566,6 +567,8 @@ def _settle(binds: dict[bytes, PendingBind], outcome: str) -> None:
 
 
 def _is_named(reference: ActivityRef, completion: Completion) -> bool:
+    if reference.workflow_id != identifier(completion.workflow_id):
+        return False
     record = BindingRecord.decode(reference.token)
     return (
         record is not None

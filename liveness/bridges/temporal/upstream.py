@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -44,6 +44,8 @@ class UpstreamChannel:
     address_index: int
     used_ms: int
     open_calls: int = 0
+    admitted: set[str] = field(default_factory=set)
+    """Namespaces in which Temporal has served this client."""
 
 
 class Upstream:

@@ -11,6 +11,7 @@ import pytest
 from temporalio.api.activity.v1 import ActivityOptions
 from temporalio.api.common.v1 import ActivityType, Header, Payload, RetryPolicy, WorkflowExecution
 from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.worker.v1 import WorkerHeartbeat
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import request_response_pb2 as pb
 
@@ -188,3 +189,31 @@ async def test_the_worker_api_is_answered_from_liveness_where_the_server_has_non
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call("DescribeWorker", pb.DescribeWorkerRequest(namespace="shop", worker_instance_key="x"))
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_nobody_is_recorded_whom_temporal_refuses(
+    liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    bridge = await start_bridge(liveness=(liveness.address,))
+    beat = pb.RecordWorkerHeartbeatRequest(
+        namespace="shop", worker_heartbeat=[WorkerHeartbeat(worker_instance_key="w1", task_queue="q")]
+    )
+    upstream.refused = {"RecordWorkerHeartbeat", "ShutdownWorker", "PollActivityTaskQueue"}
+    async with grpc.aio.insecure_channel(bridge.address) as channel:
+        for method, request in (
+            ("RecordWorkerHeartbeat", beat.SerializeToString()),
+            (
+                "ShutdownWorker",
+                pb.ShutdownWorkerRequest(namespace="shop", worker_instance_key="w1").SerializeToString(),
+            ),
+            ("PollActivityTaskQueue", POLL),
+        ):
+            call: Any = channel.unary_unary(SERVICE + method)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(request, timeout=LIMIT_S)
+        assert not list(bridge.recorder.workers())
+        upstream.refused.clear()
+        upstream.answers["RecordWorkerHeartbeat"] = b""
+        heartbeat: Any = channel.unary_unary(SERVICE + "RecordWorkerHeartbeat")
+        await heartbeat(beat.SerializeToString(), timeout=LIMIT_S)
+        assert [worker.key for worker in bridge.recorder.workers()] == ["w1"]

@@ -25,6 +25,7 @@ class UpstreamServer(grpc.GenericRpcHandler):
         self.reached = asyncio.Event()
         self.answers: dict[str, bytes] = {}
         """By method: what it answers at once."""
+        self.refused: set[str] = set()
         self.unimplemented = {"Unknown"}
         self._server: grpc.aio.Server | None = None
 
@@ -63,7 +64,9 @@ class UpstreamServer(grpc.GenericRpcHandler):
             return
         request = b"".join([part async for part in requests])
         self.calls.append((method, request))
-        if method in self.unimplemented:
+        if method in self.refused:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
+        elif method in self.unimplemented:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
         elif method in self.answers:
             yield self.answers[method]
