@@ -52,6 +52,7 @@ class Interceptors:
     def table(self) -> dict[str, Interceptor]:
         return {
             "PollActivityTaskQueue": self._poll_activity,
+            "DescribeNamespace": self._describe_namespace,
             "PollWorkflowTaskQueue": self._poll_workflow,
             "RespondWorkflowTaskCompleted": self._complete_workflow_task,
             "RespondActivityTaskCompleted": self._end_attempt,
@@ -81,6 +82,12 @@ class Interceptors:
             self._upstream.note_authorization(namespace, call.metadata)
             self._rescuer.serve(namespace)
 
+    async def _describe_namespace(self, call: Call) -> bytes:
+        """Every SDK asks this before it polls."""
+        answer = await call.pass_on()
+        self._admit(call, _read(messages.read_namespace, call.request) or "")
+        return answer
+
     async def _poll_workflow(self, call: Call) -> bytes:
         caller = _read(messages.read_poll, call.request)
         entry = self._hear(call, caller)
@@ -101,6 +108,7 @@ class Interceptors:
         entry = entry or self._hear(call, caller)
         if entry is None:
             return answer
+        self._hints.note(entry, call.peer)
         task = _read(messages.read_activity_task, answer)
         if task is not None:
             give_back = _GiveBack(self, caller.namespace, entry, task, caller.task_queue)
@@ -149,6 +157,7 @@ class Interceptors:
             return answer
         self._admit(call, caller.namespace)
         if (entry := self._hear(call, caller)) is not None:
+            self._hints.note(entry, call.peer)
             tasks = _read(messages.read_eager_tasks, answer) or []
             await asyncio.gather(*(self._bind_eager(call, caller, entry, task) for task in tasks))
         return answer

@@ -47,6 +47,11 @@ def read_poll(request: bytes, *, nexus: bool = False) -> Caller:
     )
 
 
+def read_namespace(request: bytes) -> str:
+    """Read the namespace of DescribeNamespace."""
+    return Fields(request).text(1)
+
+
 def read_workflow_task_completion(request: bytes) -> Caller:
     fields = Fields(request)
     return Caller(namespace=fields.text(9), worker_key=fields.text(19), identity=fields.text(3))

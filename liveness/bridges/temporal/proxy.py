@@ -186,7 +186,6 @@ _UNARY_METHODS = frozenset(
     SERVICE + name
     for name in (
         "CountWorkflowExecutions",
-        "DescribeNamespace",
         "DescribeTaskQueue",
         "DescribeWorkflowExecution",
         "GetClusterInfo",

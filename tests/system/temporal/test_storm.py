@@ -12,16 +12,17 @@ from tests.system.temporal.stage import Stage, plan
 
 
 @pytest.mark.parametrize(
-    ("activities", "workers", "kills"),
-    [(40, 3, 2), pytest.param(200, 5, 10, marks=pytest.mark.crash_long)],
+    ("activities", "seconds", "workers", "kills"),
+    [(40, 0.3, 3, 2), pytest.param(200, 3.0, 5, 10, marks=pytest.mark.crash_long)],
 )
-def test_a_workflow_completes_while_workers_are_killed(
+async def test_a_workflow_completes_while_workers_are_killed(
     stage: Stage,
     flows: str,
     task_queue: str,
     start_worker: StartWorker,
     tmp_path: Path,
     activities: int,
+    seconds: float,
     workers: int,
     kills: int,
 ) -> None:
@@ -30,7 +31,7 @@ def test_a_workflow_completes_while_workers_are_killed(
     running = [start_worker(slots=4) for _ in range(workers)]
     stage.known_worker(running[0], task_queue)
     specs = [
-        {"name": f"a{number}", "seconds": 0.1 + dice.random() * 0.4, "ledger": str(ledger)}
+        {"name": f"a{number}", "seconds": dice.uniform(0.5, 1.5) * seconds, "ledger": str(ledger)}
         for number in range(activities)
     ]
     workflow_id = stage.temporal.start(plan(task_queue, *specs, maximum_attempts=1), flows=flows)

@@ -217,3 +217,16 @@ async def test_nobody_is_recorded_whom_temporal_refuses(
         heartbeat: Any = channel.unary_unary(SERVICE + "RecordWorkerHeartbeat")
         await heartbeat(beat.SerializeToString(), timeout=LIMIT_S)
         assert [worker.key for worker in bridge.recorder.workers()] == ["w1"]
+
+
+async def test_a_worker_whose_connection_breaks_right_after_its_first_poll_becomes_suspect(
+    liveness: Server, start_bridge: StartBridge, upstream: UpstreamServer
+) -> None:
+    """Temporal has not served its connection before, so that the poll itself is not yet a call of a known worker."""
+    bridge = await start_bridge(liveness=(liveness.address,))
+    upstream.answers["PollActivityTaskQueue"] = TASK.SerializeToString()
+    await poll(bridge)  # and closes the connection
+    async with asyncio.timeout(LIMIT_S):
+        while not any(worker.suspected for worker in bridge.recorder.workers()):
+            await asyncio.sleep(0.01)
+    assert bridge.statistics.hints == {"connection": 1}
